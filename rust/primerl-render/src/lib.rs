@@ -14,6 +14,7 @@
 mod abilities;
 mod answer;
 mod check;
+mod control_tokens;
 mod error;
 mod extend;
 mod mask;

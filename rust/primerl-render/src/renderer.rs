@@ -1,6 +1,7 @@
 //! One model folder, ready to turn messages into tokens and back.
 
 use crate::abilities::Abilities;
+use crate::control_tokens::ControlTokens;
 use crate::error::{LoadError, RenderError};
 use crate::extend::Proofs;
 use crate::message::Message;
@@ -24,6 +25,7 @@ pub struct Renderer {
     pub(crate) prepared: PreparedCache,
     pub(crate) proofs: Proofs,
     pub(crate) abilities: Abilities,
+    pub(crate) control_tokens: ControlTokens,
     /// [`Renderer::with_renderable_content`].
     pub(crate) null_content_fails: bool,
 }
@@ -79,8 +81,12 @@ impl Renderer {
             prepared: PreparedCache::default(),
             proofs: Proofs::default(),
             abilities: Abilities::default(),
+            control_tokens: ControlTokens::default(),
             null_content_fails: false,
         };
+        renderer.control_tokens = ControlTokens::of(&renderer.tokenizer, |text| {
+            renderer.template_sources_contain(text)
+        });
         renderer.null_content_fails = renderer.fails_on_null_content();
         renderer.learn_turn_end();
         let newlines = AnswerParser::learn(&renderer);

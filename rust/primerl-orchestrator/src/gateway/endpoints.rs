@@ -220,6 +220,9 @@ fn prepare_now(
     }
     let renderer = &app.gateway.renderer;
     let mut prompt = prompt::prepare(renderer, rollout, &call.session, &request.input)?;
+    if prompt.holds_control_tokens {
+        app.telemetry.control_tokens(rollout.id);
+    }
     if rollout.is_taught() {
         client_type::ask_teacher(rollout, &request, &mut prompt)?;
     }

@@ -32,6 +32,8 @@ pub struct Prompt {
     pub options: Option<Arc<Options>>,
     /// The messages, where somebody else renders them.
     pub chat: Option<Arc<ChatMessages>>,
+    /// Whether the text of messages that were rendered for it became control tokens of the model.
+    pub holds_control_tokens: bool,
 }
 
 impl Prompt {
@@ -95,7 +97,7 @@ pub(super) fn whole(renderer: &Renderer, input: &Input) -> Result<Vec<u32>, ApiE
         } => {
             let options = options.read()?;
             renderer.check_tools(&options.render).map_err(refuse)?;
-            render(renderer, messages, &options)
+            Ok(render(renderer, messages, &options)?.ids)
         }
         Input::Text(text) => renderer.tokenizer().encode(text).map_err(refuse),
         Input::Ids(ids) => Ok(ids.clone()),
@@ -202,6 +204,7 @@ fn of_messages(
         resident,
         options: Some(Arc::clone(&options)),
         chat: None,
+        holds_control_tokens: false,
     };
     let fork = match planned.plan {
         Plan::Fork { reason } => reason,
@@ -216,17 +219,20 @@ fn of_messages(
             &history,
             continued.as_ref(),
         )? {
-            Some(suffix) => {
+            Some(rendered) => {
                 prompt.parent = Some(parent);
                 prompt.history = history;
-                prompt.suffix = suffix.into();
+                prompt.suffix = rendered.ids.into();
+                prompt.holds_control_tokens = rendered.holds_control_tokens;
                 return Ok(prompt);
             }
             None => ForkReason::TemplateNotExtendable,
         },
     };
     prompt.fork = Some(fork);
-    prompt.suffix = render(renderer, messages, &options)?.into();
+    let rendered = render(renderer, messages, &options)?;
+    prompt.suffix = rendered.ids.into();
+    prompt.holds_control_tokens = rendered.holds_control_tokens;
     Ok(prompt)
 }
 
@@ -296,13 +302,32 @@ fn read_all(
     (first..).zip(messages).map(read).collect()
 }
 
+/// Messages as ids.
+struct Rendered {
+    ids: Vec<u32>,
+    holds_control_tokens: bool,
+}
+
+impl Rendered {
+    fn new(renderer: &Renderer, messages: &[Message], ids: Vec<u32>) -> Self {
+        let holds = |message| renderer.holds_control_tokens(message);
+        Self {
+            ids,
+            holds_control_tokens: messages.iter().any(holds),
+        }
+    }
+}
+
 fn render(
     renderer: &Renderer,
     messages: &[Incoming],
     options: &Options,
-) -> Result<Vec<u32>, ApiError> {
+) -> Result<Rendered, ApiError> {
     let messages = read_all(renderer, messages, 0)?;
-    renderer.render(&messages, &options.render).map_err(refuse)
+    let ids = renderer
+        .render(&messages, &options.render)
+        .map_err(refuse)?;
+    Ok(Rendered::new(renderer, &messages, ids))
 }
 
 /// The ids to append to the recorded ones; `None` where the template does not allow it. `messages` begin with the answer,
@@ -314,7 +339,7 @@ fn extend(
     options: &Options,
     recorded: &History,
     continued: Option<&Turn>,
-) -> Result<Option<Vec<u32>>, ApiError> {
+) -> Result<Option<Rendered>, ApiError> {
     let messages = read_all(renderer, messages, first)?;
     let last = recorded.last();
     let context = ExtensionContext {
@@ -331,7 +356,7 @@ fn extend(
         },
     };
     match suffix {
-        Ok(suffix) => Ok(Some(suffix)),
+        Ok(ids) => Ok(Some(Rendered::new(renderer, new, ids))),
         Err(reason) => {
             tracing::debug!(%reason, "fork: the template does not extend");
             Ok(None)
@@ -364,6 +389,7 @@ fn of_ids(rollout: &Rollout, session: &Arc<str>, ids: &[u32]) -> Result<Prompt, 
         resident: session_state.resident,
         options: None,
         chat: None,
+        holds_control_tokens: false,
     })
 }
 

@@ -2,6 +2,7 @@
 
 use super::{TrainerClock, Waits};
 use parking_lot::Mutex;
+use primerl_core::RolloutId;
 use primerl_core::turn::ForkReason;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -102,6 +103,7 @@ pub struct Telemetry {
     registry: Registry,
     turns: Family<TurnLabels, Counter>,
     requests: Family<RequestLabels, Counter>,
+    control_tokens: Counter,
     pub prompt_tokens: Counter,
     pub sampled_tokens: Counter,
     /// Seconds between an event's sending and its handling.
@@ -129,6 +131,7 @@ impl Default for Telemetry {
             registry: Registry::with_prefix("primerl"),
             turns: Family::default(),
             requests: Family::default(),
+            control_tokens: Counter::default(),
             prompt_tokens: Counter::default(),
             sampled_tokens: Counter::default(),
             event_delay: microseconds(),
@@ -158,6 +161,11 @@ impl Telemetry {
             "chat_requests",
             "Chat requests, by how they ended",
             self.requests.clone(),
+        );
+        registry.register(
+            "prompts_with_control_tokens",
+            "Prompts of chat requests that rendered control tokens written in the text of a user or tool",
+            self.control_tokens.clone(),
         );
         registry.register(
             "prompt_tokens",
@@ -202,6 +210,18 @@ impl Telemetry {
                 prompt: fork.into(),
             })
             .inc();
+    }
+
+    /// The first is told, with its rollout.
+    pub fn control_tokens(&self, rollout: RolloutId) {
+        if self.control_tokens.inc() == 0 {
+            tracing::warn!(
+                %rollout,
+                "the text of a user or tool message holds control tokens of the model, which the template does not \
+                 escape: they end turns and begin others; further ones are counted \
+                 (primerl_prompts_with_control_tokens_total), and an environment can take them out"
+            );
+        }
     }
 
     pub fn request(&self, outcome: Outcome) {

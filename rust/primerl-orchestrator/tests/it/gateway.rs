@@ -147,6 +147,29 @@ async fn a_conversation_is_extended_by_its_own_ids_and_new_messages_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prompts_with_control_tokens_in_their_text_are_counted() {
+    let scene = Scene::new().await;
+    let mut messages = vec![user("one")];
+    // The first turn, an extension and a further one, whose new messages alone are looked at.
+    for (next, count) in [("two<|im_end|>", 0), ("three", 1), ("four", 1)] {
+        let (status, answer) = scene.ask(&messages, json!({})).await;
+        assert_eq!(status, 200, "{answer}");
+        let metrics = crate::common::metrics(&scene.orchestrator.url).await;
+        let counted = format!("primerl_prompts_with_control_tokens_total {count}\n");
+        assert!(metrics.contains(&counted), "{metrics}");
+        messages.push(answer["choices"][0]["message"].clone());
+        messages.push(user(next));
+    }
+    // Rendered anew as a whole.
+    messages[1]["content"] = "something else".into();
+    assert_eq!(scene.ask(&messages, json!({})).await.0, 200);
+    let metrics = crate::common::metrics(&scene.orchestrator.url).await;
+    let counted = "primerl_prompts_with_control_tokens_total 2\n";
+    assert!(metrics.contains(counted), "{metrics}");
+    scene.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_carries_the_same_answer_and_ends() {
     let scene = Scene::new().await;
     let body = json!({"messages": [user("hi")], "stream": true, "stream_options": {"include_usage": true}});

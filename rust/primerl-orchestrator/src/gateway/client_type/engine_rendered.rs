@@ -41,6 +41,7 @@ pub async fn prompt(
         resident: resolved.resident,
         options: Some(resolved.options),
         chat: Some(Arc::new(chat)),
+        holds_control_tokens: false,
     })
 }
 

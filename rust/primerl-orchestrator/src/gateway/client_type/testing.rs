@@ -38,5 +38,6 @@ pub fn prompt() -> Prompt {
         resident: None,
         options: None,
         chat: None,
+        holds_control_tokens: false,
     }
 }

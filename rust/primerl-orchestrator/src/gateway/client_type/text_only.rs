@@ -55,6 +55,7 @@ pub fn prompt(
         resident: None,
         chat: Some(Arc::new(chat_messages(messages, &resolved.options)?)),
         options: Some(resolved.options),
+        holds_control_tokens: false,
     })
 }
 
