@@ -27,7 +27,7 @@ from primerl.inference.torch_backend import TorchBackend
 class Orchestrator:
     """Answers `/engines/join`, with an error as often as it is told to."""
 
-    def __init__(self, refusals: int) -> None:
+    def __init__(self, refusals: int, status: int = 503) -> None:
         self.joined: list[dict[str, Any]] = []
         self.generated: list[int] = []
         double = self
@@ -41,7 +41,7 @@ class Orchestrator:
                     double.joined.append({"path": self.path, **body})
                     answer = httpx.post(f"{body['url']}/inference/v1/generate", json=request([1], max_tokens=1))
                     double.generated.append(answer.status_code)
-                self.send_response(503 if left[0] >= 0 else 200)
+                self.send_response(status if left[0] >= 0 else 200)
                 self.end_headers()
                 self.wfile.write(b'{"engine": 3}')
 
@@ -69,6 +69,17 @@ def test_joins_once_it_can_generate(model: Path, tmp_path: Path, orchestrator: O
         assert orchestrator.joined == [{"path": "/engines/join", "url": engine.url}]
         assert orchestrator.generated == [200]
     assert engine.process.returncode == 0
+
+
+@pytest.mark.processes
+def test_an_engine_without_the_runs_key_ends_at_once(model: Path, tmp_path: Path) -> None:
+    double = Orchestrator(refusals=1, status=401)
+    command = torch_command(model, tmp_path, f'join = "{double.url}"')
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    double.server.shutdown()
+    double.server.server_close()
+    assert result.returncode == 1
+    assert f"{double.url}/engines/join refuses this engine: HTTP Error 401" in result.stderr + result.stdout
 
 
 @pytest.mark.processes

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn, Protocol
@@ -253,4 +254,8 @@ def _post(url: str, body: dict[str, Any], headers: Mapping[str, str] = MappingPr
         with open_url(request, timeout=REQUEST_TIMEOUT_S) as response:
             return dict(json.load(response))
     except urllib.error.HTTPError as error:
-        raise ValueError(f"{error}: {error.read().decode(errors='replace')[:500]}") from error
+        problem = f"{error}: {error.read().decode(errors='replace')[:500]}"
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            # Another try has the same key.
+            raise _NotReadyError(f"{url} refuses this engine: {problem}") from error
+        raise ValueError(problem) from error

@@ -126,6 +126,8 @@ class Guard:
                     self.kill_rest()
                     self.reap_writers()
                     self.send({"stopped": True})
+                    # A child may end after the socket is closed.
+                    signal.set_wakeup_fd(-1)
                     return 0
 
     def due(self) -> float:
