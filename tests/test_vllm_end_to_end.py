@@ -16,6 +16,7 @@ from docs_pages import shown
 from end_to_end import EXAMPLE, Started, column, has_learnt, launch, primerl, until
 from engine_helpers import VLLM_PYTHON, need_vllm
 from primerl.launch.guard import marked
+from primerl.run_key import run_key
 
 pytestmark = [
     pytest.mark.vllm,
@@ -118,7 +119,8 @@ def served_adapters(output: Path) -> list[str]:
     """Of the run's engine, while it answers."""
     try:
         orchestrator = json.loads((output / "run" / "orchestrator.json").read_text())["url"]
-        engines = httpx.get(f"{orchestrator}/status", timeout=5).json()["engines"]
+        headers = {"Authorization": f"Bearer {run_key(output)}"}
+        engines = httpx.get(f"{orchestrator}/status", headers=headers, timeout=5).json()["engines"]
         cards = [card for engine in engines for card in httpx.get(f"{engine['url']}/v1/models").json()["data"]]
     except (OSError, httpx.HTTPError):
         return []

@@ -22,6 +22,7 @@ import httpx
 import pytest
 from end_to_end import Started, launch, primerl, until
 from engine_helpers import VLLM_PYTHON, need_vllm
+from primerl.run_key import learn, run_key_header
 
 pytestmark = [
     pytest.mark.vllm,
@@ -44,11 +45,13 @@ def environment() -> None:
 def url_of(run: Started) -> str:
     file = run.output / "run" / "orchestrator.json"
     until(lambda: file.exists() or run.launcher.poll() is not None, 60, "the orchestrator's address")
-    return str(json.loads(file.read_text())["url"])
+    url = str(json.loads(file.read_text())["url"])
+    learn(url, run.output)
+    return url
 
 
 def status(url: str) -> dict[str, Any]:
-    return dict(httpx.get(f"{url}/status", timeout=20.0).json())
+    return dict(httpx.get(f"{url}/status", headers=run_key_header(url), timeout=20.0).json())
 
 
 def until_status(run: Started, url: str, reached: Any, timeout_s: float, what: str) -> dict[str, Any]:
