@@ -17,7 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from primerl.train import data
+from primerl.train.data import batch
 
 ROUNDS = 50
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -30,7 +30,7 @@ def measure(bodies: list[bytearray]) -> float:
     for _ in range(ROUNDS):
         start = time.process_time()
         for body in bodies:
-            data.decode_batch(body)
+            batch.decode_batch(body)
         times.append(time.process_time() - start)
     return 1000 * min(times)
 
@@ -42,10 +42,10 @@ def main() -> None:
         command = ["cargo", "bench", "--locked", "-p", "primerl-orchestrator", "--bench", "encode", "--"]
         subprocess.run([*command, "--write", str(folder.resolve())], check=True, cwd=REPOSITORY)
     bodies = [bytearray(path.read_bytes()) for path in sorted(folder.glob("rank_*.msgpack"))]
-    batches = [data.decode_batch(body) for body in bodies]
+    batches = [batch.decode_batch(body) for body in bodies]
     tokens = sum(len(micro_batch.token_ids) for batch in batches for micro_batch in batch.micro_batches)
     whole = measure(bodies)
-    with mock.patch.object(data, "_is_sound", return_value=True):
+    with mock.patch.object(batch, "_is_sound", return_value=True):
         tensors = measure(bodies)
     print(f"{len(bodies)} ranks, {tokens} tokens, {sum(map(len, bodies)) / tokens:.2f} bytes a token")
     print(f"decode to tensors {tensors:.2f} ms, with the checks {whole:.2f} ms")

@@ -32,7 +32,7 @@ sys.path.insert(0, os.fspath(Path(__file__).resolve().parent.parent / "tests"))
 from demo_seeds import fine_tune
 from end_to_end import EXAMPLE, find, until
 from engine_helpers import VLLM_PYTHON
-from primerl.launch import status as orchestrator_status
+from primerl.launch.report import status as orchestrator_status
 
 BEFORE_S, AFTER_S, START_S = 10, 10, 300.0
 TICK_S = 0.1

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import aiohttp
 from primerl.models.tiny import write_model
-from primerl.train.weights import manifest
+from primerl.train.weights.publish import manifest
 from safetensors.torch import load_file, save_file
 
 PROMPT_TOKENS = 22

@@ -17,7 +17,7 @@ import threading
 import time
 
 import torch
-from primerl.train.logprobs import OutputHead, token_logprobs
+from primerl.train.loss.logprobs import OutputHead, token_logprobs
 
 
 class ResidentSet:

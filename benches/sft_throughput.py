@@ -38,13 +38,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train import sft
-from primerl.train.masks import Masker
-from primerl.train.metrics import Clock, MetricsWriter, log_to_stdout
-from primerl.train.model import load_model
-from primerl.train.rows import Limits, Rows, load_rows
-from primerl.train.sft_config import LossMaskConfig, RowsConfig, SFTConfig
-from primerl.train.sources import sources
+from primerl.train.data.masks import Masker
+from primerl.train.data.rows import Limits, Rows, load_rows
+from primerl.train.data.sources import sources
+from primerl.train.loop import sft
+from primerl.train.loop.metrics import Clock, MetricsWriter, log_to_stdout
+from primerl.train.model.packed_model import load_model
+from primerl.train.sft_settings import LossMaskConfig, RowsConfig, SFTConfig
 from step_parts import WARM_UP, report
 
 MODELS = {

@@ -68,7 +68,7 @@ def serve(steps: int, connection: Connection) -> None:
 def trained(name: str, folder: Path, steps: int, now: Callable[[], float] = time.perf_counter) -> list[dict[str, Any]]:
     """Lines of metrics."""
     from primerl.models.tiny import write_model
-    from primerl.train import metrics, policy_trainer, rl
+    from primerl.train.loop import metrics, policy_trainer, rl
 
     policy_trainer.Clock = partial(metrics.Clock, now)  # type: ignore[attr-defined]
     write_model(folder / "model", MODELS[name], seed=0)

@@ -5,8 +5,8 @@
 
 Needs torch >= 2.11, transformers >= 5.17 and safetensors, and of this repository only the folder `python/primerl/train`
 (no compiled extension, no network, no model files). Prints, for each of the two, tokens per second, MFU by the formula
-of `primerl.train.flops` (where the device's peak is known), peak memory and the time of the parts. What is timed is
-what `primerl trainer` and `primerl sft` do with a step, but for receiving the batch and publishing weights.
+of `primerl.train.model.flops` (where the device's peak is known), peak memory and the time of the parts. What is timed
+is what `primerl trainer` and `primerl sft` do with a step, but for receiving the batch and publishing weights.
 
 Sequences are 512 to 4,096 tokens long, their second half sampled (RL) or to be imitated (SFT).
 
@@ -29,18 +29,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from primerl.train.config import LossConfig, OptimConfig
-from primerl.train.data import MicroBatch
-from primerl.train.flops import ModelShape
-from primerl.train.logprobs import token_logprobs
-from primerl.train.loss import Loss
-from primerl.train.memory import prepare
-from primerl.train.metrics import peak_memory
-from primerl.train.model import ATTENTION, DTYPES, PackedSequences, output_head, packed_attention, predicted_hidden
+from primerl.train.data.batch import MicroBatch
+from primerl.train.loop.metrics import peak_memory
+from primerl.train.loop.statistics import Groups, Statistics
+from primerl.train.loss.components import Loss
+from primerl.train.loss.logprobs import token_logprobs
+from primerl.train.model.flops import ModelShape, peak_flops
+from primerl.train.model.memory import prepare
+from primerl.train.model.packed_model import (
+    ATTENTION,
+    DTYPES,
+    PackedSequences,
+    output_head,
+    packed_attention,
+    predicted_hidden,
+)
+from primerl.train.model.proof import prove
 from primerl.train.optim import Optimizer
-from primerl.train.peaks import peak_flops
-from primerl.train.proof import prove
-from primerl.train.statistics import Groups, Statistics
+from primerl.train.settings import LossConfig, OptimConfig
 from torch import Tensor
 
 SHAPES: dict[str, dict[str, Any]] = {

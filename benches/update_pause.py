@@ -28,7 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import primerl
 import torch
 from primerl.models.tiny import write_model
-from primerl.train.model import load_model
+from primerl.train.model.packed_model import load_model
 from primerl.verify import verify
 
 REPOSITORY = Path(__file__).resolve().parent.parent

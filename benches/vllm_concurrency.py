@@ -36,7 +36,7 @@ import tomli_w
 from engine_helpers import VLLM_PYTHON, change, model_tensors, running, torch_command, write_checkpoint
 from primerl.models.tiny import IM_END, write_model
 from primerl.run_key import learn, run_key_header
-from primerl.train.client import OrchestratorClient
+from primerl.train.loop.client import OrchestratorClient
 
 GOAL = 0.95
 NEW_TOKENS = 64

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import torch
 from engine_helpers import GENERATE
-from primerl.train.data import Batch
+from primerl.train.data.batch import Batch
 from test_orchestrator_in_process import PATIENCE_S, post
 
 

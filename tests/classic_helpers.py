@@ -26,10 +26,10 @@ def classic_python() -> Path:
 
 def variables(folder: Path) -> dict[str, str]:
     """Of a process of that interpreter that finds `primerl` and the environments of the tests, and nothing of ours."""
-    from primerl.launch import interpreters
+    from primerl.launch.interpreters import lookup
 
     environment = {**os.environ, "PYTHONPATH": os.fspath(ENVIRONMENTS)}
-    return interpreters.variables(os.fspath(CLASSIC_PYTHON), folder / "package", environment)
+    return lookup.variables(os.fspath(CLASSIC_PYTHON), folder / "package", environment)
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

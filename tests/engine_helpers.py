@@ -20,7 +20,7 @@ import httpx
 import pytest
 import torch
 from primerl.models.tiny import write_model
-from primerl.train.weights import manifest
+from primerl.train.weights.publish import manifest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

@@ -6,9 +6,9 @@ import itertools
 from pathlib import Path
 
 import render_helpers as helpers
-from primerl.train.conversations import RowError
-from primerl.train.masks import Columns
-from primerl.train.sft_config import LossMaskConfig
+from primerl.train.data.conversations import RowError
+from primerl.train.data.masks import Columns
+from primerl.train.sft_settings import LossMaskConfig
 from sft_helpers import assistant
 from transformers import AutoTokenizer
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from primerl.train.masks import Masker
-from primerl.train.rows import Limits, Rows, load_rows
-from primerl.train.sft_config import LossMaskConfig, RowsConfig, SubsetConfig
-from primerl.train.sources import sources
+from primerl.train.data.masks import Masker
+from primerl.train.data.rows import Limits, Rows, load_rows
+from primerl.train.data.sources import sources
+from primerl.train.sft_settings import LossMaskConfig, RowsConfig, SubsetConfig
 
 NOW = 1.7e9
 

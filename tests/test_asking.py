@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from primerl.asking import UnansweredError, ask
+from primerl.net.requests import UnansweredError, ask
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from primerl.train.by_path import find_by_path, located, missing
+from primerl.train.import_path import find_by_path, located, missing
 
 LOSSES = """
 import os.path
@@ -76,13 +76,13 @@ def test_what_importing_alone_can_tell_is_left_to_it(path: str) -> None:
 def test_what_is_found_is_what_would_be_imported() -> None:
     assert missing("json:dumps") is None
     assert find_by_path("json:dumps") is not None
-    spec = located("primerl.train.loss")
+    spec = located("primerl.train.loss.components")
     assert spec is not None
-    assert (spec.origin or "").endswith("primerl/train/loss.py")
+    assert (spec.origin or "").endswith("primerl/train/loss/components.py")
     code = (
-        "import sys\nfrom primerl.train.by_path import located, missing\n"
+        "import sys\nfrom primerl.train.import_path import located, missing\n"
         "assert located('verifiers.v1.tasksets') and missing('torch.nn:Module') is None\n"
-        "print({'torch', 'verifiers', 'primerl.train.loss'} & set(sys.modules) or 'nothing')"
+        "print({'torch', 'verifiers', 'primerl.train.loss.components'} & set(sys.modules) or 'nothing')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "nothing"

@@ -19,8 +19,8 @@ from primerl.config.rl import RLConfig
 from primerl.forking import servers
 from primerl.forking.popen import ForkedPopen
 from primerl.forking.preload import ENVIRONMENTS
-from primerl.launch import checker, preflight
-from primerl.launch.preflight_environments import Wanted
+from primerl.launch.preflight import checker, training
+from primerl.launch.preflight.environments import Wanted
 from test_config import tree
 
 pytestmark = pytest.mark.processes
@@ -139,6 +139,6 @@ def test_what_the_orchestrator_refuses_is_told_without_waiting_for_environments(
     process = resolve.orchestrator(RLConfig.model_validate(tree(output_dir=str(tmp_path))))
     wanted = [Wanted("e", sys.executable, ("e", {}, {}, "train", 8))]
     began = time.monotonic()
-    assert preflight.check_beside(process, wanted, 300, print, begins=True) == problems
+    assert training.check_beside(process, wanted, 300, print, begins=True) == problems
     assert time.monotonic() - began < 60
     assert [one.returncode is not None for one in started] == [True, True]

@@ -26,7 +26,7 @@ from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.config.simulate import SimulateConfig
 from primerl.config.trainer import TrainerConfig
-from primerl.launch.preflight_sft import LAUNCHER_ONLY
+from primerl.launch.preflight.sft import LAUNCHER_ONLY
 from pydantic import BaseModel, ValidationError
 
 CONFIGS = [RLConfig, SFTConfig, TrainerConfig, OrchestratorConfig, InferenceConfig, EnvWorkerConfig, SimulateConfig]
@@ -452,8 +452,8 @@ def model_defaults(cls: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 
 # Config class, reader, and keys the command itself acts on before the reader is called.
 READERS = {
-    "trainer": (TrainerConfig, "primerl.train.config:TrainerConfig", set()),
-    "sft": (SFTConfig, "primerl.train.sft_config:SFTConfig", LAUNCHER_ONLY),
+    "trainer": (TrainerConfig, "primerl.train.settings:TrainerConfig", set()),
+    "sft": (SFTConfig, "primerl.train.sft_settings:SFTConfig", LAUNCHER_ONLY),
     "inference": (InferenceConfig, "primerl.inference.settings:InferenceConfig", set()),
     "env-worker": (EnvWorkerConfig, "primerl.envs.worker:WorkerConfig", set()),
 }

@@ -13,7 +13,7 @@ from primerl.config.late import placed
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import is_short, load_run
-from primerl.launch import preflight
+from primerl.launch.preflight import training
 from primerl.models.tiny import write_model
 
 pytestmark = pytest.mark.processes
@@ -69,7 +69,7 @@ def given(folder: Path, *overrides: str) -> RLConfig:
 
 
 def refused(config: RLConfig) -> list[str]:
-    problems = preflight.check_beside(resolve.orchestrator(config), [], 60.0, print, begins=False)
+    problems = training.check_beside(resolve.orchestrator(config), [], 60.0, print, begins=False)
     return [begun.in_words_of(config, problem) for problem in problems]
 
 

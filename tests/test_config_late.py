@@ -16,7 +16,7 @@ from primerl.config.late import Source, placed, told
 from primerl.config.load import ConfigError, load
 from primerl.config.run_forms import is_short, load_run
 from primerl.launch import run
-from primerl.train import loss
+from primerl.train.loss import components
 
 SHORT = """\
 model = "MODEL"
@@ -105,7 +105,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, "[model]", '[trainer.loss]\ncustom = "no_such_module:fn"\n\n[model]', [],
      "trainer.loss.custom (in run.toml, line 4): there is no module 'no_such_module'; run from the folder that it is "
      "in, install it, or set PYTHONPATH"),
-    (FULL, "[model]", '[trainer.loss]\ncustom = "primerl.train.loss:zzz"\n\n[model]', [],
+    (FULL, "[model]", '[trainer.loss]\ncustom = "primerl.train.loss.components:zzz"\n\n[model]', [],
      "trainer.loss.custom (in run.toml, line 4): LOSS has no 'zzz'; give the name of a function in it"),
     (FULL, "batch_size = 16", 'batch_size = 16\nhost = "0.0.0.0"', [],
      "orchestrator.host (in run.toml, line 8): 0.0.0.0 can be reached from other machines, and PRIMERL_API_KEY is not "
@@ -186,7 +186,7 @@ def test_a_broken_config_is_explained(
         "STATE": folder / "state",
         "LIMIT": limit,
         "BUSY": busy,
-        "LOSS": loss.__file__,
+        "LOSS": components.__file__,
     }
     text = form.replace(old, new, 1)
     for name, value in meant.items():

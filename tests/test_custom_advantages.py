@@ -15,7 +15,7 @@ import torch
 from engine_helpers import Engine, mock_command, running
 from primerl._core import Orchestrator, PrimerlError, orchestrate
 from primerl.advantages import Group, Sample, Trace, compute, load
-from primerl.train.data import decode_batch
+from primerl.train.data.batch import decode_batch
 from test_orchestrator_in_process import PATIENCE_S, GoneError, begin, publish, settings, work, write_toml
 
 SEEN: list[tuple[Group, int]] = []

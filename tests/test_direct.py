@@ -8,15 +8,15 @@ from typing import Any
 
 import httpx
 import pytest
-from primerl import direct
 from primerl.inference import server
+from primerl.net import requests
 from test_asking import answering
 
 
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """One that nobody serves."""
-    for name in ("no_proxy", "NO_PROXY", *direct.PROXIES, *map(str.lower, direct.PROXIES)):
+    for name in ("no_proxy", "NO_PROXY", *requests.PROXIES, *map(str.lower, requests.PROXIES)):
         monkeypatch.delenv(name, raising=False)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -27,7 +27,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_an_engine_is_asked_directly(proxy: str) -> None:
-    with answering(200, b"{}", []) as url, direct.open_url(f"{url}/health", timeout=30) as response:
+    with answering(200, b"{}", []) as url, requests.open_url(f"{url}/health", timeout=30) as response:
         assert response.status == 200
     with answering(200, b"{}", []) as url, pytest.raises(ValueError, match="501"):
         server._post(url, {})  # the double knows GET alone: it was reached
@@ -38,7 +38,7 @@ def test_clients_of_models_reach_the_run_directly(proxy: str, monkeypatch: pytes
     with answering(200, b"{}", []) as url:
         with pytest.raises(httpx.ConnectError):
             httpx.get(url)
-        for name, value in direct.without_proxy({"HTTP_PROXY": proxy}, url).items():
+        for name, value in requests.without_proxy({"HTTP_PROXY": proxy}, url).items():
             monkeypatch.setenv(name, value)
         assert httpx.get(url).status_code == 200
 
@@ -56,12 +56,12 @@ def test_clients_of_models_reach_the_run_directly(proxy: str, monkeypatch: pytes
 )
 def test_what_the_user_has_is_kept(environ: dict[str, str], expected: str | None) -> None:
     wanted: dict[str, Any] = {} if expected is None else {"NO_PROXY": expected, "no_proxy": expected}
-    assert direct.without_proxy(environ, "http://node7:9") == wanted
+    assert requests.without_proxy(environ, "http://node7:9") == wanted
 
 
 def test_a_socks_proxy_that_no_client_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"ALL_PROXY": "socks5://p:1", "http_proxy": "http://p:1", "all_proxy": "SOCKS5H://p:1"}
-    monkeypatch.setattr(direct.importlib.util, "find_spec", lambda name: None)
-    assert direct.unusable_proxies(environ) == ["ALL_PROXY", "all_proxy"]
-    monkeypatch.setattr(direct.importlib.util, "find_spec", lambda name: name)
-    assert direct.unusable_proxies(environ) == []
+    monkeypatch.setattr(requests.importlib.util, "find_spec", lambda name: None)
+    assert requests.unusable_proxies(environ) == ["ALL_PROXY", "all_proxy"]
+    monkeypatch.setattr(requests.importlib.util, "find_spec", lambda name: name)
+    assert requests.unusable_proxies(environ) == []

@@ -17,7 +17,7 @@ import tomli_w
 import torch
 from end_to_end import EXAMPLE, Started, column, mean, primerl, read_lines, start, until
 from engine_helpers import Engine, need_vllm, running, torch_command, vllm_command
-from primerl.train.data import Batch, MicroBatch, decode_batch
+from primerl.train.data.batch import Batch, MicroBatch, decode_batch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [

@@ -41,7 +41,7 @@ from primerl.config.rl import RLConfig
 from primerl.config.run_forms import keys_of_one_form, load_run
 from primerl.config.sft import SFTConfig
 from primerl.config.simulate import SimulateConfig
-from primerl.launch import preflight
+from primerl.launch.preflight import training
 from run_helpers import CONFIG, write_run
 from sft_helpers import write_rows
 
@@ -147,7 +147,7 @@ def live(small: Path) -> Iterator[Callable[[], Path]]:
 @pytest.fixture(scope="module")
 def checked_once() -> Iterator[None]:
     """The slow checks of a dry run, once for each config: what a page changes is often of no concern to them."""
-    check, known = preflight._slow_checks, {}
+    check, known = training._slow_checks, {}
 
     def remembered(config: RLConfig, *others: Any) -> list[str]:
         rollouts = config.orchestrator
@@ -159,7 +159,7 @@ def checked_once() -> Iterator[None]:
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preflight, "_slow_checks", remembered)
+        patch.setattr(training, "_slow_checks", remembered)
         yield
 
 

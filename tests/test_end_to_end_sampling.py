@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from end_to_end import arguments_of, column
-from primerl.train.data import _frame
+from primerl.train.data.batch import _frame
 from primerl.verify import verify
 from train_helpers import encode_frame
 

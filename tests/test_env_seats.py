@@ -16,7 +16,7 @@ from engine_helpers import mock_command, running
 from primerl._core import Orchestrator, inspect_run
 from primerl.run_key import VARIABLE, run_key
 from primerl.runs.trace import rollout as tell_rollout
-from primerl.train.data import Batch, decode_batch
+from primerl.train.data.batch import Batch, decode_batch
 from test_orchestrator_in_process import PATIENCE_S, begin, publish, settings
 
 ENVIRONMENTS = Path(__file__).parent / "environments"

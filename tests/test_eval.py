@@ -30,10 +30,10 @@ from primerl.evals import endpoint, results
 from primerl.evals.preflight import same_evaluation
 from primerl.forking import servers
 from primerl.launch.evaluation import Evaluation
-from primerl.launch.processes import Process
-from primerl.launch.watching import Interrupted
+from primerl.launch.supervise.processes import Process
+from primerl.launch.supervise.watching import Interrupted
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.redaction import MARK
+from primerl.process.redaction import MARK
 from primerl.runs.registry import Registry
 from primerl.runs.standing import standing
 

@@ -12,8 +12,8 @@ from end_to_end import read_lines
 from eval_endpoint import KEY, Endpoint, config, evaluate, of_endpoint, serving
 from primerl.evals import greedy, results
 from primerl.evals.preflight import measures_again
-from primerl.launch.evaluated import Evaluated
 from primerl.launch.evaluation import line
+from primerl.launch.report.evaluations import Evaluated
 
 
 def rewards(output: Path) -> dict[float | None, int]:

@@ -11,8 +11,8 @@ from pathlib import Path
 import forks
 import pytest
 from primerl.forking import exit_status
-from primerl.launch.processes import Process
-from primerl.launch.watching import gave_up
+from primerl.launch.supervise.processes import Process
+from primerl.launch.supervise.watching import gave_up
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="pidfds are of Linux")]
 SLEEPS = "import time; print('ready', flush=True); time.sleep(600)"

@@ -12,10 +12,9 @@ from primerl.config.environment import TrainEnvironment
 from primerl.config.load import ConfigError as LoadError
 from primerl.envs.meter import Meter
 from primerl.envs.settings import WorkerConfig
-from primerl.exposition import PortTakenError
-from primerl.train.config import ConfigError, TrainerConfig
-from primerl.train.exposed import FILE, ExposedMetrics
-from primerl.train.metrics import MetricsWriter
+from primerl.net.prometheus import PortTakenError
+from primerl.train.loop.metrics import FILE, ExposedMetrics, MetricsWriter
+from primerl.train.settings import ConfigError, TrainerConfig
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 

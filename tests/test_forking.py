@@ -21,8 +21,8 @@ from primerl.forking import child, exit_status, request, server, servers
 from primerl.forking.popen import ForkedPopen
 from primerl.forking.preload import ENVIRONMENTS, TORCH
 from primerl.forking.servers import Servers, are_wanted
-from primerl.launch.guard import marked
-from primerl.launch.processes import Process, Processes
+from primerl.launch.supervise.guard import marked
+from primerl.launch.supervise.processes import Process, Processes
 
 pytestmark = [
     pytest.mark.processes,

@@ -30,7 +30,7 @@ from agents import (
 from anthropic import beta_tool
 from gateway_helpers import Gateway, gateway
 from primerl.run_key import run_key
-from primerl.train.data import decode_batch
+from primerl.train.data.batch import decode_batch
 from test_orchestrator_in_process import PATIENCE_S, post, publish
 
 INSTRUCTIONS = "Plan a trip."

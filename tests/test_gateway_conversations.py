@@ -16,7 +16,7 @@ import pytest
 from agent_helpers import Recorder, Sample, Sampled, check_every_token_is_trained_once, recording, report, samples_of
 from engine_helpers import wait_until
 from gateway_helpers import Gateway, Message, gateway
-from primerl.train.data import decode_batch
+from primerl.train.data.batch import decode_batch
 from test_orchestrator_in_process import PATIENCE_S, post
 
 ARGUMENTS = '{"city": "Zürich", "days": 2, "hourly": [1, 0.5]}'

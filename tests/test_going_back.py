@@ -15,7 +15,7 @@ from end_to_end import launch, primerl, read_lines, until
 from primerl.config import run_file
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.launch import going_back
+from primerl.launch.resume import going_back
 from primerl.models.tiny import TinyConfig, write_model
 from pydantic import ValidationError
 

@@ -19,7 +19,9 @@ from primerl.cli import main
 from primerl.config.environment import Interpreter
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.launch import interpreters, preflight, preflight_environments, secrets, virtualenvs
+from primerl.launch import secrets
+from primerl.launch.interpreters import lookup, virtualenvs
+from primerl.launch.preflight import environments, training
 from primerl.runs.registry import Registry
 from primerl.runs.state import VARIABLE
 from pydantic import ValidationError
@@ -226,26 +228,26 @@ def script(folder: Path, text: str) -> Path:
 def test_an_interpreter_that_cannot_run_workers_is_refused(text: str | None, words: str, tmp_path: Path) -> None:
     file = tmp_path / "python" if text is None else script(tmp_path, text)
     with pytest.raises(ConfigError, match=re.escape(words)) as refused:
-        interpreters.check(str(file))
+        lookup.check(str(file))
     assert str(file) in str(refused.value)
 
 
 def test_a_virtualenvs_folder_stands_for_its_interpreter(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    assert interpreters.interpreter(Interpreter(path=str(tmp_path))) == str(tmp_path / "bin" / "python")
-    assert interpreters.interpreter(Interpreter(path=sys.executable)) == sys.executable
+    assert lookup.interpreter(Interpreter(path=str(tmp_path))) == str(tmp_path / "bin" / "python")
+    assert lookup.interpreter(Interpreter(path=sys.executable)) == sys.executable
 
 
 def test_a_process_of_another_interpreter_finds_the_package_and_nothing_else(tmp_path: Path) -> None:
     given = {"PATH": "/bin", "PYTHONPATH": "/mine", "VIRTUAL_ENV": "/other"}
     home = Path(sys.executable).parent.parent
-    found = interpreters.variables(sys.executable, tmp_path / "package", given)
+    found = lookup.variables(sys.executable, tmp_path / "package", given)
     assert found["PYTHONPATH"] == f"{tmp_path / 'package'}:/mine"
     assert [entry.name for entry in (tmp_path / "package").iterdir()] == ["primerl"]
-    assert (tmp_path / "package" / "primerl").resolve() == interpreters.PACKAGE
+    assert (tmp_path / "package" / "primerl").resolve() == lookup.PACKAGE
     assert (found["VIRTUAL_ENV"], found["PATH"]) == (str(home), f"{home / 'bin'}:/bin")
     # One without a virtualenv has none.
-    assert "VIRTUAL_ENV" not in interpreters.variables("/usr/bin/python3", tmp_path / "package", given)
+    assert "VIRTUAL_ENV" not in lookup.variables("/usr/bin/python3", tmp_path / "package", given)
 
 
 def test_what_is_installed_from_a_folder_is_told_by_its_content(
@@ -273,9 +275,9 @@ def config(train: dict[str, Any], *evaluated: dict[str, Any]) -> RLConfig:
 
 def problems(run: RLConfig, folder: Path) -> tuple[list[str], list[str]]:
     said: list[str] = []
-    wanted = preflight_environments.of_run(run, secrets.of_workers(run))
-    with preflight_environments.checking(wanted, folder) as processes:
-        return preflight_environments.problems(wanted, processes, START_S, said.append), said
+    wanted = environments.of_run(run, secrets.of_workers(run))
+    with environments.checking(wanted, folder) as processes:
+        return environments.problems(wanted, processes, START_S, said.append), said
 
 
 @pytest.mark.processes
@@ -306,7 +308,7 @@ def test_environments_are_checked_by_the_interpreter_that_runs_them(
 def test_a_virtualenv_without_verifiers_is_named(state: Path, tmp_path: Path) -> None:
     requirements = [str(wheel(tmp_path / "wheels"))]
     run = config({"id": "classic-trial", "python": {"requirements": requirements}})
-    interpreters.provided(preflight.entries(run), 600, lambda _: None)
+    lookup.provided(training.entries(run), 600, lambda _: None)
     (found,), _ = problems(run, tmp_path)
     python = virtualenvs.folder_of(requirements) / "bin" / "python"
     assert (

@@ -24,15 +24,15 @@ from end_to_end import read_lines, start, until
 from env_orchestrator import Chat, completion
 from env_orchestrator import Orchestrator as Double
 from primerl._core import Orchestrator, inspect_run
-from primerl.asking import UnansweredError
 from primerl.config.environment import JoinConfig
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.envs import adapter, listing
 from primerl.forking import servers
-from primerl.launch import joined, joining
-from primerl.launch.console import Console
-from primerl.launch.processes import Process
+from primerl.launch import remote_workers
+from primerl.launch.report.console import Console
+from primerl.launch.supervise.processes import Process
+from primerl.net.requests import UnansweredError
 from primerl.run_key import FILE, run_key, run_key_header
 from pydantic import Field
 from run_helpers import write_run
@@ -154,8 +154,8 @@ def test_workers_are_told_their_environment_and_refused_where_they_differ(model:
 def test_addresses_that_are_none_are_refused() -> None:
     for url in ["http://host", "https://host:1", "host:1", "http://host:1/path", "http://host:port"]:
         with pytest.raises(ConfigError, match="give http://host:port"):
-            joining.check_address(url)
-    joining.check_address("http://host:1/")
+            remote_workers.check_address(url)
+    remote_workers.check_address("http://host:1/")
 
 
 class Joining:
@@ -234,7 +234,7 @@ def test_a_lost_fork_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         processes.stop = lambda **_: None
 
     console: Any = SimpleNamespace(say=say)
-    workers = joining._Joining(JoinConfig(join="http://o:1", env="e"), {}, console)
+    workers = remote_workers._Joining(JoinConfig(join="http://o:1", env="e"), {}, console)
     assert workers._watch(processes, {}) == 0
     assert said[0].startswith("the fork server of environments has ended; its processes continue")
 
@@ -296,12 +296,12 @@ def test_a_worker_that_was_told_to_end_is_not_the_end_of_the_run(monkeypatch: py
             return 200, {}
         raise UnansweredError("refused")
 
-    monkeypatch.setattr(joining, "ask", ask)
-    workers = joining._Joining(JoinConfig(join="http://o:1", env="e"), {}, Console())
+    monkeypatch.setattr(remote_workers, "ask", ask)
+    workers = remote_workers._Joining(JoinConfig(join="http://o:1", env="e"), {}, Console())
     assert not workers._is_over(), "nobody has ended"
-    workers.ended_at = time.monotonic() - joining.LAST_WORDS_S
+    workers.ended_at = time.monotonic() - remote_workers.LAST_WORDS_S
     assert not workers._is_over(), "one that was lost may be started again"
-    workers.ended_at = time.monotonic() - joining.OVER_S
+    workers.ended_at = time.monotonic() - remote_workers.OVER_S
     assert workers._is_over()
     is_there = True
     assert not workers._is_over()
@@ -337,7 +337,7 @@ def test_settings_of_the_run_and_of_the_machine_make_the_workers(tmp_path: Path)
         "limits": {"turns": 2},
         "worker": {"args": {"a": 1}, "seed": 5, "memory_mb": 2048, "cpus": 2},
     }
-    made = joining.workers(config, told, joining._settings(told), {"KEY": "v"}, tmp_path / "files")
+    made = remote_workers.workers(config, told, remote_workers._settings(told), {"KEY": "v"}, tmp_path / "files")
     assert [process.name for process in made] == ["env_e_0", "env_e_1"]
     one = made[1].config.model_dump()
     assert (one["orchestrator_url"], one["role"], one["id"], one["args"]) == ("http://o:1", "eval", "x", {"a": 1})
@@ -346,8 +346,8 @@ def test_settings_of_the_run_and_of_the_machine_make_the_workers(tmp_path: Path)
     assert (one["limits"]["turns"], one["unreachable_s"]) == (2, 300.0)
     assert made[1].variables == {"KEY": "v"}
     assert made[1].log == tmp_path / "envs" / "eval" / "e" / "env_worker_1.log"
-    with pytest.raises(joining.JoinRefusedError, match="install the run's version"):
-        joining._settings({"worker": {"added_later": 1}})
+    with pytest.raises(remote_workers.JoinRefusedError, match="install the run's version"):
+        remote_workers._settings({"worker": {"added_later": 1}})
 
 
 # The run
@@ -357,12 +357,12 @@ def test_the_run_says_whom_it_waits_for(tmp_path: Path) -> None:
     environment = {"id": "reverse-text", "num_workers": 0}
     orchestrator = {"train": {"env": [environment, {"id": "here"}]}, "host": "0.0.0.0"}
     config = RLConfig.model_validate({"max_steps": 1, "model": {"path": "m"}, "orchestrator": orchestrator})
-    said = joined.announcement(config, "http://0.0.0.0:77", tmp_path)
+    said = remote_workers.announcement(config, "http://0.0.0.0:77", tmp_path)
     assert said is not None
     assert "(with the run's PRIMERL_API_KEY in the environment)" in said
     (tmp_path / "run").mkdir()
     (tmp_path / FILE).write_text("k\n")
-    made = joined.announcement(config, "http://0.0.0.0:77", tmp_path)
+    made = remote_workers.announcement(config, "http://0.0.0.0:77", tmp_path)
     assert made is not None
     assert f"PRIMERL_API_KEY=$(cat {tmp_path}/run/key)" in made
     assert "--env reverse-text" in said
@@ -370,10 +370,10 @@ def test_the_run_says_whom_it_waits_for(tmp_path: Path) -> None:
     assert ":77 " in said
     assert "0.0.0.0" not in said
     refused = [{"environment": "reverse-text", "reason": "lists 3 examples"}]
-    waits = joined.missing(config, {"workers": [], "refused_workers": refused})
+    waits = remote_workers.missing(config, {"workers": [], "refused_workers": refused})
     assert waits == ["no env worker of 'reverse-text' has joined (lists 3 examples)"]
-    assert "timeouts.join_s = 600 s: no env worker of" in joined.too_late(config, waits)
-    assert joined.missing(config, {"workers": [{"environment": "reverse-text"}]}) == []
+    assert "timeouts.join_s = 600 s: no env worker of" in remote_workers.too_late(config, waits)
+    assert remote_workers.missing(config, {"workers": [{"environment": "reverse-text"}]}) == []
 
 
 @pytest.mark.end_to_end

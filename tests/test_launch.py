@@ -28,16 +28,19 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.trainer import Checkpoints
 from primerl.forking.servers import Servers
-from primerl.launch import ending, preflight, preflight_model, summary, trees
 from primerl.launch import run as launch_run
-from primerl.launch.console import Console, failures, line
-from primerl.launch.guard import MARK, marked
-from primerl.launch.processes import Process, Processes, tail
+from primerl.launch.preflight import model_folder, training
+from primerl.launch.report import summary
+from primerl.launch.report.console import Console, failures, line
+from primerl.launch.report.status import Progress, longest_wait, missing, waits
+from primerl.launch.resume import position
 from primerl.launch.run import Launcher
-from primerl.launch.starting import RunFailedError, wait_for_orchestrator
-from primerl.launch.status import Progress, longest_wait, missing, waits
+from primerl.launch.supervise import trees
+from primerl.launch.supervise.guard import MARK, marked
+from primerl.launch.supervise.processes import Process, Processes, tail
+from primerl.launch.supervise.starting import RunFailedError, wait_for_orchestrator
 from primerl.models.tiny import write_model
-from primerl.train.progress import Remaining
+from primerl.train.loop.progress import Remaining
 from safetensors.torch import load_file, save_file
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
@@ -287,7 +290,7 @@ def test_guard_and_owner_gone_at_once_leaves_nothing(tmp_path: Path, number: sig
     owner = f"""
 import os
 from pathlib import Path
-from primerl.launch.processes import Processes
+from primerl.launch.supervise.processes import Processes
 processes = Processes()
 folder = Path({os.fspath(tmp_path)!r})
 command = [{sys.executable!r}, "-c", {STUBBORN!r}]
@@ -354,14 +357,14 @@ def test_guard_killed_leaves_nothing(python: Start, tmp_path: Path) -> None:
 def test_a_guard_that_hangs_is_killed_and_leaves_nothing(
     python: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("primerl.launch.processes.PING_EVERY_S", 0.05)
+    monkeypatch.setattr("primerl.launch.supervise.processes.PING_EVERY_S", 0.05)
     with Processes() as processes:
         python(processes, "stubborn", STUBBORN, tmp_path)
         until(lambda: len(marked(processes.mark)) == 2)
         heard = processes.guard_heard
         until(lambda: processes.poll(0.1) == [] and processes.guard_heard > heard)
         assert processes.guard_end is None
-        monkeypatch.setattr("primerl.launch.processes.GUARD_SILENT_S", 0.5)
+        monkeypatch.setattr("primerl.launch.supervise.processes.GUARD_SILENT_S", 0.5)
         os.kill(processes.guard_pid, signal.SIGSTOP)
         until(lambda: processes.poll(0.1) == [] and processes.guard_end is not None)
         assert "did not answer" in str(processes.guard_end)
@@ -385,7 +388,7 @@ def test_owner_killed_leaves_nothing(tmp_path: Path, number: signal.Signals, for
     owner = f"""
 import os, sys, time
 from pathlib import Path
-from primerl.launch.processes import Processes
+from primerl.launch.supervise.processes import Processes
 processes = Processes()
 folder = Path({os.fspath(tmp_path)!r})
 command = [sys.executable, "-c", {STUBBORN!r}]
@@ -453,7 +456,7 @@ def test_console_line_of_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -
         def isatty(self) -> bool:
             return True
 
-    monkeypatch.setattr("primerl.launch.console.terminal_width", lambda: 80)
+    monkeypatch.setattr("primerl.launch.report.console.terminal_width", lambda: 80)
     console = Console(Terminal())
     moment = iter([100.0, 110.0, 114.0])
     console._remaining = Remaining(lambda: next(moment))
@@ -652,12 +655,12 @@ def test_a_stopped_run_has_not_finished(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_a_stopped_run_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ending.trained_steps(tmp_path) == 0
+    assert position.trained_steps(tmp_path) == 0
     write_metrics(tmp_path, 6)
-    assert ending.cut_short(tmp_path, 6, evaluates=False) is None
+    assert position.cut_short(tmp_path, 6, evaluates=False) is None
     for over, lacks in (("all 6 steps are trained", None), (None, "stopped after step 6, before the last evaluation")):
-        monkeypatch.setattr(ending, "inspect_run", lambda folder, over=over: {"finished": over})
-        found = ending.cut_short(tmp_path, 6, evaluates=True)
+        monkeypatch.setattr(position, "inspect_run", lambda folder, over=over: {"finished": over})
+        found = position.cut_short(tmp_path, 6, evaluates=True)
         assert found is lacks if lacks is None else lacks in str(found)
 
 
@@ -712,16 +715,16 @@ def test_a_trainer_that_is_started_again_has_the_time_of_a_start(
 
 
 def test_what_is_trained_again_is_told(tmp_path: Path) -> None:
-    assert ending.trained_again(tmp_path, Checkpoints()) is None
+    assert position.trained_again(tmp_path, Checkpoints()) is None
     write_metrics(tmp_path, 3)
-    assert ending.trained_again(tmp_path, Checkpoints()) == (
+    assert position.trained_again(tmp_path, Checkpoints()) == (
         "no checkpoint: the trainer trains steps 1 to 3 again (set ckpt.interval to go on from where it was)"
     )
-    assert "ckpt.interval is 10; lower it" in str(ending.trained_again(tmp_path, Checkpoints(interval=10)))
+    assert "ckpt.interval is 10; lower it" in str(position.trained_again(tmp_path, Checkpoints(interval=10)))
     only = Checkpoints(interval=10, weights_only=True)
-    assert "ckpt.weights_only saves none; leave it out" in str(ending.trained_again(tmp_path, only))
+    assert "ckpt.weights_only saves none; leave it out" in str(position.trained_again(tmp_path, only))
     (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
-    assert ending.trained_again(tmp_path, Checkpoints(interval=10)) is None
+    assert position.trained_again(tmp_path, Checkpoints(interval=10)) is None
 
 
 def test_a_killed_trainer_without_checkpoints_names_the_setting(
@@ -793,16 +796,16 @@ def test_an_engine_that_is_gone_is_told_only_when_no_other_serves() -> None:
 def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ConfigError, match="--clean-output-dir"):
-        preflight.check_output_dir(str(tmp_path), clean=False)
+        training.check_output_dir(str(tmp_path), clean=False)
     with pytest.raises(ConfigError, match="no run of primerl wrote"):
-        preflight.check_output_dir(str(tmp_path), clean=True)
+        training.check_output_dir(str(tmp_path), clean=True)
     (tmp_path / "configs").mkdir()
-    preflight.check_output_dir(str(tmp_path), clean=True)
-    with preflight.claimed(str(tmp_path), clean=True):
+    training.check_output_dir(str(tmp_path), clean=True)
+    with training.claimed(str(tmp_path), clean=True):
         assert not (tmp_path / "thesis.tex").exists()
         # A second one, that had looked before the first began, must not empty the folder of a run that lives.
         (tmp_path / "metrics.jsonl").write_text("x")
-        with pytest.raises(ConfigError, match="another run is using"), preflight.claimed(str(tmp_path), clean=True):
+        with pytest.raises(ConfigError, match="another run is using"), training.claimed(str(tmp_path), clean=True):
             pass
         assert (tmp_path / "metrics.jsonl").exists()
 
@@ -814,7 +817,7 @@ def test_a_dry_run_leaves_the_run_that_is_there(tmp_path: Path, monkeypatch: pyt
     values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}, "dry_run": True}
     config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
     # The folder's check alone: there is no model.
-    monkeypatch.setattr(preflight, "check", lambda config, _say: preflight._output_dir(config) or {})
+    monkeypatch.setattr(training, "check", lambda config, _say: training._output_dir(config) or {})
     output = io.StringIO()
     assert launch_run.run(config, Console(output)) == 0
     assert f"a start goes on with the run in {tmp_path}" in output.getvalue()
@@ -825,22 +828,22 @@ def test_a_dry_run_leaves_the_run_that_is_there(tmp_path: Path, monkeypatch: pyt
 
 def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with preflight.claimed(str(folder), clean=False):
+    with training.claimed(str(folder), clean=False):
         with pytest.raises(ConfigError, match="another run is using"):
-            preflight.check_output_dir(str(folder), clean=True)
-        with pytest.raises(ConfigError, match="another run is using"), preflight.claimed(str(folder), clean=False):
+            training.check_output_dir(str(folder), clean=True)
+        with pytest.raises(ConfigError, match="another run is using"), training.claimed(str(folder), clean=False):
             pass
     (folder / "configs").mkdir()
-    preflight.check_output_dir(str(folder), clean=True)
+    training.check_output_dir(str(folder), clean=True)
 
 
 def test_output_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "absent")
     for folder in (tmp_path / "dangling", tmp_path / ("x" * 300), f"{tmp_path}/a\0b"):
         with pytest.raises(ConfigError, match=r"^output_dir: .* choose another output_dir"):
-            preflight.check_output_dir(str(folder), clean=False)
+            training.check_output_dir(str(folder), clean=False)
     # Only the attempt tells that nobody can make a folder there.
-    with pytest.raises(ConfigError, match=r"^output_dir: /proc/"), preflight.claimed("/proc/1/run", clean=False):
+    with pytest.raises(ConfigError, match=r"^output_dir: /proc/"), training.claimed("/proc/1/run", clean=False):
         pass
 
 
@@ -850,13 +853,13 @@ def test_port_in_use_is_named() -> None:
         listener.listen()
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"^orchestrator\.port: port {port} is in use"):
-            preflight.check_address("orchestrator", "127.0.0.1", port)
-    preflight.check_address("orchestrator", "127.0.0.1", 0)
+            training.check_address("orchestrator", "127.0.0.1", port)
+    training.check_address("orchestrator", "127.0.0.1", 0)
     with pytest.raises(ConfigError, match=r"^inference\.host: 'no\.such\.host\.invalid'"):
-        preflight.check_address("inference", "no.such.host.invalid", 0)
+        training.check_address("inference", "no.such.host.invalid", 0)
     for host in ("..", f"{'x' * 64}.org"):
         with pytest.raises(ConfigError, match=r"^orchestrator\.host: "):
-            preflight.check_address("orchestrator", host, 0)
+            training.check_address("orchestrator", host, 0)
 
 
 @pytest.mark.parametrize(
@@ -873,18 +876,18 @@ def test_incomplete_model_folder_is_named(tmp_path: Path, remove: list[str], mes
         (tmp_path / name).write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    preflight_model.check_model(tmp_path)
+    model_folder.check_model(tmp_path)
     for name in remove:
         (tmp_path / name).unlink()
     with pytest.raises(ConfigError, match=message) as caught:
-        preflight_model.check_model(tmp_path)
+        model_folder.check_model(tmp_path)
     assert str(caught.value).startswith("model.path: ")
     assert str(tmp_path) in str(caught.value)
 
 
 def test_absent_model_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^model\.path: there is no folder"):
-        preflight_model.check_model(tmp_path / "absent")
+        model_folder.check_model(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(
@@ -900,15 +903,15 @@ def test_broken_weights_are_named(tmp_path: Path, content: bytes, problem: str) 
     file = tmp_path / "model.safetensors"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=problem) as caught:
-        preflight_model.check_weights(file)
+        model_folder.check_weights(file)
     assert str(caught.value).startswith(f"model.path: {file} ")
     file.write_bytes(b'\x2a\0\0\0\0\0\0\0{"a":{"dtype":"F32","data_offsets":[0,4]}}1234')
-    preflight_model.check_weights(file)
+    model_folder.check_weights(file)
 
 
 def test_a_model_folder_that_cannot_be_trained_is_named(tmp_path: Path) -> None:
     write_model(tmp_path, seed=0)
-    preflight_model.check_model(tmp_path)
+    model_folder.check_model(tmp_path)
     whole = load_file(tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
 
@@ -916,7 +919,7 @@ def test_a_model_folder_that_cannot_be_trained_is_named(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
         save_file(weights or whole, tmp_path / "model.safetensors")
         with pytest.raises(ConfigError) as caught:
-            preflight_model.check_model(tmp_path)
+            model_folder.check_model(tmp_path)
         return str(caught.value)
 
     assert "quantised" in refused({"quantization_config": {"quant_method": "bitsandbytes"}})
@@ -930,6 +933,6 @@ def test_a_model_folder_that_cannot_be_trained_is_named(tmp_path: Path) -> None:
     assert f"{name} in " in refused({}, {**whole, name: whole[name].to(torch.int8)})
     save_file(whole, tmp_path / "model.safetensors")
     index = {"metadata": {}, "weight_map": {name: "model-00002-of-00002.safetensors"}}
-    (tmp_path / preflight_model.INDEX).write_text(json.dumps(index))
+    (tmp_path / model_folder.INDEX).write_text(json.dumps(index))
     with pytest.raises(ConfigError, match=r"names model-00002-of-00002\.safetensors, which is not in"):
-        preflight_model.check_model(tmp_path)
+        model_folder.check_model(tmp_path)

@@ -68,7 +68,7 @@ def test_a_command_imports_only_what_it_uses(command: str, allowed: list[str], t
 
 SCANS = """
 import sys
-from primerl.train.import_once import import_transformers
+from primerl.train.model.import_once import import_transformers
 import_transformers()
 import transformers.models
 from transformers.utils import import_utils

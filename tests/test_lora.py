@@ -11,8 +11,7 @@ import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.reference import adapted_model
-from primerl.train import staging
-from primerl.train.adapter_files import (
+from primerl.train.adapters.files import (
     ADAPTER_CONFIG,
     LORA_ALPHA,
     adapter_shapes,
@@ -20,18 +19,19 @@ from primerl.train.adapter_files import (
     folder_digest,
     published_scale,
 )
-from primerl.train.checkpoint import Checkpoints, TrainerState, save_checkpoint, training_tensors
-from primerl.train.config import ConfigError, LoraConfig, OptimConfig, TrainerConfig
-from primerl.train.distributed import ALONE
-from primerl.train.flops import ModelShape
-from primerl.train.lora import BROADCAST_FILE, Adapter, AdapterPublisher, add_adapter, check_facts
-from primerl.train.memory import prepare
-from primerl.train.merging import adapter_state, merged_state
-from primerl.train.model import PackedSequences, load_model, predicted_logits
+from primerl.train.adapters.lora import BROADCAST_FILE, Adapter, AdapterPublisher, add_adapter, check_facts
+from primerl.train.adapters.merging import adapter_state, merged_state
+from primerl.train.checkpoint import staging
+from primerl.train.checkpoint.state import Checkpoints, TrainerState, save_checkpoint, training_tensors
+from primerl.train.distributed.ranks import ALONE
+from primerl.train.model.flops import ModelShape
+from primerl.train.model.memory import prepare
+from primerl.train.model.packed_model import PackedSequences, load_model, predicted_logits
 from primerl.train.optim import Optimizer
-from primerl.train.sft_config import SFTConfig
-from primerl.train.shards import plan, shares
-from primerl.train.weights import WeightsPublisher
+from primerl.train.settings import ConfigError, LoraConfig, OptimConfig, TrainerConfig
+from primerl.train.sft_settings import SFTConfig
+from primerl.train.weights.publish import WeightsPublisher
+from primerl.train.weights.shards import plan, shares
 from safetensors.torch import load_file, save_file
 from test_train_weights import SMALL
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train import sft
+from primerl.train.loop import sft
 from rank_helpers import Case, load_shards, run_cases
 from sft_helpers import settings, write_rows
 from test_sft_checkpoint import curve

@@ -20,13 +20,13 @@ from primerl import verify
 from primerl.config import resolve
 from primerl.config.load import ConfigError as CommandError
 from primerl.config.rl import RLConfig
-from primerl.launch import preflight, preflight_policy
+from primerl.launch.preflight import policy, training
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train import rl
-from primerl.train.config import LoraConfig
-from primerl.train.lora import Adapter, AdapterPublisher, add_adapter
-from primerl.train.model import load_model
-from primerl.train.shards import FILE
+from primerl.train.adapters.lora import Adapter, AdapterPublisher, add_adapter
+from primerl.train.loop import rl
+from primerl.train.model.packed_model import load_model
+from primerl.train.settings import LoraConfig
+from primerl.train.weights.shards import FILE
 from pydantic import ValidationError
 from rank_helpers import saved_tensors
 from safetensors.torch import load_file
@@ -159,13 +159,13 @@ def test_adapters_that_vllm_may_read_again_are_kept(backend: str, changes: dict[
 
 def test_too_few_kept_adapters_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Before the launcher asks vLLM, which is not needed to know.
-    monkeypatch.setattr(preflight_policy.installation, "find", lambda python: SimpleNamespace(device="cpu"))
-    monkeypatch.setattr(preflight_policy.installation, "check_model", lambda folder, device: None)
+    monkeypatch.setattr(policy.installation, "find", lambda python: SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(policy.installation, "check_model", lambda folder, device: None)
     given = {"model__path": str(folder), "trainer__model__lora__rank": RANK, "inference__backend": "vllm"}
     few = {"orchestrator__max_off_policy_steps": 20, "orchestrator__max_async_level": 1}
     few["trainer__weights__keep_last"] = 22
     with pytest.raises(CommandError, match=r"keep_last \(22\) must be at least .* \(23\) with adapters on vLLM"):
-        preflight.check(RLConfig.model_validate(tree(**given, **few)))
+        training.check(RLConfig.model_validate(tree(**given, **few)))
 
 
 def test_the_launcher_names_what_does_not_fit_before_it_starts(folder: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_the_launcher_names_what_does_not_fit_before_it_starts(folder: Path, tmp
     ]:
         values = tree(model__path=str(folder), trainer__model__lora=lora, output_dir=str(tmp_path / "run"))
         with pytest.raises(CommandError) as caught:
-            preflight.check(RLConfig.model_validate(values))
+            training.check(RLConfig.model_validate(values))
         assert str(caught.value).startswith(message)
     with pytest.raises(ValidationError, match="the trainer's probabilities have to be the engine's"):
         RLConfig.model_validate(tree(trainer__model__lora__dropout=0.1))

@@ -13,8 +13,8 @@ import peft
 import pytest
 import tomli_w
 import torch
-from primerl.train import sft
-from primerl.train.merging import is_adapter
+from primerl.train.adapters.merging import is_adapter
+from primerl.train.loop import sft
 from rank_helpers import saved_tensors
 from safetensors.torch import load_file
 from sft_helpers import metrics, settings, write_rows

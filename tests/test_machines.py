@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from docs_pages import page_of, shown
 from end_to_end import primerl, read_lines, until
-from primerl.launch import joined
-from primerl.reach import address_towards, told_to
+from primerl.launch import remote_workers
+from primerl.net.addresses import address_towards, told_to
 from run_helpers import write_run
 
 KEY = "the-runs-key"
@@ -41,10 +41,10 @@ def test_an_address_that_others_reach_is_told() -> None:
 
 
 def test_a_run_names_addresses_with_brackets_and_none_that_nobody_reaches() -> None:
-    assert joined.reached_at("fd77::1", 8000) == "http://[fd77::1]:8000"
-    assert joined.reached_at("node-1", 8000) == "http://node-1:8000"
-    for everywhere in joined.ANY:
-        assert joined.reached_at(everywhere, 8000) == f"http://{socket.gethostname()}:8000"
+    assert remote_workers.reached_at("fd77::1", 8000) == "http://[fd77::1]:8000"
+    assert remote_workers.reached_at("node-1", 8000) == "http://node-1:8000"
+    for everywhere in remote_workers.ANY:
+        assert remote_workers.reached_at(everywhere, 8000) == f"http://{socket.gethostname()}:8000"
 
 
 # Machines
@@ -133,7 +133,7 @@ def machines() -> Iterator[tuple[Machine, Machine]]:
 
 ASK = """
 import json, sys
-from primerl.asking import ask
+from primerl.net.requests import ask
 print(json.dumps(ask(sys.argv[1], "/status", within_s=5.0)[1]))
 """
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from families import WITH_STATE
 from primerl.cli import main
-from primerl.launch import preflight_model
+from primerl.launch.preflight import model_folder
 from primerl.runs.memory import Machine
 from primerl.runs.models import look
-from primerl.train import model_types, sft
-from primerl.train.model import ModelError, load_model
-from primerl.train.proof import prove
-from primerl.train.recurrent import check_kernels
+from primerl.train.loop import sft
+from primerl.train.model import model_types
+from primerl.train.model.packed_model import ModelError, load_model
+from primerl.train.model.proof import prove
+from primerl.train.model.recurrent import check_kernels
 from sft_helpers import settings, write_rows
 
 LARGE = Machine(10**12, "this machine")
@@ -74,7 +75,7 @@ def test_a_package_that_a_gpu_needs_is_missed_before_the_start(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(preflight_model, "has_cuda", lambda: True)
+    monkeypatch.setattr(model_folder, "has_cuda", lambda: True)
     told = look(folders(family), LARGE)
     assert not told.trainable
     assert f"need the package {package} on a GPU" in told.reason

@@ -20,7 +20,7 @@ from primerl.config.monitors import MonitorEntry
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.launch import monitors as launched
-from primerl.launch import preflight
+from primerl.launch.preflight import training
 from primerl.launch.registration import stored_copy
 from primerl.launch.secrets import of_workers as secrets_of_workers
 from primerl.monitors import Distribution, Run, extras
@@ -134,7 +134,7 @@ def test_a_key_may_be_in_env_files_or_among_the_stored_secrets(tmp_path: Path, m
     # One file that cannot be read is one problem.
     file.unlink()
     with pytest.raises(ConfigError) as refusal:
-        preflight.check(config)
+        training.check(config)
     assert str(refusal.value).count(f"there is no file {file}") == 1
     # Of a run without W&B nobody asks.
     assert launched.wanted(rl("--no-wandb")) is None
@@ -266,9 +266,9 @@ def test_a_distribution_that_cannot_be_had_is_left_out(reward: float, caplog: py
 
 def test_tokens_are_counted_in_fixed_bins() -> None:
     import torch
-    from primerl.train.distributed import ALONE
-    from primerl.train.histograms import Histograms
-    from primerl.train.loss import TokenValues
+    from primerl.train.distributed.ranks import ALONE
+    from primerl.train.loop.statistics import Histograms
+    from primerl.train.loss.components import TokenValues
 
     histograms = Histograms()
     sampled = torch.tensor([True, True, True, False])

@@ -11,7 +11,7 @@ import pytest
 from primerl.config.monitors import MonitorConfig, MonitorEntry
 from primerl.config.resolve import ProcessConfig, write_text
 from primerl.launch.monitors import MonitorWatch
-from primerl.launch.processes import Processes
+from primerl.launch.supervise.processes import Processes
 from primerl.monitors.collect import Collector
 from primerl.monitors.extras import path_of
 from primerl.monitors.process import END_FILE, RECORDS_FILE, MonitorProcess, main

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from primerl import cli
 from primerl.cli.runs import keep_state
-from primerl.launch import preflight
 from primerl.launch.monitors import _has_login
+from primerl.launch.preflight import training
 from primerl.monitors import prime
 from primerl.runs import state
 from primerl.runs.registry import Registry
@@ -49,9 +49,9 @@ def test_a_run_keeps_its_state_itself(tmp_path: Path, capsys: pytest.CaptureFixt
     keep_state("other")
     assert capsys.readouterr().err == "", "it is known now"
     # Checks may have made it before the run begins; it is not what an earlier run left there.
-    preflight._check_folder(tmp_path / "out", clean=False, goes_on=None)
+    training._check_folder(tmp_path / "out", clean=False, goes_on=None)
     (tmp_path / "out" / "configs").mkdir()
-    with preflight.claimed("out", clean=True):
+    with training.claimed("out", clean=True):
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run"]
         assert (folder / "runs.db").is_file()
 

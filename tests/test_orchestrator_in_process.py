@@ -21,7 +21,7 @@ import torch
 from engine_helpers import Engine, mock_command, running, write_checkpoint
 from primerl._core import Orchestrator, PrimerlError, orchestrate
 from primerl.run_key import learn, run_key_header
-from primerl.train.data import decode_batch
+from primerl.train.data.batch import decode_batch
 
 PATIENCE_S = 60.0
 

@@ -15,8 +15,9 @@ from primerl.config import own_folder, run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError
 from primerl.config.sft import SFTConfig
-from primerl.launch import checker, evaluation, preflight_sft
+from primerl.launch import evaluation
 from primerl.launch import run as launch_run
+from primerl.launch.preflight import checker, sft
 from run_helpers import CONFIG
 
 RL = CONFIG.replace('output_dir = "outputs/small"\n', "")
@@ -58,7 +59,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(checker, "environments_ahead", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(launch_run, "run", note)
     monkeypatch.setattr(evaluation, "run", note)
-    monkeypatch.setattr(preflight_sft, "prepared", prepared)
+    monkeypatch.setattr(sft, "prepared", prepared)
     return folders
 
 

@@ -64,8 +64,8 @@ def test_trainer_needs_no_config_library_and_no_extension(repository: Path) -> N
     """It also runs on a machine that has nothing but torch and transformers."""
     code = """
 import sys
-import primerl.train.rl
-import primerl.train.sft
+import primerl.train.loop.rl
+import primerl.train.loop.sft
 heavy = {"datasets", "rich"}
 found = {"pydantic_config", "verifiers", "primerl._core", "primerl.config", "aiohttp", *heavy} & set(sys.modules)
 assert not found, found

@@ -23,7 +23,7 @@ from primerl._core import Orchestrator, PageServer, PrimerlError
 from primerl.cli import main
 from primerl.launch.run import page_address
 from primerl.run_key import run_key, run_key_header
-from primerl.train.metrics import MetricsWriter
+from primerl.train.loop.metrics import MetricsWriter
 from test_orchestrator_in_process import PATIENCE_S, GoneError, begin, post, publish, settings
 
 CHROMIUM = browser.installed()

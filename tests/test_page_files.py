@@ -13,7 +13,7 @@ import httpx
 import page_journal as journal
 import pytest
 from primerl._core import PageServer
-from primerl.train.metrics import MetricsWriter
+from primerl.train.loop.metrics import MetricsWriter
 
 CHROMIUM = browser.installed()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed (Debian: apt install chromium)")

@@ -16,7 +16,7 @@ from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError
 from primerl.config.sft import SFTConfig
 from primerl.evals import preflight as eval_preflight
-from primerl.launch import hub, preflight, preflight_sft
+from primerl.launch.preflight import hub, sft, training
 from primerl.models.tiny import TinyConfig, write_model
 from run_helpers import config_of
 
@@ -66,8 +66,8 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 def start_rl(model: str, **more: Any) -> None:
     config = config_of(model={"path": model}, **more)
     config.orchestrator.train.env[0].id = "no-such-env" if more else "reverse-text"
-    preflight.check_ahead(config)
-    preflight.check(config) if more else hub.with_model(config)
+    training.check_ahead(config)
+    training.check(config) if more else hub.with_model(config)
 
 
 def start_sft(model: str, **more: Any) -> None:
@@ -75,7 +75,7 @@ def start_sft(model: str, **more: Any) -> None:
     rows.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
     data = {"path": "no-such.jsonl" if more else str(rows), "seq_len": 64}
     given = {"output_dir": "out", "max_steps": 1, "model": {"path": model}, "data": data, **more}
-    preflight_sft.prepared(SFTConfig.model_validate(given))
+    sft.prepared(SFTConfig.model_validate(given))
 
 
 def start_eval(model: str, **more: Any) -> None:
@@ -126,7 +126,7 @@ def test_a_download_that_was_interrupted_goes_on(found: Hub) -> None:
 def test_settings_that_the_model_does_not_allow_are_told_together(found: Hub) -> None:
     found.change(model_type="mamba", max_position_embeddings=64)
     with pytest.raises(ConfigError) as caught:
-        preflight.check_ahead(config_of(model={"path": NAME}))
+        training.check_ahead(config_of(model={"path": NAME}))
     assert "not 'mamba'" in str(caught.value)
     assert "(128) is above what the model" in str(caught.value)
     assert not found.has_weights()

@@ -23,8 +23,8 @@ from primerl.config.store import StoreWorkerConfig
 from primerl.config.trainer import TrainerConfig
 from primerl.envs import settings as worker_settings
 from primerl.inference import settings as engine_settings
-from primerl.launch.guard import MARK
-from primerl.train import config as trainer_settings
+from primerl.launch.supervise.guard import MARK
+from primerl.train import settings as trainer_settings
 from pydantic import BaseModel, ValidationError
 
 MODEL = {"path": "model"}
@@ -100,7 +100,7 @@ def nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "leave", lambda code: code)
     for place in ("inference.server.serve", "envs.worker.run_worker", "monitors.process.main", "runs.uploads.main"):
         monkeypatch.setattr(f"primerl.{place}", lambda _: 0)
-    monkeypatch.setattr("primerl.train.rl.main", lambda values: READ["trainer"](values) and 0)
+    monkeypatch.setattr("primerl.train.loop.rl.main", lambda values: READ["trainer"](values) and 0)
 
 
 def started(command: str, content: dict[str, Any]) -> int:

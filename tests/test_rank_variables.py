@@ -9,8 +9,8 @@ from primerl import cli
 from primerl.cli import processes
 from primerl.config.environment import EnvWorkerConfig
 from primerl.config.resolve import ProcessConfig
-from primerl.launch.starting import environment_of
-from primerl.rank_variables import NAMES, forget_unless_rank, is_rank
+from primerl.launch.supervise.starting import environment_of
+from primerl.process.rank_variables import NAMES, forget_unless_rank, is_rank
 
 POD = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
@@ -79,7 +79,7 @@ def test_a_runs_processes_do_not_get_them(kind: str) -> None:
 @pytest.mark.usefixtures("pod")
 def test_ranks_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
-    monkeypatch.setattr("primerl.train.start_ranks.run", lambda ranks, _: started.append(ranks) or 0)
+    monkeypatch.setattr("primerl.train.distributed.torchrun.run", lambda ranks, _: started.append(ranks) or 0)
     settings = {"ranks": 2, "orchestrator_url": "http://127.0.0.1:1", "output_dir": "out", "model": {"path": "m"}}
     monkeypatch.setattr(processes, "settings_from", lambda *_: settings | {"max_steps": 1})
     assert cli.main(["trainer", "@", "trainer.toml"]) == 0

@@ -8,7 +8,7 @@ import pytest
 from primerl import run_key
 from primerl.config.inference import InferenceConfig
 from primerl.config.resolve import Kind, ProcessConfig
-from primerl.launch import starting
+from primerl.launch.supervise import starting
 from primerl.run_key import VARIABLE
 
 

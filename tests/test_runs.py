@@ -24,10 +24,10 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.evals.preflight import same_evaluation
-from primerl.launch import preflight
-from primerl.launch.ending import goes_on_from
-from primerl.launch.lock import in_use
+from primerl.launch.preflight import training
 from primerl.launch.registration import registered, stored_copy
+from primerl.launch.resume.position import goes_on_from
+from primerl.launch.supervise.lock import in_use
 from primerl.models.tiny import write_model
 from primerl.runs.registry import Registry, UnknownRunError, config_file
 from primerl.runs.standing import standing
@@ -95,7 +95,7 @@ def test_status_follows_from_the_lock_and_the_summary(tmp_path: Path) -> None:
             return standing(registry.find(run_id)).status
 
     assert status() == "FAILED"  # it was killed: nobody holds the lock, and nobody said why
-    with preflight.claimed(str(folder), clean=False):
+    with training.claimed(str(folder), clean=False):
         assert status() == "PENDING"
         (folder / "run" / "orchestrator.json").write_text("{}")
         assert status() == "RUNNING"
@@ -121,7 +121,7 @@ def test_who_looks_does_not_keep_a_launcher_from_its_folder(tmp_path: Path) -> N
     thread.start()
     try:
         for _ in range(100):
-            with preflight.claimed(str(tmp_path), clean=False):
+            with training.claimed(str(tmp_path), clean=False):
                 assert in_use(tmp_path)
     finally:
         over.set()
@@ -176,18 +176,18 @@ def test_a_run_that_was_stopped_before_it_had_begun_is_resumed(
     for name in ("configs/rl.toml", "logs/orchestrator.log", "run/launcher.lock", "run/secret", "journal/.0.tmp"):
         (output / name).parent.mkdir(parents=True, exist_ok=True)
         (output / name).touch()
-    preflight.check_output_dir(str(output), clean=False, goes_on=preflight.holds_run)
+    training.check_output_dir(str(output), clean=False, goes_on=training.holds_run)
     assert main(["run", "resume", run_id]) == 0
     assert len(started) == 1
     shutil.rmtree(output / "journal")
     (output / "broadcasts").mkdir()
     (output / "configs" / "eval.toml").touch()
-    preflight.check_output_dir(str(output), clean=False, goes_on=preflight.holds_run)
+    training.check_output_dir(str(output), clean=False, goes_on=training.holds_run)
     (output / "configs" / "eval.toml").unlink()
     assert main(["run", "resume", run_id]) == 2
     assert "holds no run to go on with" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="is not empty"):
-        preflight.check_output_dir(str(output), clean=False, goes_on=preflight.holds_run)
+        training.check_output_dir(str(output), clean=False, goes_on=training.holds_run)
     assert len(started) == 1
 
 
@@ -239,7 +239,7 @@ def test_how_a_fine_tuning_stands(tmp_path: Path) -> None:
     folder.mkdir()
     config = SFTConfig.model_validate(tomllib.loads(SFT))
     for code, word in ((0, "COMPLETED"), (143, "STOPPED"), (130, "STOPPED"), (1, "FAILED")):
-        with preflight.claimed(str(folder), clean=False), registered(config, folder, print, goes_on=True) as session:
+        with training.claimed(str(folder), clean=False), registered(config, folder, print, goes_on=True) as session:
             session.exit_code = code
             with Registry() as registry:
                 (run,) = registry.all()
@@ -253,7 +253,7 @@ def test_an_evaluation_is_a_run_as_well(
 ) -> None:
     folder = tmp_path / "measured"
     config = EvalConfig(model="served", base_url="http://e:1/v1", env=[{"id": "a"}], output_dir=str(folder))
-    with preflight.claimed(str(folder), clean=False), registered(config, folder, print, goes_on=False) as session:
+    with training.claimed(str(folder), clean=False), registered(config, folder, print, goes_on=False) as session:
         run_file.write(config)
         (folder / "journal").mkdir()
         (found,) = json.loads(told("run", "list", "--json", capsys=capsys))

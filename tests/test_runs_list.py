@@ -9,8 +9,8 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from primerl import redaction
 from primerl.launch.storing import Storing
+from primerl.process import redaction
 from primerl.runs import registry as registry_module
 from primerl.runs.registry import Registry, known
 from primerl.runs.state import StateError

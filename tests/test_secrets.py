@@ -14,15 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 from end_to_end import start, until
-from primerl import redaction
 from primerl._core import PrimerlError, inspect_run
 from primerl.cli import main
 from primerl.config.complaint import fail
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.launch.console import Console
+from primerl.launch.report.console import Console
 from primerl.launch.secrets import of_workers
-from primerl.launch.starting import RunFailedError
+from primerl.launch.supervise.starting import RunFailedError
+from primerl.process import redaction
 from primerl.runs import secrets
 from primerl.runs.registry import Registry
 from run_helpers import CONFIG, write_run

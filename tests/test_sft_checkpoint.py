@@ -22,12 +22,13 @@ import tomli_w
 import torch
 from end_to_end import until
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train import checkpoint, sft
-from primerl.train.checkpoint import CheckpointError, Checkpoints, TrainerState
-from primerl.train.config import OptimConfig
-from primerl.train.metrics import MetricsWriter
+from primerl.train.checkpoint import state
+from primerl.train.checkpoint.state import CheckpointError, Checkpoints, TrainerState
+from primerl.train.checkpoint.step_folders import SavingError, keep_newest, remove_unfinished, set_aside_after
+from primerl.train.loop import sft
+from primerl.train.loop.metrics import MetricsWriter
 from primerl.train.optim import Optimizer
-from primerl.train.step_folders import SavingError, keep_newest, remove_unfinished, set_aside_after
+from primerl.train.settings import OptimConfig
 from sft_helpers import metrics, settings, write_rows
 from train_helpers import no_room
 
@@ -120,8 +121,8 @@ import os, sys, threading
 from pathlib import Path
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
-from primerl.train.checkpoint import Checkpoints, TrainerState
-from primerl.train.config import OptimConfig
+from primerl.train.checkpoint.state import Checkpoints, TrainerState
+from primerl.train.settings import OptimConfig
 from primerl.train.optim import Optimizer
 checkpoints = Checkpoints(Path(sys.argv[1]), None)
 model = torch.nn.Linear(1000, 1)
@@ -295,7 +296,7 @@ def test_random_numbers_that_an_earlier_version_has_kept_are_not_used(
 
     checkpoints, (saved, optimizer) = Checkpoints(tmp_path, None), state_of(1)
     with monkeypatch.context() as formerly:
-        formerly.setattr(checkpoint, "random_states", lambda rank: {})
+        formerly.setattr(state, "random_states", lambda rank: {})
         checkpoints.save(TrainerState(5, 0, 0, "adamw"), saved, optimizer)
         checkpoints.finish()
     file = tmp_path / "checkpoints" / "step_5" / "trainer" / "state.pt"

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from primerl.config.sft import SFTConfig
-from primerl.launch.preflight_sft import LAUNCHER_ONLY
+from primerl.launch.preflight.sft import LAUNCHER_ONLY
 from primerl.models.tiny import write_model
-from primerl.train.checkpoint import Checkpoints
-from primerl.train.conversations import conversation
-from primerl.train.sft_config import SFTConfig as Settings
+from primerl.train.checkpoint.state import Checkpoints
+from primerl.train.data.conversations import conversation
+from primerl.train.sft_settings import SFTConfig as Settings
 from sft_helpers import metrics, write_rows
 
 

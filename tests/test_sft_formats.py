@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.tables import BUILDERS
+from primerl.train.data.tables import BUILDERS
 from sft_helpers import metrics, write_rows
 
 pytestmark = pytest.mark.processes
@@ -22,7 +22,7 @@ ROWS: list[dict[str, Any]] = [{"prompt": text, "completion": text * 2} for text 
 # here is imported before.
 RUN = """
 import os, sys
-import datasets, primerl.cli, primerl.train.sft
+import datasets, primerl.cli, primerl.train.loop.sft
 assert "transformers" not in sys.modules
 outputs, paths = sys.argv[2], sys.argv[3:]
 codes = []

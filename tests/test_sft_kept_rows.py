@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from primerl.train import kept_rows
-from primerl.train.conversations import Conversation
-from primerl.train.sft_config import RowsConfig
-from primerl.train.sources import sources
+from primerl.train.data import kept_rows
+from primerl.train.data.conversations import Conversation
+from primerl.train.data.sources import sources
+from primerl.train.sft_settings import RowsConfig
 from sft_helpers import write_rows
 
 
@@ -17,7 +17,7 @@ def test_rows_that_were_checked_are_not_read_again(tmp_path: Path, monkeypatch: 
     (source,) = sources(RowsConfig(path=str(path)), "data.")
     checked = list(source.rows(keep=True))
     with monkeypatch.context() as patch:
-        patch.setattr("primerl.train.sources._parse", None)
+        patch.setattr("primerl.train.data.sources._parse", None)
         assert list(source.rows()) == checked
     list(source.rows(keep=True))
     write_rows(path, {"prompt": "changed", "completion": "a"})

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import render_helpers as helpers
 from mask_helpers import trained_runs
-from primerl.train.conversations import Conversation, RowError, conversation
-from primerl.train.masks import Masker
-from primerl.train.sft_config import LossMaskConfig
+from primerl.train.data.conversations import Conversation, RowError, conversation
+from primerl.train.data.masks import Masker
+from primerl.train.sft_settings import LossMaskConfig
 from sft_helpers import NOW, assistant, user
 
 MARKS = [{"weight": 0}, {"weight": 0.0}, {"trainable": False}, {"loss": False}, {"loss_mask": 0}, {"train": False}]

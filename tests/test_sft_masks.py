@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import render_helpers as helpers
 from mask_helpers import ALL_MASKS, trained_runs
-from primerl.train.conversations import Conversation, RowError
-from primerl.train.masks import Masker
-from primerl.train.sft_config import LossMaskConfig
+from primerl.train.data.conversations import Conversation, RowError
+from primerl.train.data.masks import Masker
+from primerl.train.sft_settings import LossMaskConfig
 from sft_helpers import NOW, assistant, user
 from transformers import AutoTokenizer
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from primerl.train.mixture import Mixture, steps
-from primerl.train.packing import Ahead, packed_groups, step_batches
-from primerl.train.rows import Row, Rows
+from primerl.train.data.mixture import Mixture, steps
+from primerl.train.data.packing import Ahead, packed_groups, step_batches
+from primerl.train.data.rows import Row, Rows
 
 CPU = torch.device("cpu")
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from primerl.train import progress
+from primerl.train.loop import progress
 from sft_helpers import settings, write_rows
 
 
 def test_lines_where_there_is_no_terminal(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     moment = iter([0.0, 1.0, 6.0, 6.0, 7.0, 12.0, 12.0])
-    monkeypatch.setattr("primerl.train.progress.time.monotonic", lambda: next(moment))
-    caplog.set_level(logging.INFO, "primerl.train.progress")
+    monkeypatch.setattr("primerl.train.loop.progress.time.monotonic", lambda: next(moment))
+    caplog.set_level(logging.INFO, "primerl.train.loop.progress")
     with progress.progress("tokenising chats") as report:
         for share in (0.1, 0.5, 0.6, 1.0):
             report(share, f"{100 * share:.0f} rows")
@@ -31,7 +31,7 @@ def test_lines_where_there_is_no_terminal(caplog: pytest.LogCaptureFixture, monk
 
 
 BAR = """
-from primerl.train.progress import progress
+from primerl.train.loop.progress import progress
 with progress("tokenising chats") as report:
     report(0.5, "1,234 rows")
 """
@@ -68,8 +68,8 @@ def test_of_several_ranks_one_draws() -> None:
 
 WITHIN = """
 import logging, sys
-from primerl.train.metrics import log_to_stdout
-from primerl.train.progress import bar, progress
+from primerl.train.loop.metrics import log_to_stdout
+from primerl.train.loop.progress import bar, progress
 log_to_stdout("info")
 with bar("training") as report:
     report(0.25, "step 1/4")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from primerl.models.tiny import write_model
-from primerl.train.config import ConfigError
-from primerl.train.conversations import Conversation, RowError, conversation
-from primerl.train.sft_config import RowsConfig, SubsetConfig
-from primerl.train.sources import DataError, sources
+from primerl.train.data.conversations import Conversation, RowError, conversation
+from primerl.train.data.sources import DataError, sources
+from primerl.train.settings import ConfigError
+from primerl.train.sft_settings import RowsConfig, SubsetConfig
 from sft_helpers import assistant, load, user, write_rows
 from transformers import AutoTokenizer
 
@@ -461,8 +461,8 @@ def test_plain_files_need_no_table_library(folder: Path, tmp_path: Path) -> None
     code = f"""
 import sys
 from pathlib import Path
-from primerl.train.sft_config import RowsConfig
-from primerl.train.sources import sources
+from primerl.train.sft_settings import RowsConfig
+from primerl.train.data.sources import sources
 (source,) = sources(RowsConfig(path={str(path)!r}), "data.")
 assert len(list(source.rows())) == 1
 assert not {{"datasets", "torch", "pyarrow"}} & set(sys.modules)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import render_helpers as helpers
 from mask_helpers import ALL_MASKS, CALL, THOUGHT, trained_runs
-from primerl.train.conversations import Conversation, RowError, conversation
-from primerl.train.masks import Columns, Masker
-from primerl.train.sft_config import LossMaskConfig
+from primerl.train.data.conversations import Conversation, RowError, conversation
+from primerl.train.data.masks import Columns, Masker
+from primerl.train.sft_settings import LossMaskConfig
 from sft_helpers import NOW, assistant, user
 
 LEFT_OUT: list[tuple[str, list[dict[str, Any]], str]] = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from primerl.envs import check, exits
 from primerl.envs.interface import EnvironmentRefusedError
-from primerl.launch import checker, preflight, shadowing
+from primerl.launch.preflight import checker, shadowing, training
 
 
 def test_only_what_is_imported_in_place_of_a_library_is_named(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_checkout_that_is_installed_in_place_is_the_library(tmp_path: Path) ->
 def test_the_file_is_told_where_a_check_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "random.py").write_text('raise SystemExit("my own script")\n')
     monkeypatch.chdir(tmp_path)
-    module = "primerl.launch.check_environments"
+    module = "primerl.launch.preflight.check_environments"
     with checker.running(module, environment=os.environ | {"PYTHONSAFEPATH": ""}) as process:
         done = checker.ended(process, 120, "[]")
     assert done is not None
@@ -42,9 +42,9 @@ def test_the_file_is_told_where_a_check_ends(tmp_path: Path, monkeypatch: pytest
     said = checker.said(done)
     assert said.startswith(f"my own script; {tmp_path / 'random.py'} is imported in place of the library")
     # The orchestrator's check says what is wrong in whole; it did not get so far.
-    assert preflight._orchestrator_said(done, tmp_path / "o.toml", 1.0) == said
+    assert training._orchestrator_said(done, tmp_path / "o.toml", 1.0) == said
     refused = subprocess.CompletedProcess([], 2, "", "error: a key is wrong")
-    assert preflight._orchestrator_said(refused, tmp_path / "o.toml", 1.0) == "a key is wrong"
+    assert training._orchestrator_said(refused, tmp_path / "o.toml", 1.0) == "a key is wrong"
 
 
 def environment(folder: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> str:

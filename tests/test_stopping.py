@@ -14,9 +14,12 @@ from typing import Any
 
 import forks
 import pytest
-from primerl import cli, stopping
-from primerl.launch import checker, detached, joining
-from primerl.launch.watching import Interrupted, Interrupts
+from primerl import cli
+from primerl.launch import remote_workers
+from primerl.launch.preflight import checker
+from primerl.launch.supervise import detached
+from primerl.launch.supervise.watching import Interrupted, Interrupts
+from primerl.process import signals
 from run_helpers import write_run
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
@@ -93,7 +96,7 @@ def test_a_hangup_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch)
 
     def command(arguments: list[str]) -> int:
         signal.raise_signal(signal.SIGHUP)
-        assert stopping.stop_signals() == [signal.SIGINT, signal.SIGTERM]
+        assert signals.stop_signals() == [signal.SIGINT, signal.SIGTERM]
         return 0
 
     monkeypatch.setattr(cli, "command", command)
@@ -110,7 +113,7 @@ def test_a_start_of_a_process_is_not_torn(number: signal.Signals) -> None:
             done.append(True)
         raise AssertionError("it went on")
 
-    with stopping.AsInterrupts(), pytest.raises(KeyboardInterrupt):
+    with signals.AsInterrupts(), pytest.raises(KeyboardInterrupt):
         starts()
     assert done
 
@@ -124,7 +127,7 @@ def test_a_process_of_a_run_dies_by_the_signal(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_worker_that_has_not_joined_ends_as_one_that_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "run", lambda _: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(remote_workers, "run", lambda _: signal.raise_signal(signal.SIGTERM))
     assert cli.main(["env-worker", "--join", "http://127.0.0.1:1", "--env", "e"]) == 0
 
 

@@ -27,16 +27,17 @@ from end_to_end import primerl, read_lines, until
 from primerl.cli import main
 from primerl.config.load import ConfigError
 from primerl.config.run_forms import load_run
-from primerl.launch import preflight, warm_start
-from primerl.launch.console import Console
-from primerl.launch.processes import Processes
+from primerl.launch.preflight import training
+from primerl.launch.report.console import Console
+from primerl.launch.resume import warm_start
 from primerl.launch.storing import Storing
+from primerl.launch.supervise.processes import Processes
 from primerl.runs.entries import StoreError
 from primerl.runs.saved import local_checkpoints
 from primerl.runs.store import Store
 from primerl.runs.uploads import main as store_worker
-from primerl.train import staging
-from primerl.train.step_folders import remove_step
+from primerl.train.checkpoint import staging
+from primerl.train.checkpoint.step_folders import remove_step
 from pydantic import ValidationError
 from run_helpers import config_of, write_run
 from store_helpers import RUN, adapter, finish, saved, uploader
@@ -306,7 +307,7 @@ def test_an_unknown_kind_of_url_is_named() -> None:
     with pytest.raises(StoreError, match=r"store\.url: nosuch://x cannot be opened: .*nosuch"):
         Store("nosuch://x")
     with pytest.raises(ConfigError, match=r"store\.url: nosuch://x cannot be opened"):
-        preflight.check(config_of(store={"url": "nosuch://x"}))
+        training.check(config_of(store={"url": "nosuch://x"}))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ import pytest
 from aiohttp import web
 from end_to_end import start, until
 from env_orchestrator import Chat, Orchestrator, completion
-from primerl import redaction
 from primerl.cli import main
 from primerl.config import resolve, run_file
 from primerl.config.environment import EnvWorkerConfig
@@ -29,7 +28,8 @@ from primerl.config.tailscale import Tailscale, node_name
 from primerl.envs import tailnet as node
 from primerl.launch import run as launch_run
 from primerl.launch import secrets, tailnet
-from primerl.launch.processes import Process
+from primerl.launch.supervise.processes import Process
+from primerl.process import redaction
 from run_helpers import CONFIG, write_run
 from tailnet_programs import KEY, Programs
 from test_env_worker import MAIN

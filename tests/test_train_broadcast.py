@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train import broadcast, rl
-from primerl.train.broadcast import BroadcastError, Broadcasts
-from primerl.train.client import OrchestratorClient, OrchestratorError
-from primerl.train.config import LoraConfig
-from primerl.train.lora import AdapterPublisher, add_adapter
-from primerl.train.model import load_model
-from primerl.train.weights import WeightsPublisher
+from primerl.train.adapters.lora import AdapterPublisher, add_adapter
+from primerl.train.loop import rl
+from primerl.train.loop.client import OrchestratorClient, OrchestratorError
+from primerl.train.model.packed_model import load_model
+from primerl.train.settings import LoraConfig
+from primerl.train.weights import broadcast
+from primerl.train.weights.broadcast import BroadcastError, Broadcasts
+from primerl.train.weights.publish import WeightsPublisher
 from safetensors.torch import load_file
 from test_train_rl import published, settings, timeless, whole_batch
 from test_train_weights import small_models
@@ -156,7 +157,7 @@ def test_a_write_that_does_not_end_is_named(
 
 def limited(values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """The trainer where no file may be longer than the model's config: the kernel refuses the rest of the weights."""
-    program = "import json, sys; from primerl.train.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
+    program = "import json, sys; from primerl.train.loop.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
     return subprocess.run(
         [sys.executable, "-c", program, json.dumps(values)],
         capture_output=True,

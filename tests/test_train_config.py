@@ -12,8 +12,8 @@ from typing import Any
 import primerl.train
 import pytest
 from primerl.models.tiny import TinyConfig
-from primerl.train.config import ConfigError, TrainerConfig
-from primerl.train.sft_config import SFTConfig
+from primerl.train.settings import ConfigError, TrainerConfig
+from primerl.train.sft_settings import SFTConfig
 
 TRAINER: dict[str, Any] = {
     "output_dir": "out",

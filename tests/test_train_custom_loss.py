@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(values: dict[str, object], cwd: Path) -> subprocess.CompletedProcess[str]:
-    program = "import json, sys; from primerl.train.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
+    program = "import json, sys; from primerl.train.loop.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
     command = [sys.executable, "-c", program, json.dumps(values)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200)
 

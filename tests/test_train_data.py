@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from primerl.train.data import BatchError, decode_batch, sequence_at
+from primerl.train.data.batch import BatchError, decode_batch, sequence_at
 from train_helpers import Sequence, encode_batch, encode_frame, encode_micro_batch
 
 

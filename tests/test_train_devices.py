@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from primerl.models.tiny import write_model
-from primerl.train import loading
-from primerl.train.config import ConfigError, LoraConfig
-from primerl.train.distributed import Ranks, own_device
-from primerl.train.lora import add_adapter
-from primerl.train.model import load_model
+from primerl.train.adapters.lora import add_adapter
+from primerl.train.distributed.ranks import Ranks, own_device
+from primerl.train.model import loading
+from primerl.train.model.packed_model import load_model
+from primerl.train.settings import ConfigError, LoraConfig
 from torch import Tensor
 
 GPU = torch.device("cuda", 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train import rl
+from primerl.train.loop import rl
 from rank_helpers import load_shards
 from safetensors.torch import load_file
 from train_helpers import OrchestratorDouble, Sequence, encode_batch
@@ -127,16 +127,16 @@ def test_the_policy_itself_is_drawn_to_the_teacher(
 def test_only_where_they_differ_it_is_computed_twice(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from primerl.train import parallel
+    from primerl.train.distributed import fsdp
 
     calls: list[int] = []
-    compute = parallel.token_logprobs
+    compute = fsdp.token_logprobs
 
     def counted(hidden: torch.Tensor, *given: Any, **named: Any) -> Any:
         calls.append(hidden.shape[0])
         return compute(hidden, *given, **named)
 
-    monkeypatch.setattr(parallel, "token_logprobs", counted)
+    monkeypatch.setattr(fsdp, "token_logprobs", counted)
     for temperature, times in ((1.0, 1), (0.5, 2)):
         calls.clear()
         trained(folder, tmp_path / str(times), temperature, truncated=False, rl_weight=0.0)

@@ -7,17 +7,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-import primerl.train.attention
+import primerl.train.model.packed
 import pytest
 import torch
 from families import ALTERNATING, FAMILIES, gradients, packed_loss, single_loss
-from primerl.train import model_types
-from primerl.train.checkpoint import training_tensors
-from primerl.train.config import OptimConfig
-from primerl.train.memory import prepare
-from primerl.train.model import ModelError, load_model
+from primerl.train.checkpoint.state import training_tensors
+from primerl.train.model import model_types
+from primerl.train.model.memory import prepare
+from primerl.train.model.packed_model import ModelError, load_model
+from primerl.train.model.proof import prove
 from primerl.train.optim import Optimizer
-from primerl.train.proof import prove
+from primerl.train.settings import OptimConfig
 from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
@@ -67,7 +67,7 @@ def test_written_out_attention_in_blocks(family: str, folders: Any, monkeypatch:
     whole = load_model(folders(family))
     expected = packed_loss(whole)
     expected.backward()
-    monkeypatch.setattr(primerl.train.attention, "QUERIES", 7)
+    monkeypatch.setattr(primerl.train.model.packed, "QUERIES", 7)
     blocks = load_model(folders(family))
     loss = packed_loss(blocks)
     loss.backward()

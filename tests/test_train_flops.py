@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES, WITH_STATE
-from primerl.train import flops
-from primerl.train.attended import COMPUTE_MORE, attentions
-from primerl.train.distributed import ALONE
-from primerl.train.flops import ModelShape, Performance
-from primerl.train.logprobs import token_logprobs
-from primerl.train.model import ATTENTION, PackedSequences, load_model, output_head, predicted_hidden
-from primerl.train.peaks import peak_of
+from primerl.train.distributed.ranks import ALONE
+from primerl.train.loss.logprobs import token_logprobs
+from primerl.train.model import flops
+from primerl.train.model.flops import COMPUTE_MORE, ModelShape, Performance, attentions, peak_of
+from primerl.train.model.packed_model import ATTENTION, PackedSequences, load_model, output_head, predicted_hidden
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionInterface, DeepseekV3Config
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from primerl._core import GrammarMasks
 from primerl.inference.sampling import Rows, leave_out, sample, unpacked
-from primerl.train import logprobs as chunked
-from primerl.train.data import BatchError, decode_batch
-from primerl.train.grammar import Allowed, Replay, leaving_out
-from primerl.train.truncation import Truncation, replaying
+from primerl.train.data.batch import BatchError, decode_batch
+from primerl.train.loss import logprobs as chunked
+from primerl.train.loss.grammar import Allowed, Replay, leaving_out
+from primerl.train.loss.truncation import Truncation, replaying
 from train_helpers import Sequence, encode_batch
 
 SCHEMA = {

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from primerl.train.distributed import RankError, Ranks
-from primerl.train.heartbeats import INTERVAL_S, SILENT_S, Heartbeats
-from primerl.train.meeting import Meeting
+from primerl.train.distributed.rank_barrier import Meeting
+from primerl.train.distributed.ranks import INTERVAL_S, SILENT_S, Heartbeats, RankError, Ranks
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 import torch
 from families import FAMILIES
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.config import ComputationConfig, LoraConfig, OptimConfig
-from primerl.train.distributed import ALONE
-from primerl.train.loading import load, make_ready, more_precise
-from primerl.train.model import load_model, model_shape
+from primerl.train.distributed.ranks import ALONE
+from primerl.train.model.loading import load, make_ready, more_precise
+from primerl.train.model.packed_model import load_model, model_shape
 from primerl.train.optim import START, Optimizer
+from primerl.train.settings import ComputationConfig, LoraConfig, OptimConfig
 from rank_helpers import Case, Meeting, start_ranks
 from sft_helpers import settings, write_rows
 
@@ -29,11 +29,11 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 import torch
-from primerl.train.config import ComputationConfig, LoraConfig
-from primerl.train.distributed import Ranks
-from primerl.train.loading import load, make_ready, together
-from primerl.train.model import load_model
-from primerl.train.parallel import local, whole
+from primerl.train.settings import ComputationConfig, LoraConfig
+from primerl.train.distributed.ranks import Ranks
+from primerl.train.model.loading import load, make_ready, together
+from primerl.train.model.packed_model import load_model
+from primerl.train.distributed.fsdp import local, whole
 (case,) = json.load(sys.stdin)
 os.environ |= {"WORLD_SIZE": str(case["ranks"])} | case["places"]
 torch.set_num_threads(1)

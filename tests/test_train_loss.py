@@ -11,11 +11,11 @@ from typing import Any
 import primerl.train.losses
 import pytest
 import torch
-from primerl.train.config import ConfigError, LossConfig
-from primerl.train.data import BatchError, MicroBatch
-from primerl.train.loss import Loss, LossError, load_policy_loss
+from primerl.train.data.batch import BatchError, MicroBatch
+from primerl.train.loop.statistics import Groups, Statistics
+from primerl.train.loss.components import Loss, LossError, load_policy_loss
 from primerl.train.losses import PolicyLoss, Tokens
-from primerl.train.statistics import Groups, Statistics
+from primerl.train.settings import ConfigError, LossConfig
 from torch import Tensor
 
 LENGTHS = (40, 3, 57, 20)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train import flops, sft
-from primerl.train.distributed import ALONE, Ranks
-from primerl.train.flops import ModelShape, Performance
-from primerl.train.model import load_model
+from primerl.train.distributed.ranks import ALONE, Ranks
+from primerl.train.loop import sft
+from primerl.train.model import flops
+from primerl.train.model.flops import ModelShape, Performance
+from primerl.train.model.packed_model import load_model
 from sft_helpers import metrics, settings, write_rows
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import primerl.train.model as model_module
+import primerl.train.model.packed_model as model_module
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.model import (
+from primerl.train.model.packed_model import (
     ModelError,
     PackedSequences,
     _by_bucket,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from primerl.train.checkpoint import Checkpoints, TrainerState
-from primerl.train.config import ConfigError, OptimConfig
+from primerl.train.checkpoint.state import Checkpoints, TrainerState
 from primerl.train.optim import Optimizer, learning_rate, weight_decay
 from primerl.train.optimizers import NamedParameter, muon
+from primerl.train.settings import ConfigError, OptimConfig
 
 
 def test_constant_schedule_with_and_without_warmup() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.receiver import close_links, receive
+from primerl.train.weights.receiver import close_links, receive
 from rank_helpers import MAIN, Case, load_shards, run_cases, start_ranks
 from sft_helpers import metrics, write_rows
 from sft_helpers import settings as sft_settings

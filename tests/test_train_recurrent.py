@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 from families import WITH_STATE, gradients, packed_loss, single_loss
-from primerl.train import recurrent
-from primerl.train.config import LoraConfig
-from primerl.train.lora import add_adapter
-from primerl.train.memory import prepare
-from primerl.train.model import ModelError, PackedSequences, load_model
-from primerl.train.packed import by_bucket
-from primerl.train.proof import prove
-from primerl.train.recurrent import Kernel, check_kernels, convolution, delta_rule, in_parts, mixers, scan
+from primerl.train.adapters.lora import add_adapter
+from primerl.train.model import recurrent
+from primerl.train.model.memory import prepare
+from primerl.train.model.packed import by_bucket
+from primerl.train.model.packed_model import ModelError, PackedSequences, load_model
+from primerl.train.model.proof import prove
+from primerl.train.model.recurrent import Kernel, check_kernels, convolution, delta_rule, in_parts, mixers, scan
+from primerl.train.settings import LoraConfig
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

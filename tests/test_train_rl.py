@@ -22,7 +22,7 @@ import pytest
 import torch
 from end_to_end import until
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train import rl
+from primerl.train.loop import rl
 from rank_helpers import Meeting, load_shards
 from safetensors.torch import load_file
 from train_helpers import AHEAD, Answer, OrchestratorDouble, Sequence, encode_batch, gone, waiting
@@ -499,7 +499,7 @@ def started(values: dict[str, Any], **environment: str) -> Iterator[subprocess.P
     # Under nohup it would inherit that SIGHUP is ignored.
     program = (
         "import json, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
-        "from primerl.train.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
+        "from primerl.train.loop.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, json.dumps(values)],
@@ -619,7 +619,7 @@ def test_two_ranks_train_what_one_trains(folder: Path, tmp_path: Path) -> None:
 
 
 def test_heartbeat_tells_what_the_trainer_does(tmp_path: Path) -> None:
-    from primerl.train.client import Heartbeat
+    from primerl.train.loop.client import Heartbeat
 
     beats: list[dict[str, Any]] = []
     changed = threading.Event()
@@ -644,7 +644,7 @@ def test_heartbeat_tells_what_the_trainer_does(tmp_path: Path) -> None:
 
 
 def test_heartbeat_says_how_long_the_trainer_has_been_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from primerl.train import client
+    from primerl.train.loop import client
 
     monkeypatch.setattr(client, "_LONG_S", 0.0)
     beaten = threading.Event()

@@ -14,15 +14,16 @@ import pytest
 import tomli_w
 import torch
 from primerl.models.tiny import IM_END, TinyConfig, write_model
-from primerl.train import parallel, sft
-from primerl.train.config import OptimConfig
-from primerl.train.cross_entropy import forward_backward
-from primerl.train.logprobs import token_logprobs
-from primerl.train.mixture import Mixture
-from primerl.train.model import load_model
+from primerl.train.data.mixture import Mixture
+from primerl.train.data.packing import step_batches
+from primerl.train.distributed import fsdp
+from primerl.train.loop import sft
+from primerl.train.loop.validation import Validation
+from primerl.train.loss.cross_entropy import forward_backward
+from primerl.train.loss.logprobs import token_logprobs
+from primerl.train.model.packed_model import load_model
 from primerl.train.optim import Optimizer
-from primerl.train.packing import step_batches
-from primerl.train.validation import Validation
+from primerl.train.settings import OptimConfig
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sft_helpers import assistant, load, metrics, settings, user, write_rows
@@ -98,7 +99,7 @@ def test_entropies_which_nobody_reads_are_not_computed(
         wanted.append(entropy)
         return token_logprobs(*given, entropy=entropy, **options)
 
-    monkeypatch.setattr(parallel, "token_logprobs", spied)
+    monkeypatch.setattr(fsdp, "token_logprobs", spied)
     path = write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
     mixture = Mixture(rows := load(folder, path, tmp_path / "bad"), None, shuffle=False, seed=0)
     batch = next(step_batches(mixture, rows, batch_size=1000, seq_len=40, epochs=1, device=CPU))
@@ -107,7 +108,7 @@ def test_entropies_which_nobody_reads_are_not_computed(
 
 
 def test_validation_is_the_mean_over_all_tokens_and_leaves_no_trace(folder: Path, tmp_path: Path) -> None:
-    from primerl.train.sft_config import SubsetConfig
+    from primerl.train.sft_settings import SubsetConfig
 
     for name, texts in (("a", ["b", "cdefgh"]), ("b", ["xyz"])):
         write_rows(tmp_path / f"{name}.jsonl", *({"prompt": "p", "completion": text} for text in texts))

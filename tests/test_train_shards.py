@@ -13,12 +13,12 @@ import torch
 from primerl.inference.model import Decoder, load_folder
 from primerl.inference.shape import Shape
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.checkpoint import save_checkpoint
-from primerl.train.config import ConfigError, TrainerConfig
-from primerl.train.distributed import ALONE, RankError, Ranks
-from primerl.train.meeting import Meeting
-from primerl.train.shards import own_tensors, plan
-from primerl.train.weights import WeightsPublisher
+from primerl.train.checkpoint.state import save_checkpoint
+from primerl.train.distributed.rank_barrier import Meeting
+from primerl.train.distributed.ranks import ALONE, RankError, Ranks
+from primerl.train.settings import ConfigError, TrainerConfig
+from primerl.train.weights.publish import WeightsPublisher
+from primerl.train.weights.shards import own_tensors, plan
 from rank_helpers import load_shards
 from test_train_config import TRAINER
 from test_train_weights import small_models

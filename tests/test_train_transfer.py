@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.reach import address_towards
-from primerl.train import transfer, wire
-from primerl.train.broadcast import Snapshot
-from primerl.train.model import load_model
-from primerl.train.receiver import NoSenderError, TransferError, close_links, receive
-from primerl.train.transfer import Sender
-from primerl.train.weights import WeightsPublisher
-from primerl.train.wire import PeerGoneError, buckets
+from primerl.net.addresses import address_towards
+from primerl.train.model.packed_model import load_model
+from primerl.train.weights import transfer, wire
+from primerl.train.weights.broadcast import Snapshot
+from primerl.train.weights.publish import WeightsPublisher
+from primerl.train.weights.receiver import NoSenderError, TransferError, close_links, receive
+from primerl.train.weights.transfer import Sender
+from primerl.train.weights.wire import PeerGoneError, buckets
 from rank_helpers import load_shards
 from transfer_helpers import WORKER, Told, all_do, senders
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from primerl.inference.sampling import Rows, sample
 from primerl.reference import SLACK, truncated_logprobs
-from primerl.train import logprobs as chunked
-from primerl.train.data import BatchError, decode_batch
-from primerl.train.truncation import Truncation, replaying, truncate
+from primerl.train.data.batch import BatchError, decode_batch
+from primerl.train.loss import logprobs as chunked
+from primerl.train.loss.truncation import Truncation, replaying, truncate
 from train_helpers import Sequence, encode_batch
 
 VOCABULARY = 50

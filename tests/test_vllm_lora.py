@@ -23,10 +23,10 @@ from engine_helpers import (
     vllm_command,
     wait_until,
 )
-from primerl.train.adapter_files import ADAPTER_CONFIG, ADAPTER_FILE
-from primerl.train.config import LoraConfig
-from primerl.train.lora import BROADCAST_FILE, AdapterPublisher, add_adapter
-from primerl.train.model import load_model
+from primerl.train.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE
+from primerl.train.adapters.lora import BROADCAST_FILE, AdapterPublisher, add_adapter
+from primerl.train.model.packed_model import load_model
+from primerl.train.settings import LoraConfig
 from safetensors.torch import load_file, save_file
 from train_helpers import randomise
 from transformers import AutoModelForCausalLM

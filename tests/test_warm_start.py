@@ -16,12 +16,13 @@ from primerl.cli import main
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import load_run
-from primerl.launch import going_back, preflight, warm_start
+from primerl.launch.preflight import training
+from primerl.launch.resume import going_back, warm_start
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.runs.entries import begun_with, model_digest, weights_digest
 from primerl.runs.registry import Registry
 from primerl.runs.store import Store
-from primerl.train import staging
+from primerl.train.checkpoint import staging
 from run_helpers import CONFIG, config_of, told, write_run
 from store_helpers import RUN, adapter, finish, saved, uploader, with_orchestrator
 
@@ -238,8 +239,8 @@ def test_a_run_whose_folder_is_gone_comes_back_from_the_store(
     assert sorted(path.name for path in output.iterdir()) == ["checkpoints", "run", "weights"]
     assert [path.name for path in output.parent.iterdir()] == ["small"]
     # The launcher goes on with it.
-    preflight._output_dir(config)
-    assert preflight.begun_in(output)
+    training._output_dir(config)
+    assert training.begun_in(output)
     assert going_back.flags(config, output) == ["--resume-step", "4"]
     # It is in the store already.
     again = uploader(store, output, model, run=run, keep=-1)

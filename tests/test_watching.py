@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from primerl.config.evaluation import EvalTimeouts
-from primerl.launch import watching
-from primerl.launch.evaluated import Evaluated
-from primerl.launch.processes import Process
-from primerl.launch.remarks import Remarks
-from primerl.launch.starting import RunFailedError
-from primerl.launch.watching import Ended, Interrupted, Interrupts, OrchestratorWatch, Restarts, gave_up
+from primerl.launch.report.evaluations import Evaluated
+from primerl.launch.report.notices import Remarks
+from primerl.launch.supervise import watching
+from primerl.launch.supervise.processes import Process
+from primerl.launch.supervise.starting import RunFailedError
+from primerl.launch.supervise.watching import Ended, Interrupted, Interrupts, OrchestratorWatch, Restarts, gave_up
 
 
 @pytest.fixture(autouse=True)

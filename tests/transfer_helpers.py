@@ -18,12 +18,12 @@ import json, os, signal, sys, threading
 from pathlib import Path
 import torch
 from primerl.train import transfer, weights
-from primerl.train.broadcast import Snapshot
-from primerl.train.distributed import RankError, Ranks
-from primerl.train.model import DTYPES, load_model
-from primerl.train.parallel import local, shard
-from primerl.train.transfer import Sender
-from primerl.train.weights import WeightsPublisher
+from primerl.train.weights.broadcast import Snapshot
+from primerl.train.distributed.ranks import RankError, Ranks
+from primerl.train.model.packed_model import DTYPES, load_model
+from primerl.train.distributed.fsdp import local, shard
+from primerl.train.weights.transfer import Sender
+from primerl.train.weights.publish import WeightsPublisher
 
 given = json.loads(sys.argv[1])
 ranks = Ranks.join(given["ranks"], 1, 60.0)
@@ -85,7 +85,7 @@ WORKER = """
 import json, os, signal, sys
 import xxhash
 from primerl.train import receiver
-from primerl.train.tensors import as_bytes
+from primerl.train.weights.tensors import as_bytes
 
 new_group, broadcast = receiver.new_group, receiver.broadcast
 groups, left = 0, -1

@@ -32,16 +32,17 @@ from primerl.config.lora import AdaptedModel
 from primerl.config.rl import RLConfig
 from primerl.config.run_forms import load_run
 from primerl.forking import preload, servers
-from primerl.launch import checker, hub, interpreters, preflight
-from primerl.launch.processes import Processes, describe_end
-from primerl.launch.starting import RunFailedError, check_guard, start
-from primerl.launch.status import finished
-from primerl.redaction import redact
+from primerl.launch.interpreters import lookup
+from primerl.launch.preflight import checker, hub, training
+from primerl.launch.report.status import finished
+from primerl.launch.supervise.processes import Processes, describe_end
+from primerl.launch.supervise.starting import RunFailedError, check_guard, start
+from primerl.process.redaction import redact
 from primerl.runs import state
-from primerl.train.data import Batch, MicroBatch, decode_batch
-from primerl.train.metrics import MetricsWriter
-from primerl.train.model import DTYPES, load_model
-from primerl.train.weights import WeightsPublisher
+from primerl.train.data.batch import Batch, MicroBatch, decode_batch
+from primerl.train.loop.metrics import MetricsWriter
+from primerl.train.model.packed_model import DTYPES, load_model
+from primerl.train.weights.publish import WeightsPublisher
 
 if TYPE_CHECKING:
     from primerl._core import Orchestrator
@@ -122,9 +123,9 @@ class Run:
         with contextlib.ExitStack() as resources:
             # Also for the check, which imports environments as their workers do.
             resources.enter_context(checker.environments_ahead(fork=self.config.fork_server))
-            variables = preflight.check(self.config)
+            variables = training.check(self.config)
             servers.begin(self.config.fork_server, preload.TORCH)
-            resources.enter_context(preflight.claimed(self.config.output_dir, clean=self.config.clean_output_dir))
+            resources.enter_context(training.claimed(self.config.output_dir, clean=self.config.clean_output_dir))
             self._metrics = resources.enter_context(MetricsWriter(self.output_dir))
             described = resolve.orchestrator(self.config)
             resolve.write(described)
@@ -135,7 +136,7 @@ class Run:
             url = self._orchestrator.url
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
                 resolve.write(process)
-                start(self._processes, interpreters.equipped(preflight.entries(self.config), process, variables))
+                start(self._processes, lookup.equipped(training.entries(self.config), process, variables))
             self._watcher = threading.Thread(target=self._watch, name="primerl-watch", daemon=True)
             self._watcher.start()
             self._resources = resources.pop_all()

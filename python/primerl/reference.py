@@ -1,5 +1,6 @@
 """What `primerl verify` compares with, sharing nothing with the trainer, nor with the engine: log-probabilities of
-truncated sampling in double precision (the trainer's are in `primerl.train.truncation`), and adapters merged by peft.
+truncated sampling in double precision (the trainer's are in `primerl.train.loss.truncation`), and adapters merged by
+peft.
 
 Where the edge of the kept set lies nearer to a token than rounding reaches, an engine may keep that token or leave it
 out. So there are three sets: as the numbers say, and with all edges moved a little outwards and inwards.
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primerl.train.adapter_files import BASE_DIGEST, LORA_ALPHA, folder_digest, is_alpha
+from primerl.train.adapters.files import BASE_DIGEST, LORA_ALPHA, folder_digest, is_alpha
 
 SLACK = 1e-4
 """How far edges are moved, in nats of a logit and in shares of the probability: well above what fp32 engines round."""

@@ -13,10 +13,10 @@ import os
 import sys
 from importlib import import_module
 
-from primerl import utf8
-from primerl.launch.guard import MARK
-from primerl.rank_variables import NotARankError, forget_unless_rank, is_rank
-from primerl.stopping import INTERRUPTED, AsInterrupts, Terminated
+from primerl.launch.supervise.guard import MARK
+from primerl.process import utf8
+from primerl.process.rank_variables import NotARankError, forget_unless_rank, is_rank
+from primerl.process.signals import INTERRUPTED, AsInterrupts, Terminated
 
 COMMANDS = {
     "rl": ("primerl.cli.runs:rl", "train a model by asynchronous reinforcement learning: starts all processes"),

@@ -15,7 +15,7 @@ from primerl.runs.entries import Entry, StoreError, model_digest
 from primerl.runs.registry import known
 from primerl.runs.state import StateError, private_folder
 from primerl.runs.store import Store, store_of_run
-from primerl.train.files import whole_folder
+from primerl.train.checkpoint.files import whole_folder
 
 TITLE = "Nothing was deployed"
 
@@ -138,8 +138,8 @@ def merged(store: Store, entry: Entry, model: Path | None) -> Path:
     if model_digest(base) != entry.model:
         raise StoreError(f"{entry.id} is of another model than the one in {base}; give its own by --model")
     adapter = store.fetch(entry)
-    from primerl.train.adapter_files import ADAPTER_FILE, check_base, folder_digest
-    from primerl.train.config import ConfigError
+    from primerl.train.adapters.files import ADAPTER_FILE, check_base, folder_digest
+    from primerl.train.settings import ConfigError
 
     try:
         check_base(adapter / ADAPTER_FILE, base, folder_digest(base), "")
@@ -161,7 +161,7 @@ def _merge(base: Path, adapter: Path, target: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from primerl.train.checkpoint import TEXT_FILES
+    from primerl.train.checkpoint.state import TEXT_FILES
 
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), adapter)
     model.merge_and_unload().save_pretrained(target)

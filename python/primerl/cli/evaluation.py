@@ -7,7 +7,7 @@ import json
 from primerl.cli.runs import keep_state
 from primerl.config.command_line import with_long_names
 from primerl.forking import preload, servers
-from primerl.launch import checker
+from primerl.launch.preflight import checker
 
 SHORT = {
     "-m": "--model",

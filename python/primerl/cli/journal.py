@@ -10,7 +10,7 @@ from typing import Any
 
 from primerl.cli.arguments import parse
 from primerl.config.complaint import fail
-from primerl.redaction import redacted
+from primerl.process.redaction import redacted
 
 FAILED = 1
 NUMBERED = ("rollout", "group", "step", "batch")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from primerl.cli.arguments import parse
 from primerl.config.complaint import fail
-from primerl.stopping import stop_signals
+from primerl.process.signals import stop_signals
 
 FAILED = 1
 NOT_A_PORT = "expected a port from 0 (any free one) to 65535"

@@ -19,11 +19,11 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primerl import stopping
 from primerl.config import asked
-from primerl.launch.guard import MARK
-from primerl.rank_variables import is_rank
-from primerl.startup import importing
+from primerl.launch.supervise.guard import MARK
+from primerl.process import signals
+from primerl.process.imports import importing
+from primerl.process.rank_variables import is_rank
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -40,18 +40,18 @@ def trainer(arguments: list[str]) -> int:
         settings = settings_from(arguments, "primerl.config.trainer:TrainerConfig", "trainer")
     except BadInputError as error:
         return refuse(error)
-    from primerl.train import start_ranks
-    from primerl.train.config import ConfigError, TrainerConfig
+    from primerl.train.distributed import torchrun
+    from primerl.train.settings import ConfigError, TrainerConfig
 
-    if start_ranks.are_wanted(settings):
+    if torchrun.are_wanted(settings):
         try:
             ranks = TrainerConfig.from_dict(settings).ranks
         except ConfigError as error:
             return refuse(error)
-        return start_ranks.run(ranks, ["trainer", *arguments])
-    start_ranks.die_with_parent()
+        return torchrun.run(ranks, ["trainer", *arguments])
+    torchrun.die_with_parent()
     with importing():
-        from primerl.train.rl import main
+        from primerl.train.loop.rl import main
 
     return int(main(settings))
 
@@ -89,7 +89,8 @@ def join_as_env_worker(arguments: list[str]) -> int:
     from primerl.config.environment import JoinConfig
     from primerl.config.load import ConfigError, load
     from primerl.forking import servers
-    from primerl.launch import checker, joining
+    from primerl.launch import remote_workers
+    from primerl.launch.preflight import checker
 
     try:
         with checker.environments_ahead(arguments, checks=False):
@@ -97,11 +98,11 @@ def join_as_env_worker(arguments: list[str]) -> int:
             keep_state(config.log_dir)
             # An interpreter of its own has libraries of its own.
             servers.begin(config.fork_server and config.python is None)
-            return joining.run(config)
+            return remote_workers.run(config)
     except ConfigError as error:
         return refuse(error)
     except KeyboardInterrupt:  # or SIGTERM, SIGHUP: as later, when it waits for the run or works
-        stopping.has_been_heard()
+        signals.has_been_heard()
         print("stopped", file=sys.stderr)
         return 0
 

@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     chosen = parse(parser, arguments)
     if isinstance(chosen, int):
         return chosen
-    from primerl.launch import pruning
+    from primerl.launch.interpreters import pruning
 
     try:
         found = pruning.found()

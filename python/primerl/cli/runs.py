@@ -8,9 +8,9 @@ from pathlib import Path
 
 from primerl.config.command_line import PUBLISHED, with_long_names
 from primerl.forking import preload, servers
-from primerl.launch import checker
-from primerl.rank_variables import is_rank
-from primerl.startup import importing
+from primerl.launch.preflight import checker
+from primerl.process.imports import importing
+from primerl.process.rank_variables import is_rank
 
 
 def rl(arguments: list[str]) -> int:
@@ -68,18 +68,19 @@ def sft(arguments: list[str]) -> int:
         with placed(config, arguments):
             given = own_folder.located(config)
         keep_state(given.output_dir)
-        from primerl.launch import monitors, preflight, preflight_sft
+        from primerl.launch import monitors
+        from primerl.launch.preflight import sft, training
         from primerl.launch.registration import registered
-        from primerl.launch.starting import OMP_WAIT_POLICY
-        from primerl.train import start_ranks
+        from primerl.launch.supervise.starting import OMP_WAIT_POLICY
+        from primerl.train.distributed import torchrun
 
         with placed(given, arguments):
-            config, settings = preflight_sft.prepared(given)
-        with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
+            config, settings = sft.prepared(given)
+        with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
             goes_on = config.ckpt is not None and config.ckpt.resume_step is not None
-            resolve.write_text(folder / preflight_sft.CONFIG_FILE, resolve.dump_toml(settings))
+            resolve.write_text(folder / sft.CONFIG_FILE, resolve.dump_toml(settings))
             if config.dry_run:
-                print(f"everything checked; the resolved config is {folder / preflight_sft.CONFIG_FILE}")
+                print(f"everything checked; the resolved config is {folder / sft.CONFIG_FILE}")
                 return 0
             # Read when torch is loaded.
             os.environ.setdefault("OMP_WAIT_POLICY", OMP_WAIT_POLICY)
@@ -87,14 +88,14 @@ def sft(arguments: list[str]) -> int:
                 registered(given, folder, print, goes_on=goes_on) as session,
                 monitors.beside(config, folder, print) as ended,
             ):
-                if start_ranks.are_wanted(settings):
+                if torchrun.are_wanted(settings):
                     if not config.fork_server:
                         os.environ[servers.VARIABLE] = servers.OFF
-                    file = folder / preflight_sft.CONFIG_FILE
-                    session.exit_code = start_ranks.run(config.ranks, ["sft", "@", os.fspath(file)])
+                    file = folder / sft.CONFIG_FILE
+                    session.exit_code = torchrun.run(config.ranks, ["sft", "@", os.fspath(file)])
                 else:
                     with importing():
-                        from primerl.train.sft import main
+                        from primerl.train.loop.sft import main
 
                     session.exit_code = int(main(settings))
                 return ended(session.exit_code)
@@ -106,16 +107,16 @@ def sft_rank(arguments: list[str]) -> int:
     """One of several processes, by a resolved file: who started them has checked everything."""
     from primerl.cli.processes import BadInputError, read_toml, refuse
     from primerl.config.load import ConfigError
-    from primerl.train import start_ranks
+    from primerl.train.distributed import torchrun
 
     if len(arguments) != 2 or arguments[0] != "@":
         return refuse(ConfigError("as a rank, `primerl sft @ configs/sft.toml` takes a resolved file and nothing else"))
-    start_ranks.die_with_parent()
+    torchrun.die_with_parent()
     try:
         settings = read_toml(Path(arguments[1]))
     except BadInputError as error:
         return refuse(error)
     with importing():
-        from primerl.train.sft import main
+        from primerl.train.loop.sft import main
 
     return int(main(settings))

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from primerl.redaction import redact
+from primerl.process.redaction import redact
 
 
 class ConfigError(Exception):

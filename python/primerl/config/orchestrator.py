@@ -52,7 +52,7 @@ class Sampling(Section):
     truncated: Literal["refuse", "replay"] = "refuse"
     """Training rollouts that leave tokens out before sampling, by the three keys below or by their own requests:
     refused, or recorded and replayed by the trainer, which leaves out the same of its own (see
-    `primerl.train.truncation`; a training loop of your own has to do that itself)."""
+    `primerl.train.loss.truncation`; a training loop of your own has to do that itself)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Keeps the most likely tokens that have this share of the probability; 1 keeps all."""
     top_k: int = Field(default=0, ge=-1, lt=2**31)

@@ -163,9 +163,9 @@ class Checkpoints(Section):
     @model_validator(mode="after")
     def _can_be_resumed(self) -> Self:
         # Here, as the trainer's own check comes when everything else was started. Imports no torch.
-        from primerl.train import config
+        from primerl.train import settings
 
-        config.check_resume(self.resume_step, weights_only=self.weights_only)
+        settings.check_resume(self.resume_step, weights_only=self.weights_only)
         return self
 
 
@@ -194,7 +194,7 @@ class Computation(Section):
     """Groups of ranks that each hold the whole model between them (HSDP); it divides `ranks`."""
     context_parallel: Count = 1
     """Ranks that share a sequence; only 1 is supported, since sequences are packed."""
-    # Shorter than torch can count, or longer than it can hold, is none; `primerl.train.config` has the same bounds.
+    # Shorter than torch can count, or longer than it can hold, is none; `primerl.train.settings` has the same bounds.
     dist_timeout_s: Annotated[float, Field(ge=1, le=365 * 24 * 3600)] = 600.0
     """Give up when another rank has not come this long to where all meet."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
@@ -203,9 +203,9 @@ class Computation(Section):
     @model_validator(mode="after")
     def _ranks_fit(self) -> Self:
         # Here, as the trainer's own check comes when everything else was started. Imports no torch.
-        from primerl.train import config
+        from primerl.train import settings
 
-        config.check_ranks(self)
+        settings.check_ranks(self)
         return self
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from primerl.exposition import Exposition
+from primerl.net.prometheus import Exposition
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram
@@ -16,7 +16,7 @@ class Meter:
     """Counts nothing where there is no port."""
 
     def __init__(self, port: int | None, cores: int) -> None:
-        """`cores`: that the worker may run on. Raises [`PortTakenError`][primerl.exposition.PortTakenError]."""
+        """`cores`: that the worker may run on. Raises [`PortTakenError`][primerl.net.prometheus.PortTakenError]."""
         self._exposition: Exposition | None = None
         if port is None:
             return

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from primerl import typed
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
 from primerl.envs.tailnet import TailnetConfig
-from primerl.exposition import check_port
-from primerl.log_levels import LEVELS
+from primerl.net.prometheus import check_port
+from primerl.process.log_levels import LEVELS
 
 RANGES: typed.Ranges = {
     "seed": (0, typed.MOST_LARGE_COUNT),

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
-from primerl.launch.guard import MARK, die_with_parent
+from primerl.launch.supervise.guard import MARK, die_with_parent
 
 log = logging.getLogger("primerl.envs")
 

@@ -24,8 +24,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from primerl import _core, redaction
-from primerl.direct import unusable_proxies, without_proxy
+from primerl import _core
 from primerl.envs import exits, generations, machine, versions, watcher
 from primerl.envs.deadline import TimeUpError, within
 from primerl.envs.interface import (
@@ -43,10 +42,12 @@ from primerl.envs.listing import listing_of
 from primerl.envs.meter import Meter
 from primerl.envs.settings import LogConfig, WorkerConfig
 from primerl.envs.tailnet import NODE_LOST, Node, TailnetError, join, proxy_variables, tail
-from primerl.log_levels import LEVELS
+from primerl.net.requests import unusable_proxies, without_proxy
+from primerl.process import redaction
+from primerl.process.imports import importing
+from primerl.process.log_levels import LEVELS
+from primerl.process.signals import stop_signals
 from primerl.run_key import run_key
-from primerl.startup import importing
-from primerl.stopping import stop_signals
 
 log = logging.getLogger("primerl.envs")
 

@@ -8,7 +8,7 @@ import os
 from primerl._core import ask_models
 from primerl.config.client import Client
 from primerl.config.load import ConfigError
-from primerl.redaction import note, redact
+from primerl.process.redaction import note, redact
 
 ANSWER_S = 15.0
 SHOWN = 300

@@ -19,10 +19,12 @@ from primerl.config.load import ConfigError
 from primerl.evals import endpoint, greedy, results
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
-from primerl.launch import hub, interpreters, preflight, preflight_model, secrets
-from primerl.launch import preflight_environments as environments
+from primerl.launch import secrets
+from primerl.launch.interpreters import lookup
+from primerl.launch.preflight import environments as environments
+from primerl.launch.preflight import hub, model_folder, training
 from primerl.models.tiny import write_text_model
-from primerl.redaction import note
+from primerl.process.redaction import note
 
 # What may be other in a later start of the same command: it changes nothing that is measured.
 MAY_CHANGE = (
@@ -53,7 +55,7 @@ def with_model(config: EvalConfig) -> EvalConfig:
         with problems.noted():
             _check_model(fitted)
     with problems.noted():
-        preflight.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=preflight.holds_run)
+        training.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=training.holds_run)
     with problems.noted():
         secrets.variables_of(config.env, config.env_files)
     with problems.noted():
@@ -71,7 +73,7 @@ def _fitted(config: EvalConfig, *, weights: bool) -> EvalConfig:
         is_small = not weights
     folder = Path(resolve.absolute(changes.get("model", config.model)))
     _check_folder(folder, weights=not is_small)
-    limit = preflight_model.longest_sequence(folder)
+    limit = model_folder.longest_sequence(folder)
     if limit is not None and config.seq_len is None and config.sequence_length > limit > config.longest_answer:
         changes["seq_len"] = limit
     found: EvalConfig = config.model_copy(update=changes)
@@ -115,14 +117,14 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
         say(repeated)
     if odd is not None:
         say(f"warning: {odd}")
-    interpreters.provided(config.env, config.timeouts.install_s, say)
+    lookup.provided(config.env, config.timeouts.install_s, say)
     rollouts = [entry.rollouts_per_example or config.rollouts_per_example for entry in config.env]
     wanted = [
         environments.one(entry, "eval", many, variables) for entry, many in zip(config.env, rollouts, strict=True)
     ]
     with _checkable(config) as checked:
         # What an evaluation goes on with was compared above.
-        problems.found += preflight.check_beside(checked, wanted, config.timeouts.check_s, say, begins=True)
+        problems.found += training.check_beside(checked, wanted, config.timeouts.check_s, say, begins=True)
     problems.check()
     return variables
 
@@ -137,7 +139,7 @@ def is_over(folder: Path) -> bool:
 
 def measures_again(config: EvalConfig, folder: Path) -> bool:
     """Whether what has failed is measured once more: where that is asked for, or nothing else was found."""
-    if config.clean_output_dir or not preflight.holds_run(folder):
+    if config.clean_output_dir or not training.holds_run(folder):
         return False
     found = results.counts(folder)
     if not is_over(folder) or not found:
@@ -196,9 +198,9 @@ def _values(config: EvalConfig) -> dict[str, Any]:
 
 def _check_output_dir(config: EvalConfig) -> bool:
     """Whether an evaluation of the same is there, which goes on."""
-    preflight.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=preflight.holds_run)
+    training.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=training.holds_run)
     folder = Path(resolve.absolute(config.output_dir))
-    goes_on = not config.clean_output_dir and preflight.holds_run(folder)
+    goes_on = not config.clean_output_dir and training.holds_run(folder)
     if goes_on:
         same_evaluation(config)
     return goes_on
@@ -206,7 +208,7 @@ def _check_output_dir(config: EvalConfig) -> bool:
 
 def _check_folder(folder: Path, *, weights: bool) -> None:
     try:
-        preflight_model.check_model(folder, weights=weights)
+        model_folder.check_model(folder, weights=weights)
     except ConfigError as error:
         raise ConfigError(f"{str(error).replace('model.path:', 'model:')} (or base_url, for an endpoint)") from None
 
@@ -225,13 +227,13 @@ def _check_model(config: EvalConfig) -> None:
         raise ConfigError(
             str(error) if isinstance(error, UnsupportedModelError) else f"model: {folder}: {error}"
         ) from None
-    limit = preflight_model.longest_sequence(folder)
+    limit = model_folder.longest_sequence(folder)
     context = config.inference.max_model_len or config.sequence_length
     if limit is not None and context > limit:
         name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
         raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
     if config.inference.replicas:
-        preflight.check_address("inference", config.inference.host, config.inference.port)
+        training.check_address("inference", config.inference.host, config.inference.port)
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from typing import Any
 
 from primerl._core import evaluated_rollouts
 from primerl.config.resolve import write_parts, write_text
-from primerl.launch.preflight import holds_run
-from primerl.redaction import redacted
+from primerl.launch.preflight.training import holds_run
+from primerl.process.redaction import redacted
 
 RESULTS, SUMMARY, EVALS = "results.jsonl", "summary.json", "evals.jsonl"
 # Numbers of a line whose means are in the summary.

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 from primerl import forking
 from primerl.forking.lifeline import die_with_lifeline
 from primerl.forking.request import GO, SIGNALS
-from primerl.launch.trees import MARK, PART
+from primerl.launch.supervise.trees import MARK, PART
 
 # For the files that a process leaves open at its end.
 FLUSH_S = 2.0

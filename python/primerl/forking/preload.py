@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from importlib import import_module
 
-from primerl.train.import_once import import_transformers
+from primerl.train.model.import_once import import_transformers
 
 ENVIRONMENTS, TORCH = "environments", "torch"
 
@@ -22,8 +22,8 @@ MODULES = {
         "primerl.cli.processes",
         "primerl.inference.server",
         "primerl.inference.torch_backend",
-        "primerl.train.rl",
-        "primerl.train.sft",
+        "primerl.train.loop.rl",
+        "primerl.train.loop.sft",
         # Imported when the first model is made, and torch._dynamo by the first optimizer.
         "transformers.models.auto.modeling_auto",
         "torch._dynamo",

@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from primerl.forking.exit_status import NOT_KNOWN, exit_code
-from primerl.launch.trees import without_own_group
+from primerl.launch.supervise.trees import without_own_group
 
 # A server that still imports answers when it is ready; after this long the process starts without it.
 FORK_WAIT_S = 30.0

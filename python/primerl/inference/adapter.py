@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from primerl.inference.model import Decoder
-from primerl.train.adapter_files import (
+from primerl.train.adapters.files import (
     BASE_DIGEST,
     LORA_ALPHA,
     PREFIX,
@@ -20,9 +20,9 @@ from primerl.train.adapter_files import (
     folder_digest,
     targeted_layers,
 )
-from primerl.train.digest import digest_of
-from primerl.train.merging import digest_tensor
-from primerl.train.tensors import NAMES, tensor_hash
+from primerl.train.adapters.merging import digest_tensor
+from primerl.train.weights.digest import digest_of
+from primerl.train.weights.tensors import NAMES, tensor_hash
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,14 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn, Protocol
 
-from primerl.direct import open_url
 from primerl.inference.settings import InferenceConfig
 from primerl.inference.vllm import installation
 from primerl.inference.vllm.process import VllmEndedError, VllmServer
-from primerl.log_levels import LEVELS
-from primerl.reach import told_to
+from primerl.net.addresses import told_to
+from primerl.net.requests import open_url
+from primerl.process.log_levels import LEVELS
+from primerl.process.signals import stop_signals
 from primerl.run_key import run_key_header
-from primerl.stopping import stop_signals
 
 log = logging.getLogger("primerl.inference")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from primerl import typed
 from primerl.inference.vllm import flags
-from primerl.log_levels import LEVELS
+from primerl.process.log_levels import LEVELS
 
 CHOICES = {
     "backend": ("auto", "torch", "vllm"),

@@ -13,8 +13,8 @@ from primerl.inference import adapter
 from primerl.inference.model import Decoder, Segment, load_folder
 from primerl.inference.sampling import Rows, Scores, leave_out, sample, score, unpacked
 from primerl.inference.shape import Shape
-from primerl.train.digest import digest_of, hash_of
-from primerl.train.tensors import LOADABLE, NAMES, as_bytes, tensor_hash
+from primerl.train.weights.digest import digest_of, hash_of
+from primerl.train.weights.tensors import LOADABLE, NAMES, as_bytes, tensor_hash
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

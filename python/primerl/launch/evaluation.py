@@ -20,15 +20,15 @@ from primerl.config.evaluation import EvalConfig
 from primerl.config.resolve import ProcessConfig
 from primerl.evals import checkpoint, preflight, results
 from primerl.forking import servers
-from primerl.launch import interpreters
-from primerl.launch import status as orchestrator_status
-from primerl.launch.console import PLAIN_EVERY_S, Console
-from primerl.launch.preflight import claimed, holds_run
-from primerl.launch.processes import Process, Processes, cause_of, tail
+from primerl.launch.interpreters import lookup
+from primerl.launch.preflight.training import claimed, holds_run
 from primerl.launch.registration import registered
-from primerl.launch.remarks import Remarks
+from primerl.launch.report import status as orchestrator_status
+from primerl.launch.report.console import PLAIN_EVERY_S, Console
+from primerl.launch.report.notices import Remarks
 from primerl.launch.secrets import Variables
-from primerl.launch.starting import (
+from primerl.launch.supervise.processes import Process, Processes, cause_of, tail
+from primerl.launch.supervise.starting import (
     BAD_INPUT,
     FAILED,
     INTERRUPTED,
@@ -39,7 +39,7 @@ from primerl.launch.starting import (
     start,
     wait_for_orchestrator,
 )
-from primerl.launch.watching import (
+from primerl.launch.supervise.watching import (
     LAST_WORDS_S,
     STATUS_EVERY_S,
     TICK_S,
@@ -51,7 +51,7 @@ from primerl.launch.watching import (
     say_goodbye,
 )
 from primerl.models.tiny import write_text_model
-from primerl.train.client import NoMoreBatches, OrchestratorClient, OrchestratorError
+from primerl.train.loop.client import NoMoreBatches, OrchestratorClient, OrchestratorError
 
 # Until the orchestrator says where it listens.
 NOWHERE = "http://127.0.0.1:0"
@@ -91,7 +91,7 @@ def write_configs(config: EvalConfig, orchestrator_url: str, variables: Variable
     ]
     for process in others:
         resolve.write(process)
-    return [interpreters.equipped(config.env, process, variables) for process in others]
+    return [lookup.equipped(config.env, process, variables) for process in others]
 
 
 class Evaluation:

@@ -26,15 +26,15 @@ from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.launch import secrets
-from primerl.launch.processes import Process, Processes
-from primerl.launch.starting import BAD_INPUT, start
-from primerl.launch.watching import Restarts
+from primerl.launch.supervise.processes import Process, Processes
+from primerl.launch.supervise.starting import BAD_INPUT, start
+from primerl.launch.supervise.watching import Restarts
 from primerl.monitors import load, prime
 from primerl.monitors.keys import usable
 from primerl.monitors.process import END_FILE, RECORDS_FILE, STATUS_FILE
 from primerl.monitors.records import BusyError, last_step, locked
-from primerl.train.files import keep_steps
-from primerl.train.step_folders import saved_steps
+from primerl.train.checkpoint.files import keep_steps
+from primerl.train.checkpoint.step_folders import saved_steps
 
 WANDB_KEY = "WANDB_API_KEY"
 WANDB_URL = "https://api.wandb.ai"

@@ -14,8 +14,8 @@ from primerl.config import resolve, run_file
 from primerl.config.evaluation import EvalConfig
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
-from primerl.launch import detached
-from primerl.launch.starting import BAD_INPUT, INTERRUPTED
+from primerl.launch.supervise import detached
+from primerl.launch.supervise.starting import BAD_INPUT, INTERRUPTED
 from primerl.runs.registry import Registry, Run
 from primerl.runs.state import StateError
 

@@ -27,27 +27,18 @@ from primerl.config import begun, late, own_folder, resolve, run_file
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.forking import servers
-from primerl.launch import (
-    ending,
-    evaluated,
-    going_back,
-    hub,
-    interpreters,
-    joined,
-    preflight,
-    secrets,
-    storing,
-    summary,
-    tailnet,
-    warm_start,
-)
-from primerl.launch import status as orchestrator_status
-from primerl.launch.console import Console
+from primerl.launch import remote_workers, secrets, storing, tailnet
+from primerl.launch.interpreters import lookup
 from primerl.launch.monitors import MonitorWatch, wanted
-from primerl.launch.processes import Process, Processes, cause_of, describe_end, tail
+from primerl.launch.preflight import hub, training
 from primerl.launch.registration import registered
-from primerl.launch.remarks import Remarks
-from primerl.launch.starting import (
+from primerl.launch.report import evaluations, summary
+from primerl.launch.report import status as orchestrator_status
+from primerl.launch.report.console import Console
+from primerl.launch.report.notices import Remarks
+from primerl.launch.resume import going_back, position, warm_start
+from primerl.launch.supervise.processes import Process, Processes, cause_of, describe_end, tail
+from primerl.launch.supervise.starting import (
     BAD_INPUT,
     FAILED,
     INTERRUPTED,
@@ -59,7 +50,7 @@ from primerl.launch.starting import (
     unchanged_if_refused,
     wait_for_orchestrator,
 )
-from primerl.launch.watching import (
+from primerl.launch.supervise.watching import (
     LAST_WORDS_S,
     STATUS_EVERY_S,
     TICK_S,
@@ -71,7 +62,7 @@ from primerl.launch.watching import (
     gave_up,
     say_goodbye,
 )
-from primerl.redaction import redact, redacted
+from primerl.process.redaction import redact, redacted
 from primerl.run_key import FILE, VARIABLE, run_key
 
 # On top of the orchestrator's timeouts.worker_s: a worker that lives registers again at once.
@@ -87,14 +78,14 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     extras.require("`primerl rl`", "torch", "transformers")
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
-    preflight.check_ahead(config)
+    training.check_ahead(config)
     config = hub.with_model(config)
     config = warm_start.applied(config)
-    variables = preflight.check(config, console.say)
-    with preflight.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
+    variables = training.check(config, console.say)
+    with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
             return end_dry_run(config, folder, console, variables)
-        goes_on = not config.clean_output_dir and preflight.begun_in(folder)
+        goes_on = not config.clean_output_dir and training.begun_in(folder)
         with registered(config, folder, console.say, goes_on=goes_on, form=form) as session:
             session.exit_code = Launcher(config, folder, console, variables, session.run_id).run()
             return session.exit_code
@@ -103,7 +94,7 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
 def page_address(url: str, folder: Path, *, is_seen_once: bool) -> str:
     """With the key that the run has made, where the output is a terminal; what is printed elsewhere ends in logs."""
     parts = urlsplit(url)
-    url = joined.reached_at(parts.hostname or "", parts.port)
+    url = remote_workers.reached_at(parts.hostname or "", parts.port)
     file = folder / FILE
     if not file.is_file():
         return f"{url}/#key=... (the value of {VARIABLE})"
@@ -111,12 +102,12 @@ def page_address(url: str, folder: Path, *, is_seen_once: bool) -> str:
 
 
 def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: secrets.Variables) -> int:
-    if preflight.holds_run(folder):
+    if training.holds_run(folder):
         # Its configs tell what it was trained with, and `primerl verify` reads them.
         console.say(f"everything checked; a start goes on with the run in {folder}, whose configs are left as they are")
         return 0
     # As other machines reach it: each process may be started on one of its own.
-    write_configs(config, joined.reached_at(config.orchestrator.host, config.orchestrator.port), variables)
+    write_configs(config, remote_workers.reached_at(config.orchestrator.host, config.orchestrator.port), variables)
     monitor = wanted(config)
     if monitor is not None:
         resolve.write(monitor)
@@ -138,7 +129,7 @@ def write_configs(
     ]
     for process in others:
         resolve.write(process)
-    return [interpreters.equipped(preflight.entries(config), process, variables) for process in others]
+    return [lookup.equipped(training.entries(config), process, variables) for process in others]
 
 
 class Launcher:
@@ -161,7 +152,7 @@ class Launcher:
         self.restarts = Restarts(config.restarts)
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
         self.status: dict[str, Any] = {}
-        self.evaluated = evaluated.Evaluated(console.say, ending.evaluations(folder))
+        self.evaluated = evaluations.Evaluated(console.say, position.evaluations(folder))
         self.remarks = Remarks(console.say)
         self.training_began: float | None = None
         sources = config.orchestrator
@@ -211,7 +202,7 @@ class Launcher:
         if code == 0:
             self.console.say(f"finished after {time.monotonic() - self.began:.1f} s; results are in {self.folder}")
         elif reason == "interrupted":
-            self.console.say(f"interrupted; {self._same_command()} goes on {ending.goes_on_from(self.folder)}")
+            self.console.say(f"interrupted; {self._same_command()} goes on {position.goes_on_from(self.folder)}")
         return code
 
     def _same_command(self) -> str:
@@ -238,7 +229,7 @@ class Launcher:
 
     def _start(self, processes: Processes) -> bool:
         """Returns whether there is something to do: the run in the folder may be over."""
-        doing = "going on with the run" if preflight.holds_run(self.folder) else "starting"
+        doing = "going on with the run" if training.holds_run(self.folder) else "starting"
         self.console.say(f"{doing} in {self.folder}")
         orchestrator = resolve.orchestrator(self.config, secrets.names_of_variables(self.variables))
         self.described[orchestrator.name] = orchestrator
@@ -254,7 +245,7 @@ class Launcher:
             self.console.say(f"nothing is left to do:\n{tail(started.log, lines=1)}")
             return False
         self.orchestrator.url = url
-        again = ending.trained_again(self.folder, self.config.trainer.ckpt)
+        again = position.trained_again(self.folder, self.config.trainer.ckpt)
         if again is not None:
             self.console.say(again)
         for process in write_configs(self.config, url, self.variables, self.run_id):
@@ -266,7 +257,7 @@ class Launcher:
         self.console.say(f"orchestrator at {url}; {len(self.described)} processes, logs in {self.folder / 'logs'}")
         page = page_address(url, self.folder, is_seen_once=sys.stdout.isatty())
         self.console.say(f"the run's page: {page}")
-        waits = joined.announcement(self.config, url, self.folder)
+        waits = remote_workers.announcement(self.config, url, self.folder)
         if waits is not None:
             self.console.say(waits)
         return True
@@ -298,9 +289,9 @@ class Launcher:
             if processes.by_name["orchestrator"].ended:
                 if processes.by_name["trainer"].ended:
                     # The last ones ended after the last look at the status.
-                    self.evaluated.look(ending.evaluations(self.folder))
+                    self.evaluated.look(position.evaluations(self.folder))
                     self._check_over()
-                    self.console.end(ending.last_metrics(self.folder), self.config.max_steps)
+                    self.console.end(position.last_metrics(self.folder), self.config.max_steps)
                     return say_goodbye(processes, self.described, self.interrupts.check)
             elif now - asked >= STATUS_EVERY_S:
                 asked = now
@@ -314,7 +305,7 @@ class Launcher:
 
     def _check_over(self) -> None:
         evaluates = bool(self.config.orchestrator.eval.env)
-        stopped = ending.cut_short(self.folder, self.config.max_steps, evaluates=evaluates)
+        stopped = position.cut_short(self.folder, self.config.max_steps, evaluates=evaluates)
         if stopped is not None:
             raise RunFailedError(stopped)
 
@@ -354,7 +345,7 @@ class Launcher:
         if process.code == 0 and kind in ("trainer", "orchestrator", "env-worker"):
             self.early[process.name] = time.monotonic()
             if kind == "trainer":
-                self.is_trained = ending.trained_steps(self.folder) >= self.config.max_steps
+                self.is_trained = position.trained_steps(self.folder) >= self.config.max_steps
             return None
         if kind in ("inference", "env-worker") and orchestrator_status.finished(self.status):
             return None
@@ -427,14 +418,14 @@ class Launcher:
         if self.orchestrator.is_ready:
             self.orchestrator.check_progress(status, now)
             return
-        joining = joined.missing(self.config, status)
+        joining = remote_workers.missing(self.config, status)
         if missing := orchestrator_status.missing(status, self.environments):
             self.orchestrator.check_start(missing, now - self.began)
         elif not joining:
             self.orchestrator.ready(now)
             self.training_began = now
         elif now - self.began > self.config.timeouts.join_s:
-            raise RunFailedError(joined.too_late(self.config, joining))
+            raise RunFailedError(remote_workers.too_late(self.config, joining))
 
     def _look_for_workers(self, processes: Processes, now: float) -> None:
         if self.orchestrator.heard != now or orchestrator_status.finished(self.status):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from primerl.config.complaint import ConfigError
 from primerl.envs.tailnet import KEY_VARIABLE
-from primerl.redaction import note
+from primerl.process.redaction import note
 from primerl.runs import secrets as stored
 from primerl.runs.registry import Registry
 from primerl.runs.state import StateError

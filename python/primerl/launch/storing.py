@@ -15,11 +15,11 @@ from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig, write_text
 from primerl.config.rl import RLConfig
 from primerl.config.store import StoreWorkerConfig
-from primerl.launch.console import Console
-from primerl.launch.processes import Processes
-from primerl.launch.starting import RunFailedError
+from primerl.launch.report.console import Console
+from primerl.launch.supervise.processes import Processes
+from primerl.launch.supervise.starting import RunFailedError
 from primerl.runs.uploads import END, REPORT
-from primerl.train import staging
+from primerl.train.checkpoint import staging
 
 NAME = "store"
 LAST_S = 900.0

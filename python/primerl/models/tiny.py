@@ -20,7 +20,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from primerl.train.import_once import import_transformers
+from primerl.train.model.import_once import import_transformers
 
 IM_END, END_OF_TEXT, IM_START = 256, 257, 258
 SPECIAL_TOKENS = {"<|im_end|>": IM_END, "<|endoftext|>": END_OF_TEXT, "<|im_start|>": IM_START}

@@ -7,7 +7,7 @@ from typing import Any
 
 from primerl.config.monitors import MonitorEntry
 from primerl.monitors.monitor import Monitor, RefusedError
-from primerl.train.by_path import ImportFailedError, find_by_path
+from primerl.train.import_path import ImportFailedError, find_by_path
 
 
 def find(path: str, args: dict[str, Any]) -> Any:

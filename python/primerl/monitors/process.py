@@ -23,13 +23,13 @@ from pydantic import ValidationError
 from primerl.config.load import describe
 from primerl.config.monitors import MonitorConfig
 from primerl.config.resolve import write_text
-from primerl.launch import guard
+from primerl.launch.supervise import guard
 from primerl.monitors import extras
 from primerl.monitors.collect import Collector
 from primerl.monitors.monitor import Status
 from primerl.monitors.records import BusyError, Records, locked
 from primerl.monitors.send import Sender
-from primerl.stopping import stop_signals
+from primerl.process.signals import stop_signals
 
 log = logging.getLogger("primerl.monitors")
 

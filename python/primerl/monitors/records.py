@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from primerl.launch.lock import take
+from primerl.launch.supervise.lock import take
 
 LOCK = "lock"
 Kind = Literal["metrics", "evaluation", "extras"]

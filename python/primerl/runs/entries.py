@@ -9,7 +9,7 @@ from typing import Any
 
 import xxhash
 
-from primerl.train.step_folders import ORCHESTRATOR_FOLDER
+from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER
 
 KINDS = ("checkpoint", "weights", "adapter")
 SNAPSHOT = ".snapshot"
@@ -93,8 +93,8 @@ def model_digest(folder: Path) -> str:
 
 def weights_digest(folder: Path) -> str:
     """Of a model folder's weights, as they are in its files. Raises StoreError."""
-    from primerl.train.adapter_files import folder_digest
-    from primerl.train.config import ConfigError
+    from primerl.train.adapters.files import folder_digest
+    from primerl.train.settings import ConfigError
 
     try:
         return folder_digest(folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.runs.memory import Machine
-from primerl.train.adapter_files import ADAPTER_CONFIG
+from primerl.train.adapters.files import ADAPTER_CONFIG
 
 DEPTH = 6
 """Folders below a given one that are looked into."""
@@ -42,7 +42,7 @@ class Model:
 
 def look(folder: Path, machine: Machine) -> Model:
     from primerl.config.load import ConfigError
-    from primerl.launch.preflight_model import check_model, check_trainable, read_json
+    from primerl.launch.preflight.model_folder import check_model, check_trainable, read_json
 
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
@@ -79,7 +79,7 @@ def _check_architecture(config: dict[str, Any]) -> None:
 
 
 def _parameters(folder: Path) -> int:
-    from primerl.launch.preflight_model import check_weights
+    from primerl.launch.preflight.model_folder import check_weights
 
     headers = (check_weights(file) for file in folder.glob("*.safetensors"))
     return sum(math.prod(tensor.get("shape", [])) for header in headers for tensor in header.values())

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from primerl.extras import described
-from primerl.launch import summary
-from primerl.launch.evaluated import mark
+from primerl.launch.report import summary
+from primerl.launch.report.evaluations import mark
 from primerl.runs.standing import INTERRUPTED
 
 # Steps averaged at both ends: single steps are noisy.

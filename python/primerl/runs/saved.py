@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ADAPTER_FOLDER = "lora_adapters"
-"""In a model folder, as `primerl.train.checkpoint` writes it."""
+"""In a model folder, as `primerl.train.checkpoint.state` writes it."""
 STEP = re.compile(r"(\.?)(step|replaced_step)_(\d+)")
 
 
@@ -63,7 +63,7 @@ def _is_whole(folder: Path, kind: str) -> bool:
     if kind == "checkpoint":
         return (folder / "trainer" / "state.pt").is_file() or (folder / "state.pt").is_file()
     from primerl.config.load import ConfigError
-    from primerl.launch.preflight_model import check_weights
+    from primerl.launch.preflight.model_folder import check_weights
 
     files = sorted(folder.glob("*.safetensors"))
     try:

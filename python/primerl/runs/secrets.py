@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from primerl import redaction
+from primerl.process import redaction
 from primerl.runs.state import StateError, private_folder, state_folder, write_private
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from primerl.runs.registry import Run
-from primerl.train.files import last_line
+from primerl.train.checkpoint.files import last_line
 
 PENDING, RUNNING, STOPPED, FAILED, COMPLETED = "PENDING", "RUNNING", "STOPPED", "FAILED", "COMPLETED"
 INTERRUPTED = (129, 130, 143)
@@ -24,7 +24,7 @@ class Standing:
 
 
 def standing(run: Run) -> Standing:
-    from primerl.launch.lock import in_use
+    from primerl.launch.supervise.lock import in_use
 
     folder = run.output_dir
     step = int(last_line(folder / "metrics.jsonl").get("step", 0))

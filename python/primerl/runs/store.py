@@ -24,7 +24,7 @@ import xxhash
 from primerl.runs.entries import Entry, StoreError, newest, origin
 from primerl.runs.saved import Saved
 from primerl.runs.state import private_folder, state_folder
-from primerl.train.files import sync, whole_folder, write_text
+from primerl.train.checkpoint.files import sync, whole_folder, write_text
 
 CHUNK_BYTES = 1 << 22
 ID = re.compile(r"(?P<run>[\w-]+)(/(?P<kind>checkpoint|weights|adapter))?(/step_(?P<step>\d+))?")

@@ -15,8 +15,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from primerl import asking
-from primerl.launch.evaluated import mark
+from primerl.launch.report.evaluations import mark
+from primerl.net import requests
 from primerl.run_key import FILE, VARIABLE, learn
 from primerl.runs import report
 from primerl.runs.registry import UnknownRunError, folder_of
@@ -106,8 +106,8 @@ def address_of(url: str) -> str:
 def ask(url: str, path: str, **query: object) -> dict[str, Any]:
     """The JSON that the orchestrator answers. Raises UnreachableError."""
     try:
-        code, content = asking.ask(url, path, within_s=ANSWER_S, **query)
-    except asking.UnansweredError as error:
+        code, content = requests.ask(url, path, within_s=ANSWER_S, **query)
+    except requests.UnansweredError as error:
         raise UnreachableError(
             f"the run is not running: nothing answers at {url} ({error}). `primerl page OUTPUT_DIR` and "
             "`primerl report OUTPUT_DIR` show a run that is over"

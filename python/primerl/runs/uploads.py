@@ -1,9 +1,9 @@
 """`primerl store-worker`: copies what a run saves into the store, beside training.
 
 A process of its own: uploading hashes and copies gigabytes, which would hold up the launcher's watch over the others,
-and a file system that hangs can be killed with it. One thread stages what the run saves (`primerl.train.staging`),
-another uploads what is staged, in the order in which it was saved: while an upload takes long or fails, newer ones are
-staged. An upload that was cut off is done again by the run's next start.
+and a file system that hangs can be killed with it. One thread stages what the run saves
+(`primerl.train.checkpoint.staging`), another uploads what is staged, in the order in which it was saved: while an
+upload takes long or fails, newer ones are staged. An upload that was cut off is done again by the run's next start.
 
 `run/store.end` (or SIGTERM, which one that has just been started would die of) means that nothing more will be saved:
 it uploads what is there, and ends. What cannot be uploaded is tried again, ever more seldom, for `give_up_s`; then it
@@ -36,9 +36,9 @@ from primerl.runs.entries import SNAPSHOT, StoreError, begun_with
 from primerl.runs.saved import ADAPTER_FOLDER
 from primerl.runs.state import process_started
 from primerl.runs.store import Store
-from primerl.train import staging
-from primerl.train.adapter_files import ADAPTER_CONFIG
-from primerl.train.step_folders import ORCHESTRATOR_FOLDER, saved_steps
+from primerl.train.adapters.files import ADAPTER_CONFIG
+from primerl.train.checkpoint import staging
+from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER, saved_steps
 
 log = logging.getLogger("primerl.store")
 

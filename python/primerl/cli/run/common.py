@@ -61,7 +61,7 @@ def with_run(
 
 def gone(run: Run) -> str | None:
     """Of a run whose folder is gone: that it is, and what its store has; None of any other."""
-    from primerl.launch.restoring import is_gone, what_is_stored
+    from primerl.launch.resume.restoring import is_gone, what_is_stored
 
     return f"{run.id}: its folder {run.output_dir} is gone; {what_is_stored(run)}" if is_gone(run.output_dir) else None
 
@@ -77,9 +77,9 @@ def of_run(chosen: argparse.Namespace, do: Callable[[Run, argparse.Namespace], i
 
 def can_go_on(run: Run) -> bool:
     """Whether its folder holds what `primerl run resume` needs."""
-    from primerl.launch.going_back import whole_steps
-    from primerl.launch.preflight import never_began
-    from primerl.train.step_folders import saved_steps
+    from primerl.launch.preflight.training import never_began
+    from primerl.launch.resume.going_back import whole_steps
+    from primerl.train.checkpoint.step_folders import saved_steps
 
     folder = run.output_dir
     if run.kind == "sft":

@@ -8,7 +8,7 @@ import sys
 
 from primerl.cli.run.common import FAILED, parser_of, size, with_run
 from primerl.config.complaint import fail
-from primerl.launch.lock import LOCK, in_use, take
+from primerl.launch.supervise.lock import LOCK, in_use, take
 from primerl.runs.entries import StoreError
 from primerl.runs.registry import Registry, Run
 from primerl.runs.store import Store, store_of_run

@@ -10,7 +10,7 @@ from primerl.cli.arguments import parse
 from primerl.cli.run.common import add_json, ago, natural, parser_of, show
 from primerl.config.complaint import fail
 from primerl.launch.secrets import note_stored
-from primerl.redaction import redact
+from primerl.process.redaction import redact
 from primerl.runs.registry import Registry, Run
 from primerl.runs.standing import COMPLETED, FAILED, PENDING, RUNNING, STOPPED, Standing, standing
 from primerl.runs.state import StateError

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from primerl.cli.run.common import natural, parser_of, with_run
 from primerl.config.complaint import fail
-from primerl.launch.lock import in_use
 from primerl.launch.secrets import note_of_run
-from primerl.redaction import redact
+from primerl.launch.supervise.lock import in_use
+from primerl.process.redaction import redact
 from primerl.runs.registry import Run
 
 LINES = 50

@@ -12,7 +12,7 @@ from typing import Any
 
 from primerl.cli.run.common import FAILED, add_json, natural, parser_of, show, with_run
 from primerl.config.complaint import fail
-from primerl.launch.evaluated import mark, measured
+from primerl.launch.report.evaluations import mark, measured
 from primerl.runs.registry import Run
 
 SCORE = re.compile(r"(avg|pass)@\d+")

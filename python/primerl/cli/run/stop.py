@@ -8,8 +8,8 @@ import signal
 import time
 
 from primerl.cli.run.common import FAILED, can_go_on, gone, parser_of, with_run
-from primerl.launch.ending import goes_on_from
-from primerl.launch.lock import in_use
+from primerl.launch.resume.position import goes_on_from
+from primerl.launch.supervise.lock import in_use
 from primerl.runs.registry import Run
 from primerl.runs.standing import Standing, standing
 

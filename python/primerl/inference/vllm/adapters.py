@@ -28,7 +28,7 @@ from vllm.v1.worker import lora_model_runner_mixin
 
 from primerl.inference.vllm.checkpoint import Checkpoint, CheckpointError, read, shapes_of
 from primerl.inference.vllm.serve import LORA
-from primerl.train.adapter_files import (
+from primerl.train.adapters.files import (
     BASE_DIGEST,
     LORA_ALPHA,
     PREFIX,
@@ -36,10 +36,10 @@ from primerl.train.adapter_files import (
     folder_digest,
     published_scale,
 )
-from primerl.train.config import ConfigError
-from primerl.train.digest import DIGEST_BYTES
-from primerl.train.merging import digest_tensor
-from primerl.train.tensors import DTYPES
+from primerl.train.adapters.merging import digest_tensor
+from primerl.train.settings import ConfigError
+from primerl.train.weights.digest import DIGEST_BYTES
+from primerl.train.weights.tensors import DTYPES
 
 PUBLISHED = {name: DTYPES[name] for name in ("F32", "U8")}
 """Dtypes of an adapter's broadcast."""

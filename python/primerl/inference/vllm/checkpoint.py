@@ -16,8 +16,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, dtype
 
-from primerl.train.digest import digest_of
-from primerl.train.tensors import LOADABLE, tensor_hash
+from primerl.train.weights.digest import digest_of
+from primerl.train.weights.tensors import LOADABLE, tensor_hash
 
 
 class CheckpointError(ValueError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from primerl.inference.vllm import serve
 from primerl.inference.vllm.installation import Installation, head_size, lora_rank, model_config
-from primerl.train.adapter_files import targeted_layers, tensor_bytes
+from primerl.train.adapters.files import targeted_layers, tensor_bytes
 
 if TYPE_CHECKING:
     from primerl.inference.settings import InferenceConfig, LoraConfig

@@ -23,9 +23,9 @@ import urllib.error
 import urllib.request
 from typing import IO, TYPE_CHECKING
 
-from primerl.direct import open_url
 from primerl.inference.vllm import flags
 from primerl.inference.vllm.installation import Installation
+from primerl.net.requests import open_url
 
 if TYPE_CHECKING:
     from primerl.inference.settings import InferenceConfig

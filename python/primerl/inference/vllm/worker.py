@@ -34,7 +34,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from primerl.inference.vllm.checkpoint import Checkpoint, CheckpointError, read, tensors_of
 from primerl.inference.vllm.computed import compare, refresh_packed_heads
 from primerl.inference.vllm.serve import LORA
-from primerl.train.receiver import TransferError, receive
+from primerl.train.weights.receiver import TransferError, receive
 
 if TYPE_CHECKING:
     from primerl.inference.vllm.adapters import CheckedAdapters

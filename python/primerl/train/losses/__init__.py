@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from primerl.train.kinds import module_of, options_of
+from primerl.train.registry import module_of, options_of
 
 if TYPE_CHECKING:
     from torch import Tensor

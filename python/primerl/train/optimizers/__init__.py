@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from primerl.train.config import OptimConfig
-from primerl.train.kinds import module_of, options_of
+from primerl.train.registry import module_of, options_of
+from primerl.train.settings import OptimConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

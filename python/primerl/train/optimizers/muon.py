@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from primerl.train.config import OptimConfig
 from primerl.train.optimizers import NamedParameter, adamw, groups
+from primerl.train.settings import OptimConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class Options:
 
 
 def build(parameters: list[NamedParameter], config: OptimConfig, options: Options) -> list[Optimizer]:
-    from primerl.train.parallel import local
+    from primerl.train.distributed.fsdp import local
 
     whole = [parameter for parameter in parameters if parameter.matrix and parameter.tensor.dim() == 2]
     stacks = [parameter for parameter in parameters if parameter.matrix and parameter.tensor.dim() == 3]
@@ -73,7 +73,7 @@ def _slices(stack: NamedParameter) -> list[NamedParameter]:
     """Parameters that share the stack's memory, of the experts that this rank holds."""
     import torch
 
-    from primerl.train.parallel import first_row, local
+    from primerl.train.distributed.fsdp import first_row, local
 
     def part(index: int, tensor: Tensor) -> NamedParameter:
         parameter = torch.nn.Parameter(tensor)
@@ -89,7 +89,7 @@ def _muon() -> Any:
     import torch
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    from primerl.train.parallel import whole
+    from primerl.train.distributed.fsdp import whole
 
     class Muon(torch.optim.Muon):
         @torch.no_grad()

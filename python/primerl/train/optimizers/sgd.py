@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from primerl.train.config import OptimConfig
 from primerl.train.optimizers import NamedParameter, groups
+from primerl.train.settings import OptimConfig
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

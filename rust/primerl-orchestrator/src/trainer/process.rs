@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Place(pub(super) String);
 
 impl Place {
-    /// As `primerl.train.identity` writes it.
+    /// As `primerl.train.loop.client` writes it.
     pub(crate) fn own() -> Option<Place> {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let numbers = std::fs::read_link("/proc/self/ns/pid").ok()?;

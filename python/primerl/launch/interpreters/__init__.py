@@ -1,0 +1,1 @@
+"""Interpreters and virtual environments for environments that have their own."""

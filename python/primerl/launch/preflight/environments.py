@@ -1,0 +1,125 @@
+"""Whether the environments of a run can be used, each asked by the interpreter that its workers will have."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from primerl.config.load import ConfigError
+from primerl.config.rl import RLConfig
+from primerl.envs.generations import TASKSETS
+from primerl.envs.interface import Role, module_name
+from primerl.launch.interpreters import lookup
+from primerl.launch.preflight import checker
+from primerl.launch.secrets import Variables
+from primerl.train.import_path import located
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One environment of the run."""
+
+    label: str
+    python: str
+    """Interpreter of its workers."""
+    request: tuple[Any, ...]
+    """As `check_environments` takes it."""
+
+
+def of_run(config: RLConfig, variables: Variables) -> list[Wanted]:
+    """Those with workers on this machine: whoever joins looks at its own where that is installed."""
+    source = config.orchestrator
+    trained = [one(entry, "train", source.group_size, variables, entry.held_out) for entry in source.train.env]
+    measured = [one(entry, "eval", entry.rollouts_per_example, variables) for entry in source.eval.env]
+    entries = [*source.train.env, *source.eval.env]
+    return [found for found, entry in zip([*trained, *measured], entries, strict=True) if entry.num_workers]
+
+
+def one(entry: lookup.Entry, role: Role, rollouts: int, variables: Variables, held_out: int = 0) -> Wanted:
+    modules = [] if entry.metrics_port is None else ["prometheus_client"]
+    known = (role, rollouts, entry.max_concurrent, modules, held_out)
+    return Wanted(entry.label, lookup.of(entry), (entry.id, entry.arguments, variables[entry.label], *known))
+
+
+def check_installed(entries: Iterable[lookup.Entry]) -> None:
+    """Raises ConfigError where there is no module for an environment: that is known before verifiers, which takes
+    seconds, is imported. Of this interpreter: others are asked themselves."""
+    problems = []
+    # One problem of one package, whoever uses it.
+    for entry in {entry.id: entry for entry in reversed(list(entries))}.values():
+        name = module_name(entry.id)
+        if entry.python is not None or not entry.num_workers or located(name) or located(f"{TASKSETS}.{name}"):
+            continue
+        problem = (
+            f"environment {entry.id!r} cannot be imported: there is no module {name!r}; install its package (for the "
+            "examples: `pip install ./examples/<name>`) into this virtual environment"
+        )
+        problems.append(_named(entry.label, problem))
+    if problems:
+        raise ConfigError("\n".join(reversed(problems)))
+
+
+@contextlib.contextmanager
+def checking(environments: list[Wanted], folder: Path) -> Iterator[Mapping[str, subprocess.Popen[str]]]:
+    """A process of each interpreter, which imports verifiers already. `folder`: for as long as they run."""
+    with contextlib.ExitStack() as started:
+        processes = {}
+        for python in dict.fromkeys(environment.python for environment in environments):
+            if python == sys.executable:
+                processes[python] = started.enter_context(checker.environments())
+                continue
+            variables = lookup.variables(python, folder / "package", dict(os.environ))
+            running = checker.running(checker.ENVIRONMENTS, python=python, environment=variables)
+            processes[python] = started.enter_context(running)
+        yield processes
+
+
+def problems(
+    environments: list[Wanted],
+    processes: Mapping[str, subprocess.Popen[str]],
+    check_s: float,
+    say: Callable[[str], None],
+) -> list[str]:
+    """What is wrong with them; what is to be known of the others is said."""
+    found: list[str] = []
+    for python, process in processes.items():
+        asked = [environment for environment in environments if environment.python == python]
+        request = json.dumps([environment.request for environment in asked], default=str)
+        labels = [environment.label for environment in asked]
+        verdicts = _verdicts(checker.ended(process, check_s, request), labels, check_s)
+        if isinstance(verdicts, str):
+            found.append(verdicts)
+            continue
+        for label, (problem, remark) in zip(labels, verdicts, strict=True):
+            if problem is not None:
+                found.append(_named(label, " ".join(problem.split())))
+            if remark is not None:
+                say(_named(label, remark))
+    # Entries of one environment may have one problem.
+    return list(dict.fromkeys(found))
+
+
+def _named(label: str, text: str) -> str:
+    return text if repr(label) in text else f"environment {label!r}: {text.removeprefix('environment ')}"
+
+
+def _verdicts(
+    done: subprocess.CompletedProcess[str] | None, labels: list[str], check_s: float
+) -> list[tuple[str | None, str | None]] | str:
+    if done is None:
+        return (
+            f"importing the environments ({', '.join(labels)}) did not end within timeouts.check_s = {check_s:g} s; "
+            "raise it (and timeouts.start_s) where imports are slow; run `python -m primerl.envs.check ID` for each to "
+            "see which takes so long, or hangs"
+        )
+    try:
+        return [(problem, remark) for problem, remark in json.loads(done.stdout.splitlines()[-1])]
+    except (IndexError, ValueError, TypeError):
+        return f"importing the environments ({', '.join(labels)}) ended the process: {checker.said(done)}"

@@ -1,0 +1,175 @@
+"""What can be known to be wrong with a model folder before torch is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from primerl.config.load import ConfigError
+from primerl.inference.vllm.installation import has_cuda
+from primerl.train.model.model_types import missing_package, refusal
+
+TRAINABLE = {"F64", "F32", "BF16", "F16"}
+"""Of safetensors' names for number formats; buffers of whole numbers are small, and are let through by their name."""
+INDEX = "model.safetensors.index.json"
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+def check_model(folder: Path, *, weights: bool = True) -> None:
+    """A folder with config.json, whole weights, tokenizer and chat template; `weights`: whether they are there yet."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"model.path: there is no folder {folder}; give the folder of a model, for example one that "
+            "`primerl sft` has written (<output_dir>/weights/step_<N>)"
+        )
+    config = read_json(folder / "config.json")
+    if config.get("quantization_config"):
+        raise ConfigError(
+            f"model.path: the weights in {folder} are quantised (config.json has a quantization_config), which cannot "
+            "be trained; give the model in bfloat16 or float32"
+        )
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise ConfigError(
+            f"model.path: {folder} has no tokenizer.json; save the model's fast tokenizer there "
+            "(`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`)"
+        )
+    _check_vocabulary(config, tokenizer)
+    if weights:
+        _check_files(config, folder)
+    _check_template(folder)
+
+
+def has_config(folder: Path) -> bool:
+    """Whether its config.json can be read."""
+    with contextlib.suppress(ConfigError):
+        read_json(folder / "config.json")
+        return True
+    return False
+
+
+def check_trainable(folder: Path) -> None:
+    """Whether the trainer would refuse a model of this type, once torch is imported and the model is loaded; engines
+    may serve it all the same."""
+    config = read_json(folder / "config.json")
+    problem = refusal(str(config.get("model_type")))
+    if problem is None and has_cuda():
+        problem = missing_package(config)
+    if problem is not None:
+        raise ConfigError(f"model.path: {problem}")
+
+
+def longest_sequence(folder: Path) -> int | None:
+    """Tokens that the model can attend to, where its config says it."""
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    limit = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    return limit if isinstance(limit, int) and not isinstance(limit, bool) else None
+
+
+def check_weights(file: Path) -> dict[str, Any]:
+    """Whether the file is as long as its header says (github.com/huggingface/safetensors, "Format"), and holds numbers
+    that can be trained. Returns what the header says of each tensor."""
+    problem = "its header cannot be read"
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError), file.open("rb") as content:
+        length = int.from_bytes(content.read(8), "little")
+        size = file.stat().st_size
+        if 8 + length <= size:
+            header = json.loads(content.read(length))
+            tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+            expected = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+            if expected == size:
+                _check_formats(file, {name: tensor["dtype"] for name, tensor in tensors.items()})
+                return tensors
+            problem = f"it has {size} bytes, its header says {expected}"
+    raise ConfigError(f"model.path: {file} is not a whole safetensors file: {problem}; fetch or save the model again")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"model.path: {path.parent} has no {path.name}; is it a model folder as `save_pretrained` writes it?"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"model.path: {path} cannot be read: {error}; fetch the model again") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"model.path: {path} is not a JSON object; fetch the model again")
+    return content
+
+
+def _check_formats(file: Path, formats: dict[str, str]) -> None:
+    for name, dtype in formats.items():
+        if name.endswith("weight") and dtype not in TRAINABLE:
+            raise ConfigError(
+                f"model.path: {name} in {file} is of type {dtype}, which cannot be trained; give the model in bfloat16 "
+                "or float32"
+            )
+
+
+def _check_files(config: dict[str, Any], folder: Path) -> None:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"model.path: {folder} has no *.safetensors weights; save the model with `save_pretrained`")
+    if (folder / INDEX).is_file():
+        named = read_json(folder / INDEX).get("weight_map")
+        for name in sorted(set(map(str, named.values()))) if isinstance(named, dict) else []:
+            if not (folder / name).is_file():
+                raise ConfigError(f"model.path: {INDEX} names {name}, which is not in {folder}; fetch the model again")
+    layers: set[int] = set()
+    for file in files:
+        tensors = check_weights(file)
+        _check_shapes(config, file, {name: tensor.get("shape") for name, tensor in tensors.items()})
+        layers.update(int(match[1]) for match in map(LAYER.search, tensors) if match)
+    expected = config.get("num_hidden_layers")
+    # There may be more: of DeepSeek's that predict further tokens.
+    if layers and isinstance(expected, int) and max(layers) + 1 < expected:
+        raise ConfigError(
+            f"model.path: the weights in {folder} have {max(layers) + 1} layers, config.json says num_hidden_layers "
+            f"{expected}; give weights and a config.json that belong together"
+        )
+
+
+def _check_shapes(config: dict[str, Any], file: Path, shapes: dict[str, Any]) -> None:
+    """Of the embedding, as an example of all: the rest is compared when the model is loaded."""
+    expected = [config.get("vocab_size"), config.get("hidden_size")]
+    if not all(isinstance(size, int) for size in expected):  # of models with parts, each has its own
+        return
+    for name, shape in shapes.items():
+        if name.endswith("embed_tokens.weight") and shape != expected:
+            raise ConfigError(
+                f"model.path: {file}: {name} has shape {shape}, config.json implies {expected}; give weights and a "
+                "config.json that belong together"
+            )
+
+
+def _check_vocabulary(config: dict[str, Any], tokenizer: Path) -> None:
+    """Whether the model has a row for each token."""
+    words = config.get("vocab_size")
+    with contextlib.suppress(TypeError, AttributeError, KeyError):
+        content = read_json(tokenizer)
+        vocabulary = content["model"]["vocab"]
+        # Of unigram models a list. Tokens that were added may be beyond it: of images, in Gemma 3.
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
+        largest = max(ids, default=0)
+        if isinstance(words, int) and largest >= words:
+            raise ConfigError(
+                f"model.path: {tokenizer} has token ids up to {largest}, but config.json says vocab_size {words}; give "
+                "a tokenizer and a model that belong together"
+            )
+
+
+def _check_template(folder: Path) -> None:
+    template = folder / "chat_template.jinja"
+    if template.is_file() and template.read_text(errors="replace", encoding="utf-8").strip():
+        return
+    named = folder / "tokenizer_config.json"
+    if not named.is_file() or not read_json(named).get("chat_template"):
+        raise ConfigError(
+            f"model.path: {folder} has no chat template; add chat_template.jinja to it, or a `chat_template` to its "
+            "tokenizer_config.json (base models have none: take the instruct model's)"
+        )

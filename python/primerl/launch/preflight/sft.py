@@ -1,0 +1,156 @@
+"""What can be known to be wrong with a supervised fine-tuning before torch is imported or a file is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from primerl import extras
+from primerl.config import resolve
+from primerl.config.complaint import Problems
+from primerl.config.load import ConfigError
+from primerl.config.sft import SFTConfig
+from primerl.launch import monitors
+from primerl.launch.preflight import hub, training
+from primerl.launch.preflight.model_folder import check_model, check_trainable, longest_sequence
+from primerl.process import signals
+from primerl.train.adapters.files import check_lora_files, read_adapter_config
+from primerl.train.data.bad_rows import BadRow, BadRows
+from primerl.train.data.conversations import RowError
+from primerl.train.data.sources import DataError, Source, sources
+from primerl.train.settings import ConfigError as SettingError
+from primerl.train.sft_settings import RowsConfig
+from primerl.train.sft_settings import SFTConfig as Settings
+
+CONFIG_FILE = Path("configs") / "sft.toml"
+LAUNCHER_ONLY = {"clean_output_dir", "dry_run", "fork_server", "wandb", "monitors", "monitor"}
+"""Settings that the process which trains has no part in."""
+READ_AT_ONCE = 64 * 2**20
+"""Bytes of a file that are read within a second or two; what is longer is read once, when it is tokenised."""
+
+
+def prepared(given: SFTConfig) -> tuple[SFTConfig, dict[str, Any]]:
+    """The config with the model's folder, and the settings as the trainer is given them. Weights of the hub are
+    downloaded when all else is judged.
+
+    Raises `primerl.config.load.ConfigError` with every problem, one a line.
+    """
+    if given.model.path is not None and hub.is_hub_name(given.model.path):
+        problems = Problems()
+        small = None
+        with problems.noted():
+            small = hub.with_start(given, weights=False)
+        config = resolve.sft(small or given)
+        check(config, settings_of(config), problems, weights=False, model=small is not None)
+    config = resolve.sft(hub.with_start(given))
+    values = settings_of(config)
+    check(config, values)
+    return config, values
+
+
+def settings_of(config: SFTConfig) -> dict[str, Any]:
+    """What the launcher alone understands stays here."""
+    values: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude=LAUNCHER_ONLY)
+    return values
+
+
+def check(
+    config: SFTConfig,
+    values: dict[str, Any],
+    problems: Problems | None = None,
+    *,
+    weights: bool = True,
+    model: bool = True,
+) -> None:
+    """Raises `primerl.config.load.ConfigError` with every problem, one a line.
+
+    Args:
+        values: The settings as the trainer is given them.
+        problems: Those that were found before.
+        weights: Whether the model's are there yet.
+        model: Whether there is a model that could be judged.
+    """
+    extras.require("`primerl sft`", "torch", "transformers")
+    problems = problems or Problems()
+    try:
+        settings = Settings.from_dict(values)
+    except SettingError as error:
+        raise ConfigError("\n".join([*problems.found, str(error)])) from None
+    if settings.resumes and config.clean_output_dir:
+        raise ConfigError("ckpt.resume_step goes on with the run that clean_output_dir deletes; leave one of them out")
+    with problems.noted():
+        training.check_output_dir(
+            config.output_dir,
+            clean=config.clean_output_dir,
+            goes_on=(lambda folder: (folder / CONFIG_FILE).is_file()) if settings.resumes else None,
+        )
+    before = len(problems.found)
+    if model:
+        with problems.noted():
+            _check_model(settings, weights=weights)
+    whole = model and weights and len(problems.found) == before
+    with problems.noted():
+        monitors.check(config)
+    # Ranks are other processes.
+    trains = settings.ranks == 1
+    for find in (
+        lambda: _check_lora(settings) if whole else None,
+        lambda: _check_rows(settings.data, "data.", keep=trains),
+        lambda: None if settings.val is None else _check_rows(settings.val.data, "val.data.", keep=trains),
+    ):
+        signals.check()
+        with problems.noted():
+            _in_launchers_words(find)
+    problems.check()
+
+
+def _in_launchers_words(find: Callable[[], None]) -> None:
+    try:
+        find()
+    except (SettingError, DataError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_model(settings: Settings, *, weights: bool) -> None:
+    limit = None
+    if settings.model.path is not None:
+        folder = Path(settings.model.path)
+        check_model(folder, weights=weights)
+        check_trainable(folder)
+        limit = longest_sequence(folder)
+    elif settings.model.tiny is not None:
+        limit = settings.model.tiny.max_position_embeddings
+    if limit is not None and settings.data.seq_len > limit:
+        raise ConfigError(
+            f"data.seq_len ({settings.data.seq_len}) is above what the model can attend to ({limit}); lower it"
+        )
+
+
+def _check_lora(settings: Settings) -> None:
+    lora, path = settings.model.lora, settings.model.path
+    if lora is not None and path is not None:
+        check_lora_files(lora, Path(path), "model.lora.")
+    elif lora is not None and lora.adapter_path is not None:
+        read_adapter_config(lora, "model.lora.")
+
+
+def _check_rows(rows: RowsConfig, prefix: str, *, keep: bool) -> None:
+    found = sources(rows, prefix)
+    for source in found:
+        source.check()
+    bad = BadRows(rows.max_bad_share, prefix)
+    for source in found:
+        if source.is_plain and Path(os.path.expanduser(source.config.path)).stat().st_size <= READ_AT_ONCE:
+            _read(source, bad, keep=keep)
+    bad.check()
+
+
+def _read(source: Source, bad: BadRows, *, keep: bool) -> None:
+    bad.begin(source.title, source.unit)
+    for row in source.rows(keep=keep):
+        if isinstance(row.content, RowError):
+            bad.add(BadRow(row.index, row.content.kind, str(row.content)))
+        else:
+            bad.count()

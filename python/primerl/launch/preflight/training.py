@@ -1,0 +1,347 @@
+"""Everything that can be known to be wrong before a process is started or a file is written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from primerl.config import begun, resolve
+from primerl.config.complaint import Problems
+from primerl.config.load import ConfigError
+from primerl.config.resolve import ProcessConfig
+from primerl.config.rl import RLConfig
+from primerl.evals import greedy
+from primerl.launch import monitors, secrets, tailnet
+from primerl.launch.interpreters import lookup
+from primerl.launch.preflight import checker, hub, shadowing
+from primerl.launch.preflight import environments as environments
+from primerl.launch.preflight import policy as policy
+from primerl.launch.resume import going_back
+from primerl.launch.supervise.lock import LOCK, in_use, take
+from primerl.launch.supervise.starting import BAD_INPUT
+from primerl.net import addresses
+from primerl.process import signals
+from primerl.run_key import VARIABLE, run_key
+from primerl.runs.state import WITHIN_RUN
+from primerl.train import import_path
+from primerl.train.checkpoint.step_folders import saved_steps
+
+
+def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secrets.Variables:
+    """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line. Returns what env
+    workers are to get in their environment.
+
+    Args:
+        say: Told what takes long, and what should be known of an environment that can be used.
+    """
+    variables, with_key = _quick_checks(config, _model)
+    # The slow checks run side by side, and only when the quick ones found nothing.
+    _warn_of_repeats(config, say)
+    lookup.provided(entries(config), config.timeouts.install_s, say)
+    problems = Problems()
+    problems.found += _slow_checks(config, variables, say)
+    problems.check()
+    return with_key
+
+
+def check_ahead(config: RLConfig) -> None:
+    """All that can be judged before anything large is fetched: the weights of a model of the hub, or what another run
+    has stored. Raises ConfigError with every problem, one a line."""
+    if not hub.is_hub_name(config.model.path):
+        if config.checkpoint_id is not None:
+            _quick_checks(config, _model)
+        return
+
+    def model(given: RLConfig) -> None:
+        policy.check(hub.with_model(given, weights=False), weights=False)
+
+    _quick_checks(config, model)
+
+
+def _quick_checks(config: RLConfig, model: Callable[[RLConfig], None]) -> tuple[secrets.Variables, secrets.Variables]:
+    """Returns variables of env workers, without and with the tailnet's key. `model` judges that."""
+    problems = Problems()
+    variables: secrets.Variables = {}
+    with_key: secrets.Variables = {}
+    for find in (
+        *(_output_dir, _resume_step, model, _loss, _store, _ports, _exposure, _environments),
+        *(monitors.check, tailnet.check_programs),
+    ):
+        signals.check()
+        with problems.noted():
+            find(config)
+    with problems.noted():
+        variables = secrets.of_workers(config)
+        with_key = tailnet.with_key(config, variables)
+    problems.check()
+    return variables, with_key
+
+
+def _warn_of_repeats(config: RLConfig, say: Callable[[str], None]) -> None:
+    measured = config.orchestrator.eval.env
+    found = greedy.repeated((one.label, one.rollouts_per_example, one.sampling.temperature) for one in measured)
+    if found is not None:
+        say(found)
+
+
+def _output_dir(config: RLConfig) -> None:
+    check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=can_go_on)
+
+
+def _resume_step(config: RLConfig) -> None:
+    going_back.check(config, Path(resolve.absolute(config.output_dir)))
+
+
+def check_output_dir(output_dir: str, *, clean: bool, goes_on: Callable[[Path], bool] | None = None) -> None:
+    """`goes_on`: whether a run is there that will be continued, so that it is no obstacle."""
+    folder = Path(resolve.absolute(output_dir))
+    with _as_config_error(folder):
+        _check_folder(folder, clean=clean, goes_on=goes_on)
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run has begun there, which the same command continues."""
+    return any(folder.glob("journal/*.snapshot"))
+
+
+def can_go_on(folder: Path) -> bool:
+    """The same of one that has lost its journal, and goes back to a checkpoint."""
+    return holds_run(folder) or bool(going_back.whole_steps(folder))
+
+
+def begun_in(folder: Path) -> bool:
+    """Whether what is there is of the run that is started in the folder."""
+    return can_go_on(folder) or (folder / "logs").is_dir()
+
+
+@contextlib.contextmanager
+def _as_config_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"output_dir: {folder} cannot be used: {error}; choose another output_dir") from None
+
+
+def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] | None) -> None:
+    if "\0" in str(folder):  # such a path does not exist, says Python, and cannot be made
+        raise ConfigError(f"output_dir: {str(folder)!r} holds a null character; choose another output_dir")
+    parent = next(path for path in [folder, *folder.parents] if path.exists() or path.is_symlink())
+    if not parent.is_dir():
+        raise ConfigError(f"output_dir: {parent} is not a folder; choose another output_dir")
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"output_dir: {parent} cannot be written to; choose another output_dir")
+    if not folder.exists() or all(_is_state(entry) for entry in folder.iterdir()):
+        return
+    if in_use(folder):
+        raise ConfigError(f"output_dir: another run is using {folder}; stop it, or choose another output_dir")
+    if never_began(folder) or (goes_on is not None and not clean and goes_on(folder)):
+        return
+    if not clean:
+        saved = bool(saved_steps(folder / "checkpoints"))
+        going_on = "--ckpt.resume-step -1 to go on from its newest checkpoint, or " if saved else ""
+        raise ConfigError(
+            f"output_dir: {folder} is not empty; choose another --output-dir, or start (no dry run) with {going_on}"
+            "--clean-output-dir to delete what an earlier run left there"
+        )
+    if not (folder / "configs").is_dir():
+        raise ConfigError(
+            f"output_dir: {folder} holds files that no run of primerl wrote, so it is not deleted; "
+            "choose another output_dir, or empty it yourself"
+        )
+
+
+def _is_state(entry: Path) -> bool:
+    """Whether an entry of a run's folder holds no more than the state folder, which may be older than the run."""
+    folder, name = WITHIN_RUN.parts
+    return entry.name == folder and entry.is_dir() and [one.name for one in entry.iterdir()] == [name]
+
+
+def never_began(folder: Path) -> bool:
+    """Whether the folder holds no more than what a dry run leaves there, a supervised fine-tuning that was refused for
+    its rows, or a run or an evaluation that was stopped before its first event."""
+    entries = {entry.name for entry in folder.iterdir()} - {"bad_rows.jsonl", "val_bad_rows.jsonl"}
+    own = {"configs", LOCK.parent.name}
+    # An evaluation's weights are those of its model, hashed anew.
+    copied = {"broadcasts"} if (folder / "configs" / "eval.toml").is_file() else set()
+    if not own <= entries <= {*own, "logs", "journal", *copied}:
+        return False
+    return not any(file.suffix in (".snapshot", ".log") for file in folder.glob("journal/*"))
+
+
+@contextlib.contextmanager
+def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
+    """The run's folder, emptied if asked for, and locked until the block ends (the kernel unlocks it at death)."""
+    folder = Path(resolve.absolute(output_dir))
+    lock = folder / LOCK
+    with _as_config_error(folder):
+        if clean and (lock.parent.is_symlink() or not lock.parent.is_dir()):
+            lock.parent.unlink(missing_ok=True)
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w", encoding="utf-8")
+    with file:
+        if not take(file):
+            raise ConfigError(f"output_dir: another run is using {folder}; choose another output_dir")
+        if clean:
+            with _as_config_error(folder):
+                _empty(folder, but=lock)
+        yield folder
+
+
+def _empty(folder: Path, *, but: Path) -> None:
+    """Deletes all that is in the folder except that file, which its owner has locked, and the state folder."""
+    for entry in folder.iterdir():
+        if entry == but.parent / WITHIN_RUN.name:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            if entry == but.parent:
+                _empty(entry, but=but)
+            else:
+                shutil.rmtree(entry)
+        elif entry != but:
+            entry.unlink()
+
+
+def _model(config: RLConfig) -> None:
+    policy.check(config)
+
+
+def _loss(config: RLConfig) -> None:
+    """Whether there is such a function; the trainer, which imports it, is started last."""
+    custom = config.trainer.loss.custom
+    problem = None if custom is None else import_path.missing(custom)
+    if problem is not None:
+        raise ConfigError(f"trainer.loss.custom: {problem}")
+
+
+def _environments(config: RLConfig) -> None:
+    environments.check_installed(entries(config))
+
+
+def _store(config: RLConfig) -> None:
+    """Whether there is such a kind of store; whether it can be written to is found out beside training."""
+    if config.store is None:
+        return
+    from primerl.runs.entries import StoreError
+    from primerl.runs.store import Store
+
+    try:
+        Store(config.store.url)
+    except StoreError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _ports(config: RLConfig) -> None:
+    for name, host, port in [
+        ("orchestrator", config.orchestrator.host, config.orchestrator.port),
+        ("inference", config.inference.host, config.inference.port),
+    ]:
+        if name == "inference" and config.inference.replicas == 0:
+            continue
+        check_address(name, host, port)
+
+
+def _exposure(config: RLConfig) -> None:
+    """The orchestrator's own rule, which it tells when it listens."""
+    host = config.orchestrator.host
+    if run_key() is not None or not addresses.is_reached_from_elsewhere(host):
+        return
+    raise ConfigError(
+        f"orchestrator.host: {host} can be reached from other machines, and {VARIABLE} is not set; set it in the "
+        "environment of the run and of everything that talks to it, or listen on 127.0.0.1"
+    )
+
+
+def check_address(name: str, host: str, port: int) -> None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:  # a part of the name is empty or longer than 63 characters
+        raise ConfigError(f"{name}.host: {host!r} is no address of this machine: {error}; use 127.0.0.1") from None
+    with socket.socket(family, kind, protocol) as listener:
+        # As servers do: a port whose last owner has just closed is free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError(
+                    f"{name}.port: port {port} is in use; choose another, or 0 for any free one"
+                ) from None
+            raise ConfigError(f"{name}.port: cannot listen on {host}:{port}: {error}; choose another") from None
+
+
+def entries(config: RLConfig) -> list[lookup.Entry]:
+    """All environments of the run."""
+    return [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+
+
+def _slow_checks(config: RLConfig, variables: secrets.Variables, say: Callable[[str], None]) -> list[str]:
+    wanted = environments.of_run(config, variables)
+    begins = config.clean_output_dir
+    found = check_beside(resolve.orchestrator(config), wanted, config.timeouts.check_s, say, begins=begins)
+    return [begun.in_words_of(config, problem) for problem in found]
+
+
+def check_beside(
+    process: ProcessConfig,
+    wanted: list[environments.Wanted],
+    check_s: float,
+    say: Callable[[str], None],
+    *,
+    begins: bool,
+) -> list[str]:
+    """What the orchestrator says of its config, and each environment of its settings. `begins`: whatever its folder
+    holds, which it has to fit otherwise."""
+    with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
+        file = Path(folder) / "orchestrator.toml"
+        elsewhere = {"output_dir": os.fspath(Path(folder) / "run")} if begins else {}
+        file.write_text(resolve.to_toml(process.config.model_copy(update=elsewhere)), encoding="utf-8")
+        # Side by side, and in the hands of this thread: whatever ends it ends them.
+        with (
+            checker.running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,
+            environments.checking(wanted, Path(folder)) as processes,
+            ThreadPoolExecutor(1) as watching,
+        ):
+            try:
+                watched = watching.submit(_ended, orchestrator, check_s, processes.values())
+                found = environments.problems(wanted, processes, check_s, say)
+                done = watched.result()
+            finally:
+                orchestrator.kill()  # which ends the thread too
+    refusal = _orchestrator_said(done, file, check_s)
+    return [refusal] if refusal and done is not None else [*filter(None, [refusal]), *found]
+
+
+def _ended(
+    orchestrator: subprocess.Popen[str], check_s: float, others: Iterable[subprocess.Popen[str]]
+) -> subprocess.CompletedProcess[str] | None:
+    """Waits for the orchestrator's check, which takes a part of the others' time: what it refuses is told at once."""
+    done = checker.ended(orchestrator, check_s)
+    if done is not None and done.returncode != 0:
+        for other in others:
+            other.kill()
+    return done
+
+
+def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path, check_s: float) -> str | None:
+    """What the orchestrator itself says about its config and the model's template and tokenizer."""
+    if done is None:
+        return (
+            f"the orchestrator's own check did not end within timeouts.check_s = {check_s:g} s; raise it where the "
+            "machine is slow, or run `primerl orchestrator --check` to see what it does"
+        )
+    if done.returncode == 0:
+        return None
+    # Whole: a value that TOML or the orchestrator cannot hold is shown with the line it is on.
+    said = done.stderr.strip().removeprefix("error: ").replace(f"{file}: ", "")
+    if not said or "Traceback" in said:
+        return checker.said(done)
+    # It refuses with code 2; anything else ended the process, such as a file that is imported in a library's place.
+    return said if done.returncode == BAD_INPUT else said + shadowing.hint()

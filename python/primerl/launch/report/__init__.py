@@ -1,0 +1,1 @@
+"""What a launcher shows: console, status, notices, scores of evaluations, the summary."""

@@ -1,0 +1,140 @@
+"""What the orchestrator says about itself (`GET /status`), and what is missing or stuck in it."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from primerl.net.requests import UnansweredError, ask, tell
+
+ANSWER_S = 3.0
+
+
+def fetch(url: str) -> dict[str, Any] | None:
+    """The status, or None when the orchestrator did not answer in time."""
+    try:
+        code, content = ask(url, "/status", within_s=ANSWER_S)
+    except UnansweredError:
+        return None
+    return content if code == 200 else None
+
+
+def finished(status: dict[str, Any]) -> bool:
+    return bool(status.get("run", {}).get("finished"))
+
+
+def waits(status: dict[str, Any]) -> list[str]:
+    """`trainer waits for 2 of 8 groups ready for step 13 (4 s)`, in the order of who waits for whom."""
+    return [
+        # Of an engine that is down, the orchestrator says what it does instead.
+        f"{who} does not serve: {what} ({since:.0f} s)" if is_engine(who) else f"{who} waits for {what} ({since:.0f} s)"
+        for since, who, what in _waits(status)
+    ]
+
+
+def longest_wait(status: dict[str, Any], least_s: float) -> str | None:
+    """In a few words what holds the run up: nobody who waits as is usual (a worker that has nothing to do, a rollout
+    for its answer), and no engine while another serves (one that left may never be heard of again)."""
+    others_serve = any(engine.get("version") is not None for engine in status.get("engines", []))
+    unusual = {**status, "waits": [wait for wait in status.get("waits", []) if not wait.get("usual")]}
+    for since, who, what in sorted(_waits(unusual), reverse=True):
+        if since < least_s or (is_engine(who) and others_serve):
+            continue
+        if is_engine(who):
+            return f"no engine serves ({since:.0f} s)"
+        return f"{who} waits for {what} ({since:.0f} s)"
+    return None
+
+
+def is_engine(who: str) -> bool:
+    return who.startswith("engine ")
+
+
+def _waits(status: dict[str, Any]) -> list[tuple[float, str, str]]:
+    return [(float(wait.get("since_s") or 0.0), wait["who"], wait["for"]) for wait in status.get("waits", [])]
+
+
+def missing(status: dict[str, Any], environments: list[str]) -> list[str]:
+    """Which parts have not reported yet."""
+    parts = []
+    if not any(engine.get("version") is not None for engine in status.get("engines", [])):
+        known = status.get("engines", [])
+        whats = "".join(f"; {engine['url']}: {engine['doing']}" for engine in known if not engine.get("healthy", True))
+        parts.append(
+            f"no inference engine has proved its weights{whats}" if known else "no inference engine has joined"
+        )
+    present = {worker.get("environment") for worker in status.get("workers", [])}
+    refused = {worker["environment"]: f": {worker['reason']}" for worker in status.get("refused_workers", [])}
+    absent = [name for name in environments if name not in present]
+    parts += [f"no env worker of {name!r} has registered{refused.get(name, '')}" for name in absent]
+    if status.get("trainer", {}).get("last_seen_s") is None:
+        parts.append("the trainer has not reported")
+    return parts
+
+
+def not_joined(status: dict[str, Any], environments: list[str]) -> list[str]:
+    """Of environments whose workers come from elsewhere: whom the run waits for."""
+    present = {worker.get("environment") for worker in status.get("workers", [])}
+    refused = {worker["environment"]: f" ({worker['reason']})" for worker in status.get("refused_workers", [])}
+    return [
+        f"no env worker of {name!r} has joined{refused.get(name, '')}" for name in environments if name not in present
+    ]
+
+
+def own_name(name: str) -> str:
+    """What people know an env worker by, of the name that it gave: without its process id."""
+    own, _, pid = name.rpartition(":")
+    return own if own and pid.isdigit() else name
+
+
+def worker_pids(status: dict[str, Any]) -> set[int]:
+    """Process ids of the registered env workers, which end their names."""
+    ends = [str(worker.get("name", "")).rpartition(":")[2] for worker in status.get("workers", [])]
+    return {int(end) for end in ends if end.isdigit()}
+
+
+def sign_off(url: str, worker_name: str, reason: str) -> list[str] | None:
+    """Says that an env worker has ended, and how ("exited with code 3"): its rollouts are handed out again now. Where
+    nobody answers, they are after `timeouts.worker_s`. Returns what it ran, `rollout 12 (example 5)`; None where the
+    orchestrator does not know it."""
+    status = fetch(url) or {}
+    for worker in status.get("workers", []):
+        if worker.get("name") == worker_name:
+            with contextlib.suppress(UnansweredError):
+                body = {"worker": worker["worker"], "reason": reason}
+                _, answer = tell(url, "/envs/leave", body, within_s=ANSWER_S)
+                return [f"rollout {one['rollout']} (example {one['example']})" for one in answer.get("rollouts", [])]
+            return []
+    return None
+
+
+def trainer_starts(url: str, within_s: float | None = None, why: str = "") -> None:
+    """Says that the trainer is being started: one that a launcher of this run had started before is gone. `within_s`:
+    of one that is started again, how long that may take; `why` it was. Where nobody answers, the orchestrator finds out
+    by itself, and has the new one wait until then."""
+    body = {"why": why} if within_s is None else {"within_s": within_s, "why": why}
+    with contextlib.suppress(UnansweredError):
+        tell(url, "/trainer/starting", body, within_s=ANSWER_S)
+
+
+@dataclass(slots=True)
+class Progress:
+    """When something last moved. Pure: times are given."""
+
+    since: float = 0.0
+    marks: tuple[Any, ...] = field(default=())
+
+    def moved(self, status: dict[str, Any], now: float) -> bool:
+        """Whether anything a run is for has happened since the last call: tokens, ended rollouts, steps."""
+        rollouts = status.get("rollouts", {})
+        marks = (
+            status.get("run", {}).get("step"),
+            status.get("run", {}).get("policy_version"),
+            status.get("tokens", {}).get("sampled"),
+            *(rollouts.get(key) for key in ("trained", "filtered", "stale", "failed", "cancelled", "evaluated")),
+        )
+        if marks == self.marks:
+            return False
+        self.marks, self.since = marks, now
+        return True

@@ -1,0 +1,68 @@
+"""`run/summary.json`: what this session of the launcher took, and all before it in the same folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from primerl.config import resolve
+from primerl.forking.exit_status import NOT_KNOWN
+from primerl.launch.supervise.processes import Process
+
+FILE = Path("run") / "summary.json"
+# Sums over earlier sessions, under their name in the summary. One whose launcher was killed left none.
+BEFORE = "before"
+
+
+def times(began: float, training_began: float | None) -> dict[str, float]:
+    now = time.monotonic()
+    return {
+        "wall_s": now - began,
+        # Until every part had reported, and from then on.
+        "start_s": (training_began or now) - began,
+        "run_s": now - (training_began or now),
+    }
+
+
+def processor(processes: Iterable[tuple[str, Process]]) -> dict[str, Any]:
+    """CPU seconds, of pairs of kind and process."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "processes": {
+            process.name: {
+                "kind": kind,
+                "code": None if process.code == NOT_KNOWN else process.code,
+                "cpu_s": process.cpu_s,
+            }
+            for kind, process in processes
+        },
+        "launcher_cpu_s": own.ru_utime + own.ru_stime,
+    }
+
+
+def write(folder: Path, summary: dict[str, Any], *, has_run: bool) -> None:
+    """A session in which nothing ran leaves the summary of the one before, which tells of the run. Raises OSError."""
+    file = folder / FILE
+    if has_run or not file.is_file():
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # as nobody left it
+            summary = {**summary, BEFORE: sums(json.loads(file.read_bytes()))}
+        resolve.write_text(file, json.dumps(summary, indent=1) + "\n")
+
+
+def sums(summary: dict[str, Any]) -> dict[str, float]:
+    """Over a session and those before it: how many, their seconds, tokens sampled. Raises what a damaged one raises."""
+    cpu = {name: process["cpu_s"] for name, process in summary.get("processes", {}).items()}
+    own = {
+        "sessions": 1,
+        **{name: summary[name] for name in ("wall_s", "start_s", "run_s")},
+        "sampled_tokens": summary.get("status", {}).get("tokens", {}).get("sampled", 0),
+        "orchestrator_cpu_s": cpu.get("orchestrator", 0.0),
+        "cpu_s": sum(cpu.values()) + summary.get("launcher_cpu_s", 0.0),
+    }
+    before = summary.get(BEFORE, {})
+    return {name: value + before.get(name, 0) for name, value in own.items()}

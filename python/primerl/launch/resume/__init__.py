@@ -1,0 +1,1 @@
+"""Where a run starts from: its own progress, an earlier checkpoint, or a store."""

@@ -1,0 +1,90 @@
+"""`ckpt.resume_step`: a run goes back to an earlier checkpoint, or is refused before it has changed.
+
+The orchestrator goes back first, to its part of the checkpoint, and sets aside what came after it: its journal and
+batches, evaluations, later checkpoints and model folders. So the trainer finds that checkpoint as the newest. A run
+that has lost its journal goes back to its newest checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from primerl.config.load import ConfigError
+from primerl.config.rl import RLConfig
+from primerl.launch.report import status as orchestrator_status
+from primerl.launch.supervise.starting import RefusedError
+from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER, saved_steps
+
+KEY = "ckpt.resume_step"
+
+
+def wanted(config: RLConfig) -> int | None:
+    """The step that is named; None for the newest."""
+    ckpt = config.trainer.ckpt
+    return None if ckpt is None else ckpt.goes_back_to
+
+
+def whole_steps(folder: Path) -> list[int]:
+    """Steps of the checkpoints that hold the orchestrator's part as well."""
+    checkpoints = folder / "checkpoints"
+    return [step for step in saved_steps(checkpoints) if _has_state(checkpoints, step)]
+
+
+def needed(config: RLConfig, folder: Path) -> int | None:
+    """The step to go back to; None where the run goes on from its newest checkpoint."""
+    step = wanted(config)
+    if not _has_journal(folder):
+        # It was fetched from a store, say.
+        return step if step is not None else next(reversed(whole_steps(folder)), None)
+    there = saved_steps(folder / "checkpoints")
+    return None if there and step == there[-1] else step
+
+
+def flags(config: RLConfig, folder: Path) -> list[str]:
+    """Of the orchestrator's first start, which sets a journal aside: there has to be one, be it empty; and which leaves
+    an event out."""
+    skipped = [] if config.skip_event is None else ["--skip-event", str(config.skip_event)]
+    step = needed(config, folder)
+    if step is None:
+        return skipped
+    (folder / "journal").mkdir(exist_ok=True)
+    return ["--resume-step", str(step), *skipped]
+
+
+def check(config: RLConfig, folder: Path) -> None:
+    """Raises ConfigError where there is no such checkpoint, or no state of the run beside it."""
+    step, checkpoints = wanted(config), folder / "checkpoints"
+    there = saved_steps(checkpoints)
+    if step is not None and step not in there:
+        raise ConfigError(f"{KEY}: there is no checkpoint of step {step} in {checkpoints}; there are: {_listed(there)}")
+    back = needed(config, folder)
+    if back is not None and not _has_state(checkpoints, back):
+        newest = {there[-1]} if _has_journal(folder) else set()
+        can = sorted({*whole_steps(folder), *newest})
+        raise ConfigError(
+            f"{KEY} is {back}, but beside the trainer's checkpoint of that step the orchestrator has saved nothing to "
+            f"go back to; steps that have it{', and the newest' if newest else ''}: {_listed(can)}"
+        )
+
+
+def _has_journal(folder: Path) -> bool:
+    return any(folder.glob("journal/*.snapshot"))
+
+
+def _has_state(checkpoints: Path, step: int | None) -> bool:
+    return any((checkpoints / f"step_{step}" / ORCHESTRATOR_FOLDER).glob("*.snapshot"))
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps)) or "none"
+
+
+def check_steps(config: RLConfig, url: str) -> None:
+    """Raises RefusedError where the run has cut the batches of more steps than it is to have now: its trainer would end
+    before the orchestrator is done."""
+    status = orchestrator_status.fetch(url) or {}
+    cut = int(status.get("run", {}).get("max_steps", 0))
+    if cut > config.max_steps:
+        raise RefusedError(
+            f"max_steps is {config.max_steps}, but the batches of {cut} steps are cut already, which cannot be undone; "
+            f"set it to {cut} or more, or begin anew with --clean-output-dir"
+        )

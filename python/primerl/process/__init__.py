@@ -1,0 +1,1 @@
+"""What every process of primerl sets up for itself. Standard library only."""

@@ -1,0 +1,89 @@
+"""Signals that ask a command to stop: Ctrl-C, SIGTERM, and SIGHUP where its terminal is closed. Standard library only.
+
+A launcher at work and a training handle them themselves (`launch.watching`, `train.stop`). All that comes before and
+after, such as checks that have processes of their own, ends as by Ctrl-C: by an exception that closes what is open.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+INTERRUPTED = 130
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, where nothing else handles it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def stop_signals() -> list[signal.Signals]:
+    """What asks this process to stop. A SIGHUP that is ignored stays so: `nohup` and detached runs survive their
+    terminal."""
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+class AsInterrupts:
+    """Within the block, SIGTERM and SIGHUP raise [`Terminated`][primerl.process.signals.Terminated] in the main thread.
+
+    The request is also remembered: an exception that a finalizer or somebody's import drops is raised again by
+    [`check`][primerl.process.signals.check], and whoever starts the command finds it in `number`. Does nothing outside
+    the main thread, and leaves handlers alone that somebody else has set.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: dict[int, Any] = {}
+        self._outer: AsInterrupts | None = None
+
+    def __enter__(self) -> Self:
+        global _current
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    self._before[number] = signal.signal(number, self._stop)
+        self._outer, _current = _current, self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _current
+        _current = self._outer
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._stop:
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        raise Terminated(number)
+
+    def check(self) -> None:
+        if self.number is not None:
+            raise Terminated(self.number)
+
+
+_current: AsInterrupts | None = None
+
+
+def is_asked() -> bool:
+    """Whether the command was asked to stop, before anything had handlers of its own."""
+    return _current is not None and _current.number is not None
+
+
+def has_been_heard() -> None:
+    """The command answers the request with an exit code of its own."""
+    if _current is not None:
+        _current.number = None
+
+
+def check() -> None:
+    """Raises `Terminated` where the command was asked to stop, and has gone on."""
+    if _current is not None:
+        _current.check()

@@ -1,0 +1,321 @@
+"""Low-rank adapters (LoRA; Hu et al. 2021, arXiv:2106.09685), by `peft`.
+
+    W x  becomes  W x + (alpha / rank) B A x        A [rank, in] random at first, B [out, rank] zero; only they learn
+
+peft puts its layers into the model itself, so that packing, losses and optimizers see the same model as without, with
+few trained parameters. A and B are kept, and computed with, in fp32 (as peft does). What leaves the trainer is either
+whole weights, W + (alpha / rank) B A, or the adapter in peft's own names; both are made from copies, and the model
+that is trained is never merged, which would change the bits of W.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from primerl.process.imports import importing
+from primerl.train.adapters.files import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILE,
+    BASE_DIGEST,
+    LORA_ALPHA,
+    PREFIX,
+    READ_BY_KERNEL,
+    check_base,
+    folder_digest,
+    is_read_by_kernel,
+    is_targeted,
+    read_adapter_config,
+)
+from primerl.train.adapters.merging import NAME, adapter_state, digest_tensor, is_adapter, lora_layers
+from primerl.train.checkpoint import staging
+from primerl.train.checkpoint.files import whole_folder
+from primerl.train.distributed.ranks import ALONE, Ranks
+from primerl.train.model.packed_model import DTYPES, ModelError
+from primerl.train.settings import ALL_LINEAR, ConfigError, LoraConfig, TrainerConfig
+from primerl.train.weights.publish import WeightsPublisher
+from primerl.train.weights.shards import Files, Shares, gathered, own_tensors
+from primerl.train.weights.transfer import Sender
+
+log = logging.getLogger(__name__)
+
+KEY = "model.lora."
+CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+"""Layers whose weights have more than two dimensions and are no experts."""
+BROADCAST_FILE = "broadcast.safetensors"
+"""What an engine has to know beside the adapter's own tensors."""
+
+
+def saved_name(name: str) -> str:
+    """peft's name, in files, of a tensor of the model."""
+    return PREFIX + name.replace(f".{NAME}.", ".")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of a model that is being trained."""
+
+    model: Any
+    config: LoraConfig
+    peft_config: Any
+    base_digest: str
+    """Of the weights it is trained on, as they are in their files."""
+
+    def tensors(self, state: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """In peft's names, contiguous on the CPU. `state`: the model's, where it has been gathered already."""
+        own = adapter_state(self.model.state_dict() if state is None else state)
+        named = {saved_name(name): tensor for name, tensor in own.items()}
+        return {name: named[name].detach().float().cpu().contiguous() for name in sorted(named)}
+
+    def facts(self) -> dict[str, Any]:
+        """What has to be the same wherever the tensors are used."""
+        return {
+            BASE_DIGEST: self.base_digest,
+            LORA_ALPHA: self.config.alpha,
+            "rank": self.config.rank,
+            "layers": sorted(lora_layers(self.model)),
+        }
+
+    def facts_as_tensors(self) -> dict[str, Tensor]:
+        """So that they are part of a digest."""
+        return {
+            BASE_DIGEST: digest_tensor(self.base_digest),
+            LORA_ALPHA: torch.tensor([self.config.alpha], dtype=torch.float32),
+        }
+
+    def save(self, target: Path, state: dict[str, Tensor] | None = None) -> None:
+        """In peft's own layout, which `peft.PeftModel.from_pretrained` and vLLM load."""
+        with whole_folder(target, replace=True) as folder:
+            self.write(folder, self.tensors(state))
+
+    def write(self, folder: Path, tensors: dict[str, Tensor]) -> None:
+        save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt", BASE_DIGEST: self.base_digest})
+        self.peft_config.save_pretrained(str(folder))
+
+    def load(self, path: Path, base: Path) -> None:
+        """Take the weights in `path` to begin with. Raises ConfigError when they are another model's than `base`."""
+        file = Path(os.path.expanduser(path)) / ADAPTER_FILE
+        where = f"{KEY}adapter_path: {file}"
+        check_base(file, base, self.base_digest, KEY)
+        try:
+            with safe_open(file, "pt") as content:
+                digest = (content.metadata() or {}).get(BASE_DIGEST)
+                found = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (not a mapping)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{where} cannot be read: {error}") from None
+        own = self.tensors()
+        other = sorted(found.keys() ^ own.keys())
+        other += sorted(name for name in found.keys() & own.keys() if found[name].shape != own[name].shape)
+        if other:
+            raise ConfigError(
+                f"{where} does not fit: {len(other)} tensors are missing, unknown or of another shape, e.g. "
+                f"{other[0]}; it is of another base model, or {KEY}target_modules names other layers than it has"
+            )
+        parameters = {saved_name(name): parameter for name, parameter in self.model.named_parameters()}
+        with torch.no_grad():
+            for name, tensor in found.items():
+                if not bool(tensor.isfinite().all()):
+                    raise ConfigError(f"{where}: {name} has values that are not finite; give another adapter")
+                parameters[name].copy_(tensor)
+        if digest is None:
+            log.warning("%s does not say which weights it was trained on; its shapes fit", file)
+
+
+def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_digest: str | None = None) -> Adapter:
+    """Freeze the model's own weights, loaded from the folder `base`, and give it an adapter to train. Where the model
+    has its shape only (torch's meta device), so has the adapter. `base_digest`: of the folder, where it is known.
+
+    Raises:
+        ConfigError: layers that are not there or cannot have one; an adapter to begin with that does not fit.
+        ModelError: peft is not installed.
+    """
+    given = read_adapter_config(config, KEY) if config.adapter_path is not None else {}
+    with importing():
+        try:
+            import peft
+        except ImportError as error:
+            raise ModelError(f"model.lora needs the package peft ({error}); install it with pip") from error
+    modules = target_modules(model, config)
+    library: Any = peft  # whose own types differ from what it takes
+    peft_config = library.LoraConfig(
+        r=config.rank,
+        # Others read a whole number there.
+        lora_alpha=int(config.alpha) if config.alpha.is_integer() else config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=_shortest(model, modules),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=str(base),
+    )
+    # What the adapter begins with depends on the seed alone, and changes no other draw: peft makes it on the CPU, and
+    # `torch.manual_seed` would seed the GPU's generator as well, which is not restored here.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        # Within another module, whose architecture peft does not know: of some mixtures it would take the names of a
+        # shared expert's matrices for those of the experts, and leave the shared expert out.
+        library.inject_adapter_in_model(peft_config, torch.nn.ModuleDict({"whole": model}), NAME)
+    # As peft saves them, but in a fixed order.
+    peft_config.inference_mode, peft_config.target_modules = True, sorted(peft_config.target_modules)
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            parameter.data = parameter.data.float()
+        parameter.requires_grad_(is_adapter(name))
+    adapter = Adapter(model, config, peft_config, base_digest or folder_digest(base))
+    if config.adapter_path is not None and not next(model.parameters()).is_meta:
+        adapter.load(Path(config.adapter_path), base)
+        said = given.get("base_model_name_or_path")
+        log.info("beginning with the adapter in %s (of %s)", config.adapter_path, said)
+    count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    log.info("training an adapter of %s parameters for %d layers", f"{count:,}", len(modules))
+    return adapter
+
+
+def target_modules(model: Any, config: LoraConfig) -> list[str]:
+    """Full names of the layers that get an adapter. Raises ConfigError."""
+    outside = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
+    tensors = {name: parameter.shape for name, parameter in model.named_parameters()}
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and id(module) not in outside
+    ]
+    read_by_kernel = [name for name in linear if is_read_by_kernel(name, tensors)]
+    kernels = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, CONVOLUTIONS)}
+    stacks = [name for name, shape in tensors.items() if len(shape) > 2 and name not in kernels]
+    if config.target_modules == [ALL_LINEAR]:
+        if stacks:
+            log.warning("experts are stacks of matrices, which get no adapter: they stay as they are")
+        if read_by_kernel:
+            log.warning("%s (and its like) gets no adapter: it %s", read_by_kernel[0], READ_BY_KERNEL)
+        return [name for name in linear if name not in read_by_kernel]
+    for target in config.target_modules:
+        for name in read_by_kernel:
+            if is_targeted(name, [target]):
+                raise ConfigError(f"{KEY}target_modules: {name} {READ_BY_KERNEL}")
+        experts = [name for name in stacks if f".{target}." in f".{name}."]
+        if experts:
+            raise ConfigError(
+                f"{KEY}target_modules: {target!r} is a mixture's experts ({experts[0]}), a stack of matrices that "
+                "an adapter of linear layers cannot reach; leave it out, or name linear layers by more of their names"
+            )
+        if any(is_targeted(name, [target]) for name in linear):
+            continue
+        others = {name: module for name, module in model.named_modules() if is_targeted(name, [target])}
+        names = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+        if others:
+            name, module = next(iter(others.items()))
+            what = "the embedding or output layer" if id(module) in outside else f"a {type(module).__name__}"
+            raise ConfigError(f"{KEY}target_modules: {name} is {what}, and no linear layer; there are {names}")
+        hint = "; the experts of a mixture are stacks of matrices and cannot have one" if stacks else ""
+        raise ConfigError(f"{KEY}target_modules: no layer of the model is called {target!r}; there are {names}{hint}")
+    return [name for name in linear if is_targeted(name, config.target_modules)]
+
+
+def _shortest(model: Any, modules: list[str]) -> list[str]:
+    """The last parts of the names where they mean these layers and no others, as adapters usually name them."""
+    last = sorted({name.rsplit(".", 1)[-1] for name in modules})
+    meant = [name for name, _ in model.named_modules() if is_targeted(name, last)]
+    return last if sorted(meant) == sorted(modules) else modules
+
+
+def check_facts(adapter: Adapter | None, saved: dict[str, Any]) -> None:
+    """Raises ValueError where a checkpoint with these facts is of another adapter, or of none."""
+    if adapter is None or not saved:
+        if saved:
+            raise ValueError("it holds an adapter; set model.lora as it was")
+        if adapter is not None:
+            raise ValueError("it holds whole weights, and model.lora is set; leave model.lora out, as it was")
+        return
+    own = adapter.facts()
+    differences = {
+        BASE_DIGEST: "its base model has other weights",
+        LORA_ALPHA: "model.lora.alpha differs",
+        "rank": "model.lora.rank differs",
+        "layers": "model.lora.target_modules differs",
+    }
+    for name, difference in differences.items():
+        if saved[name] != own[name]:
+            raise ValueError(f"{difference}; set the model as it was")
+
+
+class AdapterPublisher(WeightsPublisher):
+    """Publishes the adapter alone, for engines that hold the base model: see docs/architecture.md, "Adapters"."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        output_dir: Path,
+        keep_last: int,
+        keep_all: bool,
+        ranks: Ranks = ALONE,
+        sender: Sender | None = None,
+        *,
+        probes: bool = False,
+        stored_interval: int | None = None,
+    ) -> None:
+        """`stored_interval`: versions at its multiples are staged for the store before they can be removed."""
+        super().__init__(output_dir, keep_last, keep_all, ranks, sender=sender, probes=probes)
+        self._adapter = adapter
+        self._output_dir = output_dir
+        self._stored_interval = stored_interval
+
+    def _shares(self, model: Any) -> Shares:
+        state = gathered(model, adapter_state(own_tensors(model)), keep=self._ranks.leads)
+        if self._ranks.leads:
+            files = {ADAPTER_FILE: self._adapter.tensors(state), BROADCAST_FILE: self._adapter.facts_as_tensors()}
+            yield from ((file, name, tensor) for file, tensors in files.items() for name, tensor in tensors.items())
+
+    def _write(self, folder: Path, files: Files) -> None:
+        if files:
+            self._adapter.write(folder, files[ADAPTER_FILE])
+            save_file(files[BROADCAST_FILE], folder / BROADCAST_FILE)
+
+    def _complete(self, version: int, folder: Path, parts: list[dict[str, Any]]) -> None:
+        super()._complete(version, folder, parts)
+        if self._stored_interval is not None and version and version % self._stored_interval == 0:
+            try:
+                staging.link(self._output_dir, "adapter", version, self.folder / f"step_{version}")
+            except (OSError, shutil.Error) as error:  # training does not fail by the store
+                log.warning("the adapter of policy %d is not staged for the store: %s", version, error)
+
+    def _held(self, folder: Path) -> dict[str, Any] | None:
+        return super()._held(folder) if (folder / ADAPTER_CONFIG).is_file() else None
+
+
+def new_publisher(config: TrainerConfig, adapter: Adapter | None, ranks: Ranks) -> WeightsPublisher:
+    """Of adapters or of whole weights, as `model.lora.broadcast` says."""
+    output_dir, given, lora = Path(config.output_dir), config.weights, config.model.lora
+    sender = None
+    if given.transport == "collective":
+        from primerl.net.addresses import address_towards
+
+        sender = Sender(output_dir / "broadcasts", address_towards(config.orchestrator_url), ranks.device)
+    if adapter is not None and lora is not None and lora.broadcast == "adapter":
+        return AdapterPublisher(
+            adapter,
+            output_dir,
+            given.keep_last,
+            given.keep_all,
+            ranks,
+            sender,
+            probes=given.probe,
+            stored_interval=config.stored_adapters_interval,
+        )
+    return WeightsPublisher(
+        output_dir,
+        given.keep_last,
+        given.keep_all,
+        ranks,
+        dtype=None if given.dtype is None else DTYPES[given.dtype],
+        max_shard_bytes=given.max_shard_bytes,
+        sender=sender,
+        probes=given.probe,
+    )

@@ -1,0 +1,385 @@
+"""The batch of one step for one data rank, decoded into tensors. The format is in docs/architecture.md, "Trainer"."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primerl.train.loop.client import OrchestratorClient
+from primerl.train.loss.truncation import Truncation
+
+# Where a data rank's batches come from.
+#
+# While a step is trained, a thread asks for the next batch: what is there by then is fetched and decoded beside the
+# step, and the trainer waits for what is not there only.
+
+log = logging.getLogger(__name__)
+
+_ASK_AHEAD_S = 10.0
+"""The orchestrator answers such a request at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    batch: Batch
+    body: bytes | bytearray
+    """As it came: the batch's tensors lie in it."""
+
+
+class Batches:
+    """Not for several threads. `client` is used by the caller's thread only."""
+
+    def __init__(self, client: OrchestratorClient, rank: int, ranks: int) -> None:
+        self._client = client
+        self._beside = OrchestratorClient(
+            client.url, client.unreachable_after_s, _ASK_AHEAD_S, identity=client.identity
+        )
+        self._asked = (rank, ranks)
+        self._ahead: Future[Received | None] | None = None
+
+    def ask_ahead(self, step: int) -> None:
+        """Fetch the batch of `step`, which is taken next, beside what the caller does now, should it be there."""
+        found: Future[Received | None] = Future()
+        self._ahead = found
+        # A thread that is not waited for at the end of the process: an orchestrator that hangs would hold it up.
+        threading.Thread(target=self._fetch, args=(step, found), name="batch ahead", daemon=True).start()
+
+    def take(self, step: int, deadline_s: float, waiting: Callable[[str], None]) -> Received:
+        """The batch of `step`; see `OrchestratorClient.batch` for arguments and errors.
+
+        Raises:
+            BatchError: it is no batch, or not the one that was asked for.
+        """
+        ahead, self._ahead = self._ahead, None
+        received = None if ahead is None else ahead.result()
+        if received is not None:
+            return received
+        return self._decoded(step, self._client.batch(step, self._asked[0], deadline_s, waiting))
+
+    def close(self) -> None:
+        self._beside.leave()
+        if self._ahead is None or self._ahead.done():
+            self._beside.close()
+
+    def _fetch(self, step: int, found: Future[Received | None]) -> None:
+        try:
+            body = self._beside.batch_ahead(step, self._asked[0])
+            found.set_result(None if body is None else self._decoded(step, body))
+        except Exception as error:  # noqa: BLE001 (whatever it is, the caller is told)
+            found.set_exception(error)
+        if self._beside.is_leaving:
+            self._beside.close()
+
+    def _decoded(self, step: int, body: bytes | bytearray) -> Received:
+        batch = decode_batch(body)
+        rank, ranks = self._asked
+        if (batch.step, batch.rank, batch.ranks) != (step, rank, ranks):
+            raise BatchError(
+                f"asked for step, rank, ranks {(step, rank, ranks)}, got {(batch.step, batch.rank, batch.ranks)}; "
+                "the orchestrator's data_ranks must be the trainer's ranks"
+            )
+        return Received(batch, body)
+
+
+COLUMNS = {
+    "token_ids": torch.int32,
+    "logprobs": torch.float32,
+    "advantages": torch.float32,
+    "versions": torch.int32,
+    "temperatures": torch.float32,
+    "loss_mask": torch.uint8,
+}
+"""Columns with one value a token, and their little-endian types, in the order of the bytes."""
+ALIGNMENT = 16
+"""Of a micro-batch's first column among the bytes."""
+_CHECKSUM_KEY = b"\xa4xxh3\xc4\x08"
+"""Of the third entry, with msgpack's mark of 8 bytes."""
+MAX_LOGPROB = 1e-4
+"""An engine's rounding may put a log-probability this far above 0, nats."""
+
+
+class BatchError(ValueError):
+    """A batch breaks its format. The message names the column or the rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarRun:
+    """Tokens `begin` to before `end`: an answer, or its first tokens, that was sampled by a grammar."""
+
+    begin: int
+    end: int
+    masks: str
+    """The library and the vocabulary by which the engine found the allowed tokens."""
+    spec: str
+    """What was enforced, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Sequences one after another, without padding; the columns have T values, T = sum of `sequence_lengths`.
+
+    Worked example, two sequences of 3 and 2 tokens:
+
+        token_ids        [p0 a0 a1 | p1 b0]
+        loss_mask        [ 0  1  1 |  0  1]
+        sequence_lengths [3, 2]
+    """
+
+    token_ids: Tensor  # [T] int32
+    loss_mask: Tensor  # [T] uint8; 1 = sampled by the policy, to be trained
+    logprobs: Tensor  # [T] fp32, the engine's, nats; 0 where not trained
+    advantages: Tensor  # [T] fp32
+    versions: Tensor  # [T] int32, policy version that sampled the token; -1 where not trained
+    temperatures: Tensor  # [T] fp32
+    sequence_lengths: tuple[int, ...]  # [S]
+    rollouts: tuple[int, ...]  # [S]
+    environments: tuple[int, ...]  # [S], index of the environment in the orchestrator's config
+    truncation: Truncation | None = None
+    """[T], what the engine left out before it sampled (`primerl.train.loss.truncation` leaves out the same); None where
+    it left out nothing, as always unless `orchestrator.sampling.truncated` is "replay"."""
+    grammars: tuple[GrammarRun, ...] = ()
+    """Answers in which only some tokens were allowed (`primerl.train.loss.grammar` finds which)."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """Columns that not every batch has, by name, [T] fp32: `teacher_logprobs`, `ce_weights`, ..."""
+
+    def trained(self) -> Tensor:
+        """Packed indices of the trained tokens, [N] int64."""
+        return self.loss_mask.nonzero().squeeze(1)
+
+    def learnt(self) -> int:
+        """Tokens whose loss may count: those the policy sampled, and those a teacher wrote."""
+        taught = self.extra.get("ce_weights")
+        return int(self.loss_mask.sum() if taught is None else ((self.loss_mask == 1) | (taught > 0)).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What data rank `rank` of `ranks` trains in step `step`."""
+
+    step: int
+    rank: int
+    ranks: int
+    loss_tokens: int
+    """Trained tokens over all ranks, the denominator of the loss."""
+    metrics: dict[str, float]
+    micro_batches: tuple[MicroBatch, ...]
+
+    def staleness(self) -> list[int]:
+        """For each sequence with trained tokens: (step - 1) - its oldest version."""
+        result: list[int] = []
+        for micro_batch in self.micro_batches:
+            sequences = torch.repeat_interleave(torch.tensor(micro_batch.sequence_lengths, dtype=torch.int64))
+            trained = micro_batch.versions.masked_fill(micro_batch.versions < 0, self.step)
+            oldest = torch.full((len(micro_batch.sequence_lengths),), self.step, dtype=torch.int32)
+            oldest.scatter_reduce_(0, sequences, trained, "amin")
+            result += (self.step - 1 - oldest[oldest < self.step]).tolist()
+        return result
+
+
+def decode_batch(body: bytes | bytearray) -> Batch:
+    """Decode the answer of `POST /trainer/batch`, or a file of the spool.
+
+    The tensors lie in `body` itself where that is a bytearray: nothing is copied. Bytes, which must not be written to,
+    are copied once.
+
+    Raises:
+        BatchError: the bytes are no batch, do not match the checksum that they end with, or contradict each other.
+    """
+    import msgpack  # only batches of an orchestrator are packed by it
+
+    try:
+        header, columns = _frame(bytearray(body) if isinstance(body, bytes) else body)
+        batch = Batch(
+            step=header["step"],
+            rank=header["rank"],
+            ranks=header["ranks"],
+            loss_tokens=header["loss_tokens"],
+            metrics=dict(header["metrics"]),
+            micro_batches=tuple(_micro_batches(header["micro_batches"], columns)),
+        )
+    except (KeyError, TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
+        if isinstance(error, BatchError):
+            raise
+        raise BatchError(f"not a batch: {type(error).__name__}: {error}") from error
+    for micro_batch in batch.micro_batches:
+        if not _is_sound(micro_batch, batch.step):
+            _check(micro_batch, batch.step)
+    return batch
+
+
+def _frame(body: bytearray) -> tuple[dict[str, Any], memoryview]:
+    """The header, and the columns' bytes where they are. The map is taken apart by hand: msgpack would copy them."""
+    import msgpack
+
+    view = memoryview(body)
+    # Two entries, as earlier versions wrote it: without a checksum.
+    checked = bytes(view[:1]) != b"\x82"
+    header, rest = _bytes_of((b"\x83" if checked else b"\x82") + b"\xa6header\xc6", view)
+    columns, rest = _bytes_of(b"\xa7columns\xc6", rest)
+    if checked:
+        rest = _check_sum(view, rest)
+    if rest:
+        raise BatchError(f"not a batch: {len(rest)} bytes follow it")
+    return msgpack.unpackb(header), columns
+
+
+def _check_sum(view: memoryview, end: memoryview) -> memoryview:
+    """What follows the checksum, which stands where `end` begins and is of all bytes before it."""
+    import xxhash
+
+    start = len(_CHECKSUM_KEY)
+    if end[:start] != _CHECKSUM_KEY or len(end) < start + 8:
+        raise BatchError(f"not a batch: {bytes(end[: start + 8])!r} is no checksum")
+    stated = int.from_bytes(end[start : start + 8], "little")
+    found = xxhash.xxh3_64_intdigest(view[: len(view) - len(end)])
+    if found != stated:
+        raise BatchError(
+            f"the batch is damaged: its bytes have the checksum {found:016x}, it says {stated:016x}; nothing of it is "
+            "trained. The orchestrator writes a damaged file of the spool again from its journal when it is started"
+        )
+    return end[start + 8 :]
+
+
+def _bytes_of(key: bytes, view: memoryview) -> tuple[memoryview, memoryview]:
+    """What stands under `key`, and what follows. A length of 4 bytes, big-endian, is behind the key."""
+    if view[: len(key)] != key:
+        raise BatchError(f"not a batch: {bytes(view[: len(key)])!r} is not {key!r}")
+    start = len(key) + 4
+    end = start + int.from_bytes(view[len(key) : start], "big")
+    if len(view) < end:
+        raise BatchError(f"not a batch: it ends {end - len(view)} bytes early")
+    return view[start:end], view[end:]
+
+
+def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterator[MicroBatch]:
+    offset = 0
+    for header in headers:
+        tokens, lengths = header["tokens"], tuple(header["sequence_lengths"])
+        rollouts, environments = tuple(header["rollouts"]), tuple(header["environments"])
+        if sum(lengths) != tokens or (lengths and min(lengths) < 1):
+            raise BatchError(f"sequence_lengths {lengths} do not add up to {tokens} tokens")
+        if not len(rollouts) == len(environments) == len(lengths):
+            raise BatchError(f"{len(lengths)} sequences, {len(rollouts)} rollouts, {len(environments)} environments")
+        tensors = {}
+        for name, dtype in COLUMNS.items():
+            if offset + tokens * dtype.itemsize > len(columns):
+                raise BatchError(f"column {name}: {tokens} values are more than the bytes that are left")
+            tensors[name] = _tensor(columns, dtype, tokens, offset)
+            offset += tokens * dtype.itemsize
+        offset += -offset % ALIGNMENT
+        extra = {}
+        for name in header.get("extra_columns", ()):
+            end = offset + tokens * torch.float32.itemsize
+            if end > len(columns):
+                raise BatchError(f"column {name}: {tokens} values are more than the bytes that are left")
+            extra[name] = _tensor(columns, torch.float32, tokens, offset)
+            offset = end + -end % ALIGNMENT
+        truncation = _truncation(header["truncations"], tokens) if header.get("truncations") else None
+        yield MicroBatch(
+            **tensors,
+            sequence_lengths=lengths,
+            rollouts=rollouts,
+            environments=environments,
+            truncation=truncation,
+            grammars=_grammars(header["grammars"], tokens) if header.get("grammars") else (),
+            extra=extra,
+        )
+    if offset != len(columns):
+        raise BatchError(f"the columns are {len(columns)} bytes, the micro-batches' {offset}")
+
+
+def _truncation(runs: list[dict[str, Any]], tokens: int) -> Truncation:
+    """One value a token, from the runs of tokens that were sampled alike."""
+    truncation = Truncation(torch.ones(tokens), torch.zeros(tokens, dtype=torch.int64), torch.zeros(tokens))
+    for run in runs:
+        begin, end, top_p, top_k, min_p = (run[name] for name in ("begin", "end", "top_p", "top_k", "min_p"))
+        if not (0 <= begin < end <= tokens and 0 < top_p <= 1 and top_k >= 0 and 0 <= min_p <= 1):
+            raise BatchError(f"truncations: {run} is none of {tokens} tokens")
+        own = truncation[slice(begin, end)]
+        own.top_p.fill_(top_p)
+        own.top_k.fill_(top_k)
+        own.min_p.fill_(min_p)
+    return truncation
+
+
+def _grammars(header: dict[str, Any], tokens: int) -> tuple[GrammarRun, ...]:
+    kinds, runs = header["kinds"], []
+    for begin, end, kind in header["runs"]:
+        if not (0 <= begin < end <= tokens and 0 <= kind < len(kinds)):
+            raise BatchError(f"grammars: {begin}, {end}, {kind} is none of {tokens} tokens and {len(kinds)} kinds")
+        runs.append(GrammarRun(begin, end, str(kinds[kind]["masks"]), str(kinds[kind]["spec"])))
+    return tuple(runs)
+
+
+def _tensor(columns: memoryview, dtype: torch.dtype, count: int, offset: int) -> Tensor:
+    # torch.frombuffer refuses to make an empty tensor.
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(columns, dtype=dtype, count=count, offset=offset)
+
+
+def _first_tokens(micro_batch: MicroBatch) -> Tensor:
+    """Packed indices of the sequences' first tokens, [S] int64."""
+    return torch.tensor([0, *micro_batch.sequence_lengths[:-1]], dtype=torch.int64).cumsum(0)
+
+
+def _is_sound(micro_batch: MicroBatch, step: int) -> bool:
+    """Whether nothing is wrong, in few passes over the columns. What it doubts may still be fine."""
+    if not micro_batch.sequence_lengths:
+        return True
+    if int(micro_batch.loss_mask.max()) > 1:
+        return False
+    trained = micro_batch.loss_mask.view(torch.bool)
+    if bool(trained[_first_tokens(micro_batch)].any()):
+        return False
+    bounds = {}
+    for name in ("versions", "logprobs", "advantages", "temperatures"):
+        low, high = getattr(micro_batch, name).aminmax()
+        bounds[name] = (low.item(), high.item())
+    low, high = bounds["versions"]
+    if not (low >= -1 and high < step and torch.equal(micro_batch.versions >= 0, trained)):
+        return False
+    # What is not a number is neither below nor above.
+    (lowest_logprob, logprob), (low, high) = bounds["logprobs"], bounds["advantages"]
+    finite = lowest_logprob > -math.inf and logprob <= MAX_LOGPROB and low > -math.inf and high < math.inf
+    return bool(finite and bounds["temperatures"][0] > 0)
+
+
+def _check(micro_batch: MicroBatch, step: int) -> None:
+    """Refuse what cannot be trained on, rather than train on something else."""
+    trained = micro_batch.loss_mask == 1
+    untrained = micro_batch.loss_mask == 0
+    first = torch.zeros_like(trained)
+    first[_first_tokens(micro_batch)[: len(first)]] = True
+    versions, logprobs = micro_batch.versions, micro_batch.logprobs
+    problems = {
+        "loss_mask is neither 0 nor 1": ~(trained | untrained),
+        "the first token of a sequence is to be trained, but nothing precedes it": trained & first,
+        f"a policy version is not in 0..{step - 1}": trained & ((versions < 0) | (versions >= step)),
+        "a log-probability is not finite or above 0": trained & ~(logprobs.isfinite() & (logprobs <= MAX_LOGPROB)),
+        "an advantage is not finite": trained & ~micro_batch.advantages.isfinite(),
+        "a temperature is not above 0": trained & ~(micro_batch.temperatures > 0),
+    }
+    for what, where in problems.items():
+        if bool(where.any()):
+            index = int(where.nonzero()[0])
+            rollout = micro_batch.rollouts[sequence_at(micro_batch.sequence_lengths, index)]
+            raise BatchError(f"step {step}, rollout {rollout}: {what} (packed token {index})")
+
+
+def sequence_at(lengths: tuple[int, ...], index: int) -> int:
+    """Which sequence the packed token `index` belongs to."""
+    end = 0
+    for sequence, length in enumerate(lengths):
+        end += length
+        if index < end:
+            return sequence
+    raise IndexError(f"packed token {index} of {end}")

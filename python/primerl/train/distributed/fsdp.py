@@ -1,0 +1,117 @@
+"""A model divided among the data ranks, by torch's FSDP2 (`fully_shard`): each holds a share of every weight, gradient
+and optimizer state, in fp32, and has the whole weights of a layer only while it computes it.
+
+Over a mesh of (dp_replicate, dp_shard) the shares of a group of dp_shard ranks are the same in each of dp_replicate
+groups (HSDP): weights are gathered within a group, gradients summed over all.
+
+    load the model on the CPU -> prove -> prepare -> shard -> Optimizer(model.named_parameters())
+
+Gradients are sums over the ranks, not means: the loss is divided by the tokens of all ranks already.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from primerl.train.distributed.ranks import Ranks
+from primerl.train.loss.logprobs import LogitsHook, token_logprobs
+from primerl.train.model.memory import layers
+from primerl.train.model.packed_model import PackedSequences, output_head, predicted_hidden
+
+FORWARD = "packed_logprobs"
+"""Method of a sharded model that gathers the weights around what `packed_logprobs` computes."""
+
+
+def shard(model: Any, ranks: Ranks, dtype: torch.dtype) -> None:
+    """Divide the model, which is in fp32 and whole on every rank; it computes in `dtype`. Raises ModelError."""
+    if ranks.mesh is None:
+        return
+    # Nothing given is cast: temperatures are exact.
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for layer in layers(model):
+        fully_shard(layer, mesh=ranks.mesh, mp_policy=policy)
+    # Embeddings, output layer and last norm, which stay whole from the forward pass to the backward pass.
+    fully_shard(model, mesh=ranks.mesh, mp_policy=policy, reshard_after_forward=False)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    model.computes_in = dtype
+    setattr(model, FORWARD, MethodType(_packed_logprobs, model))
+    register_fsdp_forward_method(model, FORWARD)
+
+
+def packed_logprobs(
+    model: Any,
+    token_ids: Tensor,
+    packed: PackedSequences,
+    targets: Tensor,
+    temperatures: Tensor | None = None,
+    *,
+    hook: LogitsHook | None = None,
+    entropy: bool = True,
+    plain: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Log-probabilities and entropies of the tokens at packed indices `targets`: see `logprobs.token_logprobs`. Third,
+    those log-probabilities at temperature 1 and of all tokens which the targets at the indices `plain` have, too."""
+    compute = getattr(model, FORWARD) if isinstance(model, FSDPModule) else MethodType(_packed_logprobs, model)
+    answer: tuple[Tensor, Tensor, Tensor | None] = compute(
+        token_ids, packed, targets, temperatures, hook, entropy, plain
+    )
+    return answer
+
+
+def _packed_logprobs(
+    model: Any,
+    token_ids: Tensor,
+    packed: PackedSequences,
+    targets: Tensor,
+    temperatures: Tensor | None,
+    hook: LogitsHook | None,
+    entropy: bool,
+    plain: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    hidden, predicted = predicted_hidden(model, token_ids, packed, targets), token_ids[targets]
+    head = output_head(model)
+    logprobs, entropies = token_logprobs(hidden, head, predicted, temperatures, hook=hook, entropy=entropy)
+    if plain is None:
+        return logprobs, entropies, None
+    return logprobs, entropies, token_logprobs(hidden[plain], head, predicted[plain], entropy=False)[0]
+
+
+def nothing(model: Any, ranks: Ranks) -> Tensor:
+    """A forward pass whose loss is 0, for a rank that has a micro-batch less: gathering weights takes all ranks."""
+    token_ids = torch.zeros(2, dtype=torch.int64, device=ranks.device)
+    packed = PackedSequences.from_lengths([2], ranks.device)
+    logprobs, *_ = packed_logprobs(model, token_ids, packed, torch.ones(1, dtype=torch.int64, device=ranks.device))
+    return logprobs.sum() * 0.0
+
+
+def sum_gradients_after(model: Any, *, last: bool) -> None:
+    """Whether the next backward pass sums gradients over the ranks, which the last one of a step does for all."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's share of a tensor, or all of it where it is not divided."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that is divided among ranks, on each of them."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def first_row(tensor: Tensor) -> int:
+    """The index, in the whole tensor, of the first row that this rank holds."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    shares = tensor.device_mesh["dp_shard"]
+    return min(tensor.shape[0], shares.get_local_rank() * -(-tensor.shape[0] // shares.size()))

@@ -1,0 +1,271 @@
+"""Data ranks: processes that each train their share of a batch, with the model divided among them (`parallel`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
+
+from primerl.train.settings import ConfigError
+
+# Which ranks are alive: each says so every few seconds by a thread, whatever else it does.
+#
+# A collective that does not end tells nobody for `dist_timeout_s` which rank it waits for, and a rank that writes to a
+# slow disk may take longer than one that hangs. A rank that says nothing was stopped, is gone, or is in code that lets
+# no thread run.
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 2.0
+SILENT_S = 20.0
+"""After so long a rank is named in the log; what ends the training is a deadline of who waits for it."""
+
+
+class Heartbeats:
+    """This rank's, and what it hears of those that it watches: the leading rank all others, those the leading one."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        """`store`: where the ranks say what they do, by a connection of this thread alone: a wait in a store keeps all
+        others from it."""
+        self._store = store
+        self._rank = rank
+        self._count = 0
+        self._heard: dict[int, bytes] = {}
+        """The last word of the ranks that have said something."""
+        self._missed: dict[int, int] = {}
+        """Beats of this rank since it was new. No clock is asked: all ranks may have been stopped, and go on."""
+        self._watched: Iterable[int] = range(1, size) if rank == 0 else (0,)
+        self._named: set[int] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """A process may not end while a thread of it is within torch."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(INTERVAL_S)
+
+    def silent_s(self, rank: int) -> float:
+        """Seconds since that rank has said anything; 0 of one that is not watched, or has not begun."""
+        return self._missed.get(rank, 0) * INTERVAL_S
+
+    def beat(self) -> None:
+        """Say that this rank is alive, and hear who else is; what the thread does at each interval."""
+        self._count += 1
+        self._store.set(f"alive/{self._rank}", str(self._count))
+        for rank in self._watched:
+            self._listen(rank)
+
+    def _run(self) -> None:
+        try:
+            self.beat()
+            while not self._over.wait(INTERVAL_S):
+                self.beat()
+        except RuntimeError:
+            return  # The store is gone, and with it who started the ranks: all that use it fail.
+
+    def _listen(self, rank: int) -> None:
+        key = f"alive/{rank}"
+        if not self._store.check([key]):
+            return
+        word = self._store.get(key)
+        if self._heard.get(rank) != word:
+            self._heard[rank], self._missed[rank] = word, 0
+            if rank in self._named:
+                self._named.remove(rank)
+                log.warning("rank %d goes on", rank)
+            return
+        self._missed[rank] += 1
+        if self.silent_s(rank) >= SILENT_S and rank not in self._named:
+            self._named.add(rank)
+            log.warning("no heartbeat for %.0f s: %s", self.silent_s(rank), last_words(self._store, rank))
+
+
+def last_words(store: Any, rank: int) -> str:
+    """Of a rank that does not come to where it should be."""
+    if not store.check([f"at/{rank}"]):
+        return f"rank {rank} is gone or hangs"
+    since, _, what = store.get(f"at/{rank}").decode().partition(" ")
+    return f"rank {rank} is gone or hangs, for {time.time() - float(since):.0f} s at: {what}"
+
+
+SAID_WITHIN_S = 3.0
+"""Time in which a rank that failed hears of the others what they do; those that say nothing are why it failed."""
+
+HYBRID = ("dp_replicate", "dp_shard")
+
+
+class RankError(Exception):
+    """Another rank is gone or hangs. The message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among the data ranks, as `torchrun` tells it (RANK, WORLD_SIZE, LOCAL_RANK); alone without it."""
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: DeviceMesh | None = None
+    """(dp_shard), or (dp_replicate, dp_shard): what the model is divided over; None where there is one rank."""
+    store: Any = None
+    """Where the ranks say what they do."""
+    timeout: timedelta | None = None
+    """Time that a rank may be missing where all meet."""
+    heartbeats: Heartbeats | None = None
+    """Of ranks that have a store."""
+
+    @classmethod
+    def join(cls, wanted: int, replicas: int, timeout_s: float) -> Ranks:
+        """Meet the other ranks. One that is missing for `timeout_s`, here or in a sum, ends this process.
+
+        Raises ConfigError when there are not as many as `wanted`, or fewer GPUs than ranks on this machine.
+        """
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        if size != wanted:
+            raise ConfigError(f"ranks is {wanted}, but WORLD_SIZE is {size}; start as many processes, or set ranks")
+        device = own_device()
+        if size == 1:
+            return cls(rank, size, device)
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            store, rank, size = next(rendezvous("env://", timeout=timeout))
+        except RuntimeError as error:
+            raise RankError(f"rank {rank} of {size} does not find rank 0: {str(error).splitlines()[0]}") from error
+        # Checkpoints and names cross between CPUs on a GPU machine too.
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        shape, names = ((size,), ("dp_shard",)) if replicas == 1 else ((replicas, size // replicas), HYBRID)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        words: Any = torch.distributed.PrefixStore("primerl", store)  # type: ignore[attr-defined]
+        heartbeats = Heartbeats(words.clone(), rank, size)
+        heartbeats.start()
+        return cls(rank, size, device, mesh, words, timeout, heartbeats)
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0 publishes weights and writes metrics."""
+        return self.rank == 0
+
+    def leave(self) -> None:
+        if self.heartbeats is not None:
+            self.heartbeats.stop()
+        if self.size > 1 and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    def at(self, what: str) -> None:
+        """Say what this rank does next, for the others to read when it does not come out of it."""
+        if self.store is not None:
+            self.store.set(f"at/{self.rank}", f"{time.time():.1f} {what}")
+
+    @contextmanager
+    def naming_the_missing(self) -> Iterator[None]:
+        """What torch says of a rank that is gone or hangs becomes a RankError with the rank's number."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size == 1 or not _of_other_ranks(error):
+                raise
+            raise RankError(f"{self._missing()}; {str(error).splitlines()[0]}") from error
+
+    def _missing(self) -> str:
+        """The ranks that do not say that they gave up as well: all that are alive do, at about the same time."""
+        try:
+            self.store.set(f"gave_up/{self.rank}", "")
+            time.sleep(SAID_WITHIN_S)
+            silent = [rank for rank in range(self.size) if not self.store.check([f"gave_up/{rank}"])]
+            described = [self.last_words(rank) for rank in silent]
+        except RuntimeError:
+            return "the other ranks are gone, with the process that started them"
+        return "; ".join(described) or "another rank has failed"
+
+    def last_words(self, rank: int) -> str:
+        """Of a rank that does not come to where it should be."""
+        return last_words(self.store, rank)
+
+    def agree(self, value: Any) -> Any:
+        """The leading rank's value, on all of them."""
+        if self.size == 1:
+            return value
+        values = [value]
+        torch.distributed.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]
+
+    def wait(self) -> None:
+        """For all ranks to come here."""
+        if self.size > 1:
+            # On the CPU: NCCL would only queue the sum on the GPU, and return at once.
+            self.sum(torch.zeros(1))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over the ranks."""
+        if self.size > 1:
+            values = values.clone()
+            torch.distributed.all_reduce(values)
+        return values
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Largest over the ranks, value by value."""
+        if self.size > 1:
+            values = values.clone()
+            torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
+        return values
+
+    def union(self, names: Iterable[str]) -> list[str]:
+        """Names of all ranks, sorted."""
+        own = sorted(set(names))
+        if self.size == 1:
+            return own
+        found: list[list[str]] = [[] for _ in range(self.size)]
+        torch.distributed.all_gather_object(found, own)
+        return sorted({name for names in found for name in names})
+
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+"""One process, whose ranks have nothing to add up."""
+
+
+def own_device() -> torch.device:
+    """The GPU of this rank, where there are GPUs, which becomes torch's current one; else the CPU.
+
+    Raises ConfigError where this machine has fewer GPUs than ranks. Each rank finds that out by itself, so that none
+    waits for another that has failed.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    here = local + 1
+    # Elsewhere each rank may see a GPU of its own, by a wrapper or by Slurm.
+    if "TORCHELASTIC_RUN_ID" in os.environ and "SLURM_GPUS_PER_TASK" not in os.environ:
+        here = max(here, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if here > gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        cause = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+        raise ConfigError(
+            f"ranks: {here} ranks on this machine need a GPU each, and torch sees {gpus}{cause}; set ranks to at most "
+            f"{gpus}, let torch see more of them, or train on the CPU with an empty CUDA_VISIBLE_DEVICES"
+        )
+    device = torch.device("cuda", local)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _of_other_ranks(error: RuntimeError) -> bool:
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    # Gloo raises plain RuntimeErrors, with the file that they come from.
+    return any(word in str(error) for word in ("gloo", "Gloo", "Connection closed by peer", "Connection reset by peer"))

@@ -1,0 +1,370 @@
+"""The orchestrator's trainer endpoints, with the deadlines that keep a wait from becoming a hang."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from primerl.train.distributed.ranks import Ranks
+
+
+# Which trainer this is: what the orchestrator knows the one by that has the run. All of its ranks send the same.
+
+LAUNCHER = "PRIMERL_RUN_MARK"
+"""Set by the launcher, which ends its processes with itself."""
+BEGAN_AT = 19
+"""Of the fields of /proc/PID/stat behind the process's name."""
+
+Identity = dict[str, object]
+
+
+def own_identity() -> Identity:
+    """Of this process: a new id, its number and machine; where the system has words for them, what its number is a
+    number of and when it began, by which the orchestrator sees that it has ended."""
+    identity: Identity = {"id": uuid.uuid4().hex, "pid": os.getpid(), "host": socket.gethostname()}
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        numbers = os.readlink("/proc/self/ns/pid")
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        identity |= {"place": f"{boot} {numbers}", "began": int(fields[BEGAN_AT])}
+    except (OSError, ValueError, IndexError):
+        pass  # Not Linux: it is known by its heartbeats alone.
+    if LAUNCHER in os.environ:
+        identity["launcher"] = os.environ[LAUNCHER]
+    return identity
+
+
+def begin(ranks: Ranks, client: OrchestratorClient) -> Identity:
+    """Ask for the run, as the leading rank for all. Waits while it is not known whether another trainer, which has it,
+    still lives.
+
+    Raises OrchestratorError on all ranks: the run has a trainer, which is named.
+    """
+    identity, refusal = own_identity(), ""
+    if ranks.leads:
+        try:
+            client.begin(identity)
+        except OrchestratorError as error:
+            refusal = str(error)
+    agreed: tuple[Identity, str] = ranks.agree((identity, refusal))
+    identity, refusal = agreed
+    if refusal:
+        raise OrchestratorError(refusal)
+    client.identity = identity
+    return identity
+
+
+log = logging.getLogger(__name__)
+
+MSGPACK = "application/msgpack"
+_REQUEST_TIMEOUT_S = 30.0
+"""Longer than the orchestrator's long poll: silence beyond it is a connection that is dead or a process that hangs."""
+_LONG_S = 10.0
+"""From here on a heartbeat says how long the trainer has been at the same thing."""
+_KEPT_S = 60.0
+"""A connection that rested for longer may have been closed by the other side: a new one is opened."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+
+
+class OrchestratorError(Exception):
+    """The orchestrator cannot be reached, or refused a request. The message holds its reason."""
+
+
+class BatchTimeout(Exception):  # noqa: N818 (named as the wait it ends)
+    """No batch came in time; the message says what the orchestrator was waiting for."""
+
+
+class ManifestRefused(OrchestratorError):  # noqa: N818 (named as what happened)
+    """The orchestrator cannot read the weights that it was told of, or finds them damaged."""
+
+
+class PublishAgain(Exception):  # noqa: N818 (a request, not an error)
+    """No engine can load the policy that is trained on, from where it was published. The message says why."""
+
+
+class NoMoreBatches(Exception):  # noqa: N818 (an end, not an error)
+    """The orchestrator has finished, or was told to stop."""
+
+
+class OrchestratorClient:
+    """One kept connection. Not for use by several threads: each takes its own client.
+
+    `request_timeout_s` bounds one request; failed ones are repeated for `unreachable_after_s` (0: never).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        unreachable_after_s: float,
+        request_timeout_s: float | None = None,
+        identity: dict[str, object] | None = None,
+    ) -> None:
+        """`identity`: what is sent with every request (`primerl.train.loop.client`)."""
+        parts = urlsplit(url)
+        if parts.scheme != "http" or parts.hostname is None:
+            raise ValueError(f"orchestrator_url is {url!r}; it must look like http://127.0.0.1:8000")
+        self.url = url
+        self.unreachable_after_s = unreachable_after_s
+        self.identity = identity
+        self._prefix = parts.path.rstrip("/")
+        timeout = request_timeout_s or min(_REQUEST_TIMEOUT_S, unreachable_after_s)
+        self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout)
+        self._used = time.monotonic()
+        self._leaving = threading.Event()
+
+    def leave(self) -> None:
+        """From another thread: the run is over for this process, so what fails from now on is not repeated."""
+        self._leaving.set()
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._leaving.is_set()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def begin(self, identity: dict[str, object]) -> None:
+        """Ask for the run, before all else. Waits while the orchestrator does not know whether a trainer that has it
+        still lives, which it does before that one's silence would end the run.
+
+        Raises OrchestratorError: the run has another trainer, which the message names.
+        """
+        while True:
+            status, body = self._post("/trainer/begin", {"trainer": identity})
+            if status != 202:
+                return self._check("/trainer/begin", status, body)
+            log.info("waiting for %s", _fields(body).get("waiting_for", "no reason given"))
+
+    def batch(self, step: int, rank: int, deadline_s: float, waiting: Callable[[str], None]) -> bytes | bytearray:
+        """The batch of `step` for data rank `rank`, as bytes for `data.decode_batch`.
+
+        Args:
+            deadline_s: how long the orchestrator may go on answering that the batch is not ready.
+            waiting: called with what the orchestrator waits for, each time it says so.
+
+        Raises:
+            NoMoreBatches: there is none and there will be none.
+            PublishAgain: engines need the weights of policy `step` - 1, and can load them no more.
+            BatchTimeout: `deadline_s` passed.
+            OrchestratorError: no answer, or a refusal.
+        """
+        deadline = time.monotonic() + deadline_s
+        while True:
+            status, body = self._post("/trainer/batch", {"step": step, "rank": rank})
+            if status == 200:
+                return body
+            if status == 410:
+                raise NoMoreBatches(_message(body))
+            if status != 202:
+                raise OrchestratorError(f"{self.url} refused batch {step} ({status}): {_message(body)}")
+            answer = _fields(body)
+            broken = answer.get("publish_again")
+            if broken is not None and broken["version"] == step - 1:
+                raise PublishAgain(broken["why"])
+            reason = str(answer.get("waiting_for", "no reason given"))
+            waiting(reason)
+            if time.monotonic() > deadline:
+                raise BatchTimeout(f"batch {step} did not come within {deadline_s:g} s; waiting for: {reason}")
+
+    def batch_ahead(self, step: int, rank: int) -> bytes | bytearray | None:
+        """The batch of `step`, should it be there: None where it is not, whatever the reason. Does not wait, and is not
+        repeated."""
+        try:
+            status, body = self._post("/trainer/batch", {"step": step, "rank": rank, "ahead": True}, repeat_for_s=0.0)
+        except OrchestratorError as error:
+            log.debug("batch %d ahead of its step: %s", step, error)
+            return None
+        return body if status == 200 else None
+
+    def weights(self, version: int, manifest: str) -> None:
+        """Tell that policy `version` is published.
+
+        Raises:
+            ManifestRefused: the files are not there, or not what the manifest says.
+            NoMoreBatches: the run is over.
+            OrchestratorError: no answer, or another refusal.
+        """
+        path = "/trainer/weights"
+        status, body = self._post(path, {"version": version, "manifest": manifest})
+        if status == 410:
+            raise NoMoreBatches(_message(body))
+        if status == 400 and _error_of(body).get("param") == "manifest":
+            raise ManifestRefused(f"{self.url}{path} refused ({status}): {_message(body)}")
+        self._check(path, status, body)
+
+    def resume(self, step: int) -> None:
+        """Tell that training goes on after `step` (0: from the start). Raises OrchestratorError."""
+        self._accepted("/trainer/resume", {"step": step})
+
+    def checkpoint(self, step: int, saved: int) -> None:
+        """Tell that batches up to `step` will not be asked for again, and that the checkpoint of step `saved` is on the
+        disk, beside which the orchestrator keeps the run's state.
+
+        Nothing depends on it: the next one says more, and after the last one the orchestrator may have ended.
+        """
+        try:
+            self._accepted("/trainer/checkpoint", {"step": step, "saved": saved}, repeat_for_s=0.0)
+        except OrchestratorError as error:
+            log.info("checkpoint of step %d: %s", step, error)
+
+    def heartbeat(self, step: int, doing: str, *, leaving: bool = False) -> None:
+        """Tell that this process is alive, and what it does; `leaving`: that silence will follow, and why is known.
+
+        Raises OrchestratorError.
+        """
+        self._accepted("/trainer/heartbeat", {"step": step, "doing": doing, "leaving": leaving})
+
+    def _accepted(self, path: str, fields: dict[str, object], repeat_for_s: float | None = None) -> None:
+        self._check(path, *self._post(path, fields, repeat_for_s))
+
+    def _check(self, path: str, status: int, body: bytes | bytearray) -> None:
+        if status != 200:
+            raise OrchestratorError(f"{self.url}{path} refused ({status}): {_message(body)}")
+
+    def _post(
+        self, path: str, fields: dict[str, object], repeat_for_s: float | None = None
+    ) -> tuple[int, bytes | bytearray]:
+        """Status and body of an answer that is final for this request; transport failures and 5xx are tried again
+        until the orchestrator has been silent for `unreachable_after_s`. Every endpoint here may be repeated."""
+        import msgpack  # where there is no orchestrator to talk to, neither is needed
+
+        from primerl.run_key import run_key_header
+
+        request = msgpack.packb(fields if self.identity is None else {"trainer": self.identity, **fields})
+        patience = self.unreachable_after_s if repeat_for_s is None else repeat_for_s
+        deadline = time.monotonic() + patience
+        pause = _FIRST_PAUSE_S
+        if time.monotonic() - self._used > _KEPT_S:
+            self._connection.close()
+        while True:
+            try:
+                headers = {"Content-Type": MSGPACK, "Accept": MSGPACK, **run_key_header(self.url)}
+                self._connection.request("POST", self._prefix + path, request, headers)
+                response = self._connection.getresponse()
+                body = _read(response)
+                self._used = time.monotonic()
+                if response.status < 500:
+                    return response.status, body
+                failure = f"{response.status}: {_message(body)}"
+            except (OSError, http.client.HTTPException) as error:
+                failure = f"{type(error).__name__}: {error}"
+            self._connection.close()
+            if self.is_leaving or time.monotonic() + pause > deadline:
+                raise OrchestratorError(
+                    f"orchestrator at {self.url} did not answer {path} for {patience:g} s: {failure}"
+                )
+            log.warning("orchestrator did not answer %s (%s); trying again in %.1f s", path, failure, pause)
+            self._leaving.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _read(response: http.client.HTTPResponse) -> bytes | bytearray:
+    """The whole body, where its length is known in memory that may be written to: a batch becomes tensors there."""
+    if response.length is None:
+        return response.read()
+    body = bytearray(response.length)
+    view, filled = memoryview(body), 0
+    while filled < len(body):
+        count = response.readinto(view[filled:])
+        if count == 0:
+            raise http.client.IncompleteRead(bytes(view[:filled]), len(body) - filled)
+        filled += count
+    return body
+
+
+def _message(body: bytes | bytearray) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode("utf-8", errors="replace")
+
+
+def _error_of(body: bytes | bytearray) -> dict[str, Any]:
+    try:
+        return dict(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _fields(body: bytes | bytearray) -> dict[str, Any]:
+    import msgpack
+
+    return dict(msgpack.unpackb(body))
+
+
+def _for_long(what: str, since: float) -> str:
+    elapsed = time.monotonic() - since
+    return f"{what} (for {elapsed:.0f} s)" if elapsed >= _LONG_S else what
+
+
+class Heartbeat:
+    """Tells the orchestrator every `interval_s` what the trainer is doing, from a thread of its own, so that a trainer
+    that computes for long is seen to be alive, and one that hangs is seen to hang in what it does. The orchestrator
+    ends the run when the beats stay away (`timeouts.trainer_s`), unless [`leave`][] was called.
+
+    Of several data ranks one is `active`: a rank that hangs keeps it waiting in the sum of the gradients.
+    """
+
+    def __init__(
+        self, url: str, interval_s: float = 2.0, *, active: bool = True, identity: dict[str, object] | None = None
+    ) -> None:
+        # A beat that failed is not repeated: the next one says more.
+        self._client = OrchestratorClient(url, 0.0, request_timeout_s=interval_s, identity=identity)
+        self._interval_s = interval_s
+        self._state = (0, "starting", time.monotonic())
+        self._beside: tuple[str, float] | None = None
+        self._stop = threading.Event()
+        self._failing = False
+        self._leaving = False
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        if active:
+            self._thread.start()
+
+    def doing(self, step: int, what: str) -> None:
+        # One assignment of one tuple: the thread sees the old one or the new one.
+        self._state = (step, what, time.monotonic())
+
+    def beside(self, what: str | None) -> None:
+        """What another thread does meanwhile; None when it is done."""
+        self._beside = None if what is None else (what, time.monotonic())
+
+    def leave(self) -> None:
+        """The work is done: the next beat, at `close`, is the last one."""
+        self._leaving = True
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=3 * self._interval_s)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            step, what, since = self._state
+            beside = self._beside
+            doing = [_for_long(what, since)] + ([] if beside is None else [_for_long(*beside)])
+            try:
+                self._client.heartbeat(step, "; beside it ".join(doing))
+                self._failing = False
+            except OrchestratorError as error:
+                # Ending the run over it is the main thread's decision, by the deadline of its own requests.
+                if not self._failing and not self._stop.is_set():
+                    log.warning("heartbeat: %s", error)
+                self._failing = True
+            self._stop.wait(self._interval_s)
+        if self._leaving:
+            # The run may be over by now, and nobody be there to be told.
+            with contextlib.suppress(OrchestratorError):
+                self._client.heartbeat(self._state[0], "finished", leaving=True)
+        self._client.close()

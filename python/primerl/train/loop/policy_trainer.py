@@ -1,0 +1,428 @@
+"""The policy trainer's loop over steps.
+
+    publish v0                           (or, from a checkpoint of step c: publish v(c) and go on with step c + 1)
+    for step k in 1..max_steps:
+        batch k from the orchestrator        (waits; the orchestrator decides what is in it)
+        forward and backward, micro-batch by micro-batch; gradients summed over the data ranks
+        ask for batch k + 1              (a thread fetches it, should it be there already)
+        clip, update                         policy v(k-1) becomes v(k)
+        begin to publish v(k)            (a thread hashes and writes it; v(k-1) is published by then)
+        save a model folder, and begin to save a checkpoint      (every `ckpt.interval` steps; a thread writes it)
+        write the line of metrics        (the checkpoint is complete after it)
+    save the last policy as a model folder
+
+The trainer waits for the batch, for the other ranks, and, where writing takes longer than a step, for its own threads,
+each with a deadline. A heartbeat thread tells the orchestrator which of these it is at.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from primerl.train.adapters.lora import Adapter, check_facts
+from primerl.train.checkpoint.state import CheckpointError, Checkpoints, TrainerState, save_checkpoint
+from primerl.train.checkpoint.step_folders import keep_newest, saving, set_aside_later
+from primerl.train.data.batch import Batch, Batches, MicroBatch, Received
+from primerl.train.distributed.fsdp import nothing, packed_logprobs, sum_gradients_after
+from primerl.train.distributed.ranks import Ranks
+from primerl.train.loop.client import Heartbeat, NoMoreBatches, OrchestratorClient, PublishAgain
+from primerl.train.loop.metrics import OF_EVERY_STEP, Clock, MetricsWriter, console_line
+from primerl.train.loop.progress import Remaining, taking
+from primerl.train.loop.statistics import MOST_STALE, Groups, Histograms, Statistics, Trained, counted
+from primerl.train.loop.stop import TrainingDiverged, keep_batch, listed
+from primerl.train.loss.components import MOST_LOG_RATIO, Loss, Targets, TokenValues
+from primerl.train.loss.grammar import Replay, leaving_out
+from primerl.train.loss.truncation import replaying
+from primerl.train.model.flops import Performance
+from primerl.train.model.packed_model import PackedSequences
+from primerl.train.model.routing import RoutingLoad
+from primerl.train.optim import Optimizer, Update
+from primerl.train.settings import CheckpointConfig, TrainerConfig
+from primerl.train.weights.broadcast import BroadcastError, Broadcasts
+
+log = logging.getLogger(__name__)
+
+SHOWN = {
+    "reward/all/mean": "reward",
+    "loss/mean": "loss",
+    "entropy/all/mean": "entropy",
+    "mismatch_kl/all/mean": "mismatch_kl",
+    "masked/all/mean": "masked",
+    "staleness/all/mean": "staleness",
+    "optim/grad_norm": "grad_norm",
+    "optim/lr": "lr",
+    "time/step": "s",
+    "time/wait_for_batch": "waited",
+    "perf/throughput": "tokens/s",
+    "perf/mfu": "mfu",
+}
+"""Metrics of the console line, with their short names."""
+
+
+IS_THERE, IS_OVER, IS_ASKED = 0.0, 1.0, 2.0
+"""What came of asking for a batch; what is largest counts for all ranks."""
+
+
+class Trainer:
+    """The loop over steps, and the parts it is made of."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        ranks: Ranks,
+        client: OrchestratorClient,
+        heartbeat: Heartbeat,
+        model: Any,
+        adapter: Adapter | None,
+        performance: Performance,
+        loss: Loss,
+        optimizer: Optimizer,
+        batches: Batches,
+        broadcasts: Broadcasts,
+        checkpoints: Checkpoints,
+    ) -> None:
+        self.config = config
+        self.ckpt = config.ckpt or CheckpointConfig()
+        self.ranks = ranks
+        self.client = client
+        self.heartbeat = heartbeat
+        self.model = model
+        self.adapter = adapter
+        self.loss = loss
+        self.routing = RoutingLoad(model)
+        self.performance = performance
+        self.optimizer = optimizer
+        self.batches = batches
+        self.broadcasts = broadcasts
+        self.checkpoints = checkpoints
+        self.trained = Trained()
+        self.grammars = Replay(Path(config.model.path))
+        self.weights_saved: int | None = None  # their step
+        self.published_again: int | None = None  # the version
+        self.histograms: Histograms | None = None  # of the step, where it is one that has them
+
+    def restore(self) -> int:
+        """Take up a checkpoint, the newest where none is named; returns its step, 0 where there is none.
+
+        Raises:
+            CheckpointError: it is not there, cannot be read, or is of another model.
+            OrchestratorError: the batches after it are gone. Nothing has been changed.
+        """
+        step = self.ckpt.goes_back_to
+        state = self.checkpoints.newest() if step is None else self.checkpoints.load(step)
+        began_after = 0 if state is None else self.take_up(state)
+        if self.ranks.leads:
+            self.client.resume(began_after)
+            for path in [] if step is None else set_aside_later(Path(self.config.output_dir), step):
+                log.warning("of later steps than the one this run goes on from: renamed to %s", path)
+        return began_after
+
+    def take_up(self, state: TrainerState) -> int:
+        try:
+            check_facts(self.adapter, state.adapter)
+        except ValueError as error:
+            raise CheckpointError(f"the checkpoint of step {state.step} is of another model: {error}") from error
+        with taking(f"reading the checkpoint of step {state.step}"):
+            self.checkpoints.restore(state, self.model, self.optimizer)
+        self.trained = Trained(state.samples_seen, state.tokens_seen, state.environments)
+        log.info("going on from the checkpoint of step %d", state.step)
+        return state.step
+
+    def run(
+        self, writer: MetricsWriter | None, began_after: int = 0, distributions: MetricsWriter | None = None
+    ) -> int:
+        """Train from the step after `began_after` until `max_steps`, or until there are no more batches.
+
+        Returns:
+            The last step that was trained.
+        """
+        clock, remaining = Clock(always=OF_EVERY_STEP), Remaining()
+        self.publish(began_after, clock)
+        # Nothing is trained before the orchestrator has accepted what training begins with.
+        self.broadcasts.finish()
+        clock.step()
+        for step in range(began_after + 1, self.config.max_steps + 1):
+            try:
+                received = self.receive(step)
+            except NoMoreBatches as end:
+                log.info("no more batches after step %d: %s", step - 1, end)
+                self.finish(step - 1, over=True)
+                return step - 1
+            clock.lap("wait_for_batch")
+            batch = received.batch
+            try:
+                statistics, update = self.train_on(batch, clock)
+            except TrainingDiverged as error:
+                kept = keep_batch(Path(self.config.output_dir), step, self.ranks.rank, "batch.msgpack", received.body)
+                raise TrainingDiverged(f"{error}; {kept} (primerl.train.data.batch.decode_batch reads it)") from None
+            self.publish(step, clock)
+            tokens = self.count(batch, statistics)
+            self.save(step, clock)
+            metrics = self.measure(batch, statistics, update, tokens, clock.step())
+            if distributions is not None and self.histograms is not None:
+                distributions.append(step, self.histograms.line())
+            if writer is not None:
+                # Whoever reads the step's metrics finds everything else of it.
+                writer.write(step, metrics)
+                left_s = remaining.seconds(step, self.config.max_steps)
+                log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN, left_s))
+            # What it covers is complete, its line of metrics too.
+            self.checkpoints.complete()
+            clock.lap("metrics")
+        self.finish(self.config.max_steps)
+        return self.config.max_steps
+
+    def train_on(self, batch: Batch, clock: Clock) -> tuple[Statistics, Update]:
+        statistics = self.forward_backward(batch)
+        clock.lap("forward_backward")
+        if batch.step < self.config.max_steps:
+            self.batches.ask_ahead(batch.step + 1)
+        update = self.update(batch)
+        clock.lap("optimizer")
+        return statistics, update
+
+    def receive(self, step: int) -> Received:
+        def waiting(reason: str) -> None:
+            # What it waits for may be the policy whose broadcast has failed.
+            self.broadcasts.check()
+            log.debug("waiting for batch %d: %s", step, reason)
+            self.doing(step, f"waiting for the batch: {reason}")
+
+        received, over = None, NoMoreBatches("another rank was told so")
+        while True:
+            self.doing(step, "waiting for the batch")
+            outcome, why = IS_THERE, "another rank was told so"
+            try:
+                if received is None:
+                    received = self.batches.take(step, self.config.batch_timeout_s, waiting)
+            except NoMoreBatches as end:
+                outcome, over = IS_OVER, end
+            except PublishAgain as asked:
+                outcome, why = IS_ASKED, str(asked)
+            # A run that is stopped may have given some ranks theirs.
+            outcome = self.ranks.largest(torch.tensor([outcome], device=self.ranks.device)).item()
+            if outcome == IS_ASKED:
+                self.publish_again(step - 1, why)
+            elif received is None or outcome == IS_OVER:
+                raise over
+            else:
+                return received
+
+    def publish_again(self, version: int, why: str) -> None:
+        """Write weights that no engine can load any more, which are still the model's; once. All ranks have to call it.
+
+        Raises:
+            BroadcastError: they were written again before, or cannot be.
+        """
+        if self.published_again == version:
+            raise BroadcastError(f"no engine can load policy {version}, though its weights were written again: {why}")
+        self.published_again = version
+        log.warning("no engine can load policy %d, its weights are written again: %s", version, why)
+        self.doing(version, f"publishing the weights of policy {version} again")
+        self.broadcasts.begin(self.model, version)
+        self.broadcasts.finish()
+
+    def forward_backward(self, batch: Batch) -> Statistics:
+        """Accumulate the gradients of this rank's micro-batches, then sum them over the ranks."""
+        device = self.ranks.device
+        targets = [self.loss.targets(micro_batch) for micro_batch in batch.micro_batches]
+        self.doing(batch.step, "counting tokens over the data ranks")
+        counts = self.ranks.sum(self.loss.counts(targets).to(device))
+        self.loss.check_counts(counts, batch)
+        statistics = Statistics(self.groups(batch), device)
+        every = self.config.distributions_interval
+        self.histograms = Histograms(device) if every is not None and batch.step % every == 0 else None
+        # Where there is nothing to train, other ranks have a micro-batch more.
+        trained = [pair for pair in zip(batch.micro_batches, targets, strict=True) if pair[1].indices.numel()]
+        most = int(self.ranks.largest(torch.tensor([len(trained)], device=device)).item())
+        self.doing(batch.step, "forward and backward")
+        for index in range(most):
+            sum_gradients_after(self.model, last=index == most - 1)
+            if index >= len(trained):
+                nothing(self.model, self.ranks).backward()  # type: ignore[no-untyped-call]
+                continue
+            micro_batch, own = trained[index]
+            loss, values = self.micro_batch_loss(micro_batch, own.to(device), counts, batch.step)
+            self.tell_discarded(batch.step, micro_batch, own, values)
+            if not bool(loss.isfinite()):
+                bad = own.sequences[~values.columns["loss"].isfinite().cpu()].tolist()
+                rollouts = [micro_batch.rollouts[sequence] for sequence in bad] or list(micro_batch.rollouts)
+                raise TrainingDiverged(
+                    f"step {batch.step}: the loss is {loss.item()}; rollouts {listed(sorted(set(rollouts)))}"
+                )
+            loss.backward()  # type: ignore[no-untyped-call]
+            environments = torch.tensor(micro_batch.environments, dtype=torch.int64)[own.sequences]
+            statistics.add(values, environments.to(device))
+            if self.histograms is not None:
+                self.histograms.add(values)
+        self.doing(batch.step, "adding up what was measured")
+        if self.histograms is not None:
+            self.histograms = self.histograms.over(self.ranks)
+        return statistics.over(self.ranks)
+
+    def tell_discarded(self, step: int, micro_batch: MicroBatch, targets: Targets, values: TokenValues) -> None:
+        """Names the rollouts that the loss leaves out."""
+        sequences = set(targets.sequences[values.discarded.cpu()].tolist())
+        if sequences:
+            rollouts = listed(sorted({micro_batch.rollouts[sequence] for sequence in sequences}))
+            log.warning(
+                "step %d: rollouts %s are discarded: of one of their tokens the engine reported a log-probability more "
+                "than %g nats below the trainer's, which no policy that sampled it has",
+                step,
+                rollouts,
+                MOST_LOG_RATIO,
+            )
+
+    def micro_batch_loss(
+        self, micro_batch: MicroBatch, targets: Targets, counts: torch.Tensor, step: int
+    ) -> tuple[torch.Tensor, TokenValues]:
+        device = self.ranks.device
+        packed = PackedSequences.from_lengths(micro_batch.sequence_lengths, device)
+        token_ids = micro_batch.token_ids.long().to(device)
+        temperatures = micro_batch.temperatures.to(device)[targets.indices]
+        predicted, hook = token_ids[targets.indices], None
+        if micro_batch.truncation is not None:
+            hook = replaying(predicted, micro_batch.truncation.to(device)[targets.indices])
+        allowed = self.grammars.allowed(micro_batch)
+        if allowed is not None:
+            hook = leaving_out(allowed[targets.indices.cpu()].to(device), hook)
+        wanted = self.loss.plain(targets, micro_batch)
+        with self.routing.recording():
+            logprobs, entropy, plain = packed_logprobs(
+                self.model, token_ids, packed, targets.indices, temperatures, hook=hook, plain=wanted
+            )
+        return self.loss(targets, micro_batch, logprobs, entropy, counts, step, plain)
+
+    def groups(self, batch: Batch) -> Groups:
+        """The same on all ranks."""
+        environments = max((max(m.environments) + 1 for m in batch.micro_batches if m.environments), default=0)
+        stale = max(batch.staleness(), default=0)
+        most = torch.tensor([environments, min(stale, MOST_STALE)], device=self.ranks.device)
+        environments, stale = self.ranks.largest(most).tolist()
+        return Groups(environments, stale)
+
+    def update(self, batch: Batch) -> Update:
+        self.doing(batch.step, "optimizer")
+        update = self.optimizer.step(batch.step)
+        norm, lr = update.grad_norm, update.lr
+        if not norm < float("inf"):
+            rollouts = listed(sorted({rollout for part in batch.micro_batches for rollout in part.rollouts}))
+            raise TrainingDiverged(f"step {batch.step}: the norm of the gradient is {norm}; rollouts {rollouts}")
+        # A finite gradient makes weights that are not when the step is too long.
+        if not self.optimizer.has_finite_parameters():
+            raise TrainingDiverged(
+                f"step {batch.step}: the weights are not finite after the optimizer's step (learning rate {lr:g}, norm "
+                f"of the gradient {norm:g}), and were not published; lower trainer.optim.lr. The same command goes on "
+                "from the last checkpoint"
+            )
+        return update
+
+    def publish(self, version: int, clock: Clock) -> None:
+        """Begins to; the one before is out then."""
+        if self.broadcasts.in_flight:
+            self.doing(version, "waiting for the broadcast before")
+        took = self.broadcasts.finish()
+        clock.lap("wait_for_broadcast")
+        if took is not None:
+            clock.beside("broadcast_thread", took)
+        self.doing(version, f"publishing the weights of policy {version}")
+        self.broadcasts.begin(self.model, version)
+        clock.lap("broadcast")
+
+    def save(self, step: int, clock: Clock) -> None:
+        """Begins to, where it is due; what has come to the disk is told to the orchestrator."""
+        is_last = step == self.config.max_steps
+        if not is_last and not (self.ckpt.interval and step % self.ckpt.interval == 0):
+            self.tell_of(self.checkpoints.saved())
+            return
+        self.doing(step, "waiting for the checkpoint before")
+        self.tell_of(self.checkpoints.finish())
+        clock.lap("wait_for_ckpt")
+        # Before the checkpoint: where there is one, its weights are there too, unless only the last are wanted.
+        if is_last or self.ckpt.weights_only or not self.ckpt.weights.only_last:
+            self.save_weights(step)
+            clock.lap("save_ckpt")
+        if self.config.ckpt is None or self.ckpt.weights_only:
+            return
+        self.doing(step, "saving a checkpoint")
+        state = TrainerState(
+            step,
+            self.trained.tokens,
+            self.trained.samples,
+            self.config.optim.type,
+            adapter=self.adapter.facts() if self.adapter else {},
+            environments=self.trained.environments,
+        )
+        with saving(Path(self.config.output_dir) / "checkpoints"):
+            self.checkpoints.save(state, self.model, self.optimizer)
+        clock.lap("save_ckpt")
+
+    def save_weights(self, step: int) -> None:
+        """The model folder `weights/step_<step>`, unless it is saved already."""
+        if step == self.weights_saved:
+            return
+        self.doing(step, "saving the model")
+        separate = self.adapter if self.ckpt.weights.save_adapter_separately else None
+        source, output_dir = Path(self.config.model.path), Path(self.config.output_dir)
+        most = self.config.weights.max_shard_bytes
+        with saving(output_dir / "weights"), taking(f"saving weights/step_{step}") as tell:
+            saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate, most, tell)
+        if self.ckpt.weights_only and self.ranks.leads:
+            keep_newest(saved.parent, self.ckpt.keep_last, self.ckpt.keep_interval)
+        self.weights_saved = step
+        log.info("saved %s", saved)
+
+    def finish(self, step: int, *, over: bool = False) -> None:
+        """What is being written comes to the disk, the weights before the checkpoint that counts on them. `over`: the
+        orchestrator may be gone."""
+        self.doing(step, "waiting for the last broadcast and checkpoint")
+        if over:
+            self.broadcasts.end()
+        else:
+            self.broadcasts.finish()
+        self.tell_of(self.checkpoints.finish())
+
+    def tell_of(self, saved: int | None) -> None:
+        """Batches up to the oldest checkpoint that `resume_step` may name are not needed any more."""
+        if saved is not None and self.ranks.leads:
+            self.client.checkpoint(self.checkpoints.steps()[-self.ckpt.keep_last :][0], saved)
+
+    def doing(self, step: int, what: str) -> None:
+        """For the orchestrator, and for the other ranks."""
+        self.heartbeat.doing(step, what)
+        self.ranks.at(f"step {step}: {what}")
+
+    def count(self, batch: Batch, statistics: Statistics) -> int:
+        """Add the step's samples and tokens to those that were trained; returns its tokens, over all ranks."""
+        names = statistics.groups.environment_names(self.config.environments)
+        counts = self.ranks.sum(counted(batch, len(names)).to(self.ranks.device))
+        return self.trained.add(names, counts.tolist())
+
+    def measure(
+        self, batch: Batch, statistics: Statistics, update: Update, tokens: int, times: dict[str, float]
+    ) -> dict[str, float]:
+        """Metrics of the step over all ranks; those of the orchestrator come with the batch."""
+        staleness = batch.staleness()
+        lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.sequence_lengths]
+        learnt = sum(micro_batch.learnt() for micro_batch in batch.micro_batches)
+        own_flops = self.performance.flops(lengths, learnt)
+        own = [len(staleness), sum(staleness), own_flops]
+        counts = torch.tensor(own, dtype=torch.float64, device=self.ranks.device)
+        sampled, stale, flops = self.ranks.sum(counts).tolist()
+        metrics = {
+            **batch.metrics,
+            **self.performance.metrics(tokens, flops, times["time/step"]),
+            **statistics.metrics(self.config.environments),
+            **times,
+            "optim/grad_norm": update.grad_norm,
+            "optim/lr": update.lr,
+            "optim/zero_grad_ratio": update.zero_grad_ratio,
+            # What a teacher wrote is of no policy.
+            "staleness/all/mean": stale / max(sampled, 1.0),
+            **self.trained.metrics(),
+        }
+        return metrics | self.routing.metrics(self.ranks)

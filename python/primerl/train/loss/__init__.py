@@ -1,0 +1,1 @@
+"""The loss of a step: its components, and the log-probabilities they need."""

@@ -1,0 +1,194 @@
+"""Where the sequences of a packed row are, and how a layer computes them one by one where no kernel knows of packing.
+
+Axes in names and comments: T tokens of the micro-batch, t of them in a bucket, S sequences, L longest of a bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+# Attention written out, for what fused kernels do not know: capped scores (Gemma 2) and sinks (GPT-OSS).
+#
+# A few queries at a time, with only the keys they can see, computed again in the backward pass: the scores of a whole
+# sequence never exist.
+
+QUERIES = 512
+"""Of a block."""
+
+
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Causal attention, scores and shares in fp32.
+
+    Args:
+        q: [S, H, L, D].
+        k, v: [S, H_kv, L, D].
+        window: keys a query sees, its own included; all before it when None.
+        softcap: scores s become softcap * tanh(s / softcap).
+        sinks: [H], one more score in each head's softmax, of a key without a value.
+    """
+    heads, length = q.shape[1], q.shape[2]
+    k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
+    parts = []
+    for start in range(0, length, QUERIES):
+        end = min(start + QUERIES, length)
+        first = 0 if window is None else max(0, start - window + 1)
+        given = (
+            q[:, :, start:end],
+            k[:, :, first:end],
+            v[:, :, first:end],
+            sinks,
+            start - first,
+            scale,
+            window,
+            softcap,
+        )
+        if length > QUERIES and torch.is_grad_enabled():
+            parts.append(checkpoint(_block, *given, use_reentrant=False))
+        else:
+            parts.append(_block(*given))
+    return torch.cat(parts, dim=2)
+
+
+def _block(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    offset: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """The query i is at the key `offset` + i."""
+    scores = (q @ k.transpose(2, 3)).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    at = torch.arange(q.shape[2], device=q.device).unsqueeze(1) + offset
+    distance = at - torch.arange(k.shape[2], device=q.device)
+    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is None:
+        shares = scores.softmax(dim=-1)
+    else:
+        sink = sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        shares = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
+    return shares.to(v.dtype) @ v
+
+
+class ModelError(ValueError):
+    """The model folder cannot be used. The message names the folder and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Sequences of similar length, laid out as S rows of L slots for the time of attention.
+
+    `slots[i]` is the slot (row * L + position) of the bucket's i-th token, `tokens[i]` its index in the packed row.
+    """
+
+    rows: int
+    length: int
+    slots: Tensor  # [t] int64
+    tokens: Tensor  # [t] int64
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSequences:
+    """Where the sequences of a packed row are.
+
+    Worked example, lengths (3, 2): `position_ids` [0 1 2 0 1], `boundaries` [0 3 5], `sequence_ids` [0 0 0 1 1].
+    """
+
+    lengths: tuple[int, ...]
+    longest: int
+    """Of the lengths. With `max(lengths)` in a layer, torch would compile it again for each number of sequences."""
+    position_ids: Tensor  # [1, T] int64
+    boundaries: Tensor  # [S + 1] int32
+    starts: Tensor  # [S + 1] int64: the boundaries, as some kernels want them
+    sequence_ids: Tensor  # [1, T] int32
+    buckets: tuple[Bucket, ...]
+
+    @classmethod
+    def from_lengths(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> PackedSequences:
+        """Raises ValueError for an empty list or a length below 1."""
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"sequence lengths must be at least 1: {list(lengths)}")
+        starts = [0, *accumulate(lengths)]
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        ids = torch.cat([torch.full((length,), place, dtype=torch.int32) for place, length in enumerate(lengths)])
+        return cls(
+            lengths=tuple(lengths),
+            longest=max(lengths),
+            position_ids=positions.unsqueeze(0).to(device),
+            boundaries=torch.tensor(starts, dtype=torch.int32, device=device),
+            starts=torch.tensor(starts, device=device),
+            sequence_ids=ids.unsqueeze(0).to(device),
+            buckets=tuple(_bucket(group, starts, device) for group in _similar_lengths(lengths)),
+        )
+
+    def in_chunks(self, size: int) -> PackedSequences:
+        """For attention that sees its own chunk of `size` tokens only: each chunk as a sequence. Positions stay those
+        of the sequences, which attention does not look at."""
+        if self.longest <= size:
+            return self
+        return _in_chunks(self.lengths, size, self.position_ids.device)
+
+
+@lru_cache(maxsize=4)
+def _in_chunks(lengths: tuple[int, ...], size: int, device: torch.device) -> PackedSequences:
+    """Kept, since every layer of a forward pass asks for the same."""
+    parts = [min(size, length - start) for length in lengths for start in range(0, length, size)]
+    return PackedSequences.from_lengths(parts, device)
+
+
+def _similar_lengths(lengths: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Groups of (sequence, length), ordered as packed, in each of which the longest is at most twice the shortest.
+
+    Attention is quadratic, so this bounds what the empty slots of a group cost, with few groups.
+    """
+    by_length = sorted(enumerate(lengths), key=lambda item: -item[1])
+    groups: list[list[tuple[int, int]]] = []
+    for item in by_length:
+        if not groups or 2 * item[1] < groups[-1][0][1]:
+            groups.append([])
+        groups[-1].append(item)
+    return [sorted(group) for group in groups]
+
+
+def _bucket(group: list[tuple[int, int]], starts: Sequence[int], device: torch.device | str) -> Bucket:
+    longest = max(length for _, length in group)
+    slots = torch.cat([torch.arange(length) + row * longest for row, (_, length) in enumerate(group)])
+    tokens = torch.cat([torch.arange(length) + starts[sequence] for sequence, length in group])
+    return Bucket(rows=len(group), length=longest, slots=slots.to(device), tokens=tokens.to(device))
+
+
+def by_bucket(rule: Callable[..., Tensor], packed: PackedSequences, rows: Sequence[Tensor]) -> Tensor:
+    """`rule` over sequences as rows: it is called with each of `rows` ([1, T, ...]) as [S, L, ...] and answers with
+    [S, L, ...]. What it answers for the empty slots at the end of a row is dropped, so no token may depend on later
+    ones. Returns [1, T, ...]."""
+    parts = []
+    for bucket in packed.buckets:
+        own = [row[0] if len(packed.buckets) == 1 else row[0].index_select(0, bucket.tokens) for row in rows]
+        answer = rule(*(to_rows(one, bucket) for one in own)).flatten(0, 1)
+        parts.append(answer if answer.shape[0] == bucket.slots.shape[0] else answer.index_select(0, bucket.slots))
+    if len(parts) == 1:
+        return parts[0].unsqueeze(0)
+    joined, tokens = torch.cat(parts), torch.cat([bucket.tokens for bucket in packed.buckets])
+    return torch.empty_like(joined).index_copy(0, tokens, joined).unsqueeze(0)
+
+
+def to_rows(x: Tensor, bucket: Bucket) -> Tensor:
+    """[t, ...] -> [S, L, ...]; empty slots are 0."""
+    slots = bucket.rows * bucket.length
+    if x.shape[0] != slots:
+        x = x.new_zeros(slots, *x.shape[1:]).index_copy(0, bucket.slots, x)
+    return x.reshape(bucket.rows, bucket.length, *x.shape[1:])

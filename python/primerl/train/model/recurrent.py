@@ -1,0 +1,251 @@
+"""Layers that carry a state from token to token (gated delta rule, Mamba-2, short convolutions), over packed rows.
+
+`transformers` computes them by functions that it looks up in the module of each architecture, and hands the keyword
+arguments of the model's forward pass on to them. `install` puts others in their place, which take the argument
+`packed` and start from an empty state at the beginning of each sequence; without it they are `transformers`' own.
+
+                       on a CPU                                       on a GPU
+    convolution        torch, with zeros between sequences            causal-conv1d with `seq_idx`; without it, torch
+    gated delta rule   `transformers`' torch code, sequences as rows  flash-linear-attention with `cu_seqlens`
+    Mamba-2 scan       the same                                       mamba-ssm with `seq_idx`
+
+Which of them is decided by where the tensors are: `transformers` takes the packages wherever they can be imported, and
+they compute on GPUs only. The fused kernel of a whole Mamba-2 layer is not used, since it reads the weights of the
+layer's last matrix and would leave out an adapter there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primerl.train.model.model_types import needs
+from primerl.train.model.packed import ModelError, PackedSequences, by_bucket
+
+MARK = "primerl_packed"
+"""Attribute of functions that are put in the place of `transformers`' own."""
+SCAN_OPTIONS = ("chunk_size", "D", "dt_bias", "dt_softplus", "dt_limit")
+UNTOLD = ("mamba_selective_scan",)
+"""Functions of layers whose kernels have no argument for the beginnings of sequences (Mamba-1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function of a package that computes on GPUs."""
+
+    package: str
+    """As it is installed."""
+    module: str
+    name: str
+    needed: bool
+    """Whether torch code in its place would be slower by far."""
+
+    def find(self) -> Callable[..., Any] | None:
+        """Raises ModelError where it is needed and not there."""
+        found, problem = _imported(self.module, self.name)
+        if found is None and self.needed:
+            raise ModelError(needs(self.package, problem))
+        return found
+
+
+CONVOLUTION = Kernel("causal-conv1d", "causal_conv1d", "causal_conv1d_fn", needed=False)
+DELTA_RULE = Kernel("flash-linear-attention", "fla.ops.gated_delta_rule", "chunk_gated_delta_rule", needed=True)
+KIMI_DELTA_RULE = Kernel("flash-linear-attention", "fla.ops.kda", "chunk_kda", needed=True)
+MAMBA_2 = Kernel("mamba-ssm", "mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined", needed=True)
+
+
+@lru_cache
+def _imported(module: str, name: str) -> tuple[Callable[..., Any] | None, str]:
+    try:
+        return getattr(import_module(module), name), ""
+    except Exception as error:  # noqa: BLE001 (compiled packages fail in ways of their own, which are reported)
+        return None, f"{type(error).__name__}: {error}"
+
+
+def on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def _packed_of(given: dict[str, Any]) -> PackedSequences | None:
+    """Taken from a function's keyword arguments: `packed`, or `seq_idx` where a layer hands on nothing else."""
+    packed = given.pop("packed", None)
+    if isinstance(given.get("seq_idx"), PackedSequences):
+        packed = given.pop("seq_idx")
+    if packed is None:
+        return None
+    if given.get("initial_state") is not None or given.get("initial_states") is not None:
+        raise ModelError("packed sequences cannot begin with a state; leave the cache out")
+    known: PackedSequences = packed
+    return known
+
+
+def convolution(own: Callable[..., Tensor], kernel: Kernel) -> Callable[..., Tensor]:
+    """Of `causal_conv1d_fn(x [1, C, T], weight [C, K], bias, activation)`."""
+    in_torch = inspect.unwrap(own)
+
+    @wraps(own)
+    def packed_convolution(x: Tensor, weight: Tensor, bias: Any = None, activation: Any = None, **given: Any) -> Tensor:
+        packed = _packed_of(given)
+        if packed is None:
+            return own(x, weight, bias, activation=activation, **given)
+        found = kernel.find() if on_gpu(x) and activation in (None, "silu", "swish") else None
+        if found is not None:
+            answer: Tensor = found(channels_last(x), weight, bias, activation=activation, seq_idx=packed.sequence_ids)
+            return answer
+        gap = (weight.shape[-1] - 1) * packed.sequence_ids[0].long()
+        places = torch.arange(x.shape[2], device=x.device) + gap
+        spread = x.new_zeros(1, x.shape[1], x.shape[2] + (weight.shape[-1] - 1) * (len(packed.lengths) - 1))
+        answer = in_torch(spread.index_copy(2, places, x), weight, bias, activation=activation)
+        return answer.index_select(2, places)
+
+    return packed_convolution
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """[1, C, T] in the layout in which causal-conv1d knows of sequences: channels next to each other in memory, tokens
+    at multiples of 8."""
+    if x.stride(1) == 1 and x.stride(2) % 8 == 0:
+        return x
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def delta_rule(own: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
+    """Of `chunk_gated_delta_rule(q, k, v [1, T, H, D], g, beta)` and of Kimi's, which answer with the output and the
+    last state."""
+    in_torch = inspect.unwrap(own)
+
+    @wraps(own)
+    def packed_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **given: Any) -> Any:
+        packed = _packed_of(given)
+        if packed is None:
+            return own(query, key, value, g=g, beta=beta, **given)
+        options = {"use_qk_l2norm_in_kernel": given.get("use_qk_l2norm_in_kernel", False)}
+        if on_gpu(query):
+            found = kernel.find()
+            assert found is not None
+            return found(query, key, value, g=g, beta=beta, cu_seqlens=packed.starts, **options)
+
+        def rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+            answer: Tensor = in_torch(query, key, value, g=g, beta=beta, **options)[0]
+            return answer
+
+        return by_bucket(rule, packed, (query, key, value, g, beta)), None
+
+    return packed_rule
+
+
+def scan(own: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
+    """Of `mamba2_chunk_scan(x [1, T, H, P], dt [1, T, H], A [H], B, C [1, T, G, N])`."""
+    in_torch = inspect.unwrap(own)
+
+    @wraps(own)
+    def packed_scan(hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **given: Any) -> Any:
+        packed = _packed_of(given)
+        if packed is None:
+            return own(hidden_states, dt, A, B, C, **given)
+        options = {
+            name: given[name] for name in ("chunk_size", "D", "dt_bias", "dt_softplus", "dt_limit") if name in given
+        }
+        if on_gpu(hidden_states):
+            found = kernel.find()
+            assert found is not None
+            return found(hidden_states, dt, A, B, C, z=given.get("z"), seq_idx=packed.sequence_ids, **options)
+
+        def rule(hidden_states: Tensor, dt: Tensor, B: Tensor, C: Tensor) -> Tensor:
+            answer: Tensor = in_torch(hidden_states, dt, A, B, C, **options)
+            return answer
+
+        return by_bucket(rule, packed, (hidden_states, dt, B, C))
+
+    return packed_scan
+
+
+def in_parts(own: Callable[..., Any], _kernel: Kernel) -> Callable[..., Any]:
+    """Of the fused kernel of a whole layer: None says that there is none, and the layer calls its parts."""
+
+    @wraps(own)
+    def whole_layer(*args: Any, **given: Any) -> Any:
+        return own(*args, **given) if _packed_of(given) is None else None
+
+    return whole_layer
+
+
+TOLD: dict[str, tuple[Callable[..., Callable[..., Any]], Kernel]] = {
+    "causal_conv1d_fn": (convolution, CONVOLUTION),
+    "torch_chunk_gated_delta_rule": (delta_rule, DELTA_RULE),
+    "chunk_kimi_delta_attention": (delta_rule, KIMI_DELTA_RULE),
+    "mamba2_chunk_scan": (scan, MAMBA_2),
+    "mamba2_split_conv1d_scan_combined": (in_parts, MAMBA_2),
+}
+"""`transformers`' names of the functions -> what takes their place."""
+
+
+def install(model: Any) -> None:
+    """Put the functions above in the place of those that the layers of this model call, and see to it that the layers
+    are given `packed`. Other models of these architectures in this process compute what they did."""
+    for module in {_home(mixer) for mixer in mixers(model)}:
+        for name, (replace, kernel) in TOLD.items():
+            own = getattr(module, name, None)
+            if own is not None and not hasattr(own, MARK):
+                told = replace(own, kernel)
+                setattr(told, MARK, True)
+                setattr(module, name, told)
+
+
+def mixers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The layers' parts that carry a state from token to token, where it is known how; a convolution is in all of
+    them."""
+    return [
+        module
+        for module in model.modules()
+        if hasattr(_home(module), "causal_conv1d_fn")
+        and any(isinstance(part, torch.nn.Conv1d) for part in module.children())
+    ]
+
+
+def untold(model: torch.nn.Module) -> str | None:
+    """The name of a class whose scan cannot be given the beginnings of sequences."""
+    named = (type(mixer).__name__ for mixer in mixers(model) if any(hasattr(_home(mixer), name) for name in UNTOLD))
+    return next(named, None)
+
+
+def check_kernels(model: torch.nn.Module, device: torch.device) -> None:
+    """Raises ModelError where a package is missing without which training on this device would be slow by far."""
+    if device.type == "cuda":
+        for module in {_home(mixer) for mixer in mixers(model)}:
+            for name, (_, kernel) in TOLD.items():
+                if hasattr(module, name):
+                    kernel.find()
+
+
+def needs_sequence_ids(mixer: torch.nn.Module) -> bool:
+    """Whether it takes `seq_idx` and no other argument that says where sequences begin."""
+    parameters = inspect.signature(mixer.forward).parameters
+    return "seq_idx" in parameters and not any(one.kind == one.VAR_KEYWORD for one in parameters.values())
+
+
+def longest_chunk(model: torch.nn.Module) -> int:
+    """Tokens that a scan computes at once, of the layer with most; 0 where no layer has a scan."""
+    return max(_chunks(model), default=0)
+
+
+def _chunks(model: torch.nn.Module) -> Iterator[int]:
+    for mixer in mixers(model):
+        home = _home(mixer)
+        if hasattr(home, "mamba2_chunk_scan"):
+            yield int(getattr(mixer, "chunk_size", 256))
+        elif hasattr(home, "torch_chunk_gated_delta_rule") or hasattr(home, "chunk_kimi_delta_attention"):
+            yield 64
+
+
+def _home(module: torch.nn.Module) -> Any:
+    """The Python module in which its class looks functions up."""
+    return sys.modules.get(type(module).__module__)

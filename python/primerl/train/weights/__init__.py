@@ -1,0 +1,1 @@
+"""Weights for the engines: files with a manifest, broadcasts, and direct transfers."""
