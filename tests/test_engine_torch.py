@@ -22,9 +22,9 @@ from engine_helpers import (
     wait_until,
     write_checkpoint,
 )
-from primerl.inference.sampling import Rows, sample, score
-from primerl.inference.shape import Shape, UnsupportedModelError
-from primerl.inference.torch_backend import TorchBackend
+from primerl.inference.torch.sampling import Rows, sample, score
+from primerl.inference.torch.shape import Shape, UnsupportedModelError
+from primerl.inference.torch.step import TorchBackend
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,

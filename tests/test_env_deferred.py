@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from primerl.envs import reexports
+from primerl.envs.generations import reexports
 
 pytestmark = [pytest.mark.processes, pytest.mark.plain]
 PREPARE = """

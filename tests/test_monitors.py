@@ -22,13 +22,13 @@ from primerl.config.monitors import MonitorConfig
 from primerl.monitors import Monitor, Sample
 from primerl.monitors.collect import Collector, evaluation_metrics
 from primerl.monitors.records import Records, Tail
-from primerl.monitors.weights_and_biases import written
+from primerl.monitors.services.weights_and_biases import written
 
 pytestmark = pytest.mark.processes
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse-text" / "rl-ci.toml"
-PRIME = "primerl.monitors.prime:PrimeMonitor"
-WANDB = "primerl.monitors.weights_and_biases:WandbMonitor"
+PRIME = "primerl.monitors.services.prime:PrimeMonitor"
+WANDB = "primerl.monitors.services.weights_and_biases:WandbMonitor"
 SFT = {"output_dir": "out", "max_steps": 1, "model": {"tiny": {}}, "data": {"path": "data.jsonl"}}
 END = Path("monitor") / "end.json"
 

@@ -26,7 +26,7 @@ from primerl.launch.secrets import of_workers as secrets_of_workers
 from primerl.monitors import Distribution, Run, extras
 from primerl.monitors.load import find
 from primerl.monitors.monitor import RefusedError
-from primerl.monitors.prime import PrimeMonitor
+from primerl.monitors.services.prime import PrimeMonitor
 from primerl.runs import secrets
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse-text" / "rl-ci.toml"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from primerl.runs.registry import Registry
-from primerl.runs.store import Store
+from primerl.stores.fsspec_store import Store
 from run_helpers import CONFIG, begin, end, told
 from store_helpers import adapter, finish, saved, uploader
 

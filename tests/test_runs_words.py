@@ -14,7 +14,7 @@ from primerl.cli.evaluation import written_out
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.rl import RLConfig
 from primerl.runs import secrets
-from primerl.runs.store import Store
+from primerl.stores.fsspec_store import Store
 from run_helpers import begin, end, told
 from store_helpers import adapter, saved
 

@@ -32,10 +32,10 @@ from primerl.launch.report.console import Console
 from primerl.launch.resume import warm_start
 from primerl.launch.storing import Storing
 from primerl.launch.supervise.processes import Processes
-from primerl.runs.entries import StoreError
 from primerl.runs.saved import local_checkpoints
-from primerl.runs.store import Store
-from primerl.runs.uploads import main as store_worker
+from primerl.stores.entries import StoreError
+from primerl.stores.fsspec_store import Store
+from primerl.stores.worker import main as store_worker
 from primerl.train.checkpoint import staging
 from primerl.train.checkpoint.step_folders import remove_step
 from pydantic import ValidationError
@@ -160,7 +160,7 @@ def refuse(*_: Any) -> None:
 
 
 def test_a_failed_upload_is_tried_again(store: Store, model: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("primerl.runs.uploads.FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr("primerl.stores.worker.FIRST_RETRY_S", 0.001)
     output = tmp_path / "run"
     saved(output / "weights" / "step_1")
     put, failures = Store.put, iter(range(3))
@@ -188,8 +188,8 @@ def test_newer_ones_are_staged_while_an_upload_hangs(
         return put(self, *arguments)
 
     monkeypatch.setattr(Store, "put", slow)
-    monkeypatch.setattr("primerl.runs.uploads.PART_S", 0.0)
-    monkeypatch.setattr("primerl.runs.uploads.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("primerl.stores.worker.PART_S", 0.0)
+    monkeypatch.setattr("primerl.stores.worker.LOOK_EVERY_S", 0.01)
     saved(output / "checkpoints" / "step_1")
     ours = uploader(store, output, model, keep=1)
     running = threading.Thread(target=ours.run)
@@ -263,7 +263,7 @@ def test_what_the_trainer_stages_is_stored_once(model: Path, tmp_path: Path) -> 
 
 def test_what_a_manifest_names_is_on_the_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("primerl.runs.store.sync", lambda path: synced.append(Path(path)))
+    monkeypatch.setattr("primerl.stores.fsspec_store.sync", lambda path: synced.append(Path(path)))
     store = Store(str(tmp_path / "kept"))
     with monkeypatch.context() as patch:
         patch.setattr(Store, "_write", refuse)

@@ -19,9 +19,9 @@ from primerl.config.run_forms import load_run
 from primerl.launch.preflight import training
 from primerl.launch.resume import going_back, warm_start
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.runs.entries import begun_with, model_digest, weights_digest
 from primerl.runs.registry import Registry
-from primerl.runs.store import Store
+from primerl.stores.entries import begun_with, model_digest, weights_digest
+from primerl.stores.fsspec_store import Store
 from primerl.train.checkpoint import staging
 from run_helpers import CONFIG, config_of, told, write_run
 from store_helpers import RUN, adapter, finish, saved, uploader, with_orchestrator
@@ -145,7 +145,7 @@ def test_weights_of_any_step_are_found_before_its_checkpoint_in_both_forms(model
 def test_a_checkpoint_is_stored_with_the_orchestrators_part(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("primerl.runs.uploads.PART_S", 600.0)
+    monkeypatch.setattr("primerl.stores.worker.PART_S", 600.0)
     store, output = Store(str(tmp_path / "kept")), tmp_path / "run"
     ours = uploader(store, output, model, keep=-1)
 
@@ -169,14 +169,14 @@ def test_a_checkpoint_is_stored_with_the_orchestrators_part(
     with_orchestrator(saved(output / "checkpoints" / "step_6"))
     assert uploads() == ["2 whole", "4", "6 whole"]
     saved(output / "checkpoints" / "step_8")
-    monkeypatch.setattr("primerl.runs.uploads.PART_S", 0.0)
+    monkeypatch.setattr("primerl.stores.worker.PART_S", 0.0)
     assert uploads() == ["2 whole", "4", "6 whole", "8"]
     # It came after all.
     time.sleep(0.01)
     with_orchestrator(output / "checkpoints" / "step_8")
     assert uploads() == ["2 whole", "4", "6 whole", "8 whole"]
     # At the end there is nothing to wait for.
-    monkeypatch.setattr("primerl.runs.uploads.PART_S", 600.0)
+    monkeypatch.setattr("primerl.stores.worker.PART_S", 600.0)
     saved(output / "checkpoints" / "step_9")
     assert finish(uploader(store, output, model, keep=-1)) == 0
     assert store.find(f"{RUN}/checkpoint/step_9")

@@ -11,10 +11,10 @@ from pathlib import Path
 from primerl.cli.arguments import parse, parse_known
 from primerl.cli.run.common import BAD_INPUT, add_json, show, size
 from primerl.config.complaint import fail
-from primerl.runs.entries import Entry, StoreError, model_digest
 from primerl.runs.registry import known
 from primerl.runs.state import StateError, private_folder
-from primerl.runs.store import Store, store_of_run
+from primerl.stores.entries import Entry, StoreError, model_digest
+from primerl.stores.fsspec_store import Store, store_of_run
 from primerl.train.checkpoint.files import whole_folder
 
 TITLE = "Nothing was deployed"

@@ -12,10 +12,10 @@ from typing import Any
 from primerl.cli.arguments import parse
 from primerl.cli.run.common import BAD_INPUT, FAILED, add_json, ago, show, size
 from primerl.config.complaint import fail
-from primerl.runs.entries import Entry, StoreError, listed
 from primerl.runs.registry import Registry, Run, known
 from primerl.runs.state import StateError
-from primerl.runs.store import ID, Store, store_of_run
+from primerl.stores.entries import Entry, StoreError, listed
+from primerl.stores.fsspec_store import ID, Store, store_of_run
 
 USAGE = """usage: primerl store list [--store URL] [--json]             what is stored, by run
        primerl store delete RUN[/KIND][/step_N] [--yes]     delete that; deployed adapters stay

@@ -10,7 +10,7 @@ from primerl.config.base import Log, Name, Port, Seconds, Section, Seed, Setting
 from primerl.config.lora import EngineLora
 from primerl.inference.settings import DEVICE_PATTERN, MOST_NUM_SEQS
 from primerl.inference.vllm import flags
-from primerl.typed import MOST_COUNT, MOST_LARGE_COUNT
+from primerl.process.setting_checks import MOST_COUNT, MOST_LARGE_COUNT
 
 
 class InferenceSettings(Section):

@@ -14,8 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from primerl import typed
 from primerl.envs.interface import Gateway
+from primerl.process import setting_checks
 from primerl.run_key import run_key
 
 # Field of an example's data.
@@ -27,10 +27,10 @@ SEAT_TIMED_OUT, STOP = "agent_timeout", "limit_time"
 _deadline: ContextVar[float | None] = ContextVar("primerl_seat_deadline", default=None)
 
 
-RANGES: typed.Ranges = {
-    "time_s": (0, typed.LONGEST_S),
-    "turns": (1, typed.MOST_COUNT),
-    "tokens": (1, typed.MOST_COUNT),
+RANGES: setting_checks.Ranges = {
+    "time_s": (0, setting_checks.LONGEST_S),
+    "turns": (1, setting_checks.MOST_COUNT),
+    "tokens": (1, setting_checks.MOST_COUNT),
 }
 
 
@@ -50,7 +50,7 @@ class RolloutLimits:
         if unknown:
             raise ValueError(f"unknown key {unknown[0]!r}; known keys are {', '.join(known)}")
         limits = cls(**values)
-        typed.check(limits, RANGES)
+        setting_checks.check(limits, RANGES)
         return limits
 
     def given(self) -> dict[str, float | int]:

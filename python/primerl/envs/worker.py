@@ -25,8 +25,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from primerl import _core
-from primerl.envs import exits, generations, machine, versions, watcher
+from primerl.envs import exits, machine, versions, watcher
 from primerl.envs.deadline import TimeUpError, within
+from primerl.envs.generations import choice
 from primerl.envs.interface import (
     Address,
     EnvironmentRefusedError,
@@ -119,7 +120,7 @@ def _run_worker(config: WorkerConfig, node: Node | None) -> int:
     root = f"{config.orchestrator_url.rstrip('/')}/v1"
     try:
         with importing(), exits.refused(config.id):
-            generation = generations.chosen(config.id)
+            generation = choice.chosen(config.id)
             env = generation.load(config.id, config.args, root)
             # Classic verifiers has handlers of its own, by then.
             log_to_stderr(config.log)

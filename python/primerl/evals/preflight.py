@@ -10,20 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from primerl import extras
 from primerl._core import PrimerlError, inspect_run
 from primerl.config import resolve, resolve_evaluation, run_file
 from primerl.config.complaint import Problems
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError
 from primerl.evals import endpoint, greedy, results
-from primerl.inference.shape import Shape, UnsupportedModelError
+from primerl.inference.torch.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
 from primerl.launch import secrets
 from primerl.launch.interpreters import lookup
 from primerl.launch.preflight import environments as environments
 from primerl.launch.preflight import hub, model_folder, training
 from primerl.models.tiny import write_text_model
+from primerl.process import extras
 from primerl.process.redaction import note
 
 # What may be other in a later start of the same command: it changes nothing that is measured.

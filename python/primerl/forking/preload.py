@@ -21,7 +21,7 @@ MODULES = {
         "primerl._core",
         "primerl.cli.processes",
         "primerl.inference.server",
-        "primerl.inference.torch_backend",
+        "primerl.inference.torch.step",
         "primerl.train.loop.rl",
         "primerl.train.loop.sft",
         # Imported when the first model is made, and torch._dynamo by the first optimizer.
@@ -44,8 +44,8 @@ def preload(kind: str) -> None:
 
 
 def _verifiers() -> None:
-    from primerl.envs import generations
+    from primerl.envs.generations import choice
     from primerl.envs.interface import EnvironmentRefusedError
 
     with contextlib.suppress(EnvironmentRefusedError, ImportError):
-        generations.prepared(generations.installed())
+        choice.prepared(choice.installed())

@@ -177,7 +177,7 @@ def _start_embedded(config: InferenceConfig) -> _Engine:
     import torch
 
     from primerl import _core
-    from primerl.inference.torch_backend import TorchBackend
+    from primerl.inference.torch.step import TorchBackend
 
     torch.set_num_threads(config.threads)
     backend = TorchBackend(

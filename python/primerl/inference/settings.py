@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from primerl import typed
 from primerl.inference.vllm import flags
+from primerl.process import setting_checks
 from primerl.process.log_levels import LEVELS
 
 CHOICES = {
@@ -21,16 +21,19 @@ CHOICES = {
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:[0-9]{1,3})?)$"
 # More than any engine decodes at a time, and than the orchestrator takes connections.
 MOST_NUM_SEQS = 65_536
-RANGES: typed.Ranges = {
-    "max_model_len": (2, typed.MOST_COUNT),
+RANGES: setting_checks.Ranges = {
+    "max_model_len": (2, setting_checks.MOST_COUNT),
     "max_num_seqs": (1, MOST_NUM_SEQS),
-    "kv_cache_tokens": (2, typed.MOST_LARGE_COUNT),
-    "threads": (1, typed.MOST_THREADS),
-    "port": (0, typed.MOST_PORTS),
-    "seed": (0, typed.MOST_LARGE_COUNT),
-    "start_s": (0, typed.LONGEST_S),
+    "kv_cache_tokens": (2, setting_checks.MOST_LARGE_COUNT),
+    "threads": (1, setting_checks.MOST_THREADS),
+    "port": (0, setting_checks.MOST_PORTS),
+    "seed": (0, setting_checks.MOST_LARGE_COUNT),
+    "start_s": (0, setting_checks.LONGEST_S),
 }
-LORA_RANGES: typed.Ranges = {"rank": (1, typed.MOST_COUNT), "max_adapters": (1, typed.MOST_COUNT)}
+LORA_RANGES: setting_checks.Ranges = {
+    "rank": (1, setting_checks.MOST_COUNT),
+    "max_adapters": (1, setting_checks.MOST_COUNT),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +103,7 @@ class InferenceConfig:
         if not isinstance(model, Mapping) or not isinstance(model.get("path"), str):
             raise ValueError("model.path: give the folder of a model")
         values["model"] = ModelConfig(**_known("model.", model, ModelConfig))
-        typed.check(values["model"], {}, "model.")
+        setting_checks.check(values["model"], {}, "model.")
         if values.get("lora") is not None:
             values["lora"] = _lora(values["lora"])
         if "log" in values:
@@ -110,7 +113,7 @@ class InferenceConfig:
             if getattr(config, name) not in choices:
                 known = ", ".join(choice for choice in choices if choice is not None)
                 raise ValueError(f"{name}: must be one of {known}, not {getattr(config, name)!r}")
-        typed.check(config, RANGES)
+        setting_checks.check(config, RANGES)
         if not re.fullmatch(DEVICE_PATTERN, config.device):
             raise ValueError(f"device: must be auto, cpu, cuda or cuda:<number>, not {config.device!r}")
         flags.check(config.vllm)
@@ -132,7 +135,7 @@ def _log(settings: object) -> LogConfig:
     if not isinstance(settings, Mapping):
         raise ValueError("log: must be a table with a `level`")
     found = LogConfig(**_known("log.", settings, LogConfig))
-    typed.check(found, {}, "log.")
+    setting_checks.check(found, {}, "log.")
     if found.level not in LEVELS:
         raise ValueError(f"log.level: must be one of {', '.join(LEVELS)}, not {found.level!r}")
     return found
@@ -145,7 +148,7 @@ def _lora(settings: object) -> LoraConfig:
     if missing := sorted({"rank", "target_modules"} - found.keys()):
         raise ValueError(f"lora.{missing[0]}: is missing")
     lora = LoraConfig(**found)
-    typed.check(lora, LORA_RANGES, "lora.")
+    setting_checks.check(lora, LORA_RANGES, "lora.")
     if not lora.target_modules:
         raise ValueError("lora.target_modules: must not be empty")
     return lora

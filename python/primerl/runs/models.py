@@ -87,7 +87,7 @@ def _parameters(folder: Path) -> int:
 
 def _engine(folder: Path) -> tuple[str, str]:
     """What samples from it, and why not the embedded engine."""
-    from primerl.inference.shape import Shape
+    from primerl.inference.torch.shape import Shape
     from primerl.inference.vllm import installation
 
     try:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from primerl.extras import described
 from primerl.launch.report import summary
 from primerl.launch.report.evaluations import mark
+from primerl.process.extras import described
 from primerl.runs.standing import INTERRUPTED
 
 # Steps averaged at both ends: single steps are noisy.

@@ -14,7 +14,7 @@ from typing import Any
 
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.envs.generations import TASKSETS
+from primerl.envs.generations.choice import TASKSETS
 from primerl.envs.interface import Role, module_name
 from primerl.launch.interpreters import lookup
 from primerl.launch.preflight import checker

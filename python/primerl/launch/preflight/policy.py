@@ -8,7 +8,7 @@ from primerl.config import resolve
 from primerl.config.complaint import Problems
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.inference.shape import Shape, UnsupportedModelError
+from primerl.inference.torch.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
 from primerl.launch.preflight import model_folder
 from primerl.train.adapters.files import check_lora_files, has_experts

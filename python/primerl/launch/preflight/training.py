@@ -229,8 +229,8 @@ def _store(config: RLConfig) -> None:
     """Whether there is such a kind of store; whether it can be written to is found out beside training."""
     if config.store is None:
         return
-    from primerl.runs.entries import StoreError
-    from primerl.runs.store import Store
+    from primerl.stores.entries import StoreError
+    from primerl.stores.fsspec_store import Store
 
     try:
         Store(config.store.url)

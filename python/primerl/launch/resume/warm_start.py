@@ -9,10 +9,10 @@ from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.lora import TrainerLora
 from primerl.config.rl import RLConfig
-from primerl.runs.entries import Entry, StoreError, begun_with, listed, weights_digest
 from primerl.runs.registry import known
 from primerl.runs.state import StateError
-from primerl.runs.store import Store
+from primerl.stores.entries import Entry, StoreError, begun_with, listed, weights_digest
+from primerl.stores.fsspec_store import Store
 from primerl.train.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE, base_digest
 
 KEY = "checkpoint_id"

@@ -1,7 +1,7 @@
 """Everything that primerl changes in other libraries while an env worker runs, each change with its reason.
 
 A patch names its target; where the target is gone or looks different, `install` raises
-[`PatchError`][primerl.envs.patches.PatchError] instead of running with half of them.
+[`PatchError`][primerl.envs.generations.patches.PatchError] instead of running with half of them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     objects   = { index = "my_env.tools:load" }      made once, when the server starts
     bindings  = { "search.index" = "objects.index" } arguments that the model is not asked for
 
-Run by verifiers as `python -m primerl.envs.bound_tools`, once for each env worker.
+Run by verifiers as `python -m primerl.envs.generations.bound_tools`, once for each env worker.
 """
 
 from __future__ import annotations

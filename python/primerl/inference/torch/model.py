@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
-from primerl.inference.shape import Shape, UnsupportedModelError
+from primerl.inference.torch.shape import Shape, UnsupportedModelError
 
 
 @dataclass(frozen=True)

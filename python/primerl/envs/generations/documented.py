@@ -15,7 +15,7 @@ import verifiers.v1 as vf
 from verifiers.v1.configs.harness import HarnessConfig
 from verifiers.v1.utils.loaders import plugged_fn, taskset_config_type
 
-from primerl.envs.bound_tools import BoundTools, BoundToolsConfig, functions_of, imported
+from primerl.envs.generations.bound_tools import BoundTools, BoundToolsConfig, functions_of, imported
 
 Settings = dict[str, Any]
 

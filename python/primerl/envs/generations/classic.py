@@ -29,7 +29,8 @@ from verifiers.errors import ModelError, OverlongPromptError
 from verifiers.types import ClientConfig
 
 from primerl import run_key
-from primerl.envs import limits, patches
+from primerl.envs import limits
+from primerl.envs.generations import patches
 from primerl.envs.interface import (
     LONGEST_MESSAGE,
     LONGEST_TRACEBACK,
@@ -263,7 +264,7 @@ async def _ask(gateway: Gateway, session: str, body: bytes) -> ChatCompletion:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs examples of one environment; made by [`serving`][primerl.envs.classic.serving]."""
+    """Runs examples of one environment; made by [`serving`][primerl.envs.generations.classic.serving]."""
 
     env: Any
     client: RolloutClient

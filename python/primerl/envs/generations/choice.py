@@ -18,9 +18,10 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Literal, cast
 
-from primerl.envs import deferred, exits, versions
+from primerl.envs import exits, versions
+from primerl.envs.generations import deferred
 from primerl.envs.interface import EnvironmentRefusedError, Generation, module_name
-from primerl.extras import described
+from primerl.process.extras import described
 
 Name = Literal["v1", "classic"]
 REQUIREMENTS: dict[Name, str] = {"v1": "verifiers>=0.4,<0.5", "classic": "verifiers>=0.1.14,<0.4"}
@@ -28,7 +29,7 @@ BOUNDS: dict[Name, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "v1": ((0, 4), (0, 5)),
     "classic": ((0, 1, 14), (0, 4)),
 }
-MODULES: dict[Name, str] = {"v1": "primerl.envs.adapter", "classic": "primerl.envs.classic"}
+MODULES: dict[Name, str] = {"v1": "primerl.envs.generations.v1", "classic": "primerl.envs.generations.classic"}
 TASKSETS = "verifiers.v1.tasksets"
 OWN = "give it an interpreter of its own: a table `python` with `requirements` or `path` (docs/environments.md)"
 

@@ -24,7 +24,7 @@ from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
 
-from primerl.envs import reexports
+from primerl.envs.generations import reexports
 
 KNOWN = ("0.4.0",)
 CLASSES = {"Message": "anthropic.types.message", "Usage": "anthropic.types.usage"}

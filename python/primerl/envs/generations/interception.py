@@ -1,10 +1,11 @@
 """Turns of the in-process chat harness: recorded in the trace as verifiers' own server does, without its HTTP hop.
 
 verifiers puts a local HTTP server between a harness and the model. A harness in the same process needs none:
-[`take_turn`][primerl.envs.interception.take_turn] does what the server's handler does (limits and stops, overrides,
-message graph, call record), and asks the gateway itself. Where a rollout needs more than that (hooks on requests or
-responses, another harness, a seat with its own endpoint) [`session_of`][primerl.envs.interception.session_of] says
-None and the harness uses the server, which is always there.
+[`take_turn`][primerl.envs.generations.interception.take_turn] does what the server's handler does (limits and stops,
+overrides, message graph, call record), and asks the gateway itself. Where a rollout needs more than that (hooks on
+requests or responses, another harness, a seat with its own endpoint)
+[`session_of`][primerl.envs.generations.interception.session_of] says None and the harness uses the server, which is
+always there.
 """
 
 from __future__ import annotations

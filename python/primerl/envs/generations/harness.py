@@ -22,7 +22,7 @@ from verifiers.v1.runtimes import ProgramResult, Runtime
 from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 
-from primerl.envs.interception import TurnRefusedError, session_of, take_turn
+from primerl.envs.generations.interception import TurnRefusedError, session_of, take_turn
 from primerl.envs.interface import OVERFLOW
 
 HARNESS_ID = "primerl-chat"

@@ -35,13 +35,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from primerl.launch.resume.position import trained_steps
-from primerl.reference import adapted_model, truncated_logprobs
-from primerl.runs.verified import MAX_LIMIT, Difference, Report
 from primerl.train.adapters.files import BASE_DIGEST
 from primerl.train.data.batch import Batch, BatchError, decode_batch
 from primerl.train.loss.grammar import Allowed, Replay
 from primerl.train.loss.truncation import Truncation
 from primerl.train.weights.publish import manifest
+from primerl.verify.reference import adapted_model, truncated_logprobs
+from primerl.verify.report import MAX_LIMIT, Difference, Report
 
 KeyValues = list[tuple[Tensor, Tensor]]
 """Of each layer, keys and values of one turn's forwarded tokens: [KV heads, tokens, head size]."""

@@ -18,9 +18,10 @@ from verifiers.v1.configs.env import default_agent_harness
 from verifiers.v1.trace import Error
 
 from primerl import run_key
-from primerl.envs import documented, exits, generations, harness, limits, patches
-from primerl.envs.harness import HARNESS_ID
-from primerl.envs.interception import GATEWAYS, SharedInterception, address_of
+from primerl.envs import exits, limits
+from primerl.envs.generations import choice, documented, harness, patches
+from primerl.envs.generations.harness import HARNESS_ID
+from primerl.envs.generations.interception import GATEWAYS, SharedInterception, address_of
 from primerl.envs.interface import (
     LONGEST_MESSAGE,
     LONGEST_TRACEBACK,
@@ -47,7 +48,7 @@ def prepare() -> None:
     """Changes other libraries as an env worker needs them; before an environment is loaded."""
     patches.cache_default_factories()
     patches.cache_plugin_classes()
-    patches.find_plugins_by_file(generations.ships)
+    patches.find_plugins_by_file(choice.ships)
     patches.record_numbers()
     patches.cap_seat_time(limits.cap_seat, limits.cap_segment)
     patches.offer_harness(HARNESS_ID, harness)
@@ -180,7 +181,7 @@ def remark(env: vf.Env[Any], environment_id: str, role: Role) -> str | None:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs examples of one environment; made by [`serving`][primerl.envs.adapter.serving]."""
+    """Runs examples of one environment; made by [`serving`][primerl.envs.generations.v1.serving]."""
 
     env: vf.Env[Any]
     root: str

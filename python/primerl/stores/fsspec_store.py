@@ -21,9 +21,9 @@ from typing import Any
 
 import xxhash
 
-from primerl.runs.entries import Entry, StoreError, newest, origin
 from primerl.runs.saved import Saved
 from primerl.runs.state import private_folder, state_folder
+from primerl.stores.entries import Entry, StoreError, newest, origin
 from primerl.train.checkpoint.files import sync, whole_folder, write_text
 
 CHUNK_BYTES = 1 << 22

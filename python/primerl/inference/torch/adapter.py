@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from primerl.inference.model import Decoder
+from primerl.inference.torch.model import Decoder
 from primerl.train.adapters.files import (
     BASE_DIGEST,
     LORA_ALPHA,
