@@ -217,7 +217,7 @@ def test_a_key_is_in_the_monitors_environment_and_nowhere_else() -> None:
     ("path", "args", "problem"),
     [
         ("nowhere_to_be_found:M", {}, "cannot be imported: ModuleNotFoundError"),
-        ("test_monitors:Nobody", {}, "module test_monitors has no class 'Nobody'"),
+        ("test_monitors:Nobody", {}, "module test_monitors has no 'Nobody'"),
         ("test_monitors:Noting", {"path": "x"}, "does not take these args: missing a required argument: 'file'"),
         ("test_monitors:Folder", {"folder": "x"}, "has no start, log, finish; derive it from primerl.monitors.Monitor"),
     ],

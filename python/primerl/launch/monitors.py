@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from primerl.config import monitored, resolve
 from primerl.config.load import ConfigError
-from primerl.config.monitors import WANDB, MonitorConfig
+from primerl.config.monitors import PRIME, WANDB, MonitorConfig
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
@@ -57,7 +57,7 @@ def check(config: RLConfig | SFTConfig) -> None:
     for entry in monitored.entries(config):
         if entry.name == WANDB:
             problems.append(_wandb_problem(config))
-        elif isinstance(config, RLConfig) and entry.path.startswith("primerl.monitors.services.prime:"):
+        elif entry.path == PRIME:
             problems.append(_prime_problem(has_samples=entry.samples_interval is not None))
         else:
             try:
