@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.config.store import StoreWorkerConfig
-from primerl.stores.fsspec_store import Store
+from primerl.stores.store import Store
 from primerl.stores.worker import Uploader
 
 RUN = "abcd1234"

@@ -1,4 +1,4 @@
-"""The checkpoint store: what runs have saved, in a folder or under any URL that fsspec knows.
+"""A store in a folder, or under any URL that fsspec knows.
 
     <url>/<run>/<kind>/step_<N>.json          the manifest: sizes and hashes of the files, and where they are
     <url>/<run>/<kind>/data/<N>_<random>/...   the files
@@ -10,10 +10,8 @@ there. An upload that was cut off leaves data that no manifest names, which the 
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
-import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -21,26 +19,18 @@ from typing import Any
 
 import xxhash
 
-from primerl.runs.saved import Saved
-from primerl.runs.state import private_folder, state_folder
-from primerl.stores.entries import Entry, StoreError, newest, origin
-from primerl.train.checkpoint.files import sync, whole_folder, write_text
+from primerl.stores.entries import Entry, StoreError
+from primerl.stores.store import Store
+from primerl.train.checkpoint.files import sync, write_text
 
 CHUNK_BYTES = 1 << 22
-ID = re.compile(r"(?P<run>[\w-]+)(/(?P<kind>checkpoint|weights|adapter))?(/step_(?P<step>\d+))?")
 
 
-def default_url() -> str:
-    return str(state_folder() / "store")
-
-
-class Store:
-    """Raises StoreError for whatever the file system says."""
-
-    def __init__(self, url: str | None = None) -> None:
+class FsspecStore(Store):
+    def __init__(self, url: str) -> None:
         import fsspec
 
-        self.url = url or default_url()
+        self.url = url
         with self._errors("opened"):
             try:
                 self._fs, self._root = fsspec.url_to_fs(self.url)
@@ -83,36 +73,6 @@ class Store:
             return Entry.read(content)
         except (ValueError, LookupError, TypeError) as error:
             raise StoreError(f"store.url: {path} is no manifest of the store ({error!r}); delete it there") from None
-
-    def saved(self, run: str) -> list[Saved]:
-        deployed = self.deployed(run)
-        return [
-            Saved(
-                e.step,
-                e.kind,
-                True,
-                e.bytes,
-                e.kind != "checkpoint",
-                e.id + (" (deployed)" if e.id in deployed else ""),
-            )
-            for e in self.entries(run)
-        ]
-
-    def find(self, given: str) -> Entry:
-        """By `RUN`, `RUN/step_N` or `RUN/KIND/step_N`; the newest, and weights before adapters, where it is left open.
-        Raises StoreError, which names what there is."""
-        match = ID.fullmatch(given)
-        if match is None:
-            raise StoreError(f"{given!r} is no id of the store; expected RUN, RUN/step_N or RUN/KIND/step_N")
-        there = self.entries(match["run"])
-        wanted = [e for e in there if match["kind"] in (None, e.kind) and match["step"] in (None, str(e.step))]
-        if not wanted:
-            known = ", ".join(entry.id for entry in there) or f"nothing of run {match['run']}"
-            raise StoreError(f"{given!r} is not READY in the store {self.url}; there is {known}")
-        # A checkpoint beside weights or an adapter is not what a run can begin with.
-        wanted = [entry for entry in wanted if entry.kind != "checkpoint"] or wanted
-        step = max(wanted, key=newest).step
-        return max((entry for entry in wanted if entry.step == step), key=lambda entry: entry.kind == "weights")
 
     def put(self, folder: Path, run: str, kind: str, step: int, model: str, base: str = "") -> Entry:
         """Uploads all files below `folder`; READY when this returns."""
@@ -171,17 +131,6 @@ class Store:
             if folder == root.parent or folder.is_relative_to(root):
                 sync(folder)
 
-    def fetch(self, entry: Entry) -> Path:
-        """The entry's files in a folder of this machine, each checked by its hash; fetched once. The folder's path ends
-        in the run and the step, by which it is shown."""
-        digest = xxhash.xxh3_64_hexdigest(f"{self.url} {entry.data}".encode())
-        target = private_folder("fetched") / digest / entry.run / f"step_{entry.step}"
-        if not target.is_dir():
-            with whole_folder(target, replace=True) as folder:
-                self.download(entry, folder)
-                write_text(origin(target), entry.manifest())
-        return target
-
     def download(self, entry: Entry, folder: Path) -> None:
         """The entry's files, each checked by its hash, into a folder that nobody takes for whole yet."""
         with self._errors("read"):
@@ -205,27 +154,10 @@ class Store:
             self._fs.rm_file(f"{self._root}/{entry.run}/{entry.kind}/step_{entry.step}.json")
             self._fs.rm(f"{self._root}/{entry.data}", recursive=True)
 
-    def delete_run(self, run: str) -> list[Entry]:
-        """Deletes all that the run has stored, but for what is deployed, which is returned."""
-        deployed = self.deployed(run)
-        stays = [entry for entry in self.entries(run) if entry.id in deployed]
-        for entry in self.entries(run):
-            if entry.id not in deployed:
-                self.delete(entry)
-        self.remove_unfinished(run)
+    def remove_run(self, run: str) -> None:
         with self._errors("written to"):
-            if not stays and self._fs.exists(f"{self._root}/{run}"):
+            if self._fs.exists(f"{self._root}/{run}"):
                 self._fs.rm(f"{self._root}/{run}", recursive=True)
-        return stays
-
-    def keep_newest(self, run: str, kind: str, count: int) -> list[Entry]:
-        """Deletes the run's older ones of that kind, but for those that are deployed; -1 keeps all. Returns them."""
-        there = sorted((entry for entry in self.entries(run) if entry.kind == kind), key=newest)
-        deployed = self.deployed(run)
-        old = [entry for entry in there[:-count] if entry.id not in deployed] if count > 0 else []
-        for entry in old:
-            self.delete(entry)
-        return old
 
     def remove_unfinished(self, run: str) -> None:
         """What uploads that were cut off have left. Nobody else may be uploading for this run."""
@@ -248,12 +180,3 @@ class Store:
                 self._fs.pipe_file(path, b"{}\n")
             elif self._fs.exists(path):
                 self._fs.rm_file(path)
-
-
-def store_of_run(config: Path) -> Store | None:
-    """Of the stored copy of a run's config; None where it has no store."""
-    try:
-        section = tomllib.loads(config.read_text(encoding="utf-8")).get("store")
-    except (OSError, ValueError):
-        return None
-    return Store(section.get("url")) if isinstance(section, dict) else None

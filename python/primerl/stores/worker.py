@@ -35,7 +35,7 @@ from primerl.config.store import StoreWorkerConfig
 from primerl.runs.saved import ADAPTER_FOLDER
 from primerl.runs.state import process_started
 from primerl.stores.entries import SNAPSHOT, StoreError, begun_with
-from primerl.stores.fsspec_store import Store
+from primerl.stores.store import Store, open_store
 from primerl.train.adapters.files import ADAPTER_CONFIG
 from primerl.train.checkpoint import staging
 from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER, saved_steps
@@ -257,7 +257,7 @@ def main(settings: dict[str, Any]) -> int:
         return BAD_INPUT
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        uploader = Uploader(config, Store(config.url))
+        uploader = Uploader(config, open_store(config.url))
     except StoreError as error:
         log.error("%s", error)
         return FAILED

@@ -43,7 +43,7 @@ def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
             title="No checkpoints",
         )
     from primerl.stores.entries import StoreError
-    from primerl.stores.fsspec_store import store_of_run
+    from primerl.stores.store import store_of_run
 
     found = local_checkpoints(run.output_dir)
     problem = None

@@ -11,7 +11,7 @@ from primerl.config.complaint import fail
 from primerl.launch.supervise.lock import LOCK, in_use, take
 from primerl.runs.registry import Registry, Run
 from primerl.stores.entries import StoreError
-from primerl.stores.fsspec_store import Store, store_of_run
+from primerl.stores.store import Store, store_of_run
 from primerl.stores.worker import DONE
 
 NOTHING = "Nothing was deleted"

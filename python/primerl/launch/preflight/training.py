@@ -230,10 +230,10 @@ def _store(config: RLConfig) -> None:
     if config.store is None:
         return
     from primerl.stores.entries import StoreError
-    from primerl.stores.fsspec_store import Store
+    from primerl.stores.store import open_store
 
     try:
-        Store(config.store.url)
+        open_store(config.store.url)
     except StoreError as error:
         raise ConfigError(str(error)) from None
 
