@@ -19,8 +19,8 @@ import httpx
 import pytest
 from engine_helpers import read_url, request, running, torch_command, wait_until
 from primerl import _core
-from primerl.inference.server import engine_settings
 from primerl.inference.settings import InferenceConfig
+from primerl.inference.torch.backend import engine_settings
 from primerl.inference.torch.step import TorchBackend
 
 

@@ -16,8 +16,7 @@ from primerl.config.complaint import Problems
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError
 from primerl.evals import endpoint, greedy, results
-from primerl.inference.torch.shape import Shape, UnsupportedModelError
-from primerl.inference.vllm import installation
+from primerl.inference.backend import UnservableError
 from primerl.launch import secrets
 from primerl.launch.interpreters import lookup
 from primerl.launch.preflight import environments as environments
@@ -215,18 +214,12 @@ def _check_folder(folder: Path, *, weights: bool) -> None:
 
 def _check_model(config: EvalConfig) -> None:
     folder = resolve_evaluation.model_folder(config)
+    backend = resolve.engine_backend(config)
+    extras.require("`primerl eval` of a checkpoint", *backend.modules)
     try:
-        if resolve.engine_backend(config) == "vllm":
-            installation.check_model(folder, installation.find(config.inference.python).device)
-        else:
-            extras.require("`primerl eval` of a checkpoint", "torch", "transformers")
-            Shape.read(folder)
-    except installation.UnusableError as error:
-        raise ConfigError(str(error)) from None
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            str(error) if isinstance(error, UnsupportedModelError) else f"model: {folder}: {error}"
-        ) from None
+        backend.check_model(folder, config.inference.python)
+    except UnservableError as error:
+        raise ConfigError(str(error).replace("model.path:", "model:")) from None
     limit = model_folder.longest_sequence(folder)
     context = config.inference.max_model_len or config.sequence_length
     if limit is not None and context > limit:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from importlib import import_module
 
+from primerl.inference import backends
 from primerl.train.model.import_once import import_transformers
 
 ENVIRONMENTS, TORCH = "environments", "torch"
@@ -21,7 +22,6 @@ MODULES = {
         "primerl._core",
         "primerl.cli.processes",
         "primerl.inference.server",
-        "primerl.inference.torch.step",
         "primerl.train.loop.rl",
         "primerl.train.loop.sft",
         # Imported when the first model is made, and torch._dynamo by the first optimizer.
@@ -36,7 +36,8 @@ def preload(kind: str) -> None:
     if kind == TORCH:
         with contextlib.suppress(ImportError):
             import_transformers()
-    for name in MODULES.get(kind, ()):  # of any other kind, nothing
+    engines = [name for one in backends.BUILT_IN for name in backends.named(one).preload] if kind == TORCH else []
+    for name in [*MODULES.get(kind, ()), *engines]:  # of any other kind, nothing
         with contextlib.suppress(ImportError):
             import_module(name)
     if kind == ENVIRONMENTS:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from primerl.inference.vllm import flags
+from primerl.inference import backends
+from primerl.inference.backend import LOGPROBS_MODES
 from primerl.process import setting_checks
 from primerl.process.log_levels import LEVELS
 
 CHOICES = {
-    "backend": ("auto", "torch", "vllm"),
     "dtype": (None, "float32", "bfloat16"),
-    "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
+    "logprobs_mode": LOGPROBS_MODES,
 }
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:[0-9]{1,3})?)$"
 # More than any engine decodes at a time, and than the orchestrator takes connections.
@@ -64,11 +64,13 @@ class LogConfig:
 class InferenceConfig:
     model: ModelConfig
     backend: str = "auto"
-    """`vllm`, `torch` (the embedded engine), or `auto`: vLLM where there is a CUDA GPU and vLLM is installed."""
+    """A name of `inference.backends`, or an import path; `auto` takes the first of ours that this machine prefers."""
     python: str | None = None
     """Interpreter of the environment that vLLM is installed in; this one where it is left out."""
     vllm: dict[str, Any] = field(default_factory=dict)
     """vLLM's own options."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of a backend that is not part of primerl."""
     start_s: float = 300.0
     """Seconds until the engine has generated a token."""
     host: str = "127.0.0.1"
@@ -116,7 +118,8 @@ class InferenceConfig:
         setting_checks.check(config, RANGES)
         if not re.fullmatch(DEVICE_PATTERN, config.device):
             raise ValueError(f"device: must be auto, cpu, cuda or cuda:<number>, not {config.device!r}")
-        flags.check(config.vllm)
+        backends.check_name(config.backend)
+        backends.check_options(config.backend, config.options, {"vllm": config.vllm})
         return config
 
     @property

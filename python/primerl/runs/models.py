@@ -28,7 +28,7 @@ class Model:
     """Of its weights."""
     trainable: bool
     engine: str
-    """What can sample from it: `torch` (the embedded engine) or `vllm`."""
+    """The engine backend that can sample from it."""
     reason: str
     """Why it cannot be trained, or only in part, or why not be served by the embedded engine."""
     memory: int = 0
@@ -86,20 +86,18 @@ def _parameters(folder: Path) -> int:
 
 
 def _engine(folder: Path) -> tuple[str, str]:
-    """What samples from it, and why not the embedded engine."""
-    from primerl.inference.torch.shape import Shape
-    from primerl.inference.vllm import installation
+    """The backend that can serve it and needs least, and why not those that need less."""
+    from primerl.inference import backends
 
-    try:
-        Shape.read(folder)
-        return "torch", ""
-    except (ValueError, TypeError) as error:
-        reason = _short(str(error), folder)
-    try:
-        installation.find(None)
-    except installation.UnusableError as missing:
-        reason += f" ({missing})"
-    return "vllm", reason
+    reason = ""
+    for name in backends.SMALLEST_FIRST:
+        try:
+            backends.named(name).check_model(folder, None)
+            return name, reason
+        except ValueError as error:
+            why = _short(str(error), folder)
+            reason = f"{reason} ({why})" if reason else why
+    return name, reason
 
 
 def _adapter(folder: Path) -> str:

@@ -15,7 +15,8 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
-from primerl.inference.torch.shape import Shape, UnsupportedModelError
+from primerl.inference.backend import UnservableError
+from primerl.inference.torch.shape import Shape
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def load_folder(decoder: Decoder, folder: Path) -> None:
     """Fills `decoder` from the safetensors files of a model folder."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise UnsupportedModelError(f"model.path: {folder} holds no *.safetensors files")
+        raise UnservableError(f"model.path: {folder} holds no *.safetensors files")
     missing = set(decoder.tensors)
     for file in files:
         with safe_open(file, "pt") as tensors:
@@ -231,11 +232,11 @@ def load_folder(decoder: Decoder, folder: Path) -> None:
                 target, source = decoder.tensors.get(name), tensors.get_tensor(name)
                 if target is None or target.shape != source.shape:
                     expected = "no such tensor" if target is None else f"shape {list(target.shape)}"
-                    raise UnsupportedModelError(
+                    raise UnservableError(
                         f"model.path: {file}: {name} has shape {list(source.shape)}, config.json implies {expected}"
                     )
                 target.copy_(source)
                 missing.discard(name)
     if missing:
-        raise UnsupportedModelError(f"model.path: {folder} lacks {len(missing)} tensors, e.g. {sorted(missing)[:3]}")
+        raise UnservableError(f"model.path: {folder} lacks {len(missing)} tensors, e.g. {sorted(missing)[:3]}")
     decoder.weights_changed()

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from primerl.inference.backend import UnservableError
+
 MODEL_TYPES = ("llama", "qwen2", "qwen3")
-
-
-class UnsupportedModelError(ValueError):
-    """The message names the folder or field and says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,19 +68,19 @@ class Shape:
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise UnsupportedModelError(f"model.path: {file} does not exist; give the folder of a model") from None
+            raise UnservableError(f"model.path: {file} does not exist; give the folder of a model") from None
         except ValueError as error:
-            raise UnsupportedModelError(f"model.path: {file} is not JSON: {error}") from None
+            raise UnservableError(f"model.path: {file} is not JSON: {error}") from None
         try:
             return cls._from_config(config, file, _eos_token_ids(config, folder))
         except KeyError as error:
-            raise UnsupportedModelError(f"model.path: {file} has no {error}") from None
+            raise UnservableError(f"model.path: {file} has no {error}") from None
 
     @classmethod
     def _from_config(cls, config: dict[str, Any], file: Path, eos_token_ids: tuple[int, ...]) -> Shape:
         model_type = config.get("model_type")
         if model_type not in MODEL_TYPES:
-            raise UnsupportedModelError(
+            raise UnservableError(
                 f"model.path: {file}: the embedded engine serves {', '.join(MODEL_TYPES)}, not {model_type!r}; "
                 "serve this model with vLLM"
             )
@@ -119,11 +117,11 @@ def _refuse_variants(config: dict[str, Any], file: Path) -> None:
     }
     for name, values in neutral.items():
         if config.get(name) not in values:
-            raise UnsupportedModelError(
+            raise UnservableError(
                 f"model.path: {file}: the embedded engine cannot serve {name} = {config[name]!r}; use vLLM"
             )
     if others := set(config.get("layer_types") or []) - {"full_attention"}:
-        raise UnsupportedModelError(
+        raise UnservableError(
             f"model.path: {file}: the embedded engine has no layers of type {', '.join(sorted(others))}; use vLLM"
         )
 
@@ -134,15 +132,13 @@ def _rope(config: dict[str, Any], file: Path) -> Rope:
     theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if float(parameters.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise UnsupportedModelError(f"model.path: {file}: partial rotary embeddings need vLLM")
+        raise UnservableError(f"model.path: {file}: partial rotary embeddings need vLLM")
     if kind == "default":
         return Rope(theta=theta)
     if kind == "llama3":
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         return Rope(theta=theta, scaling={name: float(parameters[name]) for name in names})
-    raise UnsupportedModelError(
-        f"model.path: {file}: rope type {kind!r} is not served by the embedded engine; use vLLM"
-    )
+    raise UnservableError(f"model.path: {file}: rope type {kind!r} is not served by the embedded engine; use vLLM")
 
 
 def _eos_token_ids(config: dict[str, Any], folder: Path) -> tuple[int, ...]:

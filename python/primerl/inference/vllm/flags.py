@@ -4,13 +4,15 @@ hands on from `[inference.vllm]` as it is."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primerl.inference.vllm import serve
-from primerl.inference.vllm.installation import Installation, head_size, lora_rank, model_config
+from primerl.inference.vllm.installation import Installation, default_dtype, head_size, lora_rank, model_config
+from primerl.process.log_levels import LEVELS
 from primerl.train.adapters.files import targeted_layers, tensor_bytes
 
 if TYPE_CHECKING:
@@ -131,10 +133,6 @@ def _adapters(lora: LoraConfig, model: Path) -> dict[str, Any]:
     }
 
 
-def default_dtype(installation: Installation) -> str:
-    return "float32" if installation.device == "cpu" else "bfloat16"
-
-
 def _is_given(name: str, given: Mapping[str, Any]) -> bool:
     return name in given or f"no-{name}" in given or name.removeprefix("no-") in given
 
@@ -204,6 +202,7 @@ def environment(config: InferenceConfig, installation: Installation) -> dict[str
     variables |= {"VLLM_SERVER_DEV_MODE": "1", "PYTHONUNBUFFERED": "1", serve.PARENT: str(os.getpid())}
     for name, value in {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}.items():
         variables.setdefault(name, value)
+    variables.setdefault("VLLM_LOGGING_LEVEL", logging.getLevelName(LEVELS[config.log.level]))
     # Longer than the orchestrator and its probes leave a connection idle.
     variables.setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "30")
     if config.lora is not None:

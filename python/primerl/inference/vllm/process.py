@@ -23,6 +23,7 @@ import urllib.error
 import urllib.request
 from typing import IO, TYPE_CHECKING
 
+from primerl.inference.backend import EngineEndedError
 from primerl.inference.vllm import flags
 from primerl.inference.vllm.installation import Installation
 from primerl.net.requests import open_url
@@ -48,15 +49,6 @@ LOG_LINES = 20
 CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception|Interrupt|error): .+)$")
 NO_CAUSE = ("See root cause above", "EngineDeadError", "Engine core initialization failed")
 PORT_TAKEN = "Address already in use"
-
-
-class VllmEndedError(Exception):
-    """vLLM's server has ended by itself, or does not answer any more."""
-
-    def __init__(self, message: str, signal_number: int = 0) -> None:
-        super().__init__(message)
-        self.signal_number = signal_number
-        """The signal that ended it, or 0."""
 
 
 class VllmServer:
@@ -109,8 +101,8 @@ class VllmServer:
         return self._process.pid
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits that long; never True, for only `stop` ends it on request. Raises VllmEndedError once it has ended, or,
-        after `watch`, has not been healthy for a minute."""
+        """Waits that long; never True, for only `stop` ends it on request. Raises EngineEndedError once it has ended,
+        or, after `watch`, has not been healthy for a minute."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -125,7 +117,7 @@ class VllmServer:
             log.info("port %d was taken meanwhile; starting at another", self.port)
             self._start()
             return False
-        raise VllmEndedError(self._describe_end(code), max(0, -code))
+        raise self._ended(self._describe_end(code), signal.Signals(-code) if code < 0 else signal.SIGABRT)
 
     def watch(self) -> None:
         """It is ready; from now on it has to be healthy."""
@@ -141,10 +133,17 @@ class VllmServer:
                 self._healthy_at = time.monotonic()
         except (OSError, http.client.HTTPException) as error:
             if now - self._healthy_at > (GONE_S if _is_gone(error) else ILL_S):
-                raise VllmEndedError(
+                raise self._ended(
                     f"vLLM's server has not been healthy for {now - self._healthy_at:.0f} s: {error}{self._said()}",
                     signal.SIGABRT,
                 ) from None
+
+    def _ended(self, message: str, ends_by: signal.Signals) -> EngineEndedError:
+        """One that has served is started again by the launcher; what is left of it goes first."""
+        if self._watched_since is None:
+            return EngineEndedError(message)
+        self.kill()
+        return EngineEndedError(message, ends_by)
 
     def _describe_end(self, code: int) -> str:
         how = f"exited with code {code}"
