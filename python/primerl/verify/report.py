@@ -1,11 +1,16 @@
-"""What a verification found, and what it lets pass. How it is found is in `primerl.verify`, which imports torch."""
+"""What a verification found, and what it lets pass."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MEAN_LIMIT = 1e-4
 MAX_LIMIT = 1e-3
+
+
+class VerifyError(Exception):
+    """The run cannot be verified: something it needs is missing or damaged. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +82,14 @@ class Report:
             )
         lines.append("token-exact" if self.passed else "NOT token-exact")
         return "\n".join(lines)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`[1, 2, 3, 7]` -> `1-3, 7`: ascending numbers in one line."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return ", ".join("-".join(map(str, ends)) for ends in found)
