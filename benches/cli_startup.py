@@ -30,8 +30,8 @@ IMPORT_VERIFIERS = "import gc, os; gc.disable(); import verifiers.v1; os._exit(0
 PREPARE_VERIFIERS = """
 import gc, os
 gc.disable()
-from primerl.envs import generations
-generations.prepared("v1")
+from primerl.envs.generations import choice
+choice.prepared("v1")
 os._exit(0)
 """
 

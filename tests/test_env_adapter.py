@@ -538,10 +538,10 @@ def test_the_tasksets_of_verifiers_are_imported_where_one_is_named_alone() -> No
         ("harbor", "True verifiers.v1.tasksets.harbor"),
     ):
         script = (
-            "import sys; from primerl.envs import generations; from verifiers.v1.utils import loaders; "
-            "generations.prepared('v1'); "
-            f"module = loaders._import_plugin({environment_id!r}, 'taskset', generations.TASKSETS); "
-            "print(generations.TASKSETS in sys.modules, module.__name__)"
+            "import sys; from primerl.envs.generations import choice; from verifiers.v1.utils import loaders; "
+            "choice.prepared('v1'); "
+            f"module = loaders._import_plugin({environment_id!r}, 'taskset', choice.TASKSETS); "
+            "print(choice.TASKSETS in sys.modules, module.__name__)"
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == expected

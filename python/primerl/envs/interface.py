@@ -1,8 +1,8 @@
 """What the worker knows of an environment, whichever generation of verifiers it was written for.
 
-`adapter` (v1) and `classic` are modules with the functions of [`Generation`][primerl.envs.interface.Generation];
-`generations` says which of them an environment needs. Standard library only: neither of the two can be imported beside
-the other's verifiers.
+`generations.v1` and `generations.classic` are modules with the functions of
+[`Generation`][primerl.envs.interface.Generation]; `generations.choice` says which of them an environment needs.
+Standard library only: neither of the two can be imported where the other's verifiers is installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ OVERFLOW = ("context_length_exceeded", "maximum context length")
 Role = Literal["train", "eval"]
 
 Outcome = dict[str, Any]
-"""`Outcome` of primerl-core: ok, traces, error."""
+"""`Outcome` of primerl-core: `ok`; `traces`, each with `session`, `trainable`, `ok`, `reward`, `metrics`,
+`stop_condition`, `truncated`; `error`, None or a table as [`failure`][primerl.envs.interface.failure] makes it."""
 
 Post = Callable[[str, str, str, bytes, float], Awaitable[tuple[int, bytes]]]
 """(URL, API key, session, JSON body, timeout in seconds) -> (status, body); raises ConnectionError or TimeoutError."""
@@ -148,6 +149,13 @@ class Generation(Protocol):
         self, env: Any, root: str, post: Post, limits: RolloutLimits = ...
     ) -> AbstractAsyncContextManager[Runner]:
         """The environment with what it shares between rollouts. `limits`: of each of them."""
+
+
+class OutsideGeneration(Generation, Protocol):
+    """One of another package: an entry point in `primerl.environments` names its module."""
+
+    def claims(self, environment_id: str) -> bool:
+        """Whether it is for this environment. Imports nothing of it."""
 
 
 def check_held_out(environment_id: str, count: int, held_out: int) -> None:

@@ -49,4 +49,4 @@ def _verifiers() -> None:
     from primerl.envs.interface import EnvironmentRefusedError
 
     with contextlib.suppress(EnvironmentRefusedError, ImportError):
-        choice.prepared(choice.installed())
+        choice.prepare()

@@ -3,7 +3,8 @@
     v1        `__all__` of the module holds a `verifiers.v1` taskset       verifiers 0.4      `adapter`
     classic   the module has a function `load_environment`                verifiers < 0.4    `classic`
 
-The two cannot be installed side by side: an environment of the other generation needs an interpreter of its own.
+The two cannot be installed side by side: an environment of the other generation needs an interpreter of its own. What
+is registered as an entry point in `primerl.environments` is asked first, and needs no verifiers.
 Standard library only, until verifiers itself is imported.
 """
 
@@ -20,7 +21,8 @@ from typing import Literal, cast
 
 from primerl.envs import exits, versions
 from primerl.envs.generations import deferred
-from primerl.envs.interface import EnvironmentRefusedError, Generation, module_name
+from primerl.envs.interface import EnvironmentRefusedError, Generation, OutsideGeneration, module_name
+from primerl.process import plugins
 from primerl.process.extras import described
 
 Name = Literal["v1", "classic"]
@@ -30,6 +32,7 @@ BOUNDS: dict[Name, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "classic": ((0, 1, 14), (0, 4)),
 }
 MODULES: dict[Name, str] = {"v1": "primerl.envs.generations.v1", "classic": "primerl.envs.generations.classic"}
+GROUP = "primerl.environments"
 TASKSETS = "verifiers.v1.tasksets"
 OWN = "give it an interpreter of its own: a table `python` with `requirements` or `path` (docs/environments.md)"
 
@@ -54,6 +57,15 @@ def installed() -> Name:
     )
 
 
+def prepare() -> None:
+    """Imports what all environments of this interpreter need. Raises EnvironmentRefusedError where it has none."""
+    try:
+        prepared(installed())
+    except EnvironmentRefusedError:
+        if not plugins.names(GROUP, {}):
+            raise
+
+
 def prepared(name: Name) -> Generation:
     """The adapter of the installed generation; verifiers is imported."""
     with deferred.unused_libraries():
@@ -69,6 +81,11 @@ def chosen(environment_id: str) -> Generation:
         EnvironmentRefusedError: verifiers is missing, the environment is of the generation that is not installed, or
             another version of it is than its id asks for.
     """
+    for name in plugins.names(GROUP, {}):
+        outside = _outside(name)
+        if outside.claims(environment_id):
+            outside.prepare()
+            return outside
     has = installed()
     generation = prepared(has)
     needs = wanted(environment_id, has)
@@ -79,6 +96,13 @@ def chosen(environment_id: str) -> Generation:
         )
     versions.check(environment_id)
     return generation
+
+
+def _outside(name: str) -> OutsideGeneration:
+    try:
+        return cast(OutsideGeneration, plugins.find(GROUP, name, {}))
+    except plugins.PluginError as error:
+        raise EnvironmentRefusedError(str(error)) from error
 
 
 def wanted(environment_id: str, has: Name) -> Name | None:

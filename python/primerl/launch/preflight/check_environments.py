@@ -45,7 +45,7 @@ def _prepare() -> str | None:
     try:
         from primerl import _core  # noqa: F401 - an env worker of this interpreter needs it
 
-        choice.prepared(choice.installed())
+        choice.prepare()
     except EnvironmentRefusedError as error:
         return str(error)
     except ImportError as error:
