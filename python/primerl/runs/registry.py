@@ -202,7 +202,7 @@ class Registry:
         """Notes a start by this process and returns the run's id. `goes_on`: with the run in `output_dir`, whose id it
         keeps, also where that folder was moved, or was taken out of the list. `config` is TOML, of which a copy is
         stored."""
-        now, pid = time.time(), os.getpid()
+        pid = os.getpid()
         values: dict[str, Any] = {
             "name": name,
             "model": model,
@@ -211,7 +211,7 @@ class Registry:
             "kind": kind,
             "form": form,
             "folder": os.getcwd(),
-            "session_started": now,
+            "session_started": time.time(),
             "ended": None,
             "exit_code": None,
             "pid": pid,
@@ -219,34 +219,40 @@ class Registry:
         }
         # The caller has locked the folder, so nobody else changes what is noted of it.
         with self._errors():
-            found = self._connection.execute("SELECT id FROM runs WHERE output_dir = ?", (values["output_dir"],))
-            row = found.fetchone()
-            found_id = None if row is None else str(row["id"])
-            if not goes_on:
-                run_id = self._new_id()
-            elif found_id is None:
-                row, run_id = self._by_noted_id(output_dir)
-            else:
-                run_id = found_id
+            listed, row, run_id = self._identified(output_dir, goes_on=goes_on)
         # Before the transaction, which others wait for.
         private_folder("runs", run_id)
         write_private(config_file(run_id), config)
         with self._errors(), self._transaction():
-            if row is not None and not goes_on:
+            if listed is not None and not goes_on:
                 # What was noted is of a run whose folder has been emptied.
-                self._connection.execute("DELETE FROM runs WHERE id = ?", (row["id"],))
-                row = None
-            if row is None:
-                values |= {"id": run_id, "started": now}
-                names, marks = ", ".join(values), ", ".join(f":{key}" for key in values)
-                self._connection.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", values)
-            else:
-                changes = ", ".join(f"{key} = :{key}" for key in values)
-                self._connection.execute(f"UPDATE runs SET {changes} WHERE id = :id", {**values, "id": run_id})
-        if found_id not in (None, run_id):
-            _remove_config(found_id)
+                self._connection.execute("DELETE FROM runs WHERE id = ?", (listed,))
+            self._write(values, run_id, is_new=row is None)
+        if listed not in (None, run_id):
+            _remove_config(listed)
         _note_id(output_dir, run_id)
         return run_id
+
+    def _identified(self, output_dir: Path, *, goes_on: bool) -> tuple[str | None, sqlite3.Row | None, str]:
+        """The id that the list has for the folder; the row to change; the id of the run that is started there."""
+        found = self._connection.execute("SELECT id FROM runs WHERE output_dir = ?", (os.fspath(output_dir),))
+        row = found.fetchone()
+        listed = None if row is None else str(row["id"])
+        if not goes_on:
+            return listed, None, self._new_id()
+        if listed is None:
+            return None, *self._by_noted_id(output_dir)
+        return listed, row, listed
+
+    def _write(self, values: dict[str, Any], run_id: str, *, is_new: bool) -> None:
+        values = {**values, "id": run_id}
+        if is_new:
+            values |= {"started": values["session_started"]}
+            names, marks = ", ".join(values), ", ".join(f":{key}" for key in values)
+            self._connection.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", values)
+        else:
+            changes = ", ".join(f"{key} = :{key}" for key in values if key != "id")
+            self._connection.execute(f"UPDATE runs SET {changes} WHERE id = :id", values)
 
     def _by_noted_id(self, output_dir: Path) -> tuple[sqlite3.Row | None, str]:
         """Of a run in the folder that the list does not have there: its row, where the folder was moved, and its id; a
@@ -282,9 +288,8 @@ class Registry:
         kept = ("id", "kind", "form", "session_started", "ended", "exit_code", "pid", "process_started", "model")
         values = {name: getattr(run, name) for name in kept}
         values |= {"environments": json.dumps(run.environments), "folder": os.fspath(run.folder)}
-        changes = ", ".join(f"{name} = :{name}" for name in values if name != "id")
         with self._errors(), self._transaction():
-            self._connection.execute(f"UPDATE runs SET {changes} WHERE id = :id", values)
+            self._write(values, run.id, is_new=False)
 
     def delete(self, run_id: str) -> None:
         with self._errors(), self._transaction():
