@@ -19,9 +19,12 @@ import outside
 import pytest
 from aiohttp import web
 from env_orchestrator import Chat, Orchestrator, completion
+from primerl.config.environment import TrainEnvironment
+from primerl.config.load import ConfigError
 from primerl.envs import check, machine
 from primerl.envs.generations import choice
 from primerl.envs.settings import WorkerConfig
+from primerl.launch.preflight import environments
 
 pytestmark = pytest.mark.processes
 
@@ -237,6 +240,9 @@ def test_environments_of_another_package_are_served(
 ) -> None:
     outside.use(monkeypatch, outside.install(tmp_path, "acme_envs", ACME, {choice.GROUP: "acme = acme_envs"}))
     assert check.check_environment("acme-words", {"word": "a"}).remark == "acme-words is of another kind"
+    environments.check_installed([TrainEnvironment(id="acme-words")])
+    with pytest.raises(ConfigError, match="environment 'other-words' cannot be imported"):
+        environments.check_installed([TrainEnvironment(id="other-words")])
     rollout = orchestrator.add(1)
     worker = start(orchestrator, id="acme-words", args={"word": "one"})
     orchestrator.wait("the result", lambda: rollout in orchestrator.results, START_S)

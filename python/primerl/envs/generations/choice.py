@@ -81,11 +81,10 @@ def chosen(environment_id: str) -> Generation:
         EnvironmentRefusedError: verifiers is missing, the environment is of the generation that is not installed, or
             another version of it is than its id asks for.
     """
-    for name in plugins.names(GROUP, {}):
-        outside = _outside(name)
-        if outside.claims(environment_id):
-            outside.prepare()
-            return outside
+    outside = claimed(environment_id)
+    if outside is not None:
+        outside.prepare()
+        return outside
     has = installed()
     generation = prepared(has)
     needs = wanted(environment_id, has)
@@ -98,11 +97,16 @@ def chosen(environment_id: str) -> Generation:
     return generation
 
 
-def _outside(name: str) -> OutsideGeneration:
-    try:
-        return cast(OutsideGeneration, plugins.find(GROUP, name, {}))
-    except plugins.PluginError as error:
-        raise EnvironmentRefusedError(str(error)) from error
+def claimed(environment_id: str) -> OutsideGeneration | None:
+    """The generation of another package that the environment is of, if any. Raises EnvironmentRefusedError."""
+    for name in plugins.names(GROUP, {}):
+        try:
+            outside = cast(OutsideGeneration, plugins.find(GROUP, name, {}))
+        except plugins.PluginError as error:
+            raise EnvironmentRefusedError(str(error)) from error
+        if outside.claims(environment_id):
+            return outside
+    return None
 
 
 def wanted(environment_id: str, has: Name) -> Name | None:
