@@ -41,7 +41,7 @@ def check_environment(
     Args:
         rollouts: Of an example, where it is known: an environment whose rewards compare them needs two.
         max_concurrent: Rollouts that a worker runs at the same time, where it is known.
-        modules: What a worker with these settings needs beside verifiers.
+        modules: What a worker with these settings needs in addition to verifiers.
         held_out: Examples that are kept for validation.
     """
     try:

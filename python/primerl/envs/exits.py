@@ -45,7 +45,7 @@ def place(error: BaseException) -> str:
 
 
 def not_imported(environment_id: str, error: ImportError) -> EnvironmentRefusedError:
-    """Of an environment that is there, and of which an import fails."""
+    """The refusal of an environment that is installed, and of which an import fails."""
     cause = innermost(error)
     fix = "install what it needs" if isinstance(cause, ModuleNotFoundError) else "install the version that it needs"
     return EnvironmentRefusedError(

@@ -40,7 +40,7 @@ _not_numbers: set[str] = set()
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Of what an environment measured: truth values and whole numbers as numbers, NumPy's too. What is none (None,
+    """What an environment measured as floats: truth values and whole numbers, NumPy's too. What is none (None,
     words, NaN) has no mean, and is left out; the log says so once of each name. What a dictionary holds is named
     `metric/key`."""
     found: dict[str, float] = {}
@@ -78,7 +78,7 @@ class Gateway:
 
 @dataclass(frozen=True)
 class Address:
-    """Of one rollout."""
+    """The gateway of one rollout."""
 
     label: str
     """Names it in the log."""
@@ -137,7 +137,7 @@ class Generation(Protocol):
         Raises EnvironmentRefusedError."""
 
     def key(self, example: Any) -> str:
-        """Of an example, the same for the same example in every process."""
+        """The example's key: the same for the same example in every process."""
 
     def scores_groups(self, env: Any) -> bool:
         """Whether rewards compare the rollouts of a group, which must then be run together."""
@@ -168,7 +168,7 @@ def check_held_out(environment_id: str, count: int, held_out: int) -> None:
 
 
 def failure(kind: str, message: str, exception: str | None = None) -> Outcome:
-    """Of a rollout that has no traces. `exception`: the name of its type, where there was one."""
+    """The outcome of a rollout that has no traces. `exception`: the name of its type, where there was one."""
     error = {"kind": kind, "message": shortened(message, LONGEST_MESSAGE), "exception": exception}
     return {"ok": False, "traces": [], "error": error}
 

@@ -110,7 +110,7 @@ def cap_seat(resolve: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def cap_segment(step: Callable[..., Any]) -> Callable[..., Any]:
     """verifiers' own stretch of a seat that takes turns with others, or with a user, and the rollout's time on top: by
-    verifiers' rule the time of a seat stands still while it waits for them, and the rollout's goes on."""
+    verifiers' rule the time of a seat stands still while it waits for them, and the rollout's continues."""
 
     async def step_in_time(self: Any, messages: Any = None, *, on_input: Callable[[], None] | None = None) -> Any:
         deadline = _deadline.get()

@@ -69,7 +69,7 @@ def without_addresses(text: str) -> str:
 
 
 def _name(key: Any) -> str:
-    """Of a mapping, as text: names of several types have no order."""
+    """A key of a mapping, as text: names of several types have no order."""
     plain = comparable(key)
     return plain if isinstance(plain, str) else json.dumps(plain, sort_keys=True)
 

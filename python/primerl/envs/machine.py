@@ -17,7 +17,7 @@ def limit_memory(memory_mb: int) -> None:
 
 
 def _reserved_memory() -> int:
-    """Bytes that allocators have set aside and nobody uses; the kernel counts them."""
+    """Bytes that allocators have set aside, unused; the kernel counts them."""
     try:
         lines = [line.split() for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()]
     except OSError:  # not on Linux

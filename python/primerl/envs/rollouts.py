@@ -193,7 +193,7 @@ class Rollouts:
             self._client.report(lease.rollout, sendable(failure("environment", said, type(error).__name__)))
 
     async def _outcomes(self, leases: list[_core.Lease]) -> list[Outcome]:
-        """Of whatever happens but a cancellation from outside."""
+        """The outcomes, whatever happens but a cancellation from outside."""
         label = _label(leases[0]) if len(leases) == 1 else f"group {leases[0].group} of {len(leases)} rollouts"
         try:
             return await self._run(leases, label)

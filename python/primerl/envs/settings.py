@@ -1,4 +1,4 @@
-"""What one env worker is told."""
+"""Settings of one env worker."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class WorkerConfig:
     role: Literal["train", "eval"] = "train"
     """Whether its rollouts are trained on."""
     worker_name: str = ""
-    """Unique name of this process; made from host and process id where it is left out."""
+    """Unique name of this process; defaults to one made from host and process id."""
     args: dict[str, Any] = field(default_factory=dict)
     """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
     seed: int = 0
     """Seed of the order of examples; the same in all workers of an environment."""
     held_out: int = 0
-    """Examples at the front of the list that are left out; the same in all workers of an environment."""
+    """Examples at the front of the list that are held out; the same in all workers of an environment."""
     max_concurrent: int = 128
     """Rollouts run at the same time."""
     memory_mb: int | None = None
@@ -67,10 +67,10 @@ class WorkerConfig:
     unreachable_s: float = 60.0
     """Give up after the orchestrator did not answer for this long, seconds."""
     limits: RolloutLimits = NO_LIMITS
-    """Of each rollout of the environment."""
+    """Limits of each rollout of the environment."""
     log: LogConfig = LogConfig()
     metrics_port: int | None = None
-    """Of Prometheus's `/metrics`; 0: any free one; None: off."""
+    """Port of Prometheus's `/metrics`; 0: any free one; None: off."""
     tailnet: TailnetConfig | None = None
     """The node of a tailnet that it is, with `TAILSCALE_AUTH_KEY` of its environment."""
 

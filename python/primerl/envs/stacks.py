@@ -70,7 +70,7 @@ def _stacks(task: asyncio.Task[Any], seen: set[int]) -> Iterator[list[FrameType]
 
 
 def _frames(waiting: Any) -> Iterator[FrameType]:
-    """Of a coroutine and those that it awaits, as far as they are coroutines or generators."""
+    """The frames of a coroutine and those that it awaits, as far as they are coroutines or generators."""
     while waiting is not None:
         if inspect.iscoroutine(waiting):
             frame, waiting = waiting.cr_frame, waiting.cr_await

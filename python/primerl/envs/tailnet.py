@@ -1,4 +1,4 @@
-"""An env worker as a node of the user's tailnet: `tailscaled` beside it, without root and without a network device.
+"""An env worker as a node of the user's tailnet: `tailscaled` alongside it, without root and without a network device.
 
     start   tailscaled in userspace mode; its state is in memory, so the node is ephemeral and leaves with the daemon
     log in  `tailscale up`, which reads the key from its standard input: no command line and no file has it
@@ -118,7 +118,7 @@ class Node:
 
 
 def proxy_variables(port: int, orchestrator_url: str) -> dict[str, str]:
-    """Of a worker and of all that its environments start, with the daemon's proxy at that port."""
+    """Environment of a worker and all that it starts, with the daemon's proxy at that port."""
     # In place of what the user has: the daemon itself dials whatever is not in the tailnet, so nothing is lost.
     direct = dict.fromkeys(["127.0.0.1", "localhost", "::1", urlsplit(orchestrator_url).hostname or "localhost"])
     found = dict.fromkeys(PROXY_VARIABLES, f"http://127.0.0.1:{port}") | {"NO_PROXY": ",".join(direct)}
@@ -275,7 +275,7 @@ def _orderly_stop() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _short_folder() -> Iterator[Path]:
-    """Private, and only until the node has joined: nobody talks to its daemon after that."""
+    """Private, and only until the node has joined: its daemon gets no request after that."""
     usual = tempfile.gettempdir()
     length = len(os.fsencode(usual)) + len("/primerl-node-xxxxxxxx/tailscaled.sock")
     base = usual if length <= LONGEST_SOCKET else "/tmp"
@@ -285,7 +285,7 @@ def _short_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _reserved_port() -> Iterator[int]:
-    """A free port, which on Linux nobody else is given until the daemon listens on it."""
+    """A free port, which Linux gives to no other process until the daemon listens on it."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))

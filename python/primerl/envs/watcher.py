@@ -1,4 +1,4 @@
-"""Watches the worker's event loop from a thread beside it, and says where an environment holds it up.
+"""Watches the worker's event loop from another thread, and reports where an environment holds it up.
 
 An environment runs on the loop. What takes long there without `await` (a request of `requests`, `time.sleep`, a long
 computation) keeps all rollouts of the worker from going on; only the client's heartbeats do. The loop says about once a

@@ -3,7 +3,7 @@
     main thread   event loop: one task per rollout, woken by the client when there is something to do
     client        thread in Rust: leases, heartbeats, results, model calls (`primerl._core.EnvClient`)
 
-The client goes on while an environment blocks the event loop, so no lease is lost by a slow reward function; a third
+The client continues while an environment blocks the event loop, so no lease is lost by a slow reward function; a third
 thread says for how long it does, and where (`watcher`).
 
 What ends a wait: a rollout's lease carries a deadline, after which it is reported as timed out; the orchestrator can

@@ -80,7 +80,7 @@ def _fitted(config: EvalConfig, *, weights: bool) -> EvalConfig:
 
 
 def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
-    """Raises [`ConfigError`][primerl.config.load.ConfigError] with what is wrong. `say` is told what is odd, but no
+    """Raises [`ConfigError`][primerl.config.load.ConfigError] with what is wrong. `say` gets warnings, which are no
     reason to stop. Returns what env workers are to get in their environment."""
     folder = Path(resolve.absolute(config.output_dir))
     key = os.environ.get(config.api_key_env or "")
@@ -122,7 +122,7 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
         environments.one(entry, "eval", many, variables) for entry, many in zip(config.env, rollouts, strict=True)
     ]
     with _checkable(config) as checked:
-        # What an evaluation goes on with was compared above.
+        # What an evaluation continues with was compared above.
         problems.found += training.check_beside(checked, wanted, config.timeouts.check_s, say, begins=True)
     problems.check()
     return variables
@@ -196,7 +196,7 @@ def _values(config: EvalConfig) -> dict[str, Any]:
 
 
 def _check_output_dir(config: EvalConfig) -> bool:
-    """Whether an evaluation of the same is there, which goes on."""
+    """Whether an evaluation of the same is there, to be continued."""
     training.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=training.holds_run)
     folder = Path(resolve.absolute(config.output_dir))
     goes_on = not config.clean_output_dir and training.holds_run(folder)

@@ -21,7 +21,7 @@ from primerl.process.redaction import redacted
 RESULTS, SUMMARY, EVALS = "results.jsonl", "summary.json", "evals.jsonl"
 # Numbers of a line whose means are in the summary.
 SUMMED = ("prompt_tokens", "completion_tokens", "turns")
-# Of a line of evals.jsonl, beside the scores.
+# Keys of a line of evals.jsonl that are no scores.
 TOLD = ("expected", "unmeasured", "complete")
 # A share of failures that says more of the evaluation than of the model.
 ERRORS_TOLD = 0.02
@@ -152,7 +152,7 @@ class Tally:
     """Sum and number of values, over the lines without an error."""
 
     def count(self, line: dict[str, Any]) -> None:
-        """Of a line of `results.jsonl`."""
+        """From a line of `results.jsonl`."""
         self.rollouts += 1
         self.truncated += line["truncated"]
         self.examples.add(line["example"])

@@ -15,7 +15,7 @@ from primerl.train.model.import_once import import_transformers
 
 ENVIRONMENTS, TORCH = "environments", "torch"
 
-# Of the threads that it starts: none until it is used.
+# None of them starts a thread until it is used.
 MODULES = {
     ENVIRONMENTS: ("primerl._core", "primerl.cli.processes", "primerl.envs.worker"),
     TORCH: (

@@ -51,7 +51,7 @@ READ_AT_START = (
     "SSL_CERT_",
     "TORCH",
 )
-# Of no library that is loaded where torch is not.
+# No library needs it that is loaded where torch is not.
 OF_TORCH = ("GOMP_", "KMP_", "MKL_", "OMP_", "PYTORCH_", "TORCH")
 # What torch's launcher gives its ranks, which is read when they meet.
 NOT_AT_START = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_GLOO_")
@@ -159,7 +159,7 @@ class Server:
         pid, connection = self.running.pop(pidfd)
         pidfd.close()
         _, status, used = os.wait4(pid, 0)
-        with contextlib.suppress(OSError), connection:  # nobody asks any more
+        with contextlib.suppress(OSError), connection:  # the requester is gone
             connection.sendall(json.dumps({"status": status, "cpu_s": used.ru_utime + used.ru_stime}).encode())
 
     def refusal(self, content: dict[str, Any]) -> str | None:

@@ -103,7 +103,7 @@ def _serve(config: InferenceConfig, stop: _Stop) -> int:
             _join(engine, stop, config.join, config.join_as)
         while not engine.wait(STOP_INTERVAL_S):
             stop.check()
-        # Nobody asks this engine to end but a signal, which does not come by here.
+        # A stop that was requested comes as a signal, which does not end up here.
         log.error("the engine ended by itself")
     except EngineEndedError as error:
         log.error("%s", error)
@@ -166,7 +166,7 @@ def _until(
         try:
             return attempt()
         except (OSError, ValueError) as error:
-            # EngineEndedError comes out of here if that is why nobody answers.
+            # Raises EngineEndedError if that is why there is no answer.
             engine.wait(pause_s)
             stop.check()
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What `primerl inference` is told: the contents of a resolved file, read without the config library."""
+"""Settings of `primerl inference`: the contents of a resolved file, read without the config library."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModelConfig:
     path: str
     """Model folder."""
     name: str | None = None
-    """Name under which it is served; the folder's name where it is left out."""
+    """Name under which it is served; defaults to the folder's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class LoraConfig:
     rank: int
     target_modules: list[str]
     max_adapters: int = 4
-    """Of vLLM: those that requests are answered by at the same time."""
+    """Adapters that vLLM answers requests by at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class InferenceConfig:
     backend: str = "auto"
     """A name of `inference.backends`, or an import path; `auto` takes the first of ours that this machine prefers."""
     python: str | None = None
-    """Interpreter of the environment that vLLM is installed in; this one where it is left out."""
+    """Interpreter of the environment that the backend is installed in; defaults to this one."""
     vllm: dict[str, Any] = field(default_factory=dict)
     """vLLM's own options."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -81,14 +81,14 @@ class InferenceConfig:
     join_as: str | None = None
     """Name to join by: an engine that joins by it again, at another address, takes its place."""
     max_model_len: int | None = None
-    """Longest prompt and completion together, in tokens; the model's own limit where it is left out."""
+    """Longest prompt and completion together, in tokens; defaults to the model's own limit."""
     max_num_seqs: int = 128
     """Requests that are decoded at the same time."""
     kv_cache_tokens: int | None = None
-    """Tokens the KV cache holds; enough for max_num_seqs where it is left out."""
+    """Tokens the KV cache holds; defaults to enough for max_num_seqs."""
     seed: int = 0
     dtype: str | None = None
-    """float32, of vLLM on a GPU bfloat16, where it is left out."""
+    """Number format of weights and activations; defaults to the backend's choice."""
     device: str = "cpu"
     """Where the embedded engine computes: `cpu`, `cuda`, `cuda:<n>`, or `auto`: a GPU where there is one."""
     logprobs_mode: str = "raw_logprobs"

@@ -79,7 +79,7 @@ class Collector:
 
 
 def evaluation_prefix(environment: str, line: dict[str, Any]) -> str:
-    """Of the names that its metrics have: `eval/<environment>/`, or `val/<training environment>/`."""
+    """The prefix of its metrics' names: `eval/<environment>/`, or `val/<training environment>/`."""
     return f"val/{line['validates']}/" if line.get("validates") else f"eval/{environment}/"
 
 

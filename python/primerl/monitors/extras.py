@@ -20,11 +20,11 @@ from primerl.monitors.records import Tail
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 20
-"""How often the journal is asked for a step before it is told without samples."""
+"""How often the journal is asked for a step before the step is reported without samples."""
 
 
 class Extras:
-    """Of one run; not for several threads."""
+    """The extras of one run; not for several threads."""
 
     def __init__(self, config: MonitorConfig) -> None:
         self.config = config
@@ -70,7 +70,7 @@ class Extras:
     def _trained(self, steps: list[int]) -> dict[int, list[dict[str, Any]]]:
         try:
             answer = inspect_samples(self.output_dir, steps, self._share)
-        except PrimerlError as error:  # a run that goes on may just be taking its oldest events away
+        except PrimerlError as error:  # a resumed run may just be removing its oldest events
             log.info("the journal cannot be read now: %s", error)
             return {}
         return {int(step): [self._line(sample) for sample in samples] for step, samples in answer["steps"].items()}

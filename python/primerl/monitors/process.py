@@ -1,8 +1,8 @@
 """`primerl monitor`: tells the monitors what a run writes, until the run has ended and everything is sent.
 
-The launcher starts it beside the others and, once they have ended, writes `monitor/end.json`. SIGTERM without that file
-means that the launcher was killed. Where the file is there from the beginning, what is left is sent, and that is all.
-Exit codes: 0 everything was sent, 1 something is left, 2 bad input, or another process is at it.
+The launcher starts it alongside the others and, once they have ended, writes `monitor/end.json`. SIGTERM without that
+file means that the launcher was killed. Where the file is there from the beginning, what is left is sent, and that is
+all. Exit codes: 0 everything was sent, 1 something is left, 2 bad input, or another process is at it.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ class BusyError(Exception):
 
 @contextmanager
 def locked(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """While the block lasts, or the process, nobody else is at the `monitor` folder: two would append to one file, and
-    send all of it twice. Raises BusyError where another still is after that time, OSError."""
+    """While the block lasts, or the process, no other process uses the `monitor` folder: two would append to one file,
+    and send all of it twice. Raises BusyError where another still is after that time, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
     with (folder / LOCK).open("a", encoding="utf-8") as file:
@@ -136,7 +136,7 @@ class Tail:
             try:
                 value = json.loads(line)
             except ValueError:
-                continue  # what a disk that failed has left; the trainer takes it out when it goes on
+                continue  # what a disk that failed has left; the trainer removes it when it resumes
             if isinstance(value, dict):
                 lines.append(value)
         return lines

@@ -44,7 +44,7 @@ class Sender(threading.Thread):
         self.told: dict[str, str] = {}
         """For the launcher: `url`, say."""
         self.error: str | None = None
-        """Of the last attempt, None where it went well."""
+        """The last attempt's error; None where it succeeded."""
         self.is_given_up = False
         self.passed = 0
         """Records before this one are not sent again, whatever dies."""

@@ -21,7 +21,7 @@ def address_towards(url: str) -> str:
 
 def told_to(url: str, peer: str) -> str:
     """`url`, at which a server of this machine listens, as the one that listens at `peer` can reach it: a server that
-    listens at all addresses (`0.0.0.0`, `::`) is told by this machine's address on the way there.
+    listens at all addresses (`0.0.0.0`, `::`) is named by this machine's address on the way there.
 
     Raises:
         UnreachableError: it listens on this machine's loopback, and `peer` is another machine.

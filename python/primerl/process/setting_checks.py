@@ -1,5 +1,5 @@
-"""Whether a dataclass that was made of a file holds what its annotations say, within bounds. Standard library only: env
-workers of any interpreter read their settings by it."""
+"""Checks settings that were read from a file: types by the dataclass's annotations, and bounds. Standard library only:
+env workers of any interpreter read their settings by it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_COUNT, MOST_LARGE_COUNT = 2**32 - 1, 2**63 - 1
 MOST_PORTS = 65535
 # An env worker that has imported verifiers and does nothing has taken half of it.
 LEAST_MEMORY_MB = 1024
-# Beyond any machine's cores; torch crashes where it cannot start as many as it is told.
+# Beyond any machine's cores; torch crashes where it cannot start that many.
 MOST_THREADS = 1024
 # A year: more overflows the clocks.
 LONGEST_S = 365 * 86_400

@@ -25,7 +25,7 @@ class Model:
     kind: str
     """`model_type` of its config; `adapter`."""
     bytes: int
-    """Of its weights."""
+    """Size of its weights."""
     trainable: bool
     engine: str
     """The engine backend that can sample from it."""
@@ -121,7 +121,7 @@ def _short(message: str, folder: Path) -> str:
 
 def folders_in(root: Path, *, named: bool = False, depth: int = DEPTH) -> Iterator[Path]:
     """Folders with a config.json that names a model's type. `named`: the user has asked for that folder, so what is
-    odd in it is told too."""
+    odd in it is reported too."""
     try:
         entries = sorted(os.scandir(root), key=lambda entry: entry.name)
     except OSError:
@@ -133,7 +133,7 @@ def folders_in(root: Path, *, named: bool = False, depth: int = DEPTH) -> Iterat
     if named and ADAPTER_CONFIG in files:
         yield root
         return
-    # Of a run: its weights on their way to engines are deleted again while it goes on, and what an evaluation of an
+    # In a run's folder: weights on their way to engines are deleted again while it runs, and what an evaluation of an
     # endpoint counts tokens with has no weights.
     skipped = {"broadcasts", "journal", "spool", "logs", "run"} if "journal" in files else set()
     for entry in entries:

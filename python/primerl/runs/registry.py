@@ -1,8 +1,8 @@
 """The runs of this user: `runs.db` (SQLite) in the state folder.
 
 What is kept of a run is what cannot be read from its folder: where that is, what was started when, and by which
-process. Whether it goes on is not kept but looked at (`status`), so that nothing has to be put right after a kill -9.
-Every change is one transaction, of a moment; several runs write one after the other (WAL, `BUSY_S`).
+process. Whether it is running is not kept but looked up (`status`), so that nothing has to be put right after a kill
+-9. Every change is one transaction, of a moment; several runs write one after the other (WAL, `BUSY_S`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Run:
     started: float
     """Seconds since 1970, as all times here."""
     session_started: float
-    """Of the launcher that is, or was last, at it."""
+    """When its current or last launcher was started."""
     ended: float | None
     """When that launcher ended; None while it lives, and where it was killed."""
     exit_code: int | None
@@ -124,7 +124,7 @@ class Registry:
         try:
             self._open(f"{self.file.absolute().as_uri()}?mode=ro", prepare=False)
         except StateError:
-            # Without the files beside it, which cannot be made there, SQLite reads one that nobody changes.
+            # Without the files beside it, which cannot be made there, SQLite reads one that does not change.
             self._open(f"{self.file.absolute().as_uri()}?immutable=1", prepare=False)
 
     def _prepare(self) -> None:
@@ -170,11 +170,11 @@ class Registry:
         except sqlite3.Error as error:
             # Those of use and of the system are of classes of their own.
             is_damaged = type(error) is sqlite3.DatabaseError
-            mend = (
+            fix = (
                 ", and is damaged: move it away; the command that a run was started with, given again, puts that run "
                 "into a new list, by the id that it had"
             )
-            raise StateError(f"{self.file}: {error}; it holds the list of runs{mend if is_damaged else ''}") from None
+            raise StateError(f"{self.file}: {error}; it holds the list of runs{fix if is_damaged else ''}") from None
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -217,7 +217,7 @@ class Registry:
             "pid": pid,
             "process_started": process_started(pid),
         }
-        # The caller has locked the folder, so nobody else changes what is noted of it.
+        # The caller has locked the folder, so no other process changes what is noted of it.
         with self._errors():
             listed, row, run_id = self._identified(output_dir, goes_on=goes_on)
         # Before the transaction, which others wait for.
@@ -255,7 +255,7 @@ class Registry:
             self._connection.execute(f"UPDATE runs SET {changes} WHERE id = :id", values)
 
     def _by_noted_id(self, output_dir: Path) -> tuple[sqlite3.Row | None, str]:
-        """Of a run in the folder that the list does not have there: its row, where the folder was moved, and its id; a
+        """For a run in a folder that the list does not have: its row, where the folder was moved, and its id; a
         new one for a copy of a run."""
         try:
             noted = (output_dir / ID_FILE).read_text(encoding="utf-8").strip()
@@ -326,7 +326,7 @@ def known(given: str) -> Run | None:
 
 
 def folder_of(given: str) -> Path:
-    """Of a run, given as its folder, id or name. Raises UnknownRunError, StateError."""
+    """The output folder of a run, given as its folder, id or name. Raises UnknownRunError, StateError."""
     folder = Path(given)
     if folder.is_dir():
         return folder

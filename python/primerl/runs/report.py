@@ -67,7 +67,7 @@ def without_a_step(folder: Path, sessions: dict[str, Any]) -> str:
 
 
 def ending(sessions: dict[str, Any]) -> str:
-    """How the run's last session ended, in a line; empty where nobody wrote that."""
+    """How the run's last session ended, in a line; empty where that was not written."""
     code, wall_s = sessions.get("exit_code"), sessions.get("wall_s")
     if not isinstance(code, int):
         return ""

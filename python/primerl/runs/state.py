@@ -10,7 +10,7 @@ from pathlib import Path
 
 VARIABLE = "PRIMERL_STATE_DIR"
 WITHIN_RUN = Path("run") / "state"
-"""Of a run's folder: the state folder of a user without a home."""
+"""In a run's folder: the state folder of a user without a home."""
 
 
 class StateError(Exception):
@@ -71,7 +71,7 @@ def private_folder(*parts: str) -> Path:
         for part in ("", *parts):
             folder = folder / part
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Of an earlier version, or made by hand: there may be secrets below.
+        # From an earlier version, or made by hand: there may be secrets below.
         state_folder().chmod(0o700)
     except OSError as error:
         raise StateError(f"{folder} cannot be used: {error}; set {VARIABLE} to a folder of yours") from None

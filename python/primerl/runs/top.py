@@ -76,7 +76,7 @@ def find(run: str) -> str:
 
 
 def ending(run: str) -> str:
-    """How a run that nobody answers for ended, in a line; empty where its last launcher has not written that."""
+    """How a run that does not answer ended, in a line; empty where its last launcher has not written that."""
     if run.startswith(("http://", "https://")):
         return ""
     folder = folder_of(run) / "run"
@@ -339,7 +339,7 @@ def lost(status: dict[str, Any]) -> Table | None:
 
 
 def waits(status: dict[str, Any]) -> RenderableType:
-    # Whoever waits as is usual holds nobody up.
+    # A wait that is usual delays nothing.
     found = sorted(
         status.get("waits") or [], key=lambda wait: (bool(wait.get("usual")), -float(wait.get("since_s") or 0))
     )

@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a run can go on from it without a journal: it holds what the orchestrator was at that step."""
+        """Whether a run can resume from it without a journal: it holds what the orchestrator was at that step."""
         parts = (name.partition("/") for name in self.files if name.endswith(SNAPSHOT))
         return self.kind == "checkpoint" and any(folder == ORCHESTRATOR_FOLDER for folder, _, _ in parts)
 
@@ -80,7 +80,7 @@ def listed(entries: list[Entry]) -> str:
 
 
 def model_digest(folder: Path) -> str:
-    """Of a model folder's config.json: what of it names its shape, whatever saved it."""
+    """The part of a model folder's config.json that names its shape, whatever saved it."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -92,7 +92,7 @@ def model_digest(folder: Path) -> str:
 
 
 def weights_digest(folder: Path) -> str:
-    """Of a model folder's weights, as they are in its files. Raises StoreError."""
+    """Digest of a model folder's weights, as they are in its files. Raises StoreError."""
     from primerl.train.adapters.files import folder_digest
     from primerl.train.settings import ConfigError
 
@@ -103,7 +103,7 @@ def weights_digest(folder: Path) -> str:
 
 
 def origin(folder: Path) -> Path:
-    """Beside a folder that was fetched: its manifest."""
+    """The manifest next to a folder that was fetched."""
     return folder.with_name(f"{folder.name}.json")
 
 

@@ -56,7 +56,6 @@ class FsspecStore(Store):
             raise StoreError(f"store.url: {self.url} cannot be {done}: {words}") from error
 
     def entries(self, run: str | None = None) -> list[Entry]:
-        """What is READY, by run, step and kind."""
         found = []
         with self._errors("read"):
             self._fs.invalidate_cache()
@@ -75,7 +74,6 @@ class FsspecStore(Store):
             raise StoreError(f"store.url: {path} is no manifest of the store ({error!r}); delete it there") from None
 
     def put(self, folder: Path, run: str, kind: str, step: int, model: str, base: str = "") -> Entry:
-        """Uploads all files below `folder`; READY when this returns."""
         of_kind = f"{self._root}/{run}/{kind}"
         manifest, data = f"{of_kind}/step_{step}.json", f"{of_kind}/data/{step}_{secrets.token_hex(4)}"
         files = {}
@@ -132,7 +130,6 @@ class FsspecStore(Store):
                 sync(folder)
 
     def download(self, entry: Entry, folder: Path) -> None:
-        """The entry's files, each checked by its hash, into a folder that nobody takes for whole yet."""
         with self._errors("read"):
             for name, facts in entry.files.items():
                 self._download(entry, name, facts, folder)
@@ -160,7 +157,6 @@ class FsspecStore(Store):
                 self._fs.rm(f"{self._root}/{run}", recursive=True)
 
     def remove_unfinished(self, run: str) -> None:
-        """What uploads that were cut off have left. Nobody else may be uploading for this run."""
         named = {entry.data for entry in self.entries(run)}
         with self._errors("written to"):
             for path in self._fs.glob(f"{self._root}/{run}/*/data/*"):

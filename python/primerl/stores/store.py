@@ -39,7 +39,7 @@ class Store(ABC):
 
     @abstractmethod
     def download(self, entry: Entry, folder: Path) -> None:
-        """The entry's files, each checked by its hash, into a folder that nobody takes for whole yet."""
+        """The entry's files, each checked by its hash, into a folder that does not have its final name yet."""
 
     @abstractmethod
     def delete(self, entry: Entry) -> None:
@@ -51,7 +51,7 @@ class Store(ABC):
 
     @abstractmethod
     def remove_unfinished(self, run: str) -> None:
-        """What uploads that were cut off have left. Nobody else may be uploading for this run."""
+        """What uploads that were cut off have left. No other process may be uploading for this run."""
 
     @abstractmethod
     def deployed(self, run: str | None = None) -> set[str]:
@@ -85,7 +85,7 @@ class Store(ABC):
         if not wanted:
             known = ", ".join(entry.id for entry in there) or f"nothing of run {match['run']}"
             raise StoreError(f"{given!r} is not READY in the store {self.url}; there is {known}")
-        # A checkpoint beside weights or an adapter is not what a run can begin with.
+        # Where there are weights or an adapter too, a run cannot start with the checkpoint.
         wanted = [entry for entry in wanted if entry.kind != "checkpoint"] or wanted
         step = max(wanted, key=newest).step
         return max((entry for entry in wanted if entry.step == step), key=lambda entry: entry.kind == "weights")
@@ -146,7 +146,7 @@ def default_url() -> str:
 
 
 def store_of_run(config: Path) -> Store | None:
-    """Of the stored copy of a run's config; None where it has no store."""
+    """The store in the stored copy of a run's config; None where it has none."""
     try:
         section = tomllib.loads(config.read_text(encoding="utf-8")).get("store")
     except (OSError, ValueError):

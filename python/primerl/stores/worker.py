@@ -1,4 +1,4 @@
-"""`primerl store-worker`: copies what a run saves into the store, beside training.
+"""`primerl store-worker`: copies what a run saves into the store, alongside training.
 
 A process of its own: uploading hashes and copies gigabytes, which would hold up the launcher's watch over the others,
 and a file system that hangs can be killed with it. One thread stages what the run saves
@@ -94,7 +94,7 @@ class Uploader:
         return FAILED if self.failed else 0
 
     def _read_done(self) -> dict[str, str]:
-        """What earlier starts have stored there, or left out for newer ones. They may have been cleaned up there since,
+        """What earlier starts have stored there, or skipped for newer ones. They may have been cleaned up there since,
         and stay so."""
         try:
             found = json.loads((self.folder / DONE).read_text(encoding="utf-8"))
@@ -137,7 +137,7 @@ class Uploader:
                     staging.unstage(one)
 
     def _drop_superseded(self) -> None:
-        """Of each kind the store keeps so many: what waits behind as many newer ones would be deleted there, and would
+        """The store keeps so many of each kind: what waits behind as many newer ones would be deleted there, and would
         fill the disk here while the store is away."""
         with self._lock:
             waiting = [one for one in staging.staged(self.folder) if one != self._taken]

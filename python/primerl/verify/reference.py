@@ -33,7 +33,7 @@ def truncated_logprobs(scaled: Tensor, token: int, *, top_p: float, top_k: int, 
 
 
 def _logprob(ordered: Tensor, place: int, top_p: float, top_k: int, min_p: float, slack: float) -> float:
-    """Of the token at `place` in order; it is kept in any case."""
+    """The log-probability of the token at `place` in order, which is kept in any case."""
     count = len(ordered)
     if min_p > 0:
         count = _at_least(ordered, count, float(ordered[0]) + math.log(min_p) - slack)

@@ -40,7 +40,7 @@ class Report:
     truncated: int = 0
     """Tokens that were sampled with `top_p`, `top_k` or `min_p`."""
     edges: int = 0
-    """Of these, tokens where rounding decided what was kept."""
+    """Truncated tokens where rounding decided what was kept."""
     structured: int = 0
     """Tokens that were sampled by a grammar."""
     sum_difference: float = 0.0

@@ -18,7 +18,7 @@ from primerl.verify.report import Report, VerifyError
 from primerl.verify.weights import tokenizer_folder
 
 KeyValues = list[tuple[Tensor, Tensor]]
-"""Of each layer, keys and values of one turn's forwarded tokens: [KV heads, tokens, head size]."""
+"""Each layer's keys and values of one turn's forwarded tokens: [KV heads, tokens, head size]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ KINDS = {
     "SandboxError": "infrastructure",
     "BrowserSandboxError": "infrastructure",
 }
-"""Of verifiers' errors; all others are the environment's."""
+"""Kinds of verifiers' errors; all others are the environment's."""
 
 
 class RowRefusedError(ModelError):  # type: ignore[misc]
@@ -156,7 +156,7 @@ def _split(role: Role) -> str:
 
 
 def key(example: dict[str, Any]) -> str:
-    """Of the row as the dataset has it."""
+    """A hash of the row as the dataset has it."""
     return hashlib.sha256(to_json(comparable(example))).hexdigest()
 
 
@@ -184,7 +184,7 @@ class _Running:
     """Who waits for the model."""
     reward_error: str | None = None
     measured: dict[str, Any] = field(default_factory=dict)
-    """Of metrics that are no numbers, what they returned."""
+    """What metrics returned that are no numbers."""
 
 
 # By number. Event loop only.
@@ -337,7 +337,8 @@ async def serving(env: Any, root: str, post: Post, limits: RolloutLimits = NO_LI
 def outcome_of(
     output: dict[str, Any], label: str, reward_error: str | None, measured: Mapping[str, Any] | None = None
 ) -> Outcome:
-    """What the orchestrator is told. `measured`: metrics that are no numbers, in whose place verifiers has a 0."""
+    """What is reported to the orchestrator. `measured`: metrics that are no numbers, in whose place verifiers has a
+    0."""
     error = _error_of(output, reward_error)
     reward = output.get("reward")
     reward = 0.0 if reward is None else float(reward)
@@ -362,7 +363,7 @@ def _error_of(output: dict[str, Any], reward_error: str | None) -> dict[str, str
     found = output.get("error")
     if found:
         name = str(found["error"])
-        # Of versions that have no message the chain of errors has it.
+        # In versions without a message, the chain of errors has it.
         said = found.get("error_chain_repr") or found.get("message") or ""
         return {"kind": KINDS.get(name, "environment"), "message": f"{name}: {said}", "exception": name}
     if reward_error is not None:

@@ -2,7 +2,7 @@
 
     harness               of the environment -> of its only seat, whose limits (`max_turns` and the like) are the seat's
     taskset.rewards       a list of functions -> `taskset.task.rewards`, by name
-    taskset.toolsets      functions           -> a tool server beside those of the taskset (`bound_tools`)
+    taskset.toolsets      functions           -> a tool server in addition to the taskset's (`bound_tools`)
 
 A taskset that has settings of these names itself gets them unchanged.
 """
@@ -19,12 +19,12 @@ from primerl.envs.generations.bound_tools import BoundTools, BoundToolsConfig, f
 
 Settings = dict[str, Any]
 
-# Of a task's settings: tables of functions by name, each with `fn`.
+# Settings of a task that are tables of functions by name, each with `fn`.
 PLUGGED = ("rewards", "metrics", "stops")
 
 
 class UnusableError(Exception):
-    """The message names the key and the mend."""
+    """The message names the key and how to fix it."""
 
 
 def translate(environment_id: str, config: Settings, seats: list[str]) -> tuple[Settings, Settings]:

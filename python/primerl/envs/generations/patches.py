@@ -188,9 +188,9 @@ def tear_down_once() -> None:
 
 
 def watch_rewards(failed: Callable[[Any, str, Exception], None], measured: Callable[[Any, str, Any], None]) -> None:
-    """A reward function that raises counts as 0 in classic environments, with a line in the log. `failed` is told of
+    """A reward function that raises counts as 0 in classic environments, with a line in the log. `failed` is called for
     each rollout's state that it was called for, with the function's name and the error. One of weight 0 is a metric,
-    and may return something else than a number, such as several: `measured` is told, and verifiers gets a 0."""
+    and may return something else than a number, such as several: `measured` is called, and verifiers gets a 0."""
 
     def make_individual(stock: Callable[..., Any]) -> Callable[..., Any]:
         async def call(self: Any, func: Any, state: Any) -> Any:

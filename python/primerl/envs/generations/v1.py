@@ -89,7 +89,7 @@ def load(environment_id: str, arguments: dict[str, Any], root: str) -> vf.Env[An
 
 
 def _config(environment_id: str, arguments: dict[str, Any], root: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What verifiers is told, and the toolsets that are added to the taskset's."""
+    """The config for verifiers, and the toolsets that are added to the taskset's."""
     taskset = arguments.get("taskset", {})
     if not isinstance(taskset, dict):
         raise EnvironmentRefusedError(f"environment {environment_id!r}: `taskset` must be a table of settings")
@@ -187,7 +187,7 @@ class Runner:
     root: str
     post: Post
     limits: RolloutLimits
-    """Of the environment."""
+    """The environment's own."""
 
     async def run(
         self,
@@ -247,7 +247,7 @@ async def serving(
 
 
 def outcome_of(episode: vf.Episode, label: str, *, was_cut: bool = False) -> Outcome:
-    """What the orchestrator is told. Tracebacks stay here, in the log. `was_cut`: the rollout's time was up."""
+    """What is reported to the orchestrator. Tracebacks stay here, in the log. `was_cut`: the rollout's time was up."""
     traces = [_trace(trace) for trace in episode.traces]
     for trace in traces:
         if was_cut and trace["stop_condition"] == limits.SEAT_TIMED_OUT:

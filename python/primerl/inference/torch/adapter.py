@@ -62,7 +62,7 @@ class MergedAdapter:
         self._decoder.weights_changed()
 
     def digest(self) -> str:
-        """Of the adapter in memory, and of the weights that it is merged into."""
+        """Digest of the adapter in memory, and of the weights that it is merged into."""
         held = {**self.tensors, BASE_DIGEST: self._base_digest}
         return digest_of(
             (name, NAMES[tensor.dtype], tensor.shape, tensor_hash(tensor)) for name, tensor in held.items()

@@ -57,7 +57,7 @@ class Expected:
 
     rank: int
     base_digest: str
-    """Of the tensors in the folder that the engine was started from."""
+    """Digest of the tensors in the folder that the engine was started from."""
     shapes: dict[str, tuple[int, ...]]
     """Of all tensors of a broadcast, by name."""
 

@@ -125,7 +125,7 @@ def _adapters(lora: LoraConfig, model: Path) -> dict[str, Any]:
         "enable-lora": True,
         "max-lora-rank": lora_rank(lora.rank),
         # An output layer with room for an adapter ends the engine where log-probabilities of prompts are asked for
-        # beside other requests.
+        # alongside other requests.
         "lora-target-modules": sorted(layers),
         "max-loras": lora.max_adapters,
         # With room for those that are on their way out: one that lacked room would be read again at its next token.
@@ -164,7 +164,7 @@ def _longest(config: InferenceConfig) -> int:
 
 
 def _cache_bytes(config: InferenceConfig, installation: Installation) -> int:
-    """Of the KV cache: what `kv_cache_tokens` says; else, on a CPU, enough for all requests, within limits."""
+    """Size of the KV cache: from `kv_cache_tokens`; else, on a CPU, enough for all requests, within limits."""
     model = model_config(Path(config.model.path))
     layers, size = model.get("num_hidden_layers", 0), head_size(model) or 0
     heads = model.get("num_key_value_heads") or model.get("num_attention_heads") or 0
@@ -194,7 +194,7 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def environment(config: InferenceConfig, installation: Installation) -> dict[str, str]:
-    """Of the server; this process's own, but for what would hurt it."""
+    """The server's environment: this process's own, without what would harm it."""
     variables = dict(os.environ)
     # Without bytecode each start compiles all of vLLM, torch and transformers, in each process.
     for name in ("PYTHONDONTWRITEBYTECODE", "PRIMERL_API_KEY"):

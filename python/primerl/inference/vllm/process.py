@@ -88,7 +88,7 @@ class VllmServer:
             for line in output:
                 text = line.decode(errors="replace").rstrip("\n")
                 self.last_lines.append(text)
-                with contextlib.suppress(OSError, ValueError):  # nobody reads our log any more
+                with contextlib.suppress(OSError, ValueError):  # our log has no reader any more
                     print(text, file=sys.stderr, flush=True)
 
     @property
@@ -195,7 +195,7 @@ def _is_gone(error: Exception) -> bool:
 
 
 def free_port(host: str) -> int:
-    """One that nobody listens on now."""
+    """A port that is free now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.bind((host, 0))

@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def provide_package() -> None:
-    """`import primerl` finds the files beside this one: another version may be installed here, or none, and the folder
+    """`import primerl` finds the files next to this one: another version may be installed here, or none, and the folder
     that holds the package may be full of what must not be imported here (another environment's site-packages)."""
     if "primerl" in sys.modules:
         return

@@ -87,7 +87,7 @@ class PrimeMonitor(Monitor):
         self._call("POST", "/samples/confirm", body)
 
     def distributions(self, step: int, distributions: dict[str, Distribution]) -> None:
-        """Of samples: the platform takes values, not histograms."""
+        """Distributions of samples: the platform takes values, not histograms."""
         values = {name: found.values for name, found in distributions.items() if found.values is not None}
         if values:
             self._call("POST", "/distributions", {"run_id": self._run_id, "step": step, "distributions": values})
@@ -123,7 +123,7 @@ class PrimeMonitor(Monitor):
         request.add_header("Content-Type", "application/json")
         request.add_unredirected_header("Authorization", f"Bearer {self._key}")
         request.add_unredirected_header("x-api-key", self._key or "")
-        # A record may be several calls, and the end of a run has the number of what follows where it goes on.
+        # A record may be several calls, and the end of a run has the number of what follows when it resumes.
         key = f"{self._run_id}-{self.number}{path}" if self._run_id else self._asked
         request.add_header("Idempotency-Key", key)
         try:

@@ -1,7 +1,7 @@
 """Weights & Biases: one run there for all that a run writes, metrics, evaluations, samples and distributions.
 
 W&B's own step counts records, so that it knows how far it has come, and takes nothing twice; curves are drawn over
-`step`, the run's own. A monitor that is started again goes on with the same run (`resume="allow"`) where W&B says that
+`step`, the run's own. A monitor that is started again continues the same run (`resume="allow"`) where W&B says that
 it ends, or, offline, where the files do that were written. One process writes all of it, so offline is possible, which
 W&B's shared mode (several processes that write one run) is not.
 """
@@ -135,14 +135,14 @@ def written(folder: Path, run_id: str) -> int:
     sends nothing of a run of which one file cannot be read."""
     last = -1
     for file in sorted(folder.glob(f"offline-run-*-{run_id}/run-{run_id}.wandb")):
-        if mend(file):
+        if repair(file):
             last = max(last, last_record(file))
         else:
             shutil.rmtree(file.parent)
     return last + 1
 
 
-def mend(file: Path) -> bool:
+def repair(file: Path) -> bool:
     """Cuts off half a record at the end of the file. Returns whether there is a whole one in it."""
     end = max((end for _, end in stored(file)), default=0)
     if end and end < file.stat().st_size:
