@@ -147,7 +147,7 @@ def test_settings_that_an_outside_backend_lacks_are_refused(acme: Path, monkeypa
         ({"backend": "nowhere:Acme"}, "'nowhere:Acme' cannot be imported: ModuleNotFoundError"),
         ({"backend": "json:Acme"}, "module json has no 'Acme'"),
         ({"backend": "collections:OrderedDict"}, "is no engine backend; derive it from"),
-        ({"backend": "torch", "options": {"a": 1}}, "options: backend 'torch' has none there"),
+        ({"backend": "torch", "options": {"a": 1}}, "options: are for a backend of your own, not for backend = 'torch'"),
     ],
 )
 def test_what_is_no_backend_is_named(read: Any, settings: dict[str, Any], words: str) -> None:

@@ -52,6 +52,6 @@ def check_options(backend: str, options: Mapping[str, Any], tables: Mapping[str,
             named(name).check_options(table)
     if backend in (AUTO, *BUILT_IN):
         if options:
-            raise ValueError(f"options: backend {backend!r} has none there; see [inference.{backend}], if it has any")
+            raise ValueError(f"options: are for a backend of your own, not for backend = {backend!r}; omit them")
     else:
         named(backend).check_options(options)
