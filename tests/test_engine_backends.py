@@ -13,14 +13,17 @@ import httpx
 import outside
 import pytest
 from engine_helpers import read_url
+from eval_endpoint import evaluate
 from primerl.config import resolve
 from primerl.config.inference import InferenceConfig as CheckedConfig
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
+from primerl.evals import results
 from primerl.inference import backends
 from primerl.inference.settings import InferenceConfig
 from primerl.launch.preflight import policy
 from primerl.launch.supervise.starting import fork_kind
+from primerl.models.tiny import TinyConfig, write_model
 from primerl.process.plugins import PluginError
 
 ACME = """
@@ -147,7 +150,10 @@ def test_settings_that_an_outside_backend_lacks_are_refused(acme: Path, monkeypa
         ({"backend": "nowhere:Acme"}, "'nowhere:Acme' cannot be imported: ModuleNotFoundError"),
         ({"backend": "json:Acme"}, "module json has no 'Acme'"),
         ({"backend": "collections:OrderedDict"}, "is no engine backend; derive it from"),
-        ({"backend": "torch", "options": {"a": 1}}, "options: are for a backend of your own, not for backend = 'torch'"),
+        (
+            {"backend": "torch", "options": {"a": 1}},
+            "options: are for a backend of your own",
+        ),
     ],
 )
 def test_what_is_no_backend_is_named(read: Any, settings: dict[str, Any], words: str) -> None:
@@ -164,3 +170,32 @@ def test_an_entry_point_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypat
     outside.use(monkeypatch, outside.install(tmp_path, "broken", "1/0", {backends.GROUP: "broken = broken:Backend"}))
     with pytest.raises(PluginError, match=r"the entry point broken:Backend of .* cannot be loaded: ZeroDivisionError"):
         backends.named("broken")
+
+
+RENTED = """
+from pathlib import Path
+from primerl.inference.torch.backend import EmbeddedBackend
+
+class Rented(EmbeddedBackend):
+    title = "a rented engine"
+    preload = ()
+    def check_options(self, options):
+        self.paid = options["paid"]
+    def start(self, config):
+        Path(config.options["note"]).write_text(config.backend)
+        return super().start(config)
+"""
+
+
+@pytest.mark.processes
+def test_an_evaluation_is_served_by_an_outside_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside.install(tmp_path, "rented_engine", RENTED, {backends.GROUP: "rented = rented_engine:Rented"})
+    monkeypatch.setenv("PYTHONPATH", outside.variables(tmp_path)["PYTHONPATH"])
+    model, note = tmp_path / "tiny", tmp_path / "note"
+    write_model(model, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
+    options = json.dumps({"paid": True, "note": str(note)})
+    engine = ["--inference.backend", "rented", "--inference.options", options]
+    done = evaluate(tmp_path / "out", "--model", str(model), *engine)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(results.counts(tmp_path / "out")) == 1
+    assert note.read_text() == "rented"
