@@ -261,7 +261,7 @@ def test_a_distribution_that_cannot_be_had_is_left_out(reward: float, caplog: py
     content = {"samples": [line, {**line, "reward": reward}], "of_trainer": {}}
     entry = MonitorEntry(name="m", path="m:M", distributions_interval=2)
     assert sorted(extras.distributions_for(entry, 2, content)) == ["advantages", "lengths"]
-    assert "step 2 is told without the distribution of rewards" in caplog.text
+    assert "step 2 is reported without the distribution of rewards" in caplog.text
 
 
 def test_tokens_are_counted_in_fixed_bins() -> None:

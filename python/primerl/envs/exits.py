@@ -68,7 +68,7 @@ def run_to_end(main: Coroutine[Any, Any, int]) -> int:
             except (SystemExit, KeyboardInterrupt) as error:
                 if task.done():
                     raise
-                log.warning("%s; the worker goes on", told(error))
+                log.warning("%s; the worker continues", told(error))
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ _not_numbers: set[str] = set()
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """What an environment measured as floats: truth values and whole numbers, NumPy's too. What is none (None,
-    words, NaN) has no mean, and is left out; the log says so once of each name. What a dictionary holds is named
+    words, NaN) has no mean, and is omitted, with a warning for each name. What a dictionary holds is named
     `metric/key`."""
     found: dict[str, float] = {}
     for name, value in metrics.items():
@@ -57,7 +57,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
             found[str(name)] = number
         elif value is not None and name not in _not_numbers:
             _not_numbers.add(name)
-            log.warning("metric %r is not a finite number (%s), and is left out", name, shortened(repr(value), 80))
+            log.warning("metric %r is not a finite number (%s); it is omitted", name, shortened(repr(value), 80))
     return found
 
 
@@ -178,7 +178,7 @@ def shortened(text: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     half = longest // 2
-    return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
+    return f"{text[:half]} [{len(text) - 2 * half} characters omitted] {text[-half:]}"
 
 
 def sendable(value: Any) -> Any:

@@ -163,8 +163,8 @@ def same_evaluation(config: EvalConfig) -> None:
         if was.get(name) != now.get(name):
             raise ConfigError(
                 f"{name} is {_shown(now.get(name))}, but the evaluation in {file.parents[1]} was begun with "
-                f"{_shown(was.get(name))}; set it to that to go on, choose another --output-dir, or measure anew with "
-                "--clean-output-dir"
+                f"{_shown(was.get(name))}; set it to that to continue, choose another --output-dir, or measure anew "
+                "with --clean-output-dir"
             )
 
 

@@ -56,7 +56,7 @@ class Extras:
                 self._attempts[step] = self._attempts.get(step, 0) + 1
                 if self._attempts[step] < ATTEMPTS:
                     continue
-                log.warning("step %d is told without samples: the journal does not hold it", step)
+                log.warning("step %d is reported without samples: the journal does not hold it", step)
             content = {"samples": found.get(step) or [], "of_trainer": self._of_trainer.pop(step, {})}
             write_text(path_of(self.output_dir, step), json.dumps(content))
             done.append(step)
@@ -131,7 +131,7 @@ def distributions_for(entry: MonitorEntry, step: int, content: dict[str, Any]) -
             try:
                 found[name] = Distribution.of(values)
             except ValueError as error:  # which the same values would raise for ever
-                log.warning("step %d is told without the distribution of %s: %s", step, name, error)
+                log.warning("step %d is reported without the distribution of %s: %s", step, name, error)
     if is_due(entry.trainer_interval, step):
         for name, counted in content["of_trainer"].items():
             found[name] = Distribution(counted["edges"], counted["counts"])

@@ -94,7 +94,7 @@ def locked(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
         while not take(file):
             if time.monotonic() >= deadline:
                 raise BusyError(
-                    f"another process sends what is in {folder}: the run goes on, or `primerl monitor` was started "
+                    f"another process sends what is in {folder}: the run is running, or `primerl monitor` was started "
                     "twice; wait for it to end"
                 )
         yield

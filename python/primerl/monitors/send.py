@@ -140,7 +140,7 @@ class Sender(threading.Thread):
                 content = extras.read(self.output_dir, record.step)
             except FileNotFoundError:  # removed when all monitors had it, of which this one was none then
                 log.warning(
-                    "monitor %s: step %d is told without samples and distributions", self.entry.name, record.step
+                    "monitor %s: step %d is reported without samples and distributions", self.entry.name, record.step
                 )
                 return
             samples = extras.samples_for(self.entry, record.step, content)

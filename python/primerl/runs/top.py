@@ -344,7 +344,7 @@ def waits(status: dict[str, Any]) -> RenderableType:
         status.get("waits") or [], key=lambda wait: (bool(wait.get("usual")), -float(wait.get("since_s") or 0))
     )
     if not found:
-        return Text("nobody waits", style="dim")
+        return Text("nothing waits", style="dim")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for wait in found[:LONGEST_WAITS]:
         # Text, not markup: what it says comes from elsewhere.
