@@ -20,7 +20,7 @@ log = logging.getLogger("primerl.envs")
 
 
 def told(error: BaseException) -> str:
-    """In words that name who did it."""
+    """A description that names what ended the process."""
     if isinstance(error, SystemExit):
         return f"the environment called sys.exit({'' if error.code is None else repr(error.code)})"
     if isinstance(error, KeyboardInterrupt):
@@ -29,7 +29,7 @@ def told(error: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """What was raised first, where it was wrapped."""
+    """The exception at the start of the chain of causes."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -25,7 +25,7 @@ from primerl.models.tiny import write_text_model
 from primerl.process import extras
 from primerl.process.redaction import note
 
-# What may be other in a later start of the same command: it changes nothing that is measured.
+# Keys that may differ in a later start of the same command: they change nothing that is measured.
 MAY_CHANGE = (
     *("dry_run", "clean_output_dir", "retry_errors", "output_dir", "restarts", "timeouts", "log", "env_files"),
     *("api_key_env", "concurrency"),
@@ -129,7 +129,7 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
 
 
 def is_over(folder: Path) -> bool:
-    """Whether all of it is measured."""
+    """Whether the evaluation has finished."""
     try:
         return inspect_run(folder)["finished"] is not None
     except PrimerlError:
@@ -137,7 +137,7 @@ def is_over(folder: Path) -> bool:
 
 
 def measures_again(config: EvalConfig, folder: Path) -> bool:
-    """Whether what has failed is measured once more: where that is asked for, or nothing else was found."""
+    """Whether failed rollouts are measured again: if that is asked for, or nothing else was measured."""
     if config.clean_output_dir or not training.holds_run(folder):
         return False
     found = results.counts(folder)

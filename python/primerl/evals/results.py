@@ -23,7 +23,7 @@ RESULTS, SUMMARY, EVALS = "results.jsonl", "summary.json", "evals.jsonl"
 SUMMED = ("prompt_tokens", "completion_tokens", "turns")
 # Keys of a line of evals.jsonl that are no scores.
 TOLD = ("expected", "unmeasured", "complete")
-# A share of failures that says more of the evaluation than of the model.
+# With a larger share of failures, scores say more about the evaluation than about the model.
 ERRORS_TOLD = 0.02
 Decode = Callable[[list[int]], str]
 """Token ids to text."""
@@ -115,7 +115,7 @@ def counts(folder: Path) -> list[Counts]:
 
 
 def report_of(folder: Path, environment: str) -> dict[str, Any] | None:
-    """None where the orchestrator has not reported."""
+    """None if the orchestrator has not reported."""
     return next((line for line in reports(folder) if line["environment"] == environment), None)
 
 
@@ -208,7 +208,7 @@ def rollouts_of(found: dict[str, Any]) -> str:
 
 
 def is_measured(summary: dict[str, Any]) -> bool:
-    """Whether any rollout was."""
+    """Whether any rollout was measured."""
     return any(found["measured"] for found in summary["environments"].values())
 
 

@@ -36,7 +36,7 @@ class Extras:
         self._share = max((entry.sample_ratio for entry in config.monitors if entry.samples_interval), default=0.0)
 
     def are_due(self, step: int) -> bool:
-        """Whether some monitor wants some of them."""
+        """Whether any monitor wants extras of the step."""
         return any(is_due(every, step) for entry in self.config.monitors for every in intervals(entry))
 
     def make(self, steps: list[int]) -> list[int]:

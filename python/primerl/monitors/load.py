@@ -18,7 +18,7 @@ FORMER = {
     "primerl.monitors.weights_and_biases:WandbMonitor": "wandb",
     "primerl.monitors.prime:PrimeMonitor": "prime",
 }
-"""As `configs/monitor.toml` of runs of earlier versions names them."""
+"""Names in `configs/monitor.toml` files that earlier versions have written."""
 
 
 def find(path: str, args: dict[str, Any]) -> Any:

@@ -67,12 +67,12 @@ class Records:
             self._grown.notify_all()
 
     def wait(self, number: int, timeout_s: float) -> bool:
-        """Whether that record is there, at the latest after that time."""
+        """Whether that record exists; waits for it up to that time."""
         with self._grown:
             return self._grown.wait_for(lambda: number < len(self), timeout_s)
 
     def wake(self) -> None:
-        """Those who wait look again at what they wait for."""
+        """Wakes all waiting threads."""
         with self._grown:
             self._grown.notify_all()
 
@@ -81,7 +81,7 @@ class Records:
 
 
 class BusyError(Exception):
-    """Another process is at the monitors of the run."""
+    """Another process serves the monitors of the run."""
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def explained(error: ModuleNotFoundError, wanted_by: str) -> ModuleNotFoundError
     if isinstance(error, MissingExtraError):
         return error
     module = (error.name or "").partition(".")[0]
-    # A submodule may be missing from a package that is there: no extra mends that.
+    # A submodule may be missing from a package that is there: no extra fixes that.
     if module not in EXTRAS or is_installed(module):
         return error
     return MissingExtraError(module, wanted_by)

@@ -27,7 +27,7 @@ WORDS: dict[Any, str] = {
     list: "a list",
 }
 Ranges = Mapping[str, tuple[float, float]]
-"""Least and most by name; a number that is no whole one has to be above the least."""
+"""Least and most value by name; a float has to be above the least."""
 
 
 def check(section: object, ranges: Ranges, prefix: str = "") -> None:

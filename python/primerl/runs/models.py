@@ -14,7 +14,7 @@ from primerl.runs.memory import Machine
 from primerl.train.adapters.files import ADAPTER_CONFIG
 
 DEPTH = 6
-"""Folders below a given one that are looked into."""
+"""Levels of folders below a given one that are searched."""
 ANSWERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Ends of the names of architectures that continue a text."""
 
@@ -30,7 +30,7 @@ class Model:
     engine: str
     """The engine backend that can sample from it."""
     reason: str
-    """Why it cannot be trained, or only in part, or why not be served by the embedded engine."""
+    """Why it cannot be trained, or only in part, or not be served by the smallest engine."""
     memory: int = 0
     """Bytes that training all of it takes: weights, gradients and AdamW's moments in fp32; on one GPU bf16 weights
     too."""
@@ -114,7 +114,7 @@ def _size(count: float) -> str:
 
 
 def _short(message: str, folder: Path) -> str:
-    """Without what the other columns say."""
+    """The message without what the other columns say."""
     text = message.removeprefix("model.path: ").removeprefix(f"{folder / 'config.json'}: ")
     return text.replace(f"{folder}{os.sep}", "").replace(f" in {folder}", "").replace(f"{folder} ", "it ")
 

@@ -25,7 +25,7 @@ from primerl.runs.state import StateError, private_folder, process_started, stat
 FILE = "runs.db"
 VERSION = 2
 BUSY_S = 10.0
-"""How long a writer waits for another one."""
+"""How long a writer waits for another writer."""
 ID_BYTES = 4
 ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 ID_FILE = Path("run") / "id"
@@ -146,7 +146,7 @@ class Registry:
             self._connection.execute(f"PRAGMA user_version = {VERSION}")
 
     def _change_to_wal(self) -> None:
-        """SQLite does not wait here by itself, where another one does the same."""
+        """SQLite itself does not wait here for another process that does the same."""
         deadline = time.monotonic() + BUSY_S
         while True:
             try:
@@ -168,7 +168,7 @@ class Registry:
         try:
             yield
         except sqlite3.Error as error:
-            # Those of use and of the system are of classes of their own.
+            # Errors of use and of the system have classes of their own.
             is_damaged = type(error) is sqlite3.DatabaseError
             fix = (
                 ", and is damaged: move it away; the command that a run was started with, given again, puts that run "
@@ -275,7 +275,7 @@ class Registry:
                 return run_id
 
     def end(self, run_id: str, exit_code: int) -> None:
-        """By the process that began it; another one's session is left alone."""
+        """Called by the process that started the session; another one's session is not changed."""
         with self._errors(), self._transaction():
             self._connection.execute(
                 "UPDATE runs SET ended = ?, exit_code = ? WHERE id = ? AND pid = ?",
@@ -283,7 +283,7 @@ class Registry:
             )
 
     def restore(self, run: Run, config: str) -> None:
-        """Notes again what was noted before the start that ends here."""
+        """Restores what was noted before the start that ends here."""
         write_private(config_file(run.id), config)
         kept = ("id", "kind", "form", "session_started", "ended", "exit_code", "pid", "process_started", "model")
         values = {name: getattr(run, name) for name in kept}
@@ -303,7 +303,7 @@ class Registry:
         return [_run(row) for row in rows]
 
     def find(self, given: str) -> Run:
-        """By id, a beginning of one that no other has, or name. Raises UnknownRunError."""
+        """The run with this id, unique beginning of an id, or name. Raises UnknownRunError."""
         runs = self.all()
         exact = [run for run in runs if run.id == given]
         # A name may look like the beginning of another run's id: who stops or deletes has to say which is meant.

@@ -30,7 +30,7 @@ class NoRunError(Exception):
 
 
 class DamagedRunError(Exception):
-    """A file is not what a run writes. The message names file, line and what is wrong."""
+    """A file that a run does not write like this. The message names file, line and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def load(folder: Path) -> Results:
 
 
 def without_a_step(folder: Path, sessions: dict[str, Any]) -> str:
-    """Why there is no step to report, and what tells more."""
+    """Why there is no step to report, and where to look."""
     traced = (folder / "journal").is_dir()
     more = f"; `primerl trace {folder} --dropped` tells what became of its rollouts" if traced else ""
     if ended := ending(sessions):

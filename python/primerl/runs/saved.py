@@ -18,7 +18,7 @@ class Saved:
     kind: str
     """`checkpoint`: what the trainer resumes from; `weights`: a model folder; `adapter`."""
     ready: bool
-    """Whole."""
+    """Whether it is complete."""
     bytes: int
     weights_only: bool
     """Whether a run cannot resume from it, only start with it."""

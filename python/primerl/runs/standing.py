@@ -18,7 +18,7 @@ INTERRUPTED = (129, 130, 143)
 class Standing:
     status: str
     reason: str
-    """Why, where it is not as a run should be; else empty."""
+    """What is wrong with the run; empty if nothing is."""
     step: int | None
     """Steps trained; None where the folder, which knows it, is gone."""
 

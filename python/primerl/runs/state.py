@@ -96,7 +96,8 @@ def write_private(file: Path, content: str) -> None:
 
 
 def process_started(pid: int) -> str | None:
-    """When the process began, in a form that no other process of that id has; None where there is none."""
+    """When the process was started, in a form that distinguishes it from others with the same id; None if there is
+    none."""
     if not sys.platform.startswith("linux"):
         done = subprocess.run(
             ["ps", "-o", "lstart=", "-p", str(pid)],

@@ -23,7 +23,7 @@ from primerl.runs.registry import UnknownRunError, folder_of
 from primerl.runs.state import StateError
 
 ANSWER_S = 5.0
-# A run may be busy; one that has not answered so often is gone.
+# A run may be busy; after so many requests without an answer it is gone.
 MISSES = 5
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 28
@@ -53,7 +53,7 @@ class NoRunError(Exception):
 
 
 class UnreachableError(Exception):
-    """The orchestrator does not answer, or not what is asked."""
+    """The orchestrator does not answer, or not as expected."""
 
 
 def find(run: str) -> str:

@@ -34,7 +34,8 @@ class Entry:
     files: dict[str, dict[str, Any]]
     """By relative path: `bytes`, and `xxh3`: 32 hex digits."""
     stored: float
-    """When; seconds since 1970. A run that went back stores lower steps later, and those are its newest."""
+    """When it was stored; seconds since 1970. A run that went back stores lower steps later, and those are its
+    newest."""
     base: str = ""
     """Digest of the weights of that model; empty in manifests of versions that did not compare them."""
 

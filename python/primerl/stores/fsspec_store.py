@@ -40,7 +40,7 @@ class FsspecStore(Store):
             self._check_folder(Path(self._root))
 
     def _check_folder(self, folder: Path) -> None:
-        """It may still have to be made."""
+        """The folder need not exist yet."""
         there = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
         if not there.is_dir():
             raise StoreError(f"store.url: {there} is a file; give a folder")
@@ -119,7 +119,7 @@ class FsspecStore(Store):
         return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
     def _sync_folders(self, data: str, files: Iterable[str]) -> None:
-        """So that a manifest that outlives a power cut names nothing that did not."""
+        """After a power cut, a manifest that is there must not name a file that is not."""
         if not self._is_local:
             return
         folders = {parent for name in files for parent in Path(data, name).parents}

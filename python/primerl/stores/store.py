@@ -43,7 +43,7 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, entry: Entry) -> None:
-        """It is not READY any more from the first moment on."""
+        """Deletes it. From the first moment on it is not READY any more."""
 
     @abstractmethod
     def remove_run(self, run: str) -> None:
@@ -75,7 +75,7 @@ class Store(ABC):
         ]
 
     def find(self, given: str) -> Entry:
-        """By `RUN`, `RUN/step_N` or `RUN/KIND/step_N`; the newest, and weights before adapters, where it is left open.
+        """The entry that `RUN`, `RUN/step_N` or `RUN/KIND/step_N` names: the newest, and weights rather than adapters.
         Raises StoreError, which names what there is."""
         match = ID.fullmatch(given)
         if match is None:
@@ -102,7 +102,7 @@ class Store(ABC):
         return target
 
     def delete_run(self, run: str) -> list[Entry]:
-        """Deletes all that the run has stored, but for what is deployed, which is returned."""
+        """Deletes all that the run has stored except what is deployed, which is returned."""
         deployed = self.deployed(run)
         stays = [entry for entry in self.entries(run) if entry.id in deployed]
         for entry in self.entries(run):
@@ -114,7 +114,7 @@ class Store(ABC):
         return stays
 
     def keep_newest(self, run: str, kind: str, count: int) -> list[Entry]:
-        """Deletes the run's older ones of that kind, but for those that are deployed; -1 keeps all. Returns them."""
+        """Deletes the run's older entries of that kind except deployed ones; -1 keeps all. Returns the deleted ones."""
         there = sorted((entry for entry in self.entries(run) if entry.kind == kind), key=newest)
         deployed = self.deployed(run)
         old = [entry for entry in there[:-count] if entry.id not in deployed] if count > 0 else []

@@ -60,7 +60,7 @@ class Uploader:
     """Nothing more will be saved. Set by a signal's handler, so nothing that has a lock."""
     uploaded: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    """Why, by the id it would have."""
+    """Why an upload failed, by the id that its entry would have."""
 
     def __post_init__(self) -> None:
         self.folder = Path(self.settings.output_dir)
@@ -83,7 +83,7 @@ class Uploader:
             uploading = executor.submit(self._upload)
             try:
                 while not uploading.done():
-                    over = self.ending or (self.folder / END).exists()  # before it is looked what there is
+                    over = self.ending or (self.folder / END).exists()  # read before looking for what there is
                     self.stage(last=over)
                     if over:
                         break
@@ -126,7 +126,7 @@ class Uploader:
                 self._seen[label] = identity
                 self._drop_former(label, identity)
         except (OSError, shutil.Error) as error:
-            # The run has deleted it meanwhile: what it does not keep for so long it does not miss either.
+            # The run has deleted it meanwhile, so it does not need it either.
             log.warning("%s was not staged: %s", label, error)
 
     def _drop_former(self, label: str, identity: str) -> None:
@@ -152,7 +152,7 @@ class Uploader:
         return self.settings.adapters_keep if kind == "adapter" else self.settings.keep
 
     def _upload(self) -> None:
-        """The other thread's: until everything that was staged is uploaded, or was tried."""
+        """Runs on the other thread until everything that was staged was uploaded, or at least tried."""
         self._patiently("the store", lambda: self.store.remove_unfinished(self.settings.run))
         while True:
             last = self._all_staged.is_set()
@@ -166,7 +166,7 @@ class Uploader:
             self._all_staged.wait(LOOK_EVERY_S)
 
     def _take(self, tried: set[Path]) -> staging.Staged | None:
-        """The oldest that is staged."""
+        """The oldest staged folder that is due."""
         with self._lock:
             waiting = staging.staged(self.folder)
             due = (one for one in waiting if one.path not in tried and self._is_due(one, waiting))
@@ -237,12 +237,12 @@ def note_stored(folder: Path, url: str, run: str, stored: dict[str, str]) -> Non
 
 
 def _steps(folder: Path) -> list[tuple[int, Path]]:
-    """Whole folders: those that are being written have another name."""
+    """Complete folders: those that are being written have another name."""
     return [(step, folder / f"step_{step}") for step in saved_steps(folder)]
 
 
 def remove_unfinished(staged: Path) -> None:
-    """What processes that are no more were linking there, or removing."""
+    """Removes what processes that have ended were linking there, or removing."""
     for path in staged.glob(".*"):
         pid = path.name.rpartition(".")[2]
         if not pid.isdigit() or int(pid) == os.getpid() or process_started(int(pid)) is None:

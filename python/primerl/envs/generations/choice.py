@@ -58,7 +58,7 @@ def installed() -> Name:
 
 
 def prepare() -> None:
-    """Imports what all environments of this interpreter need. Raises EnvironmentRefusedError where it has none."""
+    """Imports what all environments of this interpreter need. Raises EnvironmentRefusedError if none can be run."""
     try:
         prepared(installed())
     except EnvironmentRefusedError:
@@ -110,7 +110,7 @@ def claimed(environment_id: str) -> OutsideGeneration | None:
 
 
 def wanted(environment_id: str, has: Name) -> Name | None:
-    """What the module says; None where the adapter is to find out what is wrong with it."""
+    """The generation that the module is of; None if loading it will tell what is wrong with it."""
     name = module_name(environment_id)
     try:
         module = _module(name, has)

@@ -181,7 +181,7 @@ class _Running:
 
     gateway: Gateway
     calls: set[asyncio.Task[Any]] = field(default_factory=set)
-    """Who waits for the model."""
+    """Tasks that wait for the model."""
     reward_error: str | None = None
     measured: dict[str, Any] = field(default_factory=dict)
     """What metrics returned that are no numbers."""
@@ -271,7 +271,7 @@ class Runner:
     post: Post
 
     async def _gateway(self, row: dict[str, Any], rollout: Address, deadline: float) -> Gateway:
-        """Told the limits that the row brings."""
+        """The gateway of a rollout, which gets the limits that the row brings."""
         gateway = Gateway(rollout.base_url, rollout.api_key, self.post, deadline)
         own = limits.of_example(row)
         if own is not None:
@@ -367,6 +367,6 @@ def _error_of(output: dict[str, Any], reward_error: str | None) -> dict[str, str
         said = found.get("error_chain_repr") or found.get("message") or ""
         return {"kind": KINDS.get(name, "environment"), "message": f"{name}: {said}", "exception": name}
     if reward_error is not None:
-        # verifiers went on with 0.0, which says nothing of the answer.
+        # verifiers continued with 0.0, which says nothing about the answer.
         return {"kind": "environment", "message": reward_error, "exception": "TaskError"}
     return None

@@ -55,7 +55,7 @@ class SharedInterception(Interception):  # type: ignore[misc]
         self._stock = stock
 
     async def start(self) -> None:
-        """Its owner has started it."""
+        """Nothing to do: its owner has started it."""
 
     @asynccontextmanager
     async def acquire(self, session: RolloutSession) -> AsyncIterator[Slot]:

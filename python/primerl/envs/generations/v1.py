@@ -157,7 +157,7 @@ def list_examples(
 
 
 def key(example: vf.Task[Any, Any, Any]) -> str:
-    """Its own word for it, where it has one; else verifiers' hash of its data, of what is the same in every process."""
+    """The example's own key, if it has one; else verifiers' hash of its data, of what is the same in every process."""
     own = type(example)
     if own.key is not vf.Task.key or own.hash is not vf.Task.hash:
         return without_addresses(str(example.key))

@@ -36,7 +36,7 @@ DASHBOARD = "https://app.primeintellect.ai/dashboard/training/"
 ANSWER_S = 30.0
 UPLOAD_S = 300.0
 REFUSED = {400, 401, 402, 403, 404, 405, 422}
-"""Answers that do not change when the call is repeated."""
+"""Status codes that do not change when the call is repeated."""
 
 
 class PrimeMonitor(Monitor):
@@ -59,7 +59,7 @@ class PrimeMonitor(Monitor):
             raise RefusedError("there is no key: set PRIME_API_KEY, or run `prime login`")
         if "id" not in run.state:
             if "asked" not in run.state:
-                # Before it is asked for: an answer that gets lost is asked for again, and is to be the same run's.
+                # Before the request: if the answer is lost, the request is repeated and must get the same run.
                 run.remember(asked=uuid.uuid4().hex)
             self._asked = run.state["asked"]
             answer = self._call("POST", "/external-runs", self._describe(run))
@@ -79,7 +79,7 @@ class PrimeMonitor(Monitor):
         place = self._call("POST", "/samples/presign", {"run_id": self._run_id, "step": step})
         place = place.get("data") or place
         upload = urllib.request.Request(place["presignedUrl"], parquet(self._run_id, step, samples), method="PUT")
-        # Where it goes is a place for this one file, which the key has no business at.
+        # The upload URL is for this one file, and must not get the key.
         upload.add_header("Content-Type", "application/parquet")
         with urllib.request.urlopen(upload, timeout=UPLOAD_S):
             pass
