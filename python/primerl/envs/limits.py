@@ -18,9 +18,9 @@ from primerl.envs.interface import Gateway
 from primerl.process import setting_checks
 from primerl.run_key import run_key
 
-# Field of an example's data.
+# The field of an example's data that holds its limits.
 FIELD = "rollout_limits"
-# What verifiers says of a seat whose time was up, and what it is where the time was ours.
+# verifiers' stop condition of a seat whose time was up, and ours where the limit was ours.
 SEAT_TIMED_OUT, STOP = "agent_timeout", "limit_time"
 
 # When the seats of the rollout that runs in this context have to end, on the clock of `time.monotonic`.

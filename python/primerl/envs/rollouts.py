@@ -47,7 +47,7 @@ class Rollouts:
         whole_groups: bool = False,
         limits: RolloutLimits = NO_LIMITS,
     ) -> None:
-        """`package`: the environment's."""
+        """`package`: the environment's package."""
         self._client = client
         self._package = package
         self._meter = meter
@@ -137,7 +137,7 @@ class Rollouts:
     # Rollouts
 
     def _units(self, leases: Sequence[_core.Lease]) -> list[list[_core.Lease]]:
-        """What is run together: each by itself, or all of a group, which come in one answer."""
+        """Leases that are run together: each alone, or all of a group, which arrive in one answer."""
         units: dict[int, list[_core.Lease]] = {}
         for lease in leases:
             units.setdefault(lease.group if self._whole_groups else lease.rollout, []).append(lease)
@@ -184,10 +184,10 @@ class Rollouts:
                 self._meter.ended(how, time.monotonic() - began)
 
     def _report(self, lease: _core.Lease, outcome: Outcome) -> None:
-        """What an environment says of a failure goes to the journal, and from there to whoever looks."""
+        """What an environment says of a failure goes to the journal, where anyone may read it."""
         try:
             self._client.report(lease.rollout, sendable(redaction.redacted(outcome)))
-        except Exception as error:  # whatever it holds: unsaid, the rollout would be waited for until its time is up
+        except Exception as error:  # whatever it holds: without a report the orchestrator waits until its time is up
             log.exception("%s: its report cannot be sent", _label(lease))
             said = redaction.redact(f"its report cannot be sent: {type(error).__name__}: {error}")
             self._client.report(lease.rollout, sendable(failure("environment", said, type(error).__name__)))

@@ -40,7 +40,7 @@ SOCKS_VARIABLE = "PRIMERL_TAILNET_SOCKS5"
 model, refuses to be made unless `socksio` is installed."""
 NODE_LOST = 3
 """Exit code of a worker whose daemon ended."""
-# Daemons are where a user's PATH often does not look.
+# Daemons are often installed outside of a user's PATH.
 MORE_FOLDERS = ("/usr/local/bin", "/usr/local/sbin", "/usr/sbin")
 # A socket's path has room for 107 bytes, and the null at its end.
 LONGEST_SOCKET = 100
@@ -61,7 +61,7 @@ class TailnetError(Exception):
 
 @dataclass(frozen=True)
 class TailnetConfig:
-    """What an env worker is in a tailnet."""
+    """An env worker's node in a tailnet."""
 
     name: str
     """Name of the node."""
@@ -83,7 +83,7 @@ class Node:
         self.config = config
         self.port = port
         self.lost: str | None = None
-        """Why it is no node any more."""
+        """Why it is no longer a node."""
         self._daemon = daemon
         self._leaving = threading.Event()
         self._on_loss: Callable[[str], None] | None = None
@@ -119,7 +119,7 @@ class Node:
 
 def proxy_variables(port: int, orchestrator_url: str) -> dict[str, str]:
     """Environment of a worker and all that it starts, with the daemon's proxy at that port."""
-    # In place of what the user has: the daemon itself dials whatever is not in the tailnet, so nothing is lost.
+    # Replaces the user's proxies: the daemon itself connects to whatever is not in the tailnet.
     direct = dict.fromkeys(["127.0.0.1", "localhost", "::1", urlsplit(orchestrator_url).hostname or "localhost"])
     found = dict.fromkeys(PROXY_VARIABLES, f"http://127.0.0.1:{port}") | {"NO_PROXY": ",".join(direct)}
     found |= {name.lower(): value for name, value in found.items()}

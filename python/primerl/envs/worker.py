@@ -78,7 +78,7 @@ def run_worker(config: WorkerConfig) -> int:
     finally:
         node.leave()
     if node.lost is not None and code != 0:
-        code = NODE_LOST  # whatever failed for it
+        code = NODE_LOST  # the loss of the node is the cause
     if code == NODE_LOST:
         # The last line of its log is why.
         print(f"{tail(config.tailnet.log)}\nerror: {node.lost}", file=sys.stderr)
@@ -196,7 +196,7 @@ def _client(config: WorkerConfig, loaded: _Loaded) -> _core.EnvClient:
 
 
 def _bound(cpus: int, cores: list[int]) -> str:
-    """How the wish for so many cores was met."""
+    """Which cores the worker got, for the log."""
     if not cores:
         return f"cpus = {cpus} has no effect: this system binds no process to cores"
     fewer = f" (cpus = {cpus}, and the machine has no more)" if len(cores) < cpus else ""

@@ -99,7 +99,7 @@ class Server:
     def accept(self) -> None:
         try:
             connection, _ = self.listener.accept()
-        except OSError:  # too many open files, say: who asks waits
+        except OSError:  # too many open files, for example: the requester waits
             time.sleep(SHORT_S)
             return
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ class Server:
             data, descriptors, _, _ = socket.recv_fds(connection, LARGEST_PACKET, 4)
             content = json.loads(data)
         except (OSError, ValueError):
-            connection.close()  # who had connected has gone
+            connection.close()  # the requester has disconnected
             return None
         try:
             reason = self.refusal(content) if len(descriptors) == 4 else "its open files were not sent"
@@ -243,7 +243,7 @@ def main(arguments: list[str]) -> None:
 
 
 def leave(folder: Path) -> None:
-    """The owner is gone, and cannot tidy up."""
+    """Removes what the owner, which is gone, cannot remove any more."""
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 

@@ -83,7 +83,7 @@ def serve(config: InferenceConfig) -> int:
 def _log_from(level: str) -> None:
     """Python's log, and that of the engine's server in Rust."""
     logging.basicConfig(level=LEVELS[level], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    os.environ.setdefault("RUST_LOG", level)  # what the user has set counts
+    os.environ.setdefault("RUST_LOG", level)  # the user's own setting wins
 
 
 def _serve(config: InferenceConfig, stop: _Stop) -> int:
@@ -121,7 +121,7 @@ def _check_reached(config: InferenceConfig) -> None:
     if config.join is None:
         return
     host = f"[{config.host}]" if ":" in config.host else config.host
-    # A name that is not known yet, or no way there: joining tries for longer.
+    # A host that is unknown or unreachable so far: joining keeps trying.
     with contextlib.suppress(OSError):
         told_to(f"http://{host}:{config.port}", config.join)
 

@@ -44,7 +44,7 @@ def told_to(url: str, peer: str) -> str:
 
 
 def _way(url: str) -> tuple[str, str]:
-    """This machine's address on the way there, and the one there."""
+    """This machine's address on the way to the host, and the host's own."""
     parts = urlsplit(url)
     family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
     # Nothing is sent: connecting only chooses a route.

@@ -50,7 +50,7 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     thresholds = (rows.uniforms * cumulative[:, -1]).unsqueeze(1)
     token_ids = torch.searchsorted(cumulative, thresholds, right=True).squeeze(1).clamp_max_(logits.shape[-1] - 1)
     if cumulative.device.type != "cpu":
-        # There it is, once in a great many tokens: parallel sums round each in its own way.
+        # There it can be, rarely: parallel sums round differently.
         never = processed.gather(1, token_ids.unsqueeze(1)).squeeze(1).isneginf()
         token_ids = torch.where(never, processed.argmax(-1), token_ids)
     if rows.temperatures is not None:

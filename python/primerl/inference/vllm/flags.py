@@ -138,7 +138,7 @@ def _is_given(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _usual(config: InferenceConfig, installation: Installation, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be set otherwise in `[inference.vllm]`."""
+    """Defaults that `[inference.vllm]` may override."""
     usual: dict[str, Any] = {}
     if config.kv_cache_tokens is not None or installation.device == "cpu":
         usual["kv-cache-memory-bytes"] = _cache_bytes(config, installation)
@@ -210,7 +210,7 @@ def environment(config: InferenceConfig, installation: Installation) -> dict[str
         variables |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", serve.LORA: json.dumps(said)}
     if installation.device == "cpu":
         variables |= {"VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": str(config.threads)}
-        # Whole GiB, and stronger than --kv-cache-memory-bytes.
+        # In whole GiB, and takes precedence over --kv-cache-memory-bytes.
         variables.pop("VLLM_CPU_KVCACHE_SPACE", None)
         given = {name.replace("_", "-"): value for name, value in config.vllm.items()}
         if _workers(given) == 1 and "distributed-executor-backend" not in given:

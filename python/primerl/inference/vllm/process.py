@@ -39,10 +39,10 @@ ABORT_S = 2.0
 HEALTH_EVERY_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 ILL_S = 60.0
-"""A server that has not answered for so long will not again."""
+"""A server that has not answered for this long is given up."""
 GONE_S = 5.0
 """One that says that its engine process is gone, or does not listen any more, should have ended by then; it waits for
-calls that nobody will answer."""
+calls that will never be answered."""
 PORT_ATTEMPTS = 3
 LOG_LINES = 20
 # The last exception, or refusal of an option, that is not about another one.
@@ -75,7 +75,7 @@ class VllmServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # So that a Ctrl-C is ours alone, and that all of it can be killed.
+            # A process group of its own: only we get a Ctrl-C, and all of it can be killed.
             process_group=0,
         )
         assert self._process.stdout is not None
@@ -83,7 +83,7 @@ class VllmServer:
         self._reader.start()
 
     def _pass_on(self, output: IO[bytes]) -> None:
-        """To our own log; the end is kept, to say why the server ended."""
+        """Copies the server's output to our own log; the end is kept, to report why the server ended."""
         with output:
             for line in output:
                 text = line.decode(errors="replace").rstrip("\n")
@@ -120,7 +120,7 @@ class VllmServer:
         raise self._ended(self._describe_end(code), signal.Signals(-code) if code < 0 else signal.SIGABRT)
 
     def watch(self) -> None:
-        """It is ready; from now on it has to be healthy."""
+        """The server is ready; from now on it has to be healthy."""
         self._watched_since = self._healthy_at = time.monotonic()
 
     def _look_after(self) -> None:
@@ -152,7 +152,7 @@ class VllmServer:
         return f"vLLM's server {how}{self._said()}"
 
     def _said(self) -> str:
-        """Its last error, and the end of its log."""
+        """The server's last error, and the end of its log."""
         cause = next((found[1] for line in reversed(self.last_lines) if (found := _cause(line))), None)
         lines = "\n".join(f"  {line}" for line in list(self.last_lines)[-LOG_LINES:])
         return f"{f': {cause}' if cause else ''}; the end of its log:\n{lines}"
@@ -189,7 +189,7 @@ def _cause(line: str) -> re.Match[str] | None:
 
 
 def _is_gone(error: Exception) -> bool:
-    """Whether the server has spoken, or its port has."""
+    """Whether the server itself reports its end, or no longer listens."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     return isinstance(error, urllib.error.HTTPError) or isinstance(reason, ConnectionRefusedError)
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2]
 PARENT = "PRIMERL_VLLM_PARENT"
-"""Process id of who started the server."""
+"""Process id of the process that started the server."""
 LORA = "PRIMERL_LORA"
-"""What the run's adapters are like (JSON: rank, target_modules), where engines are sent some."""
+"""Settings of the run's adapters (JSON: rank, target_modules), where engines are sent some."""
 PR_SET_PDEATHSIG = 1
 
 
