@@ -40,7 +40,7 @@ Source = TypeVar("Source", bound=Environment)
 EXACT_TOLERANCE = 1e-3
 """Nats. Sums in another order are 1e-5 apart at most, in fp32."""
 MOST_LIVE_VERSIONS = 6
-"""vLLM keeps room for each adapter in the GPU's memory."""
+"""Engines keep room for each adapter in the GPU's memory."""
 TRAINER_LEVELS = {"trace": "debug", "warn": "warning"}
 """As the trainer, which has Python's names, calls the run's levels."""
 Kind = Literal["orchestrator", "inference", "env-worker", "trainer", "monitor", "store-worker"]
