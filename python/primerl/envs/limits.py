@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from primerl.envs.interface import Gateway
+from primerl.envs.interface import Address, Gateway, Post
 from primerl.process import setting_checks
 from primerl.run_key import run_key
 
@@ -73,8 +73,19 @@ def of_example(data: Any) -> RolloutLimits | None:
     return limits if limits.given() else None
 
 
-async def tell(gateway: Gateway, own: RolloutLimits) -> None:
-    """Tells the orchestrator the limits that an example brings. Raises RuntimeError where it does not take them.
+async def gateway_of(
+    rollout: Address, post: Post, deadline: float, example: Any
+) -> tuple[Gateway, RolloutLimits | None]:
+    """The rollout's gateway, once the orchestrator has the limits that the example brings, and these."""
+    gateway = Gateway(rollout.base_url, rollout.api_key, post, deadline)
+    own = of_example(example)
+    if own is not None:
+        await _report(gateway, own)
+    return gateway, own
+
+
+async def _report(gateway: Gateway, own: RolloutLimits) -> None:
+    """Sends the orchestrator the limits that an example brings. Raises RuntimeError if it does not take them.
 
     With the run's key: a rollout's own, which its agent has, opens chat routes only.
     """

@@ -270,14 +270,6 @@ class Runner:
     client: RolloutClient
     post: Post
 
-    async def _gateway(self, row: dict[str, Any], rollout: Address, deadline: float) -> Gateway:
-        """The gateway of a rollout, which gets the limits that the row brings."""
-        gateway = Gateway(rollout.base_url, rollout.api_key, self.post, deadline)
-        own = limits.of_example(row)
-        if own is not None:
-            await limits.tell(gateway, own)
-        return gateway
-
     async def run(
         self,
         row: dict[str, Any],
@@ -288,7 +280,7 @@ class Runner:
         time_limit: float,
     ) -> Outcome:
         """One rollout, to its end (see [`Runner`][primerl.envs.interface.Runner])."""
-        gateway = await self._gateway(row, rollout, time.monotonic() + time_limit)
+        gateway, _ = await limits.gateway_of(rollout, self.post, time.monotonic() + time_limit, row)
         with _running([gateway]) as (number,):
             output = await self.env.run_rollout(
                 {**row, NUMBER: number}, self.client, model, dict(sampling), state_columns=["trajectory_id"]
@@ -306,7 +298,7 @@ class Runner:
     ) -> list[Outcome]:
         """All rollouts of a group, scored together."""
         deadline = time.monotonic() + time_limit
-        gateways = [await self._gateway(row, rollout, deadline) for rollout in rollouts]
+        gateways = [(await limits.gateway_of(rollout, self.post, deadline, row))[0] for rollout in rollouts]
         with _running(gateways) as numbers:
             rows = [{**row, NUMBER: number} for number in numbers]
             outputs = await self.env.run_group(

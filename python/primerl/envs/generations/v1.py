@@ -27,7 +27,6 @@ from primerl.envs.interface import (
     LONGEST_TRACEBACK,
     Address,
     EnvironmentRefusedError,
-    Gateway,
     Outcome,
     Post,
     Role,
@@ -199,16 +198,14 @@ class Runner:
         time_limit: float,
     ) -> Outcome:
         """One rollout, to its end (see [`Runner`][primerl.envs.interface.Runner])."""
-        gateway = Gateway(rollout.base_url, rollout.api_key, self.post, time.monotonic() + time_limit)
+        deadline = time.monotonic() + time_limit
+        gateway, own = await limits.gateway_of(rollout, self.post, deadline, task.data)
         context = vf.ModelContext(
             model=model,
             # For calls that belong to no rollout. Named, so that a user's key for another server is not sent there.
             client=vf.EvalClientConfig(base_url=self.root, api_key_var=run_key.VARIABLE),
             sampling=vf.SamplingConfig(**sampling),
         )
-        own = limits.of_example(task.data)
-        if own is not None:
-            await limits.tell(gateway, own)
         seats_end = limits.begin(self.limits, own)
         traces: list[str] = []
 
