@@ -5,7 +5,7 @@
 Each command is started anew, as from a shell, and timed until it has ended: wall time and, since a busy machine makes
 that longer, CPU time of all its processes. For the dry run (the demo's config, with all its checks) the floor is
 printed beside it: a Python that does nothing but import verifiers as the check of an environment does, without what no
-environment has used yet (`primerl.envs.deferred`); and one that imports it as it is.
+environment has used yet (`primerl.envs.generations.deferred`); and one that imports it as it is.
 
 Goals, of the median: 0.05 s for `primerl --help`, 0.3 s for `primerl rl --help`, 1 s until a config's mistake is named,
 1.5 s for the dry run. Exits 1 when one is missed or a command does not do what it should.
@@ -30,8 +30,8 @@ IMPORT_VERIFIERS = "import gc, os; gc.disable(); import verifiers.v1; os._exit(0
 PREPARE_VERIFIERS = """
 import gc, os
 gc.disable()
-from primerl.envs import generations
-generations.prepared("v1")
+from primerl.envs.generations import choice
+choice.prepared("v1")
 os._exit(0)
 """
 

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from primerl.envs import classic, generations
 from primerl.envs.check import check_environment
+from primerl.envs.generations import choice, classic
 from primerl.envs.interface import Address, EnvironmentRefusedError
 
 ROOT = "http://127.0.0.1:1/v1"
@@ -208,7 +208,7 @@ async def main() -> dict[str, Any]:
 
 if __name__ == "__main__":
     try:
-        generations.prepared(generations.installed())
+        choice.prepared(choice.installed())
     except EnvironmentRefusedError as refused:
         sys.exit(str(refused))
     found = asyncio.run(main())

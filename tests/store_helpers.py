@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from primerl.config.store import StoreWorkerConfig
-from primerl.runs.store import Store
-from primerl.runs.uploads import Uploader
+from primerl.stores.store import Store
+from primerl.stores.worker import Uploader
 
 RUN = "abcd1234"
 

@@ -15,7 +15,7 @@ import classic_helpers
 import pytest
 from aiohttp import web
 from env_orchestrator import Chat, Orchestrator, completion
-from primerl.envs import generations
+from primerl.envs.generations import choice
 from primerl.envs.interface import EnvironmentRefusedError
 
 pytestmark = pytest.mark.processes
@@ -189,36 +189,45 @@ def test_a_worker_brings_nothing_but_the_files_that_it_needs(found: dict[str, An
     small = {
         "",
         "._core",
-        ".direct",
-        ".exposition",
-        ".extras",
         ".forking",
         ".forking.exit_status",
         ".forking.request",
         ".launch",
-        ".launch.guard",
-        ".launch.guard_watch",
-        ".launch.guarded_forks",
-        ".launch.hiding",
-        ".launch.plain_start",
-        ".launch.trees",
-        ".log_levels",
-        ".redaction",
+        ".launch.supervise",
+        ".launch.supervise.guard",
+        ".launch.supervise.guard_watch",
+        ".launch.supervise.guarded_forks",
+        ".launch.supervise.log_filter",
+        ".launch.supervise.plain_start",
+        ".launch.supervise.trees",
+        ".net",
+        ".net.prometheus",
+        ".net.requests",
+        ".process",
+        ".process.extras",
+        ".process.imports",
+        ".process.log_levels",
+        ".process.plugins",
+        ".process.redaction",
+        ".process.setting_checks",
+        ".process.signals",
         ".run_key",
-        ".startup",
-        ".stopping",
-        ".typed",
     }
     others = [name for name in imports["ours"] if not name.startswith("primerl.envs")]
     assert {name.removeprefix("primerl") for name in others} <= small
-    v1 = {"primerl.envs.adapter", "primerl.envs.harness", "primerl.envs.interception", "primerl.envs.documented"}
+    v1 = {
+        "primerl.envs.generations.v1",
+        "primerl.envs.generations.harness",
+        "primerl.envs.generations.interception",
+        "primerl.envs.generations.documented",
+    }
     assert not v1 & set(imports["ours"])
 
 
 def test_a_classic_environment_is_told_from_the_verifiers_that_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(classic_helpers.ENVIRONMENTS)
     with pytest.raises(EnvironmentRefusedError) as refused:
-        generations.chosen("owner/classic-trial@1.0")
+        choice.chosen("owner/classic-trial@1.0")
     assert "is classic (`load_environment`) and needs verifiers>=0.1.14,<0.4" in str(refused.value)
     assert "a table `python`" in str(refused.value)
 
@@ -227,7 +236,7 @@ def test_a_classic_environment_is_told_from_the_verifiers_that_has_none(monkeypa
 def test_a_verifiers_of_neither_generation_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: version)
     with pytest.raises(EnvironmentRefusedError, match=f"verifiers {version} of .* is not supported; install"):
-        generations.installed()
+        choice.installed()
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 import torch
 from engine_helpers import model_tensors, new_model
 from primerl.config.inference import InferenceConfig as EngineProcess
-from primerl.inference import torch_backend
-from primerl.inference.sampling import Rows, sample
 from primerl.inference.settings import InferenceConfig
-from primerl.inference.torch_backend import TorchBackend, device_of
+from primerl.inference.torch import step
+from primerl.inference.torch.sampling import Rows, sample
+from primerl.inference.torch.step import TorchBackend, device_of
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -254,7 +254,7 @@ def test_too_little_memory_names_the_settings(tmp_path: Path, monkeypatch: pytes
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB.")
 
-    monkeypatch.setattr(torch_backend, "Decoder", full)
+    monkeypatch.setattr(step, "Decoder", full)
     with pytest.raises(ValueError, match=r"^device: the model in float32 and a KV cache of 3 sequences of 64 "):
         made(new_model(tmp_path / "m", 0), "cpu")
 

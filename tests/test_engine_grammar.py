@@ -13,10 +13,10 @@ import pytest
 import torch
 from engine_helpers import EOS, GENERATE, PROMPT, VOCABULARY, request
 from primerl import _core
-from primerl.inference.sampling import unpacked
-from primerl.inference.server import engine_settings
 from primerl.inference.settings import InferenceConfig
-from primerl.inference.torch_backend import TorchBackend
+from primerl.inference.torch.backend import engine_settings
+from primerl.inference.torch.sampling import unpacked
+from primerl.inference.torch.step import TorchBackend
 from primerl.render import Renderer
 from transformers import AutoModelForCausalLM
 

@@ -19,9 +19,9 @@ import httpx
 import pytest
 from engine_helpers import read_url, request, running, torch_command, wait_until
 from primerl import _core
-from primerl.inference.server import engine_settings
 from primerl.inference.settings import InferenceConfig
-from primerl.inference.torch_backend import TorchBackend
+from primerl.inference.torch.backend import engine_settings
+from primerl.inference.torch.step import TorchBackend
 
 
 class Orchestrator:
@@ -249,7 +249,7 @@ def test_interpreter_exit_stops_a_running_engine(model: Path, tmp_path: Path) ->
     script.write_text(
         "from pathlib import Path\n"
         "from primerl import _core\n"
-        "from primerl.inference.torch_backend import TorchBackend\n"
+        "from primerl.inference.torch.step import TorchBackend\n"
         f"backend = TorchBackend(Path({str(model)!r}), dtype='float32', max_num_seqs=4, max_model_len=256)\n"
         "settings = {'max_num_seqs': 4, 'max_model_len': 256, 'max_num_batched_tokens': 256}\n"
         "engine = _core.InferenceEngine(settings, backend, host='127.0.0.1', port=0)\n"

@@ -22,9 +22,10 @@ from engine_helpers import (
     wait_until,
     write_checkpoint,
 )
-from primerl.inference.sampling import Rows, sample, score
-from primerl.inference.shape import Shape, UnsupportedModelError
-from primerl.inference.torch_backend import TorchBackend
+from primerl.inference.backend import UnservableError
+from primerl.inference.torch.sampling import Rows, sample, score
+from primerl.inference.torch.shape import Shape
+from primerl.inference.torch.step import TorchBackend
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -192,7 +193,7 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, change: dict[str, Any], 
     config = json.loads((folder / "config.json").read_text()) | change
     config = {name: value for name, value in config.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match=words):
+    with pytest.raises(UnservableError, match=words):
         TorchBackend(folder, dtype="float32", max_num_seqs=1, max_model_len=64)
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from env_orchestrator import Chat, Orchestrator, completion, key_of
 from primerl import run_key
-from primerl.envs import adapter, harness, interception, patches
 from primerl.envs import limits as rollout_limits
+from primerl.envs.generations import harness, interception, patches, v1
 from primerl.envs.interface import Address
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
 from verifiers.v1.utils import loaders
@@ -72,9 +72,9 @@ def saying(*replies: str) -> Gateway:
 async def runner_of(
     environment: str, gateway: Gateway, arguments: dict[str, Any], limits: RolloutLimits = NO_LIMITS
 ) -> Any:
-    adapter.prepare()
-    env = adapter.load(environment, arguments, ROOT)
-    async with adapter.serving(env, ROOT, gateway.post, limits) as runner:
+    v1.prepare()
+    env = v1.load(environment, arguments, ROOT)
+    async with v1.serving(env, ROOT, gateway.post, limits) as runner:
         yield runner
 
 
@@ -109,8 +109,8 @@ def trial(kind: str, gateway: Gateway, **settings: Any) -> dict[str, Any]:
 
 def test_a_single_turn_is_scored_and_its_request_is_the_rollouts() -> None:
     arguments = {"taskset": {"num_examples": 1, "seed": 3}}
-    adapter.prepare()
-    text = next(iter(adapter.load("reverse-text", arguments, ROOT).taskset)).data.text
+    v1.prepare()
+    text = next(iter(v1.load("reverse-text", arguments, ROOT).taskset)).data.text
     gateway = saying(f"<r>{text[::-1]}</r>")
     outcome = roll_out("reverse-text", gateway, arguments)
     [(url, session, request)] = gateway.calls
@@ -198,9 +198,9 @@ def test_an_exception_of_the_environment_is_a_typed_error_with_its_traceback_in_
     assert outcome["error"]["kind"] == "environment"
     assert message in outcome["error"]["message"]
     assert "Traceback" not in outcome["error"]["message"]
-    assert len(outcome["error"]["message"]) < 2 * adapter.LONGEST_MESSAGE
+    assert len(outcome["error"]["message"]) < 2 * v1.LONGEST_MESSAGE
     [record] = caplog.records
-    assert len(record.getMessage()) < 2 * adapter.LONGEST_TRACEBACK
+    assert len(record.getMessage()) < 2 * v1.LONGEST_TRACEBACK
     assert "rollout 7 failed" in record.getMessage()
     assert 'trial_env.py", line' in record.getMessage()
 
@@ -263,17 +263,17 @@ def test_a_metric_may_be_several_and_one_of_weight_0_fails_nothing() -> None:
 
 
 def test_of_a_taskset_without_end_the_first_examples_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter.prepare()
-    monkeypatch.setattr(adapter, "FIRST_OF_ENDLESS", 9)
+    v1.prepare()
+    monkeypatch.setattr(v1, "FIRST_OF_ENDLESS", 9)
     kinds = ["plain", "measures"]
-    env = adapter.load("trial-env", {"taskset": {"bounded": False, "kinds": kinds}}, ROOT)
-    examples = adapter.list_examples(env, "trial-env", 3, held_out=1)
+    env = v1.load("trial-env", {"taskset": {"bounded": False, "kinds": kinds}}, ROOT)
+    examples = v1.list_examples(env, "trial-env", 3, held_out=1)
     assert len(examples) == 9
-    again = [one.data.kind for one in adapter.list_examples(env, "trial-env", 3, held_out=1)]
+    again = [one.data.kind for one in v1.list_examples(env, "trial-env", 3, held_out=1)]
     assert [one.data.kind for one in examples] == again
-    assert "its first 9 are used" in (adapter.remark(env, "trial-env", "train") or "")
-    bounded = adapter.load("trial-env", {"taskset": {"kinds": kinds}}, ROOT)
-    assert adapter.remark(bounded, "trial-env", "train") is None
+    assert "its first 9 are used" in (v1.remark(env, "trial-env", "train") or "")
+    bounded = v1.load("trial-env", {"taskset": {"kinds": kinds}}, ROOT)
+    assert v1.remark(bounded, "trial-env", "train") is None
 
 
 def test_a_cancelled_rollout_leaves_nothing_behind() -> None:
@@ -382,10 +382,10 @@ def test_the_limits_of_an_example_are_told_before_anything_is_asked(monkeypatch:
     assert gateway.calls[0] == ("http://gateway/rollouts/7/limits", "", limits)
     assert len(gateway.calls) == 3
     # Before a run, and by name.
-    adapter.prepare()
-    env = adapter.load("seats-env", {"taskset": {"limits": {"turn": 2}}}, ROOT)
-    with pytest.raises(adapter.EnvironmentRefusedError, match="`rollout_limits` of example 0: unknown key 'turn'"):
-        adapter.list_examples(env, "seats-env", 0)
+    v1.prepare()
+    env = v1.load("seats-env", {"taskset": {"limits": {"turn": 2}}}, ROOT)
+    with pytest.raises(v1.EnvironmentRefusedError, match="`rollout_limits` of example 0: unknown key 'turn'"):
+        v1.list_examples(env, "seats-env", 0)
 
 
 def test_a_seat_that_hangs_is_ended_when_the_rollouts_time_is_up_and_scored() -> None:
@@ -405,7 +405,7 @@ def test_the_rollouts_time_goes_on_while_a_seat_waits_for_others(monkeypatch: py
     passed = 0.0
     clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + passed)
     monkeypatch.setattr(rollout_limits, "time", clock)
-    monkeypatch.setattr(adapter, "time", clock)
+    monkeypatch.setattr(v1, "time", clock)
 
     async def answer(request: dict[str, Any]) -> tuple[int, bytes]:
         nonlocal passed
@@ -450,17 +450,17 @@ def test_what_verifiers_logs_is_below_one_logger(caplog: pytest.LogCaptureFixtur
 
 
 def test_settings_of_the_harness_reach_the_one_seat() -> None:
-    adapter.prepare()
-    agent = adapter.load("reverse-text", {"harness": {"tool_timeout": 5}, "agent": {"max_turns": 3}}, ROOT).config.agent
+    v1.prepare()
+    agent = v1.load("reverse-text", {"harness": {"tool_timeout": 5}, "agent": {"max_turns": 3}}, ROOT).config.agent
     assert (agent.harness.id, agent.harness.tool_timeout, agent.harness.root) == (harness.HARNESS_ID, 5, ROOT)
     assert (agent.max_turns, agent.runtime.type) == (3, "subprocess")
-    other = adapter.load("reverse-text", {"harness": {"id": "null", "forward_env": ["A"]}}, ROOT).config.agent
+    other = v1.load("reverse-text", {"harness": {"id": "null", "forward_env": ["A"]}}, ROOT).config.agent
     assert (other.harness.id, other.harness.forward_env, other.runtime.type) == ("null", ["A"], "subprocess")
 
 
 def test_a_seats_own_harness_keeps_its_id_where_only_settings_are_given() -> None:
-    adapter.prepare()
-    config = adapter.load("reverse-text", {"id": "user-sim", "user": {"harness": {"tool_timeout": 5}}}, ROOT).config
+    v1.prepare()
+    config = v1.load("reverse-text", {"id": "user-sim", "user": {"harness": {"tool_timeout": 5}}}, ROOT).config
     assert (config.user.harness.id, config.user.harness.tool_timeout) == ("null", 5)
     assert config.assistant.harness.id == harness.HARNESS_ID
 
@@ -483,18 +483,18 @@ def test_a_seats_own_harness_keeps_its_id_where_only_settings_are_given() -> Non
     ],
 )
 def test_a_harness_that_cannot_be_meant_is_refused(arguments: dict[str, Any], message: str) -> None:
-    adapter.prepare()
-    with pytest.raises(adapter.EnvironmentRefusedError) as caught:
-        adapter.load("reverse-text", arguments, ROOT)
+    v1.prepare()
+    with pytest.raises(v1.EnvironmentRefusedError) as caught:
+        v1.load("reverse-text", arguments, ROOT)
     assert message in str(caught.value)
 
 
 def test_examples_depend_on_the_seed_and_nothing_else() -> None:
-    adapter.prepare()
+    v1.prepare()
 
     def listed(seed: int) -> list[str]:
-        env = adapter.load("reverse-text", {"taskset": {"num_examples": 50}}, ROOT)
-        return [task.data.text for task in adapter.list_examples(env, "reverse-text", seed)]
+        env = v1.load("reverse-text", {"taskset": {"num_examples": 50}}, ROOT)
+        return [task.data.text for task in v1.list_examples(env, "reverse-text", seed)]
 
     assert listed(1) == listed(1)
     assert listed(1) != listed(2)
@@ -517,9 +517,9 @@ def test_examples_depend_on_the_seed_and_nothing_else() -> None:
 def test_a_refused_environment_is_named_with_what_is_wrong(
     environment: str, arguments: dict[str, Any], words: list[str]
 ) -> None:
-    adapter.prepare()
-    with pytest.raises(adapter.EnvironmentRefusedError) as refused:
-        adapter.list_examples(adapter.load(environment, arguments, ROOT), environment, 0)
+    v1.prepare()
+    with pytest.raises(v1.EnvironmentRefusedError) as refused:
+        v1.list_examples(v1.load(environment, arguments, ROOT), environment, 0)
     for word in words:
         assert word in str(refused.value)
 
@@ -538,16 +538,16 @@ def test_the_tasksets_of_verifiers_are_imported_where_one_is_named_alone() -> No
         ("harbor", "True verifiers.v1.tasksets.harbor"),
     ):
         script = (
-            "import sys; from primerl.envs import generations; from verifiers.v1.utils import loaders; "
-            "generations.prepared('v1'); "
-            f"module = loaders._import_plugin({environment_id!r}, 'taskset', generations.TASKSETS); "
-            "print(generations.TASKSETS in sys.modules, module.__name__)"
+            "import sys; from primerl.envs.generations import choice; from verifiers.v1.utils import loaders; "
+            "choice.prepared('v1'); "
+            f"module = loaders._import_plugin({environment_id!r}, 'taskset', choice.TASKSETS); "
+            "print(choice.TASKSETS in sys.modules, module.__name__)"
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == expected
 
 
 def test_an_id_that_is_nowhere_is_refused_in_the_words_of_verifiers() -> None:
-    adapter.prepare()
+    v1.prepare()
     with pytest.raises(ModuleNotFoundError, match="taskset 'no-such-one' not found"):
         loaders._import_plugin("no-such-one", "taskset", "verifiers.v1.tasksets")

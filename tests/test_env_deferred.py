@@ -6,15 +6,15 @@ import subprocess
 import sys
 
 import pytest
-from primerl.envs import reexports
+from primerl.envs.generations import reexports
 
 pytestmark = [pytest.mark.processes, pytest.mark.plain]
 PREPARE = """
 import sys
 from importlib import import_module
-from primerl.envs import deferred, generations, reexports
+from primerl.envs.generations import choice, deferred, reexports
 """
-PREPARED = f"{PREPARE}generations.prepared('v1')\n"
+PREPARED = f"{PREPARE}choice.prepared('v1')\n"
 MESSAGE = """
 import pickle
 from verifiers.v1.dialects import anthropic as dialect
@@ -88,7 +88,7 @@ except SystemExit as error:
 )
 def test_libraries_that_cannot_be_deferred_are_imported_at_once(differs: str) -> None:
     code = f"""{PREPARE}{differs}
-generations.prepared("v1"){MESSAGE}
+choice.prepared("v1"){MESSAGE}
 assert "anthropic.resources" in sys.modules
 import anthropic
 assert issubclass(dialect.ModdedAnthropicMessage, anthropic.types.Message)

@@ -9,7 +9,7 @@ from typing import Any
 
 import primerl
 import pytest
-from primerl.envs import adapter
+from primerl.envs.generations import v1
 from test_env_adapter import ENVIRONMENTS, ROOT, Gateway, chat_completion, roll_out
 
 TOOLSET = {
@@ -72,8 +72,8 @@ def test_harness_settings_are_the_seats() -> None:
 
 
 def loaded(taskset: dict[str, Any] | None = None, **arguments: Any) -> Any:
-    adapter.prepare()
-    return adapter.load("reverse-text", {"taskset": {"num_examples": 1, **(taskset or {})}, **arguments}, ROOT)
+    v1.prepare()
+    return v1.load("reverse-text", {"taskset": {"num_examples": 1, **(taskset or {})}, **arguments}, ROOT)
 
 
 def test_harness_settings_without_an_id_keep_the_harness() -> None:
@@ -117,7 +117,7 @@ def test_what_cannot_be_used_is_refused(
 ) -> None:
     (tmp_path / "fails_to_import.py").write_text("raise OSError('no such device')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(adapter.EnvironmentRefusedError) as caught:
+    with pytest.raises(v1.EnvironmentRefusedError) as caught:
         loaded(taskset, **arguments)
     assert "reverse-text" in str(caught.value)
     assert mend in str(caught.value)

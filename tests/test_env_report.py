@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from primerl.envs import worker
+from primerl.envs import rollouts
 from primerl.envs.interface import failure, numbers, sendable
 from primerl.envs.listing import listing_of
 
@@ -33,7 +33,7 @@ def client() -> Client:
 
 def report(client: Client, outcome: dict[str, Any]) -> Any:
     lease: Any = SimpleNamespace(rollout=7, group=2, example=1)
-    worker._Worker(client, [], SimpleNamespace())._report(lease, outcome)  # type: ignore[arg-type]
+    rollouts.Rollouts(client, [], SimpleNamespace())._report(lease, outcome)  # type: ignore[arg-type]
     ((rollout, reported),) = client.reported
     assert rollout == 7
     return reported

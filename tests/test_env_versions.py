@@ -6,7 +6,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from primerl.envs import check, generations, versions
+from primerl.envs import check, versions
+from primerl.envs.generations import choice
 from primerl.envs.interface import EnvironmentRefusedError
 
 HERE = metadata.version("reverse-text")
@@ -50,7 +51,7 @@ def test_versions_are_compared_by_meaning() -> None:
 def test_another_version_is_refused_where_it_is_loaded() -> None:
     for environment_id in ("owner/reverse-text@9.9.9", "reverse-text@0"):
         with pytest.raises(EnvironmentRefusedError, match=f"has reverse-text {HERE}; install"):
-            generations.chosen(environment_id)
+            choice.chosen(environment_id)
 
 
 @pytest.mark.usefixtures("odd")

@@ -15,11 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import outside
 import pytest
 from aiohttp import web
 from env_orchestrator import Chat, Orchestrator, completion
+from primerl.config.environment import TrainEnvironment
+from primerl.config.load import ConfigError
 from primerl.envs import check, machine
+from primerl.envs.generations import choice
 from primerl.envs.settings import WorkerConfig
+from primerl.launch.preflight import environments
 
 pytestmark = pytest.mark.processes
 
@@ -194,6 +199,57 @@ def test_rollouts_are_leased_run_and_reported_by_a_worker_and_by_the_one_that_re
     orchestrator.finish()
     assert second.exit_code() == 0
     assert len(orchestrator.left) == 1
+
+
+ACME = """
+from contextlib import asynccontextmanager
+
+def claims(environment_id):
+    return environment_id.startswith("acme-")
+def prepare():
+    pass
+def load(environment_id, arguments, root):
+    return arguments["word"]
+def list_examples(env, environment_id, seed, role="train", held_out=0):
+    return [env, env * 2]
+def key(example):
+    return example
+def scores_groups(env):
+    return False
+def remark(env, environment_id, role):
+    return f"{environment_id} is of another kind"
+
+class Runner:
+    def __init__(self, post):
+        self.post = post
+    async def run(self, example, rollout, *, model, sampling, time_limit):
+        body = b'{"model": "%s", "messages": [{"role": "user", "content": "%s"}]}' % (model.encode(), example.encode())
+        status, _ = await self.post(f"{rollout.base_url}/chat/completions", rollout.api_key, "s", body, time_limit)
+        trace = {"session": "s", "trainable": True, "ok": True, "reward": status / 200, "metrics": {}}
+        trace |= {"stop_condition": None, "truncated": False}
+        return {"ok": True, "traces": [trace], "error": None}
+
+@asynccontextmanager
+async def serving(env, root, post, limits=None):
+    yield Runner(post)
+"""
+
+
+def test_environments_of_another_package_are_served(
+    orchestrator: Orchestrator, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside.use(monkeypatch, outside.install(tmp_path, "acme_envs", ACME, {choice.GROUP: "acme = acme_envs"}))
+    assert check.check_environment("acme-words", {"word": "a"}).remark == "acme-words is of another kind"
+    environments.check_installed([TrainEnvironment(id="acme-words")])
+    with pytest.raises(ConfigError, match="environment 'other-words' cannot be imported"):
+        environments.check_installed([TrainEnvironment(id="other-words")])
+    rollout = orchestrator.add(1)
+    worker = start(orchestrator, id="acme-words", args={"word": "one"})
+    orchestrator.wait("the result", lambda: rollout in orchestrator.results, START_S)
+    assert orchestrator.results[rollout]["traces"][0]["reward"] == 1.0
+    assert [chat.last for chat in orchestrator.chats] == ["oneone"]
+    orchestrator.finish()
+    assert worker.exit_code() == 0
 
 
 def test_the_orchestrator_is_asked_past_the_users_proxy(

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import primerl
 import pytest
-from primerl import cli, extras
-from primerl.extras import EXTRAS, MissingExtraError, explained, install_command, require
+from primerl import cli
+from primerl.process import extras
+from primerl.process.extras import EXTRAS, MissingExtraError, explained, install_command, require
 
 # Imported under another name than their distribution's.
 DISTRIBUTIONS = {
@@ -57,7 +58,7 @@ def test_every_import_is_declared(repository: Path, declared: dict[str, set[str]
         for module in imported(file)
         if module not in known and normalized(DISTRIBUTIONS.get(module, module)) not in declared[""]
     }
-    assert not unknown, "add them to pyproject.toml, and those of an extra to primerl.extras.EXTRAS"
+    assert not unknown, "add them to pyproject.toml, and those of an extra to primerl.process.extras.EXTRAS"
 
 
 def test_each_extra_brings_its_modules(declared: dict[str, set[str]]) -> None:

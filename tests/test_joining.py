@@ -27,7 +27,8 @@ from primerl._core import Orchestrator, inspect_run
 from primerl.config.environment import JoinConfig
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.envs import adapter, listing
+from primerl.envs import listing
+from primerl.envs.generations import v1
 from primerl.forking import servers
 from primerl.launch import remote_workers
 from primerl.launch.report.console import Console
@@ -84,14 +85,14 @@ def test_keys_hold_nothing_that_is_another_in_each_process() -> None:
     assert repr(one) != repr(other)
     for task in (Task, Named):
         for form in (lambda board: board, str, lambda board: {"boards": [board], board: (1, board)}):
-            keys = {adapter.key(task(data(id="1", board=form(board)))) for board in (one, other)}
+            keys = {v1.key(task(data(id="1", board=form(board)))) for board in (one, other)}
             assert len(keys) == 1, keys
-        assert len({adapter.key(task(data(id=name, board=one))) for name in "12"}) == 2
+        assert len({v1.key(task(data(id=name, board=one))) for name in "12"}) == 2
     # As verifiers has it, where there is nothing to leave out.
     plain = Task(Data(prompt="Play.", id="1", board={"cells": [1, None, "x"], "at": datetime(2026, 1, 2)}))
-    assert adapter.key(plain) == plain.key
+    assert v1.key(plain) == plain.key
     numbered = Task(Data(prompt="Play.", id="1", board={10: "a", 2: "b"}))
-    assert adapter.key(numbered) == adapter.key(Task(Data(prompt="Play.", id="1", board={2: "b", 10: "a"})))
+    assert v1.key(numbered) == v1.key(Task(Data(prompt="Play.", id="1", board={2: "b", 10: "a"})))
     assert listing.comparable({1: "a", "b": 2, None: 3}) == {"1": "a", "b": 2, "null": 3}
     assert listing.comparable({"lock": one, "rows": iter([1]), "seen": {"b", "a", "c"}, "raw": b"ab", "half": 0.5}) == {
         "lock": Board.__qualname__,

@@ -10,7 +10,6 @@ import peft
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.reference import adapted_model
 from primerl.train.adapters.files import (
     ADAPTER_CONFIG,
     LORA_ALPHA,
@@ -32,6 +31,7 @@ from primerl.train.settings import ConfigError, LoraConfig, OptimConfig, Trainer
 from primerl.train.sft_settings import SFTConfig
 from primerl.train.weights.publish import WeightsPublisher
 from primerl.train.weights.shards import plan, shares
+from primerl.verify.reference import adapted_model
 from safetensors.torch import load_file, save_file
 from test_train_weights import SMALL
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM

@@ -20,7 +20,8 @@ from primerl import verify
 from primerl.config import resolve
 from primerl.config.load import ConfigError as CommandError
 from primerl.config.rl import RLConfig
-from primerl.launch.preflight import policy, training
+from primerl.inference.vllm import installation
+from primerl.launch.preflight import training
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.adapters.lora import Adapter, AdapterPublisher, add_adapter
 from primerl.train.loop import rl
@@ -159,8 +160,8 @@ def test_adapters_that_vllm_may_read_again_are_kept(backend: str, changes: dict[
 
 def test_too_few_kept_adapters_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Before the launcher asks vLLM, which is not needed to know.
-    monkeypatch.setattr(policy.installation, "find", lambda python: SimpleNamespace(device="cpu"))
-    monkeypatch.setattr(policy.installation, "check_model", lambda folder, device: None)
+    monkeypatch.setattr(installation, "find", lambda python: SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(installation, "check_model", lambda folder, device: None)
     given = {"model__path": str(folder), "trainer__model__lora__rank": RANK, "inference__backend": "vllm"}
     few = {"orchestrator__max_off_policy_steps": 20, "orchestrator__max_async_level": 1}
     few["trainer__weights__keep_last"] = 22

@@ -14,21 +14,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import outside
 import pytest
 import tomli_w
 from monitor_servers import PrimeServer, WandbServer
 from primerl.config import resolve
 from primerl.config.monitors import MonitorConfig
-from primerl.monitors import Monitor, Sample
+from primerl.monitors import Monitor, Sample, load
 from primerl.monitors.collect import Collector, evaluation_metrics
 from primerl.monitors.records import Records, Tail
-from primerl.monitors.weights_and_biases import written
+from primerl.monitors.services.weights_and_biases import written
 
 pytestmark = pytest.mark.processes
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse-text" / "rl-ci.toml"
-PRIME = "primerl.monitors.prime:PrimeMonitor"
-WANDB = "primerl.monitors.weights_and_biases:WandbMonitor"
+PRIME = "prime"
+WANDB = "primerl.monitors.weights_and_biases:WandbMonitor"  # as earlier versions have written it
 SFT = {"output_dir": "out", "max_steps": 1, "model": {"tiny": {}}, "data": {"path": "data.jsonl"}}
 END = Path("monitor") / "end.json"
 
@@ -122,6 +123,23 @@ def test_half_a_record_does_not_count_and_a_replaced_file_is_read_anew(tmp_path:
     assert tail.lines() == [{"n": 2}]
     resolve.write_text(tmp_path / "lines", '{"n": 3}\n')
     assert tail.lines() == [{"n": 3}]
+
+
+def test_a_monitor_of_another_package_is_found_by_its_name(tmp_path: Path) -> None:
+    source = "from test_monitors import Noting\n"
+    installed = outside.install(tmp_path, "acme_monitor", source, {load.GROUP: "acme = acme_monitor:Noting"})
+    told = tmp_path / "told"
+    folder = Folder(tmp_path / "run", {"name": "acme", "path": "acme", "args": {"file": str(told)}})
+    folder.train(1, 2)
+    folder.end()
+    tests = str(Path(__file__).parent)
+    with folder.monitor(PYTHONPATH=f"{tests}:{installed}") as process:
+        assert process.wait(40) == 0
+    assert [json.loads(line) for line in told.read_text().splitlines()] == [
+        [0, 1, {"timestamp": 1.0, "loss/mean": 1.0}],
+        [1, 2, {"timestamp": 1.0, "loss/mean": 0.5}],
+        ["finished", "all is done"],
+    ]
 
 
 def test_a_step_that_is_trained_again_is_told_once(tmp_path: Path) -> None:

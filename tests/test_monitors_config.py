@@ -26,7 +26,7 @@ from primerl.launch.secrets import of_workers as secrets_of_workers
 from primerl.monitors import Distribution, Run, extras
 from primerl.monitors.load import find
 from primerl.monitors.monitor import RefusedError
-from primerl.monitors.prime import PrimeMonitor
+from primerl.monitors.services.prime import PrimeMonitor
 from primerl.runs import secrets
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse-text" / "rl-ci.toml"
@@ -217,7 +217,7 @@ def test_a_key_is_in_the_monitors_environment_and_nowhere_else() -> None:
     ("path", "args", "problem"),
     [
         ("nowhere_to_be_found:M", {}, "cannot be imported: ModuleNotFoundError"),
-        ("test_monitors:Nobody", {}, "module test_monitors has no class 'Nobody'"),
+        ("test_monitors:Nobody", {}, "module test_monitors has no 'Nobody'"),
         ("test_monitors:Noting", {"path": "x"}, "does not take these args: missing a required argument: 'file'"),
         ("test_monitors:Folder", {"folder": "x"}, "has no start, log, finish; derive it from primerl.monitors.Monitor"),
     ],
@@ -261,7 +261,7 @@ def test_a_distribution_that_cannot_be_had_is_left_out(reward: float, caplog: py
     content = {"samples": [line, {**line, "reward": reward}], "of_trainer": {}}
     entry = MonitorEntry(name="m", path="m:M", distributions_interval=2)
     assert sorted(extras.distributions_for(entry, 2, content)) == ["advantages", "lengths"]
-    assert "step 2 is told without the distribution of rewards" in caplog.text
+    assert "step 2 is reported without the distribution of rewards" in caplog.text
 
 
 def test_tokens_are_counted_in_fixed_bins() -> None:

@@ -11,7 +11,7 @@ from primerl import cli
 from primerl.cli.runs import keep_state
 from primerl.launch.monitors import _has_login
 from primerl.launch.preflight import training
-from primerl.monitors import prime
+from primerl.monitors.services import prime
 from primerl.runs import state
 from primerl.runs.registry import Registry
 

@@ -98,7 +98,7 @@ def nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "native_orchestrator", lambda _: 0)
     # Which ends a process at once where another thread runs: one of pytest's.
     monkeypatch.setattr(processes, "leave", lambda code: code)
-    for place in ("inference.server.serve", "envs.worker.run_worker", "monitors.process.main", "runs.uploads.main"):
+    for place in ("inference.server.serve", "envs.worker.run_worker", "monitors.process.main", "stores.worker.main"):
         monkeypatch.setattr(f"primerl.{place}", lambda _: 0)
     monkeypatch.setattr("primerl.train.loop.rl.main", lambda values: READ["trainer"](values) and 0)
 

@@ -14,7 +14,7 @@ from primerl.process import redaction
 from primerl.runs import registry as registry_module
 from primerl.runs.registry import Registry, known
 from primerl.runs.state import StateError
-from primerl.runs.store import Store
+from primerl.stores.store import open_store
 from rich.console import Console
 from run_helpers import CONFIG, begin, end, told
 from store_helpers import saved, with_orchestrator
@@ -72,14 +72,14 @@ def test_a_run_whose_folder_is_gone_is_told_so(
     run = begin(folder, config=CONFIG + "[store]\n")
     end(run)
     shutil.rmtree(folder)
-    gone = f"{run}: its folder {folder} is gone; the store {Store().url} has "
+    gone = f"{run}: its folder {folder} is gone; the store {open_store().url} has "
     for word in ("logs", "metrics"):
         assert f"{gone}nothing of it" in told("run", word, run, code=2, capsys=capsys)
-    Store().put(saved(tmp_path / "weights"), run, "weights", 4, "digest")
+    open_store().put(saved(tmp_path / "weights"), run, "weights", 4, "digest")
     assert f'{gone}weights of step 4; `checkpoint_id = "{run}/weights/step_4"` begins' in told(
         "run", "logs", run, code=2, capsys=capsys
     )
-    Store().put(with_orchestrator(saved(tmp_path / "whole")), run, "checkpoint", 4, "digest")
+    open_store().put(with_orchestrator(saved(tmp_path / "whole")), run, "checkpoint", 4, "digest")
     goes_on = f"`primerl run resume {run}` fetches the newest checkpoint and goes on from there"
     said = told("run", "stop", run, capsys=capsys)
     assert said.startswith(f"{run} is not running: it is COMPLETED\n{gone}checkpoints of step 4; weights of step 4")

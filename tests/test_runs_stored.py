@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from primerl.runs.registry import Registry
-from primerl.runs.store import Store
+from primerl.stores.store import Store, open_store
 from run_helpers import CONFIG, begin, end, told
 from store_helpers import adapter, finish, saved, uploader
 
@@ -22,7 +22,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def stored(tmp_path: Path, name: str, model: Path, store: Store) -> str:
     """A run that is over, with a checkpoint, weights and an adapter, the latter deployed."""
-    config = CONFIG + (f'[store]\nurl = "{store.url}"\n' if store.url != Store().url else "[store]\n")
+    config = CONFIG + (f'[store]\nurl = "{store.url}"\n' if store.url != open_store().url else "[store]\n")
     run = begin(tmp_path / name, name=name, config=config)
     end(run)
     (tmp_path / name / "run" / "launcher.lock").touch()
@@ -42,14 +42,14 @@ def test_what_is_stored_is_listed_by_run_whatever_the_store(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told("store", "list", capsys=capsys) == "nothing is stored\n"
-    other = Store(str(tmp_path / "kept"))
-    one, two = stored(tmp_path, "one", model, Store()), stored(tmp_path, "two", model, other)
-    Store().put(saved(tmp_path / "gone"), "0badc0de", "weights", 4, "digest")
+    other = open_store(str(tmp_path / "kept"))
+    one, two = stored(tmp_path, "one", model, open_store()), stored(tmp_path, "two", model, other)
+    open_store().put(saved(tmp_path / "gone"), "0badc0de", "weights", 4, "digest")
     found = {entry["run"]: entry for entry in json.loads(told("store", "list", "-o", "json", capsys=capsys))}
     assert {run: (entry["name"], entry["listed"], entry["store"]) for run, entry in found.items()} == {
-        one: ("one", True, Store().url),
+        one: ("one", True, open_store().url),
         two: ("two", True, other.url),
-        "0badc0de": (None, False, Store().url),
+        "0badc0de": (None, False, open_store().url),
     }
     assert found[one]["entries"] == [f"{one}/{kind}/step_2" for kind in ("adapter", "checkpoint", "weights")]
     assert found[one]["deployed"] == [f"{one}/adapter/step_2"]
@@ -59,7 +59,7 @@ def test_what_is_stored_is_listed_by_run_whatever_the_store(
 
 
 def test_deleting_keeps_what_is_deployed(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = Store(str(tmp_path / "kept"))
+    store = open_store(str(tmp_path / "kept"))
     run = stored(tmp_path, "one", model, store)
     assert "to delete weights of step 2 (" in told("store", "delete", "one/weights", code=2, capsys=capsys)
     assert "deleted weights of step 2" in told("store", "delete", "one/weights", "--yes", capsys=capsys)
@@ -75,7 +75,7 @@ def test_deleting_keeps_what_is_deployed(model: Path, tmp_path: Path, capsys: py
 def test_pruning_deletes_what_no_run_of_the_list_has_stored(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept, gone = stored(tmp_path, "kept", model, Store()), stored(tmp_path, "gone", model, Store())
+    kept, gone = stored(tmp_path, "kept", model, open_store()), stored(tmp_path, "gone", model, open_store())
     assert "every run that has something" in told("store", "prune", "--yes", capsys=capsys)
     said = told("run", "delete", "gone", "--yes", capsys=capsys)
     assert "in the store" in said
@@ -85,13 +85,13 @@ def test_pruning_deletes_what_no_run_of_the_list_has_stored(
     said = told("store", "prune", "--yes", capsys=capsys)
     assert f"but for {gone}/adapter/step_2: deployed" in said
     expected = [f"{kept}/{kind}/step_2" for kind in ("adapter", "checkpoint", "weights")] + [f"{gone}/adapter/step_2"]
-    assert sorted(ids(Store())) == sorted(expected)
+    assert sorted(ids(open_store())) == sorted(expected)
 
 
 def test_a_run_is_deleted_with_what_it_has_stored(
     model: Path, tmp_path: Path, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = Store(str(tmp_path / "kept"))
+    store = open_store(str(tmp_path / "kept"))
     one, two = stored(tmp_path, "one", model, store), stored(tmp_path, "two", model, store)
     store.mark_deployed(store.find(f"{one}/adapter"), deployed=False)
     said = told("run", "delete", "one", "--with-files", "--with-stored", "--yes", capsys=capsys)
@@ -108,12 +108,12 @@ def test_a_run_is_deleted_with_what_it_has_stored(
 
 
 def test_a_run_keeps_its_id_without_the_list(model: Path, tmp_path: Path) -> None:
-    run = stored(tmp_path, "one", model, Store())
+    run = stored(tmp_path, "one", model, open_store())
     with Registry() as registry:
         registry.delete(run)
     assert begin(tmp_path / "one") == run
     # It has nothing to store again.
-    again = uploader(Store(), tmp_path / "one", model, run=run)
+    again = uploader(open_store(), tmp_path / "one", model, run=run)
     assert (finish(again), again.uploaded) == (0, [])
     # A copy is another run; a folder that was moved is not.
     shutil.copytree(tmp_path / "one", tmp_path / "copy")

@@ -14,7 +14,7 @@ from primerl.cli.evaluation import written_out
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.rl import RLConfig
 from primerl.runs import secrets
-from primerl.runs.store import Store
+from primerl.stores.store import open_store
 from run_helpers import begin, end, told
 from store_helpers import adapter, saved
 
@@ -170,7 +170,7 @@ def test_a_secret_is_created(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 def test_deployments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no adapter is stored" in told("deployments", "list", capsys=capsys)
-    store = Store()
+    store = open_store()
     for step in (1, 2):
         store.put(adapter(tmp_path / f"adapter_{step}"), "abcd1234", "adapter", step, "digest")
     store.put(saved(tmp_path / "weights"), "abcd1234", "weights", 2, "digest")

@@ -21,6 +21,7 @@ from typing import Any
 
 import fsspec
 import httpx
+import outside
 import pytest
 from docs_pages import shown
 from end_to_end import primerl, read_lines, until
@@ -32,10 +33,11 @@ from primerl.launch.report.console import Console
 from primerl.launch.resume import warm_start
 from primerl.launch.storing import Storing
 from primerl.launch.supervise.processes import Processes
-from primerl.runs.entries import StoreError
 from primerl.runs.saved import local_checkpoints
-from primerl.runs.store import Store
-from primerl.runs.uploads import main as store_worker
+from primerl.stores.entries import StoreError
+from primerl.stores.fsspec_store import FsspecStore
+from primerl.stores.store import GROUP, Store, open_store
+from primerl.stores.worker import main as store_worker
 from primerl.train.checkpoint import staging
 from primerl.train.checkpoint.step_folders import remove_step
 from pydantic import ValidationError
@@ -50,14 +52,35 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture(params=["folder", "file", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+class Shelf(FsspecStore):
+    """A store of another package: `shelf:///folder`."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url.partition("://")[2])
+        self.url = url
+
+
+@pytest.fixture(params=["folder", "file", "memory", "shelf"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    if request.param == "shelf":
+        shelf = {GROUP: "shelf = acme_store:Shelf"}
+        outside.use(monkeypatch, outside.install(tmp_path, "acme_store", "from test_store import Shelf\n", shelf))
+        found = open_store(f"shelf://{tmp_path}/kept")
+        assert type(found).__name__ == "Shelf"
+        return found
     urls = {"folder": str(tmp_path / "kept"), "file": f"file://{tmp_path}/kept", "memory": f"memory://{tmp_path.name}"}
-    return Store(urls[request.param])
+    return open_store(urls[request.param])
 
 
 def ids(store: Store) -> list[str]:
     return [entry.id for entry in store.entries(RUN)]
+
+
+def test_a_store_is_named_by_its_import_path_too(tmp_path: Path) -> None:
+    store = open_store(f"test_store:Shelf://{tmp_path}/kept")
+    assert type(store).__name__ == "Shelf"
+    with pytest.raises(StoreError, match="module test_store has no 'Nothing'"):
+        open_store("test_store:Nothing://x")
 
 
 def test_what_is_stored_comes_back(store: Store, tmp_path: Path) -> None:
@@ -79,7 +102,7 @@ def test_without_its_manifest_nothing_is_there(store: Store, tmp_path: Path, mon
         raise OSError("the line was cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "_write", cut_off)
+        patch.setattr(FsspecStore, "_write", cut_off)
         with pytest.raises(StoreError, match=r"store\.url: .* cannot be written to: the line was cut"):
             store.put(saved(tmp_path / "step_3"), RUN, "weights", 3, "digest")
     assert ids(store) == []
@@ -144,7 +167,7 @@ def test_what_the_run_deletes_meanwhile_and_what_was_cut_off_is_uploaded(
     saved(output / "checkpoints" / "step_1")
     first = uploader(store, output, model)
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "put", refuse)
+        patch.setattr(FsspecStore, "put", refuse)
         assert finish(first) == 1
     report = json.loads((output / "run" / "store.json").read_text())
     assert report["waiting"] == ["checkpoint_step_1"]
@@ -160,17 +183,17 @@ def refuse(*_: Any) -> None:
 
 
 def test_a_failed_upload_is_tried_again(store: Store, model: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("primerl.runs.uploads.FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr("primerl.stores.worker.FIRST_RETRY_S", 0.001)
     output = tmp_path / "run"
     saved(output / "weights" / "step_1")
-    put, failures = Store.put, iter(range(3))
+    put, failures = FsspecStore.put, iter(range(3))
 
     def flaky(self: Store, *arguments: Any) -> Any:
         if next(failures, None) is not None:
             raise StoreError("busy")
         return put(self, *arguments)
 
-    monkeypatch.setattr(Store, "put", flaky)
+    monkeypatch.setattr(FsspecStore, "put", flaky)
     assert finish(uploader(store, output, model, give_up_s=60.0)) == 0
     assert ids(store) == [f"{RUN}/weights/step_1"]
     assert json.loads((output / "run" / "store.json").read_text())["failed"] == {}
@@ -179,17 +202,17 @@ def test_a_failed_upload_is_tried_again(store: Store, model: Path, tmp_path: Pat
 def test_newer_ones_are_staged_while_an_upload_hangs(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, output = Store(str(tmp_path / "kept")), tmp_path / "run"
-    put, begun, go_on = Store.put, threading.Event(), threading.Event()
+    store, output = open_store(str(tmp_path / "kept")), tmp_path / "run"
+    put, begun, go_on = FsspecStore.put, threading.Event(), threading.Event()
 
     def slow(self: Store, *arguments: Any) -> Any:
         begun.set()
         assert go_on.wait(60)
         return put(self, *arguments)
 
-    monkeypatch.setattr(Store, "put", slow)
-    monkeypatch.setattr("primerl.runs.uploads.PART_S", 0.0)
-    monkeypatch.setattr("primerl.runs.uploads.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(FsspecStore, "put", slow)
+    monkeypatch.setattr("primerl.stores.worker.PART_S", 0.0)
+    monkeypatch.setattr("primerl.stores.worker.LOOK_EVERY_S", 0.01)
     saved(output / "checkpoints" / "step_1")
     ours = uploader(store, output, model, keep=1)
     running = threading.Thread(target=ours.run)
@@ -216,7 +239,7 @@ def test_newer_ones_are_staged_while_an_upload_hangs(
 
 
 def test_each_run_of_a_folder_has_its_own_in_the_store(model: Path, tmp_path: Path) -> None:
-    store, output = Store(str(tmp_path / "kept")), tmp_path / "run"
+    store, output = open_store(str(tmp_path / "kept")), tmp_path / "run"
     saved(output / "weights" / "step_1")
     assert finish(uploader(store, output, model)) == 0
     assert finish(uploader(store, output, model, run="dcba4321")) == 0
@@ -248,7 +271,7 @@ def test_a_folder_that_is_deleted_meanwhile_is_staged_whole_or_not_at_all(tmp_pa
 
 
 def test_what_the_trainer_stages_is_stored_once(model: Path, tmp_path: Path) -> None:
-    store, output = Store(str(tmp_path / "kept")), tmp_path / "run"
+    store, output = open_store(str(tmp_path / "kept")), tmp_path / "run"
     for step in (2, 4):
         adapter(output / "broadcasts" / f"step_{step}")
         staging.link(output, "adapter", step, output / "broadcasts" / f"step_{step}")
@@ -263,10 +286,10 @@ def test_what_the_trainer_stages_is_stored_once(model: Path, tmp_path: Path) -> 
 
 def test_what_a_manifest_names_is_on_the_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("primerl.runs.store.sync", lambda path: synced.append(Path(path)))
-    store = Store(str(tmp_path / "kept"))
+    monkeypatch.setattr("primerl.stores.fsspec_store.sync", lambda path: synced.append(Path(path)))
+    store = open_store(str(tmp_path / "kept"))
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "_write", refuse)
+        patch.setattr(FsspecStore, "_write", refuse)
         with pytest.raises(StoreError, match="no room"):
             store.put(saved(tmp_path / "step_3"), RUN, "weights", 3, "digest")
     kept = tmp_path / "kept"
@@ -305,7 +328,7 @@ def test_bad_settings_of_the_process_are_named(capsys: pytest.CaptureFixture[str
 
 def test_an_unknown_kind_of_url_is_named() -> None:
     with pytest.raises(StoreError, match=r"store\.url: nosuch://x cannot be opened: .*nosuch"):
-        Store("nosuch://x")
+        open_store("nosuch://x")
     with pytest.raises(ConfigError, match=r"store\.url: nosuch://x cannot be opened"):
         training.check(config_of(store={"url": "nosuch://x"}))
 
@@ -353,7 +376,7 @@ def test_a_run_stores_its_adapters_and_one_of_them_is_deployed(
     from primerl.cli.deploy import merged
     from safetensors.torch import load_file
 
-    store = Store()
+    store = open_store()
     served = merged(store, store.find(stored["adapter", 2]), None)
     ours, trainers = (
         load_file(folder / "model.safetensors")

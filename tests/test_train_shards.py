@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from primerl.inference.model import Decoder, load_folder
-from primerl.inference.shape import Shape
+from primerl.inference.torch.model import Decoder, load_folder
+from primerl.inference.torch.shape import Shape
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.checkpoint.state import save_checkpoint
 from primerl.train.distributed.rank_barrier import Meeting

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from primerl.inference.sampling import Rows, sample
-from primerl.reference import SLACK, truncated_logprobs
+from primerl.inference.torch.sampling import Rows, sample
 from primerl.train.data.batch import BatchError, decode_batch
 from primerl.train.loss import logprobs as chunked
 from primerl.train.loss.truncation import Truncation, replaying, truncate
+from primerl.verify.reference import SLACK, truncated_logprobs
 from train_helpers import Sequence, encode_batch
 
 VOCABULARY = 50

@@ -11,7 +11,7 @@ from primerl.config.environment import EnvWorkerConfig
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.hosted.compile import written_at
 from primerl.config.rl import RLConfig
-from primerl.envs import adapter
+from primerl.envs.generations import v1
 from primerl.monitors.collect import evaluation_metrics
 
 TASK = {"split": "train", "num_examples": 20, "letters": "a-j"}
@@ -144,17 +144,17 @@ def test_what_is_written_down_can_be_changed_and_read_again() -> None:
 
 
 def test_the_held_out_examples_and_the_others_are_the_whole_list() -> None:
-    adapter.prepare()
-    env = adapter.load("reverse-text", {"taskset": TASK}, "http://127.0.0.1:1/v1")
+    v1.prepare()
+    env = v1.load("reverse-text", {"taskset": TASK}, "http://127.0.0.1:1/v1")
 
     def texts(seed: int, held_out: int = 0) -> list[str]:
-        return [task.data.text for task in adapter.list_examples(env, "reverse-text", seed, held_out=held_out)]
+        return [task.data.text for task in v1.list_examples(env, "reverse-text", seed, held_out=held_out)]
 
     validated, trained = texts(3)[:8], texts(3, 8)
     assert validated + trained == texts(3)
     assert not set(validated) & set(trained)
     assert texts(4)[:8] != validated, "the seed says which"
-    with pytest.raises(adapter.EnvironmentRefusedError, match=r"has 20 examples, and 20 are held out .* none is left"):
+    with pytest.raises(v1.EnvironmentRefusedError, match=r"has 20 examples, and 20 are held out .* none is left"):
         texts(3, 20)
 
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 from engine_helpers import EOS, VOCABULARY
 from primerl._core import GrammarMasks
-from primerl.inference.sampling import unpacked
+from primerl.inference.torch.sampling import unpacked
 from primerl.models.tiny import write_model
 from primerl.train.checkpoint.state import save_checkpoint
 from primerl.train.model.packed_model import load_model
 from primerl.train.weights.publish import WeightsPublisher
 from primerl.verify import VerifyError, main, verify
+from primerl.verify.report import ranges
 from safetensors.torch import load_file, save_file
 from train_helpers import encode_batch
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -357,3 +358,10 @@ def test_model_config_comes_from_the_trainers_settings_without_a_checkpoint(run:
     (run.folder / "configs").mkdir()
     (run.folder / "configs" / "trainer.toml").write_text(f'[model]\npath = "{published[0] / "model"}"\n')
     assert verify(run.folder).passed
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([4], "4"), ([1, 2], "1-2"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8"), (range(57), "0-56")]
+)
+def test_missing_versions_are_named_in_one_line(numbers: list[int], text: str) -> None:
+    assert ranges(numbers) == text

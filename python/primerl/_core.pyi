@@ -606,7 +606,7 @@ class InferenceEngine:
     def __new__(cls, config: Mapping[str, Any], backend: object, *, host: str, port: int) -> Self:
         """Binds `host:port` (0: a free port) and serves at once.
 
-        `backend` has the methods of `primerl.inference.torch_backend.TorchBackend`; they are called on one thread.
+        `backend` has the methods of `primerl.inference.torch.step.TorchBackend`; they are called on one thread.
         `ValueError` names a setting that cannot be served, `OSError` says why the port cannot be bound.
         """
     @property

@@ -66,7 +66,7 @@ class Group:
     example: int
     """Index of the example in the environment's list."""
     traces: tuple[Trace, ...]
-    """In order of the rollouts. A trace may have no sample (all of it left out by the rules) or several."""
+    """In order of the rollouts. A trace may have no sample (all of it dropped by the rules) or several."""
     samples: tuple[Sample, ...]
 
 

@@ -76,7 +76,7 @@ class Run:
         remark = state.within_run(self.config.output_dir)
         if remark is not None:
             warnings.warn(remark, stacklevel=2)
-        # Your loop trains what it likes: engines are told of whole weights.
+        # Your loop trains what it likes: engines are sent whole weights.
         trainer = self.config.trainer.model_copy(update={"model": AdaptedModel()})
         self.config = self.config.model_copy(update={"trainer": trainer})
         if self.config.trainer.ranks != 1:
@@ -157,7 +157,7 @@ class Run:
             self._resources.close()
 
     def resume_after(self, step: int) -> None:
-        """Training goes on after `step`, from a checkpoint of your own: publish its weights next, as version `step`.
+        """Training resumes after `step`, from a checkpoint of your own: publish its weights next, as version `step`.
 
         Raises:
             PrimerlError: there is no such step, or the batches after it are gone.
@@ -202,11 +202,11 @@ class Run:
     def publish(self, model: Any) -> int:
         """Publishes the model's weights (a `transformers` model) as the next policy version, and returns it.
 
-        Call it once after each batch; generation goes on with the new weights once an engine has proved them.
+        Call it once after each batch; generation continues with the new weights once an engine has proved them.
         """
         self._check()
         if not self._resumed:
-            # In a folder with an earlier run, a script that does not go on from a checkpoint begins anew.
+            # In a folder with an earlier run, a script that does not resume from a checkpoint starts anew.
             self.resume_after(0)
         version = self._next_version
         manifest = self._publisher.publish(model, version)

@@ -38,7 +38,7 @@ def learn(url: str, folder: str | os.PathLike[str]) -> None:
 
 
 def run_key_header(url: str) -> dict[str, str]:
-    """Of every request to the orchestrator at `url`; empty where no key is known."""
+    """The header of every request to the orchestrator at `url`; empty where no key is known."""
     key = _learned.get(urlsplit(url).netloc) or run_key()
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 

@@ -128,7 +128,7 @@ def command(arguments: list[str]) -> int:
 
 def lacks_extra(error: ModuleNotFoundError, arguments: list[str]) -> int:
     """Reports the extra that brings a missing module; any other missing module is a fault, and raised again."""
-    from primerl.extras import MissingExtraError, explained
+    from primerl.process.extras import MissingExtraError, explained
 
     found = explained(error, f"`primerl {arguments[0]}`")
     if not isinstance(found, MissingExtraError):

@@ -11,10 +11,10 @@ from pathlib import Path
 from primerl.cli.arguments import parse, parse_known
 from primerl.cli.run.common import BAD_INPUT, add_json, show, size
 from primerl.config.complaint import fail
-from primerl.runs.entries import Entry, StoreError, model_digest
 from primerl.runs.registry import known
 from primerl.runs.state import StateError, private_folder
-from primerl.runs.store import Store, store_of_run
+from primerl.stores.entries import Entry, StoreError, model_digest
+from primerl.stores.store import Store, open_store, store_of_run
 from primerl.train.checkpoint.files import whole_folder
 
 TITLE = "Nothing was deployed"
@@ -124,7 +124,7 @@ def _find(chosen: argparse.Namespace) -> tuple[Store, Entry]:
     store = None
     if chosen.store is None and (found := known(run)) is not None:
         run, store = found.id, store_of_run(found.config)
-    store = store or Store(chosen.store)
+    store = store or open_store(chosen.store)
     return store, store.find("/".join(part for part in (run, "adapter", step) if part))
 
 

@@ -122,7 +122,7 @@ def store_worker(arguments: list[str]) -> int:
         settings = settings_from(arguments, "primerl.config.store:StoreWorkerConfig", "store-worker")
     except BadInputError as error:
         return refuse(error)
-    from primerl.runs.uploads import main
+    from primerl.stores.worker import main
 
     return main(settings)
 

@@ -12,10 +12,10 @@ from typing import Any
 from primerl.cli.arguments import parse
 from primerl.cli.run.common import BAD_INPUT, FAILED, add_json, ago, show, size
 from primerl.config.complaint import fail
-from primerl.runs.entries import Entry, StoreError, listed
 from primerl.runs.registry import Registry, Run, known
 from primerl.runs.state import StateError
-from primerl.runs.store import ID, Store, store_of_run
+from primerl.stores.entries import Entry, StoreError, listed
+from primerl.stores.store import ID, Store, open_store, store_of_run
 
 USAGE = """usage: primerl store list [--store URL] [--json]             what is stored, by run
        primerl store delete RUN[/KIND][/step_N] [--yes]     delete that; deployed adapters stay
@@ -71,7 +71,7 @@ def all_stored(url: str | None) -> list[Stored]:
     Raises StoreError and StateError."""
     with Registry(reading=True) as registry:
         runs = {run.id: run for run in registry.all()}
-    stores = [Store(url)]
+    stores = [open_store(url)]
     if url is None:
         stores += [found for run in runs.values() if (found := store_of_run(run.config)) is not None]
     stored = []
@@ -118,7 +118,7 @@ def _delete(arguments: list[str]) -> int:
     run = known(name)
     given = chosen.id if run is None else run.id + slash + rest
     of_run = None if chosen.store is not None or run is None else store_of_run(run.config)
-    store = of_run or Store(chosen.store)
+    store = of_run or open_store(chosen.store)
     match = ID.fullmatch(given)
     if match is None:
         return fail(f"{given!r} is no id of the store; expected RUN, RUN/step_N or RUN/KIND/step_N", title=NOTHING)
@@ -152,7 +152,7 @@ def _prune(arguments: list[str]) -> int:
     chosen = parse(parser, arguments)
     if isinstance(chosen, int):
         return chosen
-    store = Store(chosen.store)
+    store = open_store(chosen.store)
     goes = [one for one in all_stored(store.url) if one.known is None]
     if not goes:
         print(f"every run that has something in {store.url} is in the list")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import pydantic_config
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from primerl.typed import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT, MOST_PORTS, MOST_THREADS
+from primerl.process.setting_checks import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT, MOST_PORTS, MOST_THREADS
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler

@@ -26,7 +26,7 @@ from primerl.config.base import (
 )
 from primerl.config.client import Client
 from primerl.config.tailscale import TailnetNode
-from primerl.typed import LEAST_MEMORY_MB, MOST_COUNT, MOST_PORTS
+from primerl.process.setting_checks import LEAST_MEMORY_MB, MOST_COUNT, MOST_PORTS
 
 MemoryMb = Annotated[int, Field(ge=LEAST_MEMORY_MB, le=MOST_COUNT)]
 

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from primerl.config.base import Bound, Section
 from primerl.config.field_docs import field_doc, owner_of
-from primerl.typed import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT
+from primerl.process.setting_checks import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT
 
 ANY_NAME = ".NAME"
 """Of a section within a table of sections, whose names are the user's."""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from primerl.config.base import Log, Name, Port, Seconds, Section, Seed, Settings, Threads
 from primerl.config.lora import EngineLora
+from primerl.inference import backends
 from primerl.inference.settings import DEVICE_PATTERN, MOST_NUM_SEQS
-from primerl.inference.vllm import flags
-from primerl.typed import MOST_COUNT, MOST_LARGE_COUNT
+from primerl.process.setting_checks import MOST_COUNT, MOST_LARGE_COUNT
+
+Backend = Annotated[str, AfterValidator(backends.check_name)]
 
 
 class InferenceSettings(Section):
     """The inference engine."""
 
-    backend: Literal["auto", "torch", "vllm"] = "auto"
+    backend: Backend = "auto"
     """`vllm`: vLLM's server; `torch`: the embedded engine, for laptops and tests; `auto`: vLLM where there is a CUDA
-    GPU and vLLM is installed, else the embedded engine."""
+    GPU and vLLM is installed, else the embedded engine. Any other: a backend of your own, by its entry point's name or
+    as `module:Class`."""
     python: str | None = None
     """Interpreter of the environment that vLLM is installed in, where it is not the one that runs primerl."""
     host: str = "127.0.0.1"
@@ -44,11 +47,13 @@ class InferenceSettings(Section):
     """CPU threads of the model."""
     vllm: Settings = {}
     """vLLM's own options, by their long names without dashes (docs/vllm.md); those that are primerl's are refused."""
+    options: Settings = {}
+    """Options of a backend of your own, which checks them."""
     log: Log = Log()
 
     @model_validator(mode="after")
-    def _options_are_vllms(self) -> Self:
-        flags.check(self.vllm)
+    def _are_the_backends_options(self) -> Self:
+        backends.check_options(self.backend, self.options, {"vllm": self.vllm})
         return self
 
 

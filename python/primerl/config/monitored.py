@@ -37,15 +37,14 @@ def entries(config: RLConfig | SFTConfig) -> list[MonitorEntry]:
         extras = config.orchestrator.wandb.log_extras if isinstance(config, RLConfig) else None
         args = config.wandb.model_dump(mode="json", exclude_none=True, exclude={"api_key"})
         args["offline"] = wandb_mode(config.wandb) == "offline"
-        path = "primerl.monitors.weights_and_biases:WandbMonitor"
-        found.append(_entry(WANDB, path, args, extras, _of_trainer(config)))
+        found.append(_entry(WANDB, WANDB, args, extras, _of_trainer(config)))
     if isinstance(config, RLConfig) and config.orchestrator.prime_monitor is not None:
         prime = config.orchestrator.prime_monitor
         args = prime.model_dump(mode="json", exclude_none=True, exclude={"log_extras"})
         if config.wandb is not None and config.wandb.name is not None:
             args.setdefault("run_name", config.wandb.name)
         # Of tokens there are histograms only, which the platform does not take.
-        found.append(_entry(PRIME, "primerl.monitors.prime:PrimeMonitor", args, prime.log_extras, None))
+        found.append(_entry(PRIME, PRIME, args, prime.log_extras, None))
     for custom in config.monitors:
         extras = custom.log_extras if is_rl else None
         own = extras.interval if extras is not None and extras.distributions else None

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, field_valida
 from primerl.config.base import Fraction, LargeCount, Name, Seconds, SecondsOrZero, Section, Settings
 
 WANDB, PRIME = "wandb", "prime"
-MONITOR_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+MONITOR_PATTERN = r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[A-Za-z][\w-]*)$"
 
 
 class Distributions(Section):
@@ -114,7 +114,8 @@ class CustomMonitor(Section):
     """A monitor of your own: a class with the methods of `primerl.monitors.Monitor`."""
 
     path: str = Field(pattern=MONITOR_PATTERN)
-    """`module:Class`; run from its folder, install it, or set PYTHONPATH."""
+    """`module:Class` (run from its folder, install it, or set PYTHONPATH), or the name of a package's entry point in
+    `primerl.monitors`."""
     name: Name | None = None
     """Name in the log; the class's where it is left out."""
     args: Settings = {}
@@ -163,7 +164,7 @@ class MonitorEntry(Section):
     name: Name
     """Name in the log, and of its cursor."""
     path: str = Field(pattern=MONITOR_PATTERN)
-    """`module:Class`."""
+    """`module:Class`, or a name."""
     args: Settings = {}
     """Its keyword arguments."""
     samples_interval: LargeCount | None = None

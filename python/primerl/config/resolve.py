@@ -33,14 +33,14 @@ from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.config.tailscale import TailnetNode, Tailscale, node_name
 from primerl.config.trainer import TrainedModel, TrainerConfig, TrainerLog, TrainerSettings
-from primerl.inference.vllm.flags import default_dtype
-from primerl.inference.vllm.installation import UnusableError, chosen_backend, find
+from primerl.inference import backends
+from primerl.inference.backend import EngineBackend, UnservableError
 
 Source = TypeVar("Source", bound=Environment)
 EXACT_TOLERANCE = 1e-3
 """Nats. Sums in another order are 1e-5 apart at most, in fp32."""
 MOST_LIVE_VERSIONS = 6
-"""vLLM keeps room for each adapter in the GPU's memory."""
+"""Engines keep room for each adapter in the GPU's memory."""
 TRAINER_LEVELS = {"trace": "debug", "warn": "warning"}
 """As the trainer, which has Python's names, calls the run's levels."""
 Kind = Literal["orchestrator", "inference", "env-worker", "trainer", "monitor", "store-worker"]
@@ -74,7 +74,7 @@ def orchestrator(config: RLConfig, variables: Mapping[str, list[str]] | None = N
     if (
         "no_engine_s" not in timeouts.model_fields_set
         and config.inference.replicas
-        and engine_backend(config) == "vllm"
+        and engine_backend(config).starts_slowly
     ):
         # An engine that was killed takes as long to come back as to start.
         timeouts = timeouts.model_copy(update={"no_engine_s": max(timeouts.no_engine_s, config.timeouts.start_s)})
@@ -123,14 +123,14 @@ def engines(
         resolved = InferenceConfig.model_validate(
             {
                 **shared(source, InferenceSettings),
-                "backend": engine_backend(config),
+                "backend": engine_name(config),
                 "start_s": config.timeouts.start_s,
                 "max_model_len": source.max_model_len or context,
                 "logprobs_mode": source.logprobs_mode or logprobs_mode,
                 "model": model,
-                # Our own engine seeds each request by its id, so that each replica samples it alike. vLLM draws from
-                # one generator: two of its engines with one seed would sample the same tokens for the same prompt.
-                "seed": config.seed + (index if engine_backend(config) == "vllm" else 0),
+                # Where requests are seeded by their ids, each replica samples them alike. Engines that draw from one
+                # generator would sample the same tokens for the same prompt, had they the same seed.
+                "seed": config.seed + (0 if engine_backend(config).seeds_each_request else index),
                 "join": orchestrator_url,
                 "join_as": name,
                 "lora": lora,
@@ -148,28 +148,30 @@ def _engine_lora(config: RLConfig, lora: TrainerLora) -> EngineLora:
 
 
 def adapters_to_keep(config: RLConfig) -> int | None:
-    """How many versions' folders vLLM may read, which reads one again where it had no room for it: also those that
-    rollouts in flight began with. None where it is sent no adapters."""
+    """How many versions' folders engines may read that read one again where they had no room for it: also those that
+    rollouts in flight began with. None where they read none again."""
     lora = trained_lora(config)
-    if lora is None or lora.broadcast != "adapter" or engine_backend(config) != "vllm":
+    if lora is None or lora.broadcast != "adapter" or not engine_backend(config).rereads_adapters:
         return None
     return config.orchestrator.max_off_policy_steps + 2 + config.orchestrator.max_async_level
 
 
-def engine_backend(config: RLConfig | EvalConfig) -> str:
-    """`torch` or `vllm`: where it is left to be found out, what this machine has."""
-    return chosen_backend(config.inference.backend, config.inference.python)
+def engine_name(config: RLConfig | EvalConfig) -> str:
+    """Of the engines' backend: for `auto`, what this machine has."""
+    return backends.chosen(config.inference.backend, config.inference.python)
+
+
+def engine_backend(config: RLConfig | EvalConfig) -> EngineBackend:
+    return backends.named(engine_name(config))
 
 
 def engine_dtype(config: RLConfig) -> str:
     """Of the engines that the run starts: what they compute in where it is left out."""
     if config.inference.dtype is not None:
         return config.inference.dtype
-    if engine_backend(config) == "torch":
-        return "float32"
     try:
-        return default_dtype(find(config.inference.python))
-    except UnusableError:  # the checks before a start say so
+        return engine_backend(config).default_dtype(config.inference.python)
+    except UnservableError:  # the checks before a start say so
         return "float32"
 
 
@@ -267,7 +269,7 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
     settings = shared(config.trainer, TrainerSettings)
     changes: dict[str, Any] = {"keep_all": True} if config.keep_broadcasts else {}
     if "probe" not in config.trainer.weights.model_fields_set and not config.orchestrator.engines:
-        changes["probe"] = engine_backend(config) != "torch"
+        changes["probe"] = not engine_backend(config).digests_live_weights
     lora = trained_lora(config)
     if "keep_last" not in config.trainer.weights.model_fields_set:
         changes["keep_last"] = max(config.trainer.weights.keep_last, adapters_to_keep(config) or 0)

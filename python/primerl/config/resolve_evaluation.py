@@ -24,7 +24,7 @@ for. Requests go to the endpoint as messages."""
 def orchestrator(config: EvalConfig) -> ProcessConfig:
     timeouts = config.timeouts
     # An engine that was killed takes as long to come back as to start.
-    is_slow_to_start = config.base_url is None and engine_backend(config) == "vllm"
+    is_slow_to_start = config.base_url is None and engine_backend(config).starts_slowly
     resolved = OrchestratorConfig(
         output_dir=absolute(config.output_dir),
         seed=config.seed,

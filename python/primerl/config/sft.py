@@ -11,7 +11,7 @@ from primerl.config.elsewhere import PRIME_RL_SFT, Names
 from primerl.config.lora import CheckpointWeights, Lora
 from primerl.config.monitors import Monitored
 from primerl.config.trainer import Computation, Optimizer, TrainerLog
-from primerl.typed import MOST_COUNT, MOST_LARGE_COUNT
+from primerl.process.setting_checks import MOST_COUNT, MOST_LARGE_COUNT
 
 SeqLen = Annotated[int, Field(ge=2, le=MOST_COUNT)]
 

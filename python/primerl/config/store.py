@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from primerl.config.base import Bound, LargeCountOrZero, SecondsOrZero, Section
-from primerl.typed import MOST_COUNT
+from primerl.process.setting_checks import MOST_COUNT
 
 
 def _all_or_some(value: int) -> int:

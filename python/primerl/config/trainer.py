@@ -20,7 +20,7 @@ from primerl.config.base import (
     Threads,
 )
 from primerl.config.lora import AdaptedModel, CheckpointWeights
-from primerl.typed import MOST_LARGE_COUNT
+from primerl.process.setting_checks import MOST_LARGE_COUNT
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 

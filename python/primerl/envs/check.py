@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from primerl.envs import exits, generations, versions
+from primerl.envs import exits, versions
+from primerl.envs.generations import choice
 from primerl.envs.interface import EnvironmentRefusedError, Role
 
 
@@ -40,7 +41,7 @@ def check_environment(
     Args:
         rollouts: Of an example, where it is known: an environment whose rewards compare them needs two.
         max_concurrent: Rollouts that a worker runs at the same time, where it is known.
-        modules: What a worker with these settings needs beside verifiers.
+        modules: What a worker with these settings needs in addition to verifiers.
         held_out: Examples that are kept for validation.
     """
     try:
@@ -51,7 +52,7 @@ def check_environment(
                     "install it there, or leave metrics_port out"
                 )
         with exits.refused(environment_id):
-            generation = generations.chosen(environment_id)
+            generation = choice.chosen(environment_id)
             env = generation.load(environment_id, arguments, "http://127.0.0.1:1/v1")
             generation.list_examples(env, environment_id, 0, role, held_out)
         if rollouts is not None and generation.scores_groups(env):

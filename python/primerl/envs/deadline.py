@@ -33,7 +33,7 @@ async def within(seconds: float, label: str, package: str, running: Coroutine[An
         async with asyncio.timeout(None) as scope:
 
             def expire() -> None:
-                # Before it is cancelled, which unwinds the stack.
+                # Read before the task is cancelled, which unwinds the stack.
                 at = stacks.place(stacks.of_task(task), package)
                 said.append(f"the environment did not end within {seconds:.1f} s; it was at {at}")
                 log.error("%s did not end within %.1f s; it is at\n%s", label, seconds, stacks.shown(task))

@@ -20,7 +20,7 @@ log = logging.getLogger("primerl.envs")
 
 
 def told(error: BaseException) -> str:
-    """In words that name who did it."""
+    """A description that names what ended the process."""
     if isinstance(error, SystemExit):
         return f"the environment called sys.exit({'' if error.code is None else repr(error.code)})"
     if isinstance(error, KeyboardInterrupt):
@@ -29,7 +29,7 @@ def told(error: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """What was raised first, where it was wrapped."""
+    """The exception at the start of the chain of causes."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -45,7 +45,7 @@ def place(error: BaseException) -> str:
 
 
 def not_imported(environment_id: str, error: ImportError) -> EnvironmentRefusedError:
-    """Of an environment that is there, and of which an import fails."""
+    """The refusal of an environment that is installed, and of which an import fails."""
     cause = innermost(error)
     fix = "install what it needs" if isinstance(cause, ModuleNotFoundError) else "install the version that it needs"
     return EnvironmentRefusedError(
@@ -68,7 +68,7 @@ def run_to_end(main: Coroutine[Any, Any, int]) -> int:
             except (SystemExit, KeyboardInterrupt) as error:
                 if task.done():
                     raise
-                log.warning("%s; the worker goes on", told(error))
+                log.warning("%s; the worker continues", told(error))
 
 
 @contextlib.contextmanager

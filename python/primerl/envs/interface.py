@@ -1,8 +1,8 @@
 """What the worker knows of an environment, whichever generation of verifiers it was written for.
 
-`adapter` (v1) and `classic` are modules with the functions of [`Generation`][primerl.envs.interface.Generation];
-`generations` says which of them an environment needs. Standard library only: neither of the two can be imported beside
-the other's verifiers.
+`generations.v1` and `generations.classic` are modules with the functions of
+[`Generation`][primerl.envs.interface.Generation]; `generations.choice` says which of them an environment needs.
+Standard library only: neither of the two can be imported where the other's verifiers is installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ OVERFLOW = ("context_length_exceeded", "maximum context length")
 Role = Literal["train", "eval"]
 
 Outcome = dict[str, Any]
-"""`Outcome` of primerl-core: ok, traces, error."""
+"""`Outcome` of primerl-core: `ok`; `traces`, each with `session`, `trainable`, `ok`, `reward`, `metrics`,
+`stop_condition`, `truncated`; `error`, None or a table as [`failure`][primerl.envs.interface.failure] makes it."""
 
 Post = Callable[[str, str, str, bytes, float], Awaitable[tuple[int, bytes]]]
 """(URL, API key, session, JSON body, timeout in seconds) -> (status, body); raises ConnectionError or TimeoutError."""
@@ -39,8 +40,8 @@ _not_numbers: set[str] = set()
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Of what an environment measured: truth values and whole numbers as numbers, NumPy's too. What is none (None,
-    words, NaN) has no mean, and is left out; the log says so once of each name. What a dictionary holds is named
+    """What an environment measured as floats: truth values and whole numbers, NumPy's too. What is none (None,
+    words, NaN) has no mean, and is omitted, with a warning for each name. What a dictionary holds is named
     `metric/key`."""
     found: dict[str, float] = {}
     for name, value in metrics.items():
@@ -56,7 +57,7 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
             found[str(name)] = number
         elif value is not None and name not in _not_numbers:
             _not_numbers.add(name)
-            log.warning("metric %r is not a finite number (%s), and is left out", name, shortened(repr(value), 80))
+            log.warning("metric %r is not a finite number (%s); it is omitted", name, shortened(repr(value), 80))
     return found
 
 
@@ -77,7 +78,7 @@ class Gateway:
 
 @dataclass(frozen=True)
 class Address:
-    """Of one rollout."""
+    """The gateway of one rollout."""
 
     label: str
     """Names it in the log."""
@@ -136,7 +137,7 @@ class Generation(Protocol):
         Raises EnvironmentRefusedError."""
 
     def key(self, example: Any) -> str:
-        """Of an example, the same for the same example in every process."""
+        """The example's key: the same for the same example in every process."""
 
     def scores_groups(self, env: Any) -> bool:
         """Whether rewards compare the rollouts of a group, which must then be run together."""
@@ -150,6 +151,13 @@ class Generation(Protocol):
         """The environment with what it shares between rollouts. `limits`: of each of them."""
 
 
+class OutsideGeneration(Generation, Protocol):
+    """One of another package: an entry point in `primerl.environments` names its module."""
+
+    def claims(self, environment_id: str) -> bool:
+        """Whether it is for this environment. Imports nothing of it."""
+
+
 def check_held_out(environment_id: str, count: int, held_out: int) -> None:
     """Raises EnvironmentRefusedError where no example is left to train on."""
     if count <= held_out:
@@ -160,7 +168,7 @@ def check_held_out(environment_id: str, count: int, held_out: int) -> None:
 
 
 def failure(kind: str, message: str, exception: str | None = None) -> Outcome:
-    """Of a rollout that has no traces. `exception`: the name of its type, where there was one."""
+    """The outcome of a rollout that has no traces. `exception`: the name of its type, where there was one."""
     error = {"kind": kind, "message": shortened(message, LONGEST_MESSAGE), "exception": exception}
     return {"ok": False, "traces": [], "error": error}
 
@@ -170,7 +178,7 @@ def shortened(text: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     half = longest // 2
-    return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
+    return f"{text[:half]} [{len(text) - 2 * half} characters omitted] {text[-half:]}"
 
 
 def sendable(value: Any) -> Any:

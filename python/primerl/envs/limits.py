@@ -14,23 +14,23 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from primerl import typed
-from primerl.envs.interface import Gateway
+from primerl.envs.interface import Address, Gateway, Post
+from primerl.process import setting_checks
 from primerl.run_key import run_key
 
-# Field of an example's data.
+# The field of an example's data that holds its limits.
 FIELD = "rollout_limits"
-# What verifiers says of a seat whose time was up, and what it is where the time was ours.
+# verifiers' stop condition of a seat whose time was up, and ours where the limit was ours.
 SEAT_TIMED_OUT, STOP = "agent_timeout", "limit_time"
 
 # When the seats of the rollout that runs in this context have to end, on the clock of `time.monotonic`.
 _deadline: ContextVar[float | None] = ContextVar("primerl_seat_deadline", default=None)
 
 
-RANGES: typed.Ranges = {
-    "time_s": (0, typed.LONGEST_S),
-    "turns": (1, typed.MOST_COUNT),
-    "tokens": (1, typed.MOST_COUNT),
+RANGES: setting_checks.Ranges = {
+    "time_s": (0, setting_checks.LONGEST_S),
+    "turns": (1, setting_checks.MOST_COUNT),
+    "tokens": (1, setting_checks.MOST_COUNT),
 }
 
 
@@ -50,7 +50,7 @@ class RolloutLimits:
         if unknown:
             raise ValueError(f"unknown key {unknown[0]!r}; known keys are {', '.join(known)}")
         limits = cls(**values)
-        typed.check(limits, RANGES)
+        setting_checks.check(limits, RANGES)
         return limits
 
     def given(self) -> dict[str, float | int]:
@@ -73,8 +73,19 @@ def of_example(data: Any) -> RolloutLimits | None:
     return limits if limits.given() else None
 
 
-async def tell(gateway: Gateway, own: RolloutLimits) -> None:
-    """Tells the orchestrator the limits that an example brings. Raises RuntimeError where it does not take them.
+async def gateway_of(
+    rollout: Address, post: Post, deadline: float, example: Any
+) -> tuple[Gateway, RolloutLimits | None]:
+    """The rollout's gateway, once the orchestrator has the limits that the example brings, and these."""
+    gateway = Gateway(rollout.base_url, rollout.api_key, post, deadline)
+    own = of_example(example)
+    if own is not None:
+        await _report(gateway, own)
+    return gateway, own
+
+
+async def _report(gateway: Gateway, own: RolloutLimits) -> None:
+    """Sends the orchestrator the limits that an example brings. Raises RuntimeError if it does not take them.
 
     With the run's key: a rollout's own, which its agent has, opens chat routes only.
     """
@@ -110,7 +121,7 @@ def cap_seat(resolve: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def cap_segment(step: Callable[..., Any]) -> Callable[..., Any]:
     """verifiers' own stretch of a seat that takes turns with others, or with a user, and the rollout's time on top: by
-    verifiers' rule the time of a seat stands still while it waits for them, and the rollout's goes on."""
+    verifiers' rule the time of a seat stands still while it waits for them, and the rollout's continues."""
 
     async def step_in_time(self: Any, messages: Any = None, *, on_input: Callable[[], None] | None = None) -> Any:
         deadline = _deadline.get()

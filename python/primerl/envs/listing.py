@@ -20,7 +20,7 @@ from primerl.envs.interface import sendable
 
 # A key is a hash of the whole example: of more than so many, evenly spaced ones are looked at.
 MOST_KEYS = 1024
-# As Python tells an object that says nothing else of itself: another one in each process.
+# The address in an object's default repr, which differs from process to process.
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
@@ -56,7 +56,7 @@ def comparable(value: Any) -> Any:
         return [comparable(one) for one in value]
     if isinstance(value, set | frozenset):
         return sorted((comparable(one) for one in value), key=lambda one: json.dumps(one, sort_keys=True))
-    if isinstance(value, Iterator):  # whoever looks at it uses it up
+    if isinstance(value, Iterator):  # iterating consumes it
         return type(value).__qualname__
     try:
         return comparable(to_jsonable_python(value, bytes_mode="base64"))
@@ -69,7 +69,7 @@ def without_addresses(text: str) -> str:
 
 
 def _name(key: Any) -> str:
-    """Of a mapping, as text: names of several types have no order."""
+    """A key of a mapping, as text: names of several types have no order."""
     plain = comparable(key)
     return plain if isinstance(plain, str) else json.dumps(plain, sort_keys=True)
 

@@ -17,7 +17,7 @@ def limit_memory(memory_mb: int) -> None:
 
 
 def _reserved_memory() -> int:
-    """Bytes that allocators have set aside and nobody uses; the kernel counts them."""
+    """Bytes that allocators have set aside, unused; the kernel counts them."""
     try:
         lines = [line.split() for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()]
     except OSError:  # not on Linux
@@ -28,7 +28,7 @@ def _reserved_memory() -> int:
 
 def limit_cores(cpus: int, first: int = 0) -> None:
     """To so many of those that this process may run on, beginning with the one of number `first`, around; to all of
-    them where there are no more. A system that binds no process to cores is left as it is."""
+    them where there are no more. On a system that cannot bind processes to cores, nothing changes."""
     usable = cores()
     if not usable:
         return
@@ -36,5 +36,5 @@ def limit_cores(cpus: int, first: int = 0) -> None:
 
 
 def cores() -> list[int]:
-    """Numbers of the cores that this thread may run on; empty where the system does not tell."""
+    """Numbers of the cores that this thread may run on; empty if the system does not report them."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

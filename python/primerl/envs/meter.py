@@ -13,7 +13,7 @@ SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 
 
 class Meter:
-    """Counts nothing where there is no port."""
+    """Counts nothing if there is no port."""
 
     def __init__(self, port: int | None, cores: int) -> None:
         """`cores`: that the worker may run on. Raises [`PortTakenError`][primerl.net.prometheus.PortTakenError]."""

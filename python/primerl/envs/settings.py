@@ -1,4 +1,4 @@
-"""What one env worker is told."""
+"""Settings of one env worker."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from primerl import typed
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
 from primerl.envs.tailnet import TailnetConfig
 from primerl.net.prometheus import check_port
+from primerl.process import setting_checks
 from primerl.process.log_levels import LEVELS
 
-RANGES: typed.Ranges = {
-    "seed": (0, typed.MOST_LARGE_COUNT),
-    "held_out": (0, typed.MOST_COUNT),
-    "max_concurrent": (1, typed.MOST_COUNT),
-    "memory_mb": (typed.LEAST_MEMORY_MB, typed.MOST_COUNT),
-    "cpus": (1, typed.MOST_COUNT),
-    "first_cpu": (0, typed.MOST_COUNT),
-    "unreachable_s": (0, typed.LONGEST_S),
+RANGES: setting_checks.Ranges = {
+    "seed": (0, setting_checks.MOST_LARGE_COUNT),
+    "held_out": (0, setting_checks.MOST_COUNT),
+    "max_concurrent": (1, setting_checks.MOST_COUNT),
+    "memory_mb": (setting_checks.LEAST_MEMORY_MB, setting_checks.MOST_COUNT),
+    "cpus": (1, setting_checks.MOST_COUNT),
+    "first_cpu": (0, setting_checks.MOST_COUNT),
+    "unreachable_s": (0, setting_checks.LONGEST_S),
 }
 
 
@@ -49,13 +49,13 @@ class WorkerConfig:
     role: Literal["train", "eval"] = "train"
     """Whether its rollouts are trained on."""
     worker_name: str = ""
-    """Unique name of this process; made from host and process id where it is left out."""
+    """Unique name of this process; defaults to one made from host and process id."""
     args: dict[str, Any] = field(default_factory=dict)
     """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
     seed: int = 0
     """Seed of the order of examples; the same in all workers of an environment."""
     held_out: int = 0
-    """Examples at the front of the list that are left out; the same in all workers of an environment."""
+    """Examples at the front of the list that are held out; the same in all workers of an environment."""
     max_concurrent: int = 128
     """Rollouts run at the same time."""
     memory_mb: int | None = None
@@ -67,10 +67,10 @@ class WorkerConfig:
     unreachable_s: float = 60.0
     """Give up after the orchestrator did not answer for this long, seconds."""
     limits: RolloutLimits = NO_LIMITS
-    """Of each rollout of the environment."""
+    """Limits of each rollout of the environment."""
     log: LogConfig = LogConfig()
     metrics_port: int | None = None
-    """Of Prometheus's `/metrics`; 0: any free one; None: off."""
+    """Port of Prometheus's `/metrics`; 0: any free one; None: off."""
     tailnet: TailnetConfig | None = None
     """The node of a tailnet that it is, with `TAILSCALE_AUTH_KEY` of its environment."""
 
@@ -93,7 +93,7 @@ class WorkerConfig:
                 "tailnet": _tailnet(values.get("tailnet")),
             }
         )
-        typed.check(config, RANGES)
+        setting_checks.check(config, RANGES)
         return config
 
     @property
@@ -124,7 +124,7 @@ def _tailnet(values: Any) -> TailnetConfig | None:
     if missing:
         raise ValueError(f"tailnet.{missing[0]} is missing")
     config = TailnetConfig(**values)
-    typed.check(config, {"login_s": (0, typed.LONGEST_S)}, "tailnet.")
+    setting_checks.check(config, {"login_s": (0, setting_checks.LONGEST_S)}, "tailnet.")
     return config
 
 
@@ -136,7 +136,7 @@ def _log_config(values: Any) -> LogConfig:
     if unknown:
         raise ValueError(f"unknown key 'log.{unknown[0]}'; known keys are {', '.join(names)}")
     config = LogConfig(**values)
-    typed.check(config, {}, "log.")
+    setting_checks.check(config, {}, "log.")
     for name in names:
         if getattr(config, name) not in LEVELS:
             raise ValueError(f"log.{name} must be one of {', '.join(LEVELS)}, not {getattr(config, name)!r}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-# Tasks that a task waits for are followed so deep.
+# How many tasks that wait for each other are followed.
 DEEPEST = 50
 
 
@@ -27,7 +27,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _file(frame: FrameType) -> str:
-    """From the folder that its package is in."""
+    """The path of the file, from the folder that its package is in."""
     parts = frame.f_code.co_filename.split("/")
     depth = len(_module(frame).split(".")) + (parts[-1] == "__init__.py")
     return "/".join(parts[-depth:])
@@ -49,7 +49,7 @@ def of_task(task: asyncio.Task[Any]) -> list[FrameType]:
 
 
 def shown(task: asyncio.Task[Any]) -> str:
-    """The same for a log."""
+    """The stacks of a task as text for a log."""
     lines = []
     for frames in _stacks(task, set()):
         summary = traceback.StackSummary.extract(((frame, frame.f_lineno) for frame in frames), lookup_lines=True)
@@ -70,7 +70,7 @@ def _stacks(task: asyncio.Task[Any], seen: set[int]) -> Iterator[list[FrameType]
 
 
 def _frames(waiting: Any) -> Iterator[FrameType]:
-    """Of a coroutine and those that it awaits, as far as they are coroutines or generators."""
+    """The frames of a coroutine and those that it awaits, as far as they are coroutines or generators."""
     while waiting is not None:
         if inspect.iscoroutine(waiting):
             frame, waiting = waiting.cr_frame, waiting.cr_await

@@ -1,4 +1,4 @@
-"""An env worker as a node of the user's tailnet: `tailscaled` beside it, without root and without a network device.
+"""An env worker as a node of the user's tailnet: `tailscaled` alongside it, without root and without a network device.
 
     start   tailscaled in userspace mode; its state is in memory, so the node is ephemeral and leaves with the daemon
     log in  `tailscale up`, which reads the key from its standard input: no command line and no file has it
@@ -40,7 +40,7 @@ SOCKS_VARIABLE = "PRIMERL_TAILNET_SOCKS5"
 model, refuses to be made unless `socksio` is installed."""
 NODE_LOST = 3
 """Exit code of a worker whose daemon ended."""
-# Daemons are where a user's PATH often does not look.
+# Daemons are often installed outside of a user's PATH.
 MORE_FOLDERS = ("/usr/local/bin", "/usr/local/sbin", "/usr/sbin")
 # A socket's path has room for 107 bytes, and the null at its end.
 LONGEST_SOCKET = 100
@@ -61,7 +61,7 @@ class TailnetError(Exception):
 
 @dataclass(frozen=True)
 class TailnetConfig:
-    """What an env worker is in a tailnet."""
+    """An env worker's node in a tailnet."""
 
     name: str
     """Name of the node."""
@@ -83,7 +83,7 @@ class Node:
         self.config = config
         self.port = port
         self.lost: str | None = None
-        """Why it is no node any more."""
+        """Why it is no longer a node."""
         self._daemon = daemon
         self._leaving = threading.Event()
         self._on_loss: Callable[[str], None] | None = None
@@ -118,8 +118,8 @@ class Node:
 
 
 def proxy_variables(port: int, orchestrator_url: str) -> dict[str, str]:
-    """Of a worker and of all that its environments start, with the daemon's proxy at that port."""
-    # In place of what the user has: the daemon itself dials whatever is not in the tailnet, so nothing is lost.
+    """Environment of a worker and all that it starts, with the daemon's proxy at that port."""
+    # Replaces the user's proxies: the daemon itself connects to whatever is not in the tailnet.
     direct = dict.fromkeys(["127.0.0.1", "localhost", "::1", urlsplit(orchestrator_url).hostname or "localhost"])
     found = dict.fromkeys(PROXY_VARIABLES, f"http://127.0.0.1:{port}") | {"NO_PROXY": ",".join(direct)}
     found |= {name.lower(): value for name, value in found.items()}
@@ -275,7 +275,7 @@ def _orderly_stop() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _short_folder() -> Iterator[Path]:
-    """Private, and only until the node has joined: nobody talks to its daemon after that."""
+    """Private, and only until the node has joined: its daemon gets no request after that."""
     usual = tempfile.gettempdir()
     length = len(os.fsencode(usual)) + len("/primerl-node-xxxxxxxx/tailscaled.sock")
     base = usual if length <= LONGEST_SOCKET else "/tmp"
@@ -285,7 +285,7 @@ def _short_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _reserved_port() -> Iterator[int]:
-    """A free port, which on Linux nobody else is given until the daemon listens on it."""
+    """A free port, which Linux gives to no other process until the daemon listens on it."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))

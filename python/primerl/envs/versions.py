@@ -36,7 +36,7 @@ def check(environment_id: str) -> None:
 
 
 def remark(environment_id: str) -> str | None:
-    """What its user should know of an environment that can be loaded: whether nobody knows which version it is."""
+    """What its user should know of an environment that can be loaded: that its version is unknown."""
     asked = _asked(environment_id)
     if asked is None or installed(environment_id) is not None:
         return None
@@ -65,6 +65,6 @@ def _version(distribution: str) -> str | None:
 
 
 def _version_of_module(module: str) -> str | None:
-    """Of a package whose own name is another one."""
+    """The version of a package whose own name is another one."""
     owners = metadata.packages_distributions().get(module, [])
     return _version(owners[0]) if owners else None

@@ -1,4 +1,4 @@
-"""Watches the worker's event loop from a thread beside it, and says where an environment holds it up.
+"""Watches the worker's event loop from another thread, and reports where an environment holds it up.
 
 An environment runs on the loop. What takes long there without `await` (a request of `requests`, `time.sleep`, a long
 computation) keeps all rollouts of the worker from going on; only the client's heartbeats do. The loop says about once a
@@ -28,11 +28,11 @@ log = logging.getLogger("primerl.envs")
 
 TURN_S = 1.0
 HELD_S = 5.0
-"""Sooner than it counts as blocked: to look for the line and to tell it takes a moment."""
+"""Shorter than the time after which it counts as blocked: finding and reporting the line takes a moment."""
 BLOCKED_S = 10.0
 """As the orchestrator counts (`BLOCKED_AFTER` of primerl-core)."""
 AGAIN_S = 300.0
-"""A block that lasts goes to the log again."""
+"""How often a block that lasts is logged again."""
 # Code that holds Python's lock keeps the watcher from running too: then the stacks come from a thread without Python.
 LOCKED_S = 20.0
 
@@ -79,7 +79,7 @@ class Watcher:
             if self._blocked:
                 self._blocked = False
                 log.warning("the event loop runs again, %.0f s after the environment had blocked it", blocked_s)
-            # A log that is gone is no reason to end.
+            # A log that cannot be written is no reason to end.
             with contextlib.suppress(ValueError, OSError):
                 faulthandler.dump_traceback_later(LOCKED_S, file=sys.__stderr__ or sys.stderr)
             await asyncio.sleep(TURN_S)

@@ -16,9 +16,9 @@ LISTED = 8
 
 
 def check(client: Client) -> str | None:
-    """Asks `GET <base_url>/models`, which costs nothing. Returns what is odd; not every server has that route.
+    """Asks `GET <base_url>/models`, which costs nothing. Returns a warning, if any; not every server has that route.
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError]: the key is not set or refused, or nobody answers.
+    Raises [`ConfigError`][primerl.config.load.ConfigError]: the key is not set or refused, or there is no answer.
     """
     key = key_of(client)
     (url,) = client.base_urls

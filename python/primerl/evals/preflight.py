@@ -10,23 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from primerl import extras
 from primerl._core import PrimerlError, inspect_run
 from primerl.config import resolve, resolve_evaluation, run_file
 from primerl.config.complaint import Problems
 from primerl.config.evaluation import EvalConfig
 from primerl.config.load import ConfigError
 from primerl.evals import endpoint, greedy, results
-from primerl.inference.shape import Shape, UnsupportedModelError
-from primerl.inference.vllm import installation
+from primerl.inference.backend import UnservableError
 from primerl.launch import secrets
 from primerl.launch.interpreters import lookup
 from primerl.launch.preflight import environments as environments
 from primerl.launch.preflight import hub, model_folder, training
 from primerl.models.tiny import write_text_model
+from primerl.process import extras
 from primerl.process.redaction import note
 
-# What may be other in a later start of the same command: it changes nothing that is measured.
+# Keys that may differ in a later start of the same command: they change nothing that is measured.
 MAY_CHANGE = (
     *("dry_run", "clean_output_dir", "retry_errors", "output_dir", "restarts", "timeouts", "log", "env_files"),
     *("api_key_env", "concurrency"),
@@ -81,7 +80,7 @@ def _fitted(config: EvalConfig, *, weights: bool) -> EvalConfig:
 
 
 def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
-    """Raises [`ConfigError`][primerl.config.load.ConfigError] with what is wrong. `say` is told what is odd, but no
+    """Raises [`ConfigError`][primerl.config.load.ConfigError] with what is wrong. `say` gets warnings, which are no
     reason to stop. Returns what env workers are to get in their environment."""
     folder = Path(resolve.absolute(config.output_dir))
     key = os.environ.get(config.api_key_env or "")
@@ -123,14 +122,14 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
         environments.one(entry, "eval", many, variables) for entry, many in zip(config.env, rollouts, strict=True)
     ]
     with _checkable(config) as checked:
-        # What an evaluation goes on with was compared above.
+        # What an evaluation continues with was compared above.
         problems.found += training.check_beside(checked, wanted, config.timeouts.check_s, say, begins=True)
     problems.check()
     return variables
 
 
 def is_over(folder: Path) -> bool:
-    """Whether all of it is measured."""
+    """Whether the evaluation has finished."""
     try:
         return inspect_run(folder)["finished"] is not None
     except PrimerlError:
@@ -138,7 +137,7 @@ def is_over(folder: Path) -> bool:
 
 
 def measures_again(config: EvalConfig, folder: Path) -> bool:
-    """Whether what has failed is measured once more: where that is asked for, or nothing else was found."""
+    """Whether failed rollouts are measured again: if that is asked for, or nothing else was measured."""
     if config.clean_output_dir or not training.holds_run(folder):
         return False
     found = results.counts(folder)
@@ -164,8 +163,8 @@ def same_evaluation(config: EvalConfig) -> None:
         if was.get(name) != now.get(name):
             raise ConfigError(
                 f"{name} is {_shown(now.get(name))}, but the evaluation in {file.parents[1]} was begun with "
-                f"{_shown(was.get(name))}; set it to that to go on, choose another --output-dir, or measure anew with "
-                "--clean-output-dir"
+                f"{_shown(was.get(name))}; set it to that to continue, choose another --output-dir, or measure anew "
+                "with --clean-output-dir"
             )
 
 
@@ -197,7 +196,7 @@ def _values(config: EvalConfig) -> dict[str, Any]:
 
 
 def _check_output_dir(config: EvalConfig) -> bool:
-    """Whether an evaluation of the same is there, which goes on."""
+    """Whether an evaluation of the same is there, to be continued."""
     training.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=training.holds_run)
     folder = Path(resolve.absolute(config.output_dir))
     goes_on = not config.clean_output_dir and training.holds_run(folder)
@@ -215,18 +214,12 @@ def _check_folder(folder: Path, *, weights: bool) -> None:
 
 def _check_model(config: EvalConfig) -> None:
     folder = resolve_evaluation.model_folder(config)
+    backend = resolve.engine_backend(config)
+    extras.require("`primerl eval` of a checkpoint", *backend.modules)
     try:
-        if resolve.engine_backend(config) == "vllm":
-            installation.check_model(folder, installation.find(config.inference.python).device)
-        else:
-            extras.require("`primerl eval` of a checkpoint", "torch", "transformers")
-            Shape.read(folder)
-    except installation.UnusableError as error:
-        raise ConfigError(str(error)) from None
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            str(error) if isinstance(error, UnsupportedModelError) else f"model: {folder}: {error}"
-        ) from None
+        backend.check_model(folder, config.inference.python)
+    except UnservableError as error:
+        raise ConfigError(str(error).replace("model.path:", "model:")) from None
     limit = model_folder.longest_sequence(folder)
     context = config.inference.max_model_len or config.sequence_length
     if limit is not None and context > limit:

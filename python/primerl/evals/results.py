@@ -21,9 +21,9 @@ from primerl.process.redaction import redacted
 RESULTS, SUMMARY, EVALS = "results.jsonl", "summary.json", "evals.jsonl"
 # Numbers of a line whose means are in the summary.
 SUMMED = ("prompt_tokens", "completion_tokens", "turns")
-# Of a line of evals.jsonl, beside the scores.
+# Keys of a line of evals.jsonl that are no scores.
 TOLD = ("expected", "unmeasured", "complete")
-# A share of failures that says more of the evaluation than of the model.
+# With a larger share of failures, scores say more about the evaluation than about the model.
 ERRORS_TOLD = 0.02
 Decode = Callable[[list[int]], str]
 """Token ids to text."""
@@ -115,7 +115,7 @@ def counts(folder: Path) -> list[Counts]:
 
 
 def report_of(folder: Path, environment: str) -> dict[str, Any] | None:
-    """None where the orchestrator has not reported."""
+    """None if the orchestrator has not reported."""
     return next((line for line in reports(folder) if line["environment"] == environment), None)
 
 
@@ -152,7 +152,7 @@ class Tally:
     """Sum and number of values, over the lines without an error."""
 
     def count(self, line: dict[str, Any]) -> None:
-        """Of a line of `results.jsonl`."""
+        """From a line of `results.jsonl`."""
         self.rollouts += 1
         self.truncated += line["truncated"]
         self.examples.add(line["example"])
@@ -208,7 +208,7 @@ def rollouts_of(found: dict[str, Any]) -> str:
 
 
 def is_measured(summary: dict[str, Any]) -> bool:
-    """Whether any rollout was."""
+    """Whether any rollout was measured."""
     return any(found["measured"] for found in summary["environments"].values())
 
 

@@ -10,4 +10,4 @@ that was started the plain way; where that cannot be had, the server refuses, an
 """
 
 is_fork = False
-"""Whether this process is one: its requester's death ends it, while its parent's must not."""
+"""Whether this process was forked by a server: its requester's death ends it, while its parent's must not."""

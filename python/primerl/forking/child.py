@@ -36,7 +36,7 @@ from primerl.launch.supervise.trees import MARK, PART
 # For the files that a process leaves open at its end.
 FLUSH_S = 2.0
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Of /proc/PID/environ, which holds no secret: only what tells the processes apart.
+# Variables in /proc/PID/environ, which holds no secret: only what tells the processes apart.
 SHOWN = (MARK, PART, "RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 
 
@@ -107,7 +107,7 @@ class Request:
             self.connection.sendall(json.dumps({"pid": os.getpid()}).encode())
             if self.connection.recv(len(GO)) != GO:
                 os._exit(127)
-        except BaseException as error:  # noqa: BLE001 - the requester is told, and this must not become a second server
+        except BaseException as error:  # noqa: BLE001 - it is reported to the requester, and this must not become a second server
             with contextlib.suppress(OSError):
                 self.connection.sendall(json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode())
             os._exit(127)

@@ -32,7 +32,7 @@ def described(code: int) -> str:
 
 
 def exit_code(pid: int, pidfd: int) -> int | None:
-    """Of a process that has ended, as `Popen.returncode` has it; None where it is not known."""
+    """The exit status of an ended process, as `Popen.returncode` has it; None where it is not known."""
     status = _of_zombie(pid)
     # A process id is given to another process once its own has been taken from it.
     if status is None or not _is_zombie_yet(pidfd):

@@ -11,7 +11,7 @@ F_SETSIG = getattr(fcntl, "F_SETSIG", 10)
 
 
 def die_with_lifeline(descriptor: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """The reading end of a pipe to which nobody writes: that its last writer has gone is all that can be read.
+    """The reading end of a pipe that is never written to: that its last writer has gone is all that can be read.
 
     Unlike PR_SET_PDEATHSIG, it does not ask who the parent is. Raises OSError where the kernel has no such signal.
     """

@@ -41,7 +41,7 @@ class ForkedPopen(subprocess.Popen[Any]):
         self._plain: subprocess.Popen[Any] | None = None
         self._begun_pid: int | None = None
         self.refusal: str | None = None
-        """Why it was started the plain way, where the server said so."""
+        """Why it was started the plain way, if the server gave a reason."""
         self.timed_out = False
         """Whether it was started the plain way since the server did not answer in time."""
         self._ends: list[int] = []

@@ -10,18 +10,18 @@ from __future__ import annotations
 import contextlib
 from importlib import import_module
 
+from primerl.inference import backends
 from primerl.train.model.import_once import import_transformers
 
 ENVIRONMENTS, TORCH = "environments", "torch"
 
-# Of the threads that it starts: none until it is used.
+# None of them starts a thread until it is used.
 MODULES = {
     ENVIRONMENTS: ("primerl._core", "primerl.cli.processes", "primerl.envs.worker"),
     TORCH: (
         "primerl._core",
         "primerl.cli.processes",
         "primerl.inference.server",
-        "primerl.inference.torch_backend",
         "primerl.train.loop.rl",
         "primerl.train.loop.sft",
         # Imported when the first model is made, and torch._dynamo by the first optimizer.
@@ -36,7 +36,8 @@ def preload(kind: str) -> None:
     if kind == TORCH:
         with contextlib.suppress(ImportError):
             import_transformers()
-    for name in MODULES.get(kind, ()):  # of any other kind, nothing
+    engines = [name for one in backends.BUILT_IN for name in backends.named(one).preload] if kind == TORCH else []
+    for name in [*MODULES.get(kind, ()), *engines]:  # of any other kind, nothing
         with contextlib.suppress(ImportError):
             import_module(name)
     if kind == ENVIRONMENTS:
@@ -44,8 +45,8 @@ def preload(kind: str) -> None:
 
 
 def _verifiers() -> None:
-    from primerl.envs import generations
+    from primerl.envs.generations import choice
     from primerl.envs.interface import EnvironmentRefusedError
 
     with contextlib.suppress(EnvironmentRefusedError, ImportError):
-        generations.prepared(generations.installed())
+        choice.prepare()

@@ -13,10 +13,10 @@ One connection a process (a Unix socket that keeps packets apart), one JSON obje
 
 Descriptors are sent only once the server is ready: one that hangs would keep a pipe open whose end others wait for.
 
-The lifeline is a pipe that nobody writes to: the kernel kills the process when the requester closes its end, or dies.
-It stands for PR_SET_PDEATHSIG, as the process is the server's child and has to outlive the server. A server that is
-killed takes nothing with it: the processes hold the other end of their connections, which close when they end. How such
-a process ended, the kernel tells (`exit_status`), or its own last message, or it is not known.
+The lifeline is a pipe that is never written to: the kernel kills the process when the requester closes its end, or
+dies. It stands for PR_SET_PDEATHSIG, as the process is the server's child and has to outlive the server. A server that
+is killed takes nothing with it: the processes hold the other end of their connections, which close when they end. How
+such a process ended, the kernel tells (`exit_status`), or its own last message, or it is not known.
 """
 
 from __future__ import annotations

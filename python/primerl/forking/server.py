@@ -51,7 +51,7 @@ READ_AT_START = (
     "SSL_CERT_",
     "TORCH",
 )
-# Of no library that is loaded where torch is not.
+# No library needs it that is loaded where torch is not.
 OF_TORCH = ("GOMP_", "KMP_", "MKL_", "OMP_", "PYTORCH_", "TORCH")
 # What torch's launcher gives its ranks, which is read when they meet.
 NOT_AT_START = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_GLOO_")
@@ -99,7 +99,7 @@ class Server:
     def accept(self) -> None:
         try:
             connection, _ = self.listener.accept()
-        except OSError:  # too many open files, say: who asks waits
+        except OSError:  # too many open files, for example: the requester waits
             time.sleep(SHORT_S)
             return
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ class Server:
             data, descriptors, _, _ = socket.recv_fds(connection, LARGEST_PACKET, 4)
             content = json.loads(data)
         except (OSError, ValueError):
-            connection.close()  # who had connected has gone
+            connection.close()  # the requester has disconnected
             return None
         try:
             reason = self.refusal(content) if len(descriptors) == 4 else "its open files were not sent"
@@ -159,7 +159,7 @@ class Server:
         pid, connection = self.running.pop(pidfd)
         pidfd.close()
         _, status, used = os.wait4(pid, 0)
-        with contextlib.suppress(OSError), connection:  # nobody asks any more
+        with contextlib.suppress(OSError), connection:  # the requester is gone
             connection.sendall(json.dumps({"status": status, "cpu_s": used.ru_utime + used.ru_stime}).encode())
 
     def refusal(self, content: dict[str, Any]) -> str | None:
@@ -243,7 +243,7 @@ def main(arguments: list[str]) -> None:
 
 
 def leave(folder: Path) -> None:
-    """The owner is gone, and cannot tidy up."""
+    """Removes what the owner, which is gone, cannot remove any more."""
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 

@@ -37,7 +37,7 @@ class Servers:
     def __init__(self, folder: Path, *, own: bool, environment: Mapping[str, str] = os.environ) -> None:
         self.environment = environment
         self.folder = folder
-        """Of mode 0700: who can connect can run anything as this user."""
+        """A folder of mode 0700: who can connect can run anything as this user."""
         self.own = own
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ends: list[int] = []

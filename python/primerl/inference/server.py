@@ -1,4 +1,4 @@
-"""`primerl inference`: an engine, the embedded one or vLLM's server, as a process that joins an orchestrator."""
+"""`primerl inference`: an engine of the chosen backend, as a process that joins an orchestrator."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
+from primerl.inference import backends
+from primerl.inference.backend import Engine, EngineEndedError
 from primerl.inference.settings import InferenceConfig
-from primerl.inference.vllm import installation
-from primerl.inference.vllm.process import VllmEndedError, VllmServer
 from primerl.net.addresses import told_to
 from primerl.net.requests import open_url
 from primerl.process.log_levels import LEVELS
@@ -61,24 +60,12 @@ class _NotReadyError(Exception):
     """The engine, or the orchestrator it was to join, did not answer in time."""
 
 
-class _Engine(Protocol):
-    """What is served: the embedded engine in this process, or vLLM's server as its child."""
-
-    @property
-    def url(self) -> str: ...
-
-    def wait(self, timeout_s: float) -> bool:
-        """Whether it was stopped; an error where it has ended by itself."""
-
-    def stop(self) -> None: ...
-
-
 def serve(config: InferenceConfig) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP; returns the exit code of the process.
 
     0: stopped on request. 1: the engine failed, or the orchestrator could not be joined. 2: a setting or the model
-    cannot be served; nothing was started. A vLLM that ended after it had served ends this process by a signal: who
-    watches it may start it again.
+    cannot be served; nothing was started. By a signal: a server that is its child ended after it had served, and the
+    launcher may start it again.
     """
     _log_from(config.log.level)
     stop = _Stop()
@@ -94,41 +81,35 @@ def serve(config: InferenceConfig) -> int:
 
 
 def _log_from(level: str) -> None:
-    """All three logs that are in this process's: Python's, the engine's server in Rust, vLLM's."""
+    """Python's log, and that of the engine's server in Rust."""
     logging.basicConfig(level=LEVELS[level], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # What the user set for the libraries themselves counts.
-    os.environ.setdefault("RUST_LOG", level)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", logging.getLevelName(LEVELS[level]))
+    os.environ.setdefault("RUST_LOG", level)  # the user's own setting wins
 
 
 def _serve(config: InferenceConfig, stop: _Stop) -> int:
     try:
-        backend = installation.chosen_backend(config.backend, config.python)
-        start = _start_vllm if backend == "vllm" else _start_embedded
+        backend = backends.named(backends.chosen(config.backend, config.python))
+        backend.check_settings(config)
         _check_reached(config)
-        engine = start(config)
+        engine = backend.start(config)
     except (ValueError, OSError) as error:
         print(f"primerl inference: {error}", file=sys.stderr)
         return BAD_INPUT
-    crash = 0
     try:
         _wait_until_ready(engine, stop, config)
-        if isinstance(engine, VllmServer):
-            engine.watch()
+        engine.watch()
         print(f"serving {config.served_name} at {engine.url}", flush=True)
-        crash = signal.SIGABRT
         if config.join is not None:
             _join(engine, stop, config.join, config.join_as)
         while not engine.wait(STOP_INTERVAL_S):
             stop.check()
-        # Nobody asks this engine to end but a signal, which does not come by here.
+        # A stop that was requested comes as a signal, which does not end up here.
         log.error("the engine ended by itself")
-    except VllmEndedError as error:
+    except EngineEndedError as error:
         log.error("%s", error)
-        if crash and isinstance(engine, VllmServer):
-            engine.kill()
-            _end_as(error.signal_number or crash)
-    except (_engine_error(), _NotReadyError) as error:
+        if error.ends_by is not None:
+            _end_as(error.ends_by)
+    except _NotReadyError as error:
         log.error("%s", error)
     finally:
         engine.stop()
@@ -140,15 +121,9 @@ def _check_reached(config: InferenceConfig) -> None:
     if config.join is None:
         return
     host = f"[{config.host}]" if ":" in config.host else config.host
-    # A name that is not known yet, or no way there: joining tries for longer.
+    # A host that is unknown or unreachable so far: joining keeps trying.
     with contextlib.suppress(OSError):
         told_to(f"http://{host}:{config.port}", config.join)
-
-
-def _engine_error() -> type[Exception]:
-    from primerl import _core
-
-    return _core.EngineError
 
 
 def _end_as(number: int) -> NoReturn:
@@ -160,56 +135,7 @@ def _end_as(number: int) -> NoReturn:
     raise AssertionError("the signal was not delivered")
 
 
-def _start_vllm(config: InferenceConfig) -> VllmServer:
-    """Raises ValueError: vLLM is not installed, or cannot serve this model or these settings."""
-    found = installation.find(config.python)
-    if config.lora is not None:
-        installation.lora_rank(config.lora.rank)
-    installation.check_model(Path(config.model.path), found.device)
-    return VllmServer(config, found)
-
-
-def _start_embedded(config: InferenceConfig) -> _Engine:
-    for name, value in (("python", config.python), ("vllm", config.vllm)):
-        if value and config.backend != "auto":
-            raise ValueError(f'{name}: is for backend "vllm"; the embedded engine has no use for it')
-    # torch takes seconds to import: not before the settings are known to be good.
-    import torch
-
-    from primerl import _core
-    from primerl.inference.torch_backend import TorchBackend
-
-    torch.set_num_threads(config.threads)
-    backend = TorchBackend(
-        Path(config.model.path),
-        dtype=config.dtype or "float32",
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        logprobs_mode=config.logprobs_mode,
-        lora=None if config.lora is None else (config.lora.rank, config.lora.target_modules),
-        device=config.device,
-    )
-    log.info("the model computes in %s on %s", str(backend.decoder.dtype).removeprefix("torch."), backend.device)
-    settings = engine_settings(config, backend.decoder.max_len)
-    engine: _Engine = _core.InferenceEngine(settings, backend, host=config.host, port=config.port)
-    return engine
-
-
-def engine_settings(config: InferenceConfig, max_model_len: int) -> dict[str, Any]:
-    """Settings of `primerl_engine::Config`."""
-    return {
-        "served_model_name": config.served_name,
-        "model_root": config.model.path,
-        "chat_model": config.model.path,
-        "max_model_len": max_model_len,
-        "max_num_seqs": config.max_num_seqs,
-        "kv_cache_tokens": config.kv_cache_tokens or config.max_num_seqs * max_model_len,
-        "max_num_batched_tokens": max(2048, config.max_num_seqs),
-        "seed": config.seed,
-    }
-
-
-def _wait_until_ready(engine: _Engine, stop: _Stop, config: InferenceConfig) -> None:
+def _wait_until_ready(engine: Engine, stop: _Stop, config: InferenceConfig) -> None:
     """An engine is ready when it has generated: a model that loads may still fail in its first step."""
     body = {"model": config.served_name, "token_ids": [0], "sampling_params": {"max_tokens": 1, "logprobs": 0}}
 
@@ -220,7 +146,7 @@ def _wait_until_ready(engine: _Engine, stop: _Stop, config: InferenceConfig) -> 
     _until(engine, stop, config.start_s, "generate a token", attempt)
 
 
-def _join(engine: _Engine, stop: _Stop, orchestrator: str, name: str | None) -> None:
+def _join(engine: Engine, stop: _Stop, orchestrator: str, name: str | None) -> None:
     url = f"{orchestrator.rstrip('/')}/engines/join"
 
     def attempt() -> dict[str, Any]:
@@ -232,7 +158,7 @@ def _join(engine: _Engine, stop: _Stop, orchestrator: str, name: str | None) -> 
 
 
 def _until(
-    engine: _Engine, stop: _Stop, deadline_s: float, what: str, attempt: Callable[[], dict[str, Any]]
+    engine: Engine, stop: _Stop, deadline_s: float, what: str, attempt: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """Tries until it works, the engine ends or the deadline passes; waits 0.1 s, then twice as long up to 2 s."""
     deadline, pause_s = time.monotonic() + deadline_s, 0.1
@@ -240,7 +166,7 @@ def _until(
         try:
             return attempt()
         except (OSError, ValueError) as error:
-            # EngineError comes out of here if that is why nobody answers.
+            # Raises EngineEndedError if that is why there is no answer.
             engine.wait(pause_s)
             stop.check()
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What `primerl inference` is told: the contents of a resolved file, read without the config library."""
+"""Settings of `primerl inference`: the contents of a resolved file, read without the config library."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from primerl import typed
-from primerl.inference.vllm import flags
+from primerl.inference import backends
+from primerl.inference.backend import LOGPROBS_MODES
+from primerl.process import setting_checks
 from primerl.process.log_levels import LEVELS
 
 CHOICES = {
-    "backend": ("auto", "torch", "vllm"),
     "dtype": (None, "float32", "bfloat16"),
-    "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
+    "logprobs_mode": LOGPROBS_MODES,
 }
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:[0-9]{1,3})?)$"
 # More than any engine decodes at a time, and than the orchestrator takes connections.
 MOST_NUM_SEQS = 65_536
-RANGES: typed.Ranges = {
-    "max_model_len": (2, typed.MOST_COUNT),
+RANGES: setting_checks.Ranges = {
+    "max_model_len": (2, setting_checks.MOST_COUNT),
     "max_num_seqs": (1, MOST_NUM_SEQS),
-    "kv_cache_tokens": (2, typed.MOST_LARGE_COUNT),
-    "threads": (1, typed.MOST_THREADS),
-    "port": (0, typed.MOST_PORTS),
-    "seed": (0, typed.MOST_LARGE_COUNT),
-    "start_s": (0, typed.LONGEST_S),
+    "kv_cache_tokens": (2, setting_checks.MOST_LARGE_COUNT),
+    "threads": (1, setting_checks.MOST_THREADS),
+    "port": (0, setting_checks.MOST_PORTS),
+    "seed": (0, setting_checks.MOST_LARGE_COUNT),
+    "start_s": (0, setting_checks.LONGEST_S),
 }
-LORA_RANGES: typed.Ranges = {"rank": (1, typed.MOST_COUNT), "max_adapters": (1, typed.MOST_COUNT)}
+LORA_RANGES: setting_checks.Ranges = {
+    "rank": (1, setting_checks.MOST_COUNT),
+    "max_adapters": (1, setting_checks.MOST_COUNT),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class ModelConfig:
     path: str
     """Model folder."""
     name: str | None = None
-    """Name under which it is served; the folder's name where it is left out."""
+    """Name under which it is served; defaults to the folder's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ class LoraConfig:
     rank: int
     target_modules: list[str]
     max_adapters: int = 4
-    """Of vLLM: those that requests are answered by at the same time."""
+    """Adapters that vLLM answers requests by at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +64,13 @@ class LogConfig:
 class InferenceConfig:
     model: ModelConfig
     backend: str = "auto"
-    """`vllm`, `torch` (the embedded engine), or `auto`: vLLM where there is a CUDA GPU and vLLM is installed."""
+    """A name of `inference.backends`, or an import path; `auto` takes the first of ours that this machine prefers."""
     python: str | None = None
-    """Interpreter of the environment that vLLM is installed in; this one where it is left out."""
+    """Interpreter of the environment that the backend is installed in; defaults to this one."""
     vllm: dict[str, Any] = field(default_factory=dict)
     """vLLM's own options."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of a backend that is not part of primerl."""
     start_s: float = 300.0
     """Seconds until the engine has generated a token."""
     host: str = "127.0.0.1"
@@ -76,14 +81,14 @@ class InferenceConfig:
     join_as: str | None = None
     """Name to join by: an engine that joins by it again, at another address, takes its place."""
     max_model_len: int | None = None
-    """Longest prompt and completion together, in tokens; the model's own limit where it is left out."""
+    """Longest prompt and completion together, in tokens; defaults to the model's own limit."""
     max_num_seqs: int = 128
     """Requests that are decoded at the same time."""
     kv_cache_tokens: int | None = None
-    """Tokens the KV cache holds; enough for max_num_seqs where it is left out."""
+    """Tokens the KV cache holds; defaults to enough for max_num_seqs."""
     seed: int = 0
     dtype: str | None = None
-    """float32, of vLLM on a GPU bfloat16, where it is left out."""
+    """Number format of weights and activations; defaults to the backend's choice."""
     device: str = "cpu"
     """Where the embedded engine computes: `cpu`, `cuda`, `cuda:<n>`, or `auto`: a GPU where there is one."""
     logprobs_mode: str = "raw_logprobs"
@@ -100,7 +105,7 @@ class InferenceConfig:
         if not isinstance(model, Mapping) or not isinstance(model.get("path"), str):
             raise ValueError("model.path: give the folder of a model")
         values["model"] = ModelConfig(**_known("model.", model, ModelConfig))
-        typed.check(values["model"], {}, "model.")
+        setting_checks.check(values["model"], {}, "model.")
         if values.get("lora") is not None:
             values["lora"] = _lora(values["lora"])
         if "log" in values:
@@ -110,10 +115,11 @@ class InferenceConfig:
             if getattr(config, name) not in choices:
                 known = ", ".join(choice for choice in choices if choice is not None)
                 raise ValueError(f"{name}: must be one of {known}, not {getattr(config, name)!r}")
-        typed.check(config, RANGES)
+        setting_checks.check(config, RANGES)
         if not re.fullmatch(DEVICE_PATTERN, config.device):
             raise ValueError(f"device: must be auto, cpu, cuda or cuda:<number>, not {config.device!r}")
-        flags.check(config.vllm)
+        backends.check_name(config.backend)
+        backends.check_options(config.backend, config.options, {"vllm": config.vllm})
         return config
 
     @property
@@ -132,7 +138,7 @@ def _log(settings: object) -> LogConfig:
     if not isinstance(settings, Mapping):
         raise ValueError("log: must be a table with a `level`")
     found = LogConfig(**_known("log.", settings, LogConfig))
-    typed.check(found, {}, "log.")
+    setting_checks.check(found, {}, "log.")
     if found.level not in LEVELS:
         raise ValueError(f"log.level: must be one of {', '.join(LEVELS)}, not {found.level!r}")
     return found
@@ -145,7 +151,7 @@ def _lora(settings: object) -> LoraConfig:
     if missing := sorted({"rank", "target_modules"} - found.keys()):
         raise ValueError(f"lora.{missing[0]}: is missing")
     lora = LoraConfig(**found)
-    typed.check(lora, LORA_RANGES, "lora.")
+    setting_checks.check(lora, LORA_RANGES, "lora.")
     if not lora.target_modules:
         raise ValueError("lora.target_modules: must not be empty")
     return lora

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from primerl import extras
 from primerl.config import monitored, resolve
 from primerl.config.load import ConfigError
-from primerl.config.monitors import WANDB, MonitorConfig
+from primerl.config.monitors import PRIME, WANDB, MonitorConfig
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
@@ -29,10 +28,12 @@ from primerl.launch import secrets
 from primerl.launch.supervise.processes import Process, Processes
 from primerl.launch.supervise.starting import BAD_INPUT, start
 from primerl.launch.supervise.watching import Restarts
-from primerl.monitors import load, prime
+from primerl.monitors import load
 from primerl.monitors.keys import usable
 from primerl.monitors.process import END_FILE, RECORDS_FILE, STATUS_FILE
 from primerl.monitors.records import BusyError, last_step, locked
+from primerl.monitors.services import prime
+from primerl.process import extras
 from primerl.train.checkpoint.files import keep_steps
 from primerl.train.checkpoint.step_folders import saved_steps
 
@@ -56,7 +57,7 @@ def check(config: RLConfig | SFTConfig) -> None:
     for entry in monitored.entries(config):
         if entry.name == WANDB:
             problems.append(_wandb_problem(config))
-        elif isinstance(config, RLConfig) and entry.path.startswith("primerl.monitors.prime:"):
+        elif entry.path == PRIME:
             problems.append(_prime_problem(has_samples=entry.samples_interval is not None))
         else:
             try:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from primerl import extras
 from primerl.config import begun, late, own_folder, resolve, run_file
 from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
@@ -62,6 +61,7 @@ from primerl.launch.supervise.watching import (
     gave_up,
     say_goodbye,
 )
+from primerl.process import extras
 from primerl.process.redaction import redact, redacted
 from primerl.run_key import FILE, VARIABLE, run_key
 

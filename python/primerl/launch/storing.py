@@ -18,7 +18,7 @@ from primerl.config.store import StoreWorkerConfig
 from primerl.launch.report.console import Console
 from primerl.launch.supervise.processes import Processes
 from primerl.launch.supervise.starting import RunFailedError
-from primerl.runs.uploads import END, REPORT
+from primerl.stores.worker import END, REPORT
 from primerl.train.checkpoint import staging
 
 NAME = "store"

@@ -1,4 +1,4 @@
-"""Monitors: who is told how a run goes. `docs/monitors.md` shows how to write one.
+"""Monitors: services to which a run is reported. `docs/monitors.md` shows how to write one.
 
     metrics.jsonl, evals.jsonl, distributions.jsonl, journal     written by the run itself, whoever looks
             │ collect

@@ -20,7 +20,7 @@ NO_METRIC = {"environment", "version", "policy_at_the_time", "model", "metrics"}
 
 
 REST = 4.0
-"""How much longer than it reads the journal it does not."""
+"""How long it leaves the journal alone, as a multiple of the time that reading it took."""
 
 
 class Collector:
@@ -70,7 +70,7 @@ class Collector:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are samples or distributions yet to be had."""
+        """Whether samples or distributions are still missing."""
         return bool(self._due)
 
     def _note_due(self, step: int) -> None:
@@ -79,7 +79,7 @@ class Collector:
 
 
 def evaluation_prefix(environment: str, line: dict[str, Any]) -> str:
-    """Of the names that its metrics have: `eval/<environment>/`, or `val/<training environment>/`."""
+    """The prefix of its metrics' names: `eval/<environment>/`, or `val/<training environment>/`."""
     return f"val/{line['validates']}/" if line.get("validates") else f"eval/{environment}/"
 
 

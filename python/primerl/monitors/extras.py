@@ -20,11 +20,11 @@ from primerl.monitors.records import Tail
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 20
-"""How often the journal is asked for a step before it is told without samples."""
+"""How often the journal is asked for a step before the step is reported without samples."""
 
 
 class Extras:
-    """Of one run; not for several threads."""
+    """The extras of one run; not for several threads."""
 
     def __init__(self, config: MonitorConfig) -> None:
         self.config = config
@@ -36,7 +36,7 @@ class Extras:
         self._share = max((entry.sample_ratio for entry in config.monitors if entry.samples_interval), default=0.0)
 
     def are_due(self, step: int) -> bool:
-        """Whether some monitor wants some of them."""
+        """Whether any monitor wants extras of the step."""
         return any(is_due(every, step) for entry in self.config.monitors for every in intervals(entry))
 
     def make(self, steps: list[int]) -> list[int]:
@@ -56,7 +56,7 @@ class Extras:
                 self._attempts[step] = self._attempts.get(step, 0) + 1
                 if self._attempts[step] < ATTEMPTS:
                     continue
-                log.warning("step %d is told without samples: the journal does not hold it", step)
+                log.warning("step %d is reported without samples: the journal does not hold it", step)
             content = {"samples": found.get(step) or [], "of_trainer": self._of_trainer.pop(step, {})}
             write_text(path_of(self.output_dir, step), json.dumps(content))
             done.append(step)
@@ -70,7 +70,7 @@ class Extras:
     def _trained(self, steps: list[int]) -> dict[int, list[dict[str, Any]]]:
         try:
             answer = inspect_samples(self.output_dir, steps, self._share)
-        except PrimerlError as error:  # a run that goes on may just be taking its oldest events away
+        except PrimerlError as error:  # a resumed run may just be removing its oldest events
             log.info("the journal cannot be read now: %s", error)
             return {}
         return {int(step): [self._line(sample) for sample in samples] for step, samples in answer["steps"].items()}
@@ -131,7 +131,7 @@ def distributions_for(entry: MonitorEntry, step: int, content: dict[str, Any]) -
             try:
                 found[name] = Distribution.of(values)
             except ValueError as error:  # which the same values would raise for ever
-                log.warning("step %d is told without the distribution of %s: %s", step, name, error)
+                log.warning("step %d is reported without the distribution of %s: %s", step, name, error)
     if is_due(entry.trainer_interval, step):
         for name, counted in content["of_trainer"].items():
             found[name] = Distribution(counted["edges"], counted["counts"])

@@ -1,4 +1,4 @@
-"""Monitors by their path."""
+"""Which monitors there are: ours, those of other packages by their entry points' names, and any by its import path."""
 
 from __future__ import annotations
 
@@ -7,19 +7,26 @@ from typing import Any
 
 from primerl.config.monitors import MonitorEntry
 from primerl.monitors.monitor import Monitor, RefusedError
-from primerl.train.import_path import ImportFailedError, find_by_path
+from primerl.process import plugins
+
+GROUP = "primerl.monitors"
+BUILT_IN = {
+    "wandb": "primerl.monitors.services.weights_and_biases:WandbMonitor",
+    "prime": "primerl.monitors.services.prime:PrimeMonitor",
+}
+FORMER = {
+    "primerl.monitors.weights_and_biases:WandbMonitor": "wandb",
+    "primerl.monitors.prime:PrimeMonitor": "prime",
+}
+"""Names in `configs/monitor.toml` files that earlier versions have written."""
 
 
 def find(path: str, args: dict[str, Any]) -> Any:
     """The class, or a function that makes a monitor. Raises ValueError where there is none, or it does not take these
     arguments."""
-    try:
-        made_by = find_by_path(path)
-    except ImportFailedError as error:
-        raise ValueError(f"{path!r} cannot be imported: {error}") from error
+    made_by = plugins.find(GROUP, FORMER.get(path, path), BUILT_IN)
     if not callable(made_by):
-        module, _, name = path.partition(":")
-        raise ValueError(f"module {module} has no class {name!r}")
+        raise ValueError(f"{path!r} is no class")
     try:
         signature(made_by).bind(**args)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""What a monitor is, and what it is told."""
+"""What a monitor is, and what is reported to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The run that a monitor is told of."""
+    """The run that is reported to a monitor."""
 
     folder: Path
     """Its output_dir."""
@@ -72,7 +72,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: list[float], bins: int = 32) -> Distribution:
-        """Of at least one value, in bins of one width. Raises ValueError where one is not finite."""
+        """The histogram of at least one value, in bins of one width. Raises ValueError where one is not finite."""
         import numpy
 
         low, high = float(numpy.min(values)), float(numpy.max(values))  # not a number where one value is none
@@ -94,7 +94,7 @@ class Monitor:
     """
 
     number: int = 0
-    """Of what is told: counts up over the whole run, for services that know what they have."""
+    """Number of the call: counts up over the whole run, for services that know what they have."""
 
     def start(self, run: Run) -> int | None:
         """Before anything else, and again after a restart. Returns the number of the first thing the service does not
@@ -111,4 +111,4 @@ class Monitor:
         tokens."""
 
     def finish(self, status: Status, reason: str) -> None:
-        """The run has ended, and everything has been told. The same command may go on with the run later."""
+        """The run has ended, and everything has been reported. The same command may resume the run later."""

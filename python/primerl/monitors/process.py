@@ -1,8 +1,8 @@
 """`primerl monitor`: tells the monitors what a run writes, until the run has ended and everything is sent.
 
-The launcher starts it beside the others and, once they have ended, writes `monitor/end.json`. SIGTERM without that file
-means that the launcher was killed. Where the file is there from the beginning, what is left is sent, and that is all.
-Exit codes: 0 everything was sent, 1 something is left, 2 bad input, or another process is at it.
+The launcher starts it alongside the others and, once they have ended, writes `monitor/end.json`. SIGTERM without that
+file means that the launcher was killed. Where the file is there from the beginning, what is left is sent, and that is
+all. Exit codes: 0 everything was sent, 1 something is left, 2 bad input, or another process is at it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ END_FILE = Path("monitor") / "end.json"
 STATUS_FILE = Path("monitor") / "status.json"
 RECORDS_FILE = Path("monitor") / "records.jsonl"
 WAIT_S = 60.0
-"""For another process that is at the same folder, where the launcher has started this one."""
+"""How long one that the launcher has started waits for another process at the same folder."""
 LATE_S = 5.0
-"""How long samples of the last steps are looked for, once the run has ended."""
+"""How long it looks for samples of the last steps once the run has ended."""
 
 
 def main(settings: dict[str, Any]) -> int:
@@ -60,7 +60,7 @@ def main(settings: dict[str, Any]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1 if is_started else 2
     code = process.run()
-    # Threads that hang in a service's own code would hold the process up.
+    # Threads that hang in a service's own code would delay the exit.
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)
@@ -140,7 +140,7 @@ class MonitorProcess:
     def _end(self) -> int:
         """Sends what is left, within `finish_s`."""
         began = time.monotonic()
-        # A long journal takes longer to read than there is time, and the services are to be told of the end.
+        # A long journal takes longer to read than there is time, and the end must be reported to the services.
         taking = threading.Thread(target=self._collect_the_rest, name="collecting", daemon=True)
         taking.start()
         taking.join(self.config.finish_s / 2)
@@ -180,7 +180,7 @@ class MonitorProcess:
         return all(self._was_done(sender) for sender in self.senders)
 
     def _was_done(self, sender: Sender) -> bool:
-        """Before this process began."""
+        """Whether it was done before this process started."""
         status, _ = self._how_it_ended()
         return sender.finished == status and sender.next >= len(self.records)
 

@@ -67,12 +67,12 @@ class Records:
             self._grown.notify_all()
 
     def wait(self, number: int, timeout_s: float) -> bool:
-        """Whether that record is there, at the latest after that time."""
+        """Whether that record exists; waits for it up to that time."""
         with self._grown:
             return self._grown.wait_for(lambda: number < len(self), timeout_s)
 
     def wake(self) -> None:
-        """Those who wait look again at what they wait for."""
+        """Wakes all waiting threads."""
         with self._grown:
             self._grown.notify_all()
 
@@ -81,20 +81,20 @@ class Records:
 
 
 class BusyError(Exception):
-    """Another process is at the monitors of the run."""
+    """Another process serves the monitors of the run."""
 
 
 @contextmanager
 def locked(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """While the block lasts, or the process, nobody else is at the `monitor` folder: two would append to one file, and
-    send all of it twice. Raises BusyError where another still is after that time, OSError."""
+    """While the block lasts, or the process, no other process uses the `monitor` folder: two would append to one file,
+    and send all of it twice. Raises BusyError where another still is after that time, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
     with (folder / LOCK).open("a", encoding="utf-8") as file:
         while not take(file):
             if time.monotonic() >= deadline:
                 raise BusyError(
-                    f"another process sends what is in {folder}: the run goes on, or `primerl monitor` was started "
+                    f"another process sends what is in {folder}: the run is running, or `primerl monitor` was started "
                     "twice; wait for it to end"
                 )
         yield
@@ -136,7 +136,7 @@ class Tail:
             try:
                 value = json.loads(line)
             except ValueError:
-                continue  # what a disk that failed has left; the trainer takes it out when it goes on
+                continue  # what a disk that failed has left; the trainer removes it when it resumes
             if isinstance(value, dict):
                 lines.append(value)
         return lines

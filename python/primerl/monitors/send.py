@@ -44,10 +44,10 @@ class Sender(threading.Thread):
         self.told: dict[str, str] = {}
         """For the launcher: `url`, say."""
         self.error: str | None = None
-        """Of the last attempt, None where it went well."""
+        """The last attempt's error; None where it succeeded."""
         self.is_given_up = False
         self.passed = 0
-        """Records before this one are not sent again, whatever dies."""
+        """Records before this one are never sent again."""
         self._knows_best = False  # the service, of what it has: it may have less than the cursor says
         self._end: tuple[Status, str] | None = None
         self._woken = threading.Event()
@@ -58,7 +58,7 @@ class Sender(threading.Thread):
         return self._end is not None and self.finished == self._end[0] and self.next >= len(self.records)
 
     def end(self, status: Status, reason: str) -> None:
-        """No record comes after those that are there."""
+        """No further record will be written."""
         self._end = (status, reason)
         self._woken.set()
         self.records.wake()
@@ -79,7 +79,7 @@ class Sender(threading.Thread):
                 return
             except Exception as error:  # noqa: BLE001 (a monitor may raise anything, and training has no part in it)
                 self._failed(error, pause)
-                # One that could not start is made anew: it may be half made.
+                # One that failed to start is created anew, since it may be half initialised.
                 monitor = monitor if self.told.get("started") else None
                 if self._end is None:
                     self._woken.wait(pause)
@@ -140,7 +140,7 @@ class Sender(threading.Thread):
                 content = extras.read(self.output_dir, record.step)
             except FileNotFoundError:  # removed when all monitors had it, of which this one was none then
                 log.warning(
-                    "monitor %s: step %d is told without samples and distributions", self.entry.name, record.step
+                    "monitor %s: step %d is reported without samples and distributions", self.entry.name, record.step
                 )
                 return
             samples = extras.samples_for(self.entry, record.step, content)

@@ -21,7 +21,7 @@ def address_towards(url: str) -> str:
 
 def told_to(url: str, peer: str) -> str:
     """`url`, at which a server of this machine listens, as the one that listens at `peer` can reach it: a server that
-    listens at all addresses (`0.0.0.0`, `::`) is told by this machine's address on the way there.
+    listens at all addresses (`0.0.0.0`, `::`) is named by this machine's address on the way there.
 
     Raises:
         UnreachableError: it listens on this machine's loopback, and `peer` is another machine.
@@ -44,7 +44,7 @@ def told_to(url: str, peer: str) -> str:
 
 
 def _way(url: str) -> tuple[str, str]:
-    """This machine's address on the way there, and the one there."""
+    """This machine's address on the way to the host, and the host's own."""
     parts = urlsplit(url)
     family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
     # Nothing is sent: connecting only chooses a route.

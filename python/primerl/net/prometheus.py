@@ -20,10 +20,10 @@ class PortTakenError(ValueError):
 
 
 class Exposition:
-    """Serves what is registered in `registry`, beside the process's own CPU time and memory, from a thread."""
+    """Serves what is registered in `registry`, and the process's own CPU time and memory, from a thread."""
 
     def __init__(self, port: int) -> None:
-        """`port` 0 is any free one. Only this machine is answered: nobody is asked for a key. Raises PortTakenError."""
+        """`port` 0 is any free one. Only this machine is answered: no key is asked for. Raises PortTakenError."""
         from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
         self.registry: CollectorRegistry = CollectorRegistry()
@@ -44,6 +44,6 @@ class Exposition:
 
 
 def check_port(port: object) -> None:
-    """None is off. Raises ValueError."""
+    """Checks a port; None is off. Raises ValueError."""
     if port is not None and not (isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= 65535):
         raise ValueError(f"metrics_port is {port!r}; give a port from 0 (any free one) to 65535, or leave it out")

@@ -20,7 +20,7 @@ from primerl.run_key import run_key_header
 
 
 class UnansweredError(Exception):
-    """Nobody answered in time, or not as an orchestrator does. The message says how it failed."""
+    """There was no answer in time, or not an orchestrator's. The message says how it failed."""
 
 
 def ask(url: str, path: str, *, within_s: float, **query: object) -> tuple[int, dict[str, Any]]:

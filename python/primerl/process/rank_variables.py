@@ -24,7 +24,7 @@ NAMES = (
 
 
 class NotARankError(Exception):
-    """The process is one of several, which nobody has started as ranks. The message says what to do."""
+    """The process is one of several that were not started as ranks. The message says what to do."""
 
 
 COMMANDS = ("trainer", "sft")

@@ -1,7 +1,7 @@
 """Secrets of the user's, kept out of what primerl itself prints and writes. Standard library only.
 
-Only values that this process knows can be found: whoever reads one notes it here. An env worker is told which of the
-variables of its environment are secrets.
+Only values that this process knows can be found: whoever reads one notes it here. An env worker is given the names of
+the variables of its environment are secrets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def note_own() -> None:
 
 
 def forms(values: Iterable[str]) -> list[str]:
-    """What is to be left out for these values: as they are, as they are within JSON, and each line of those that have
+    """What is to be hidden for these values: as they are, as they are within JSON, and each line of those that have
     several. The longest first, since one may be within another."""
     found: set[str] = set()
     for value in values:

@@ -84,6 +84,6 @@ def has_been_heard() -> None:
 
 
 def check() -> None:
-    """Raises `Terminated` where the command was asked to stop, and has gone on."""
+    """Raises `Terminated` if the command was asked to stop and has not."""
     if _current is not None:
         _current.check()

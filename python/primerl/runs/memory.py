@@ -10,15 +10,15 @@ from pathlib import Path
 
 ASK_S = 10.0
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Of a container, by the two versions of control groups."""
+"""Memory limit of a container, by the two versions of control groups."""
 TRAINED = 16
 """Bytes a parameter that is trained: itself, its gradient and AdamW's two moments, in fp32."""
 FROZEN = 4
 """Bytes a parameter that an adapter leaves as it is, in fp32."""
 HALF = 2
-"""Bytes a parameter in bf16, which one GPU computes with: beside a copy in fp32 where it is trained, else alone."""
+"""Bytes a parameter in bf16, which one GPU computes with: in addition to a copy in fp32 where it is trained."""
 ADAPTED = 0.02
-"""Share of a model's parameters that an adapter of rank 16 or so has beside them."""
+"""Parameters of an adapter of rank 16 or so, as a share of its model's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from primerl.runs.memory import Machine
 from primerl.train.adapters.files import ADAPTER_CONFIG
 
 DEPTH = 6
-"""Folders below a given one that are looked into."""
+"""Levels of folders below a given one that are searched."""
 ANSWERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Ends of the names of architectures that continue a text."""
 
@@ -25,12 +25,12 @@ class Model:
     kind: str
     """`model_type` of its config; `adapter`."""
     bytes: int
-    """Of its weights."""
+    """Size of its weights."""
     trainable: bool
     engine: str
-    """What can sample from it: `torch` (the embedded engine) or `vllm`."""
+    """The engine backend that can sample from it."""
     reason: str
-    """Why it cannot be trained, or only in part, or why not be served by the embedded engine."""
+    """Why it cannot be trained, or only in part, or not be served by the smallest engine."""
     memory: int = 0
     """Bytes that training all of it takes: weights, gradients and AdamW's moments in fp32; on one GPU bf16 weights
     too."""
@@ -86,20 +86,18 @@ def _parameters(folder: Path) -> int:
 
 
 def _engine(folder: Path) -> tuple[str, str]:
-    """What samples from it, and why not the embedded engine."""
-    from primerl.inference.shape import Shape
-    from primerl.inference.vllm import installation
+    """The backend that can serve it and needs least, and why not those that need less."""
+    from primerl.inference import backends
 
-    try:
-        Shape.read(folder)
-        return "torch", ""
-    except (ValueError, TypeError) as error:
-        reason = _short(str(error), folder)
-    try:
-        installation.find(None)
-    except installation.UnusableError as missing:
-        reason += f" ({missing})"
-    return "vllm", reason
+    reason = ""
+    for name in backends.SMALLEST_FIRST:
+        try:
+            backends.named(name).check_model(folder, None)
+            return name, reason
+        except ValueError as error:
+            why = _short(str(error), folder)
+            reason = f"{reason} ({why})" if reason else why
+    return name, reason
 
 
 def _adapter(folder: Path) -> str:
@@ -116,14 +114,14 @@ def _size(count: float) -> str:
 
 
 def _short(message: str, folder: Path) -> str:
-    """Without what the other columns say."""
+    """The message without what the other columns say."""
     text = message.removeprefix("model.path: ").removeprefix(f"{folder / 'config.json'}: ")
     return text.replace(f"{folder}{os.sep}", "").replace(f" in {folder}", "").replace(f"{folder} ", "it ")
 
 
 def folders_in(root: Path, *, named: bool = False, depth: int = DEPTH) -> Iterator[Path]:
     """Folders with a config.json that names a model's type. `named`: the user has asked for that folder, so what is
-    odd in it is told too."""
+    odd in it is reported too."""
     try:
         entries = sorted(os.scandir(root), key=lambda entry: entry.name)
     except OSError:
@@ -135,7 +133,7 @@ def folders_in(root: Path, *, named: bool = False, depth: int = DEPTH) -> Iterat
     if named and ADAPTER_CONFIG in files:
         yield root
         return
-    # Of a run: its weights on their way to engines are deleted again while it goes on, and what an evaluation of an
+    # In a run's folder: weights on their way to engines are deleted again while it runs, and what an evaluation of an
     # endpoint counts tokens with has no weights.
     skipped = {"broadcasts", "journal", "spool", "logs", "run"} if "journal" in files else set()
     for entry in entries:

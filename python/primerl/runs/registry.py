@@ -1,8 +1,8 @@
 """The runs of this user: `runs.db` (SQLite) in the state folder.
 
 What is kept of a run is what cannot be read from its folder: where that is, what was started when, and by which
-process. Whether it goes on is not kept but looked at (`status`), so that nothing has to be put right after a kill -9.
-Every change is one transaction, of a moment; several runs write one after the other (WAL, `BUSY_S`).
+process. Whether it is running is not kept but looked up (`status`), so that nothing has to be put right after a kill
+-9. Every change is one transaction, of a moment; several runs write one after the other (WAL, `BUSY_S`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from primerl.runs.state import StateError, private_folder, process_started, stat
 FILE = "runs.db"
 VERSION = 2
 BUSY_S = 10.0
-"""How long a writer waits for another one."""
+"""How long a writer waits for another writer."""
 ID_BYTES = 4
 ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
 ID_FILE = Path("run") / "id"
@@ -70,7 +70,7 @@ class Run:
     started: float
     """Seconds since 1970, as all times here."""
     session_started: float
-    """Of the launcher that is, or was last, at it."""
+    """When its current or last launcher was started."""
     ended: float | None
     """When that launcher ended; None while it lives, and where it was killed."""
     exit_code: int | None
@@ -124,7 +124,7 @@ class Registry:
         try:
             self._open(f"{self.file.absolute().as_uri()}?mode=ro", prepare=False)
         except StateError:
-            # Without the files beside it, which cannot be made there, SQLite reads one that nobody changes.
+            # Without the files beside it, which cannot be made there, SQLite reads one that does not change.
             self._open(f"{self.file.absolute().as_uri()}?immutable=1", prepare=False)
 
     def _prepare(self) -> None:
@@ -146,7 +146,7 @@ class Registry:
             self._connection.execute(f"PRAGMA user_version = {VERSION}")
 
     def _change_to_wal(self) -> None:
-        """SQLite does not wait here by itself, where another one does the same."""
+        """SQLite itself does not wait here for another process that does the same."""
         deadline = time.monotonic() + BUSY_S
         while True:
             try:
@@ -168,13 +168,13 @@ class Registry:
         try:
             yield
         except sqlite3.Error as error:
-            # Those of use and of the system are of classes of their own.
+            # Errors of use and of the system have classes of their own.
             is_damaged = type(error) is sqlite3.DatabaseError
-            mend = (
+            fix = (
                 ", and is damaged: move it away; the command that a run was started with, given again, puts that run "
                 "into a new list, by the id that it had"
             )
-            raise StateError(f"{self.file}: {error}; it holds the list of runs{mend if is_damaged else ''}") from None
+            raise StateError(f"{self.file}: {error}; it holds the list of runs{fix if is_damaged else ''}") from None
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -202,7 +202,7 @@ class Registry:
         """Notes a start by this process and returns the run's id. `goes_on`: with the run in `output_dir`, whose id it
         keeps, also where that folder was moved, or was taken out of the list. `config` is TOML, of which a copy is
         stored."""
-        now, pid = time.time(), os.getpid()
+        pid = os.getpid()
         values: dict[str, Any] = {
             "name": name,
             "model": model,
@@ -211,45 +211,51 @@ class Registry:
             "kind": kind,
             "form": form,
             "folder": os.getcwd(),
-            "session_started": now,
+            "session_started": time.time(),
             "ended": None,
             "exit_code": None,
             "pid": pid,
             "process_started": process_started(pid),
         }
-        # The caller has locked the folder, so nobody else changes what is noted of it.
+        # The caller has locked the folder, so no other process changes what is noted of it.
         with self._errors():
-            found = self._connection.execute("SELECT id FROM runs WHERE output_dir = ?", (values["output_dir"],))
-            row = found.fetchone()
-            found_id = None if row is None else str(row["id"])
-            if not goes_on:
-                run_id = self._new_id()
-            elif found_id is None:
-                row, run_id = self._by_noted_id(output_dir)
-            else:
-                run_id = found_id
+            listed, row, run_id = self._identified(output_dir, goes_on=goes_on)
         # Before the transaction, which others wait for.
         private_folder("runs", run_id)
         write_private(config_file(run_id), config)
         with self._errors(), self._transaction():
-            if row is not None and not goes_on:
+            if listed is not None and not goes_on:
                 # What was noted is of a run whose folder has been emptied.
-                self._connection.execute("DELETE FROM runs WHERE id = ?", (row["id"],))
-                row = None
-            if row is None:
-                values |= {"id": run_id, "started": now}
-                names, marks = ", ".join(values), ", ".join(f":{key}" for key in values)
-                self._connection.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", values)
-            else:
-                changes = ", ".join(f"{key} = :{key}" for key in values)
-                self._connection.execute(f"UPDATE runs SET {changes} WHERE id = :id", {**values, "id": run_id})
-        if found_id not in (None, run_id):
-            _remove_config(found_id)
+                self._connection.execute("DELETE FROM runs WHERE id = ?", (listed,))
+            self._write(values, run_id, is_new=row is None)
+        if listed not in (None, run_id):
+            _remove_config(listed)
         _note_id(output_dir, run_id)
         return run_id
 
+    def _identified(self, output_dir: Path, *, goes_on: bool) -> tuple[str | None, sqlite3.Row | None, str]:
+        """The id that the list has for the folder; the row to change; the id of the run that is started there."""
+        found = self._connection.execute("SELECT id FROM runs WHERE output_dir = ?", (os.fspath(output_dir),))
+        row = found.fetchone()
+        listed = None if row is None else str(row["id"])
+        if not goes_on:
+            return listed, None, self._new_id()
+        if listed is None:
+            return None, *self._by_noted_id(output_dir)
+        return listed, row, listed
+
+    def _write(self, values: dict[str, Any], run_id: str, *, is_new: bool) -> None:
+        values = {**values, "id": run_id}
+        if is_new:
+            values |= {"started": values["session_started"]}
+            names, marks = ", ".join(values), ", ".join(f":{key}" for key in values)
+            self._connection.execute(f"INSERT INTO runs ({names}) VALUES ({marks})", values)
+        else:
+            changes = ", ".join(f"{key} = :{key}" for key in values if key != "id")
+            self._connection.execute(f"UPDATE runs SET {changes} WHERE id = :id", values)
+
     def _by_noted_id(self, output_dir: Path) -> tuple[sqlite3.Row | None, str]:
-        """Of a run in the folder that the list does not have there: its row, where the folder was moved, and its id; a
+        """For a run in a folder that the list does not have: its row, where the folder was moved, and its id; a
         new one for a copy of a run."""
         try:
             noted = (output_dir / ID_FILE).read_text(encoding="utf-8").strip()
@@ -269,7 +275,7 @@ class Registry:
                 return run_id
 
     def end(self, run_id: str, exit_code: int) -> None:
-        """By the process that began it; another one's session is left alone."""
+        """Called by the process that started the session; another one's session is not changed."""
         with self._errors(), self._transaction():
             self._connection.execute(
                 "UPDATE runs SET ended = ?, exit_code = ? WHERE id = ? AND pid = ?",
@@ -277,14 +283,13 @@ class Registry:
             )
 
     def restore(self, run: Run, config: str) -> None:
-        """Notes again what was noted before the start that ends here."""
+        """Restores what was noted before the start that ends here."""
         write_private(config_file(run.id), config)
         kept = ("id", "kind", "form", "session_started", "ended", "exit_code", "pid", "process_started", "model")
         values = {name: getattr(run, name) for name in kept}
         values |= {"environments": json.dumps(run.environments), "folder": os.fspath(run.folder)}
-        changes = ", ".join(f"{name} = :{name}" for name in values if name != "id")
         with self._errors(), self._transaction():
-            self._connection.execute(f"UPDATE runs SET {changes} WHERE id = :id", values)
+            self._write(values, run.id, is_new=False)
 
     def delete(self, run_id: str) -> None:
         with self._errors(), self._transaction():
@@ -298,7 +303,7 @@ class Registry:
         return [_run(row) for row in rows]
 
     def find(self, given: str) -> Run:
-        """By id, a beginning of one that no other has, or name. Raises UnknownRunError."""
+        """The run with this id, unique beginning of an id, or name. Raises UnknownRunError."""
         runs = self.all()
         exact = [run for run in runs if run.id == given]
         # A name may look like the beginning of another run's id: who stops or deletes has to say which is meant.
@@ -321,7 +326,7 @@ def known(given: str) -> Run | None:
 
 
 def folder_of(given: str) -> Path:
-    """Of a run, given as its folder, id or name. Raises UnknownRunError, StateError."""
+    """The output folder of a run, given as its folder, id or name. Raises UnknownRunError, StateError."""
     folder = Path(given)
     if folder.is_dir():
         return folder

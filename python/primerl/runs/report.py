@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from primerl.extras import described
 from primerl.launch.report import summary
 from primerl.launch.report.evaluations import mark
+from primerl.process.extras import described
 from primerl.runs.standing import INTERRUPTED
 
 # Steps averaged at both ends: single steps are noisy.
@@ -30,7 +30,7 @@ class NoRunError(Exception):
 
 
 class DamagedRunError(Exception):
-    """A file is not what a run writes. The message names file, line and what is wrong."""
+    """A file that a run does not write like this. The message names file, line and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def load(folder: Path) -> Results:
 
 
 def without_a_step(folder: Path, sessions: dict[str, Any]) -> str:
-    """Why there is no step to report, and what tells more."""
+    """Why there is no step to report, and where to look."""
     traced = (folder / "journal").is_dir()
     more = f"; `primerl trace {folder} --dropped` tells what became of its rollouts" if traced else ""
     if ended := ending(sessions):
@@ -67,7 +67,7 @@ def without_a_step(folder: Path, sessions: dict[str, Any]) -> str:
 
 
 def ending(sessions: dict[str, Any]) -> str:
-    """How the run's last session ended, in a line; empty where nobody wrote that."""
+    """How the run's last session ended, in a line; empty where that was not written."""
     code, wall_s = sessions.get("exit_code"), sessions.get("wall_s")
     if not isinstance(code, int):
         return ""

@@ -1,4 +1,4 @@
-"""What a run has saved in its own folder: checkpoints to go on from, model folders, adapters."""
+"""What a run has saved in its own folder: checkpoints to resume from, model folders, adapters."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ STEP = re.compile(r"(\.?)(step|replaced_step)_(\d+)")
 class Saved:
     step: int
     kind: str
-    """`checkpoint`: what the trainer goes on from; `weights`: a model folder; `adapter`."""
+    """`checkpoint`: what the trainer resumes from; `weights`: a model folder; `adapter`."""
     ready: bool
-    """Whole."""
+    """Whether it is complete."""
     bytes: int
     weights_only: bool
-    """Nothing that a run could go on from, only begin with."""
+    """Whether a run cannot resume from it, only start with it."""
     at: str
     """Folder, or the id in the store."""
 

@@ -51,7 +51,7 @@ def names(environment: str | None = None) -> list[str]:
 
 
 def environments() -> list[str]:
-    """Those that have secrets of their own."""
+    """Environments that have secrets of their own."""
     return sorted(name for name, values in _read()["environments"].items() if values)
 
 

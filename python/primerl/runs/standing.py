@@ -18,7 +18,7 @@ INTERRUPTED = (129, 130, 143)
 class Standing:
     status: str
     reason: str
-    """Why, where it is not as a run should be; else empty."""
+    """What is wrong with the run; empty if nothing is."""
     step: int | None
     """Steps trained; None where the folder, which knows it, is gone."""
 
@@ -42,7 +42,7 @@ def standing(run: Run) -> Standing:
         code = summary.get("exit_code") if code is None else code
         reason = str(summary.get("reason", "")).strip()
     if code is None:
-        return Standing(FAILED, "its launcher was killed; `primerl run resume` goes on", step)
+        return Standing(FAILED, "its launcher was killed; `primerl run resume` continues it", step)
     reason = reason or (f"it ended with exit code {code}; see its log" if code else "")
     return Standing(_by_code(code), reason if code else "", step)
 

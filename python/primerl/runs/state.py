@@ -10,7 +10,7 @@ from pathlib import Path
 
 VARIABLE = "PRIMERL_STATE_DIR"
 WITHIN_RUN = Path("run") / "state"
-"""Of a run's folder: the state folder of a user without a home."""
+"""In a run's folder: the state folder of a user without a home."""
 
 
 class StateError(Exception):
@@ -71,7 +71,7 @@ def private_folder(*parts: str) -> Path:
         for part in ("", *parts):
             folder = folder / part
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Of an earlier version, or made by hand: there may be secrets below.
+        # From an earlier version, or made by hand: there may be secrets below.
         state_folder().chmod(0o700)
     except OSError as error:
         raise StateError(f"{folder} cannot be used: {error}; set {VARIABLE} to a folder of yours") from None
@@ -96,7 +96,8 @@ def write_private(file: Path, content: str) -> None:
 
 
 def process_started(pid: int) -> str | None:
-    """When the process began, in a form that no other process of that id has; None where there is none."""
+    """When the process was started, in a form that distinguishes it from others with the same id; None if there is
+    none."""
     if not sys.platform.startswith("linux"):
         done = subprocess.run(
             ["ps", "-o", "lstart=", "-p", str(pid)],

@@ -14,7 +14,7 @@ def text_of(cell: Cell) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> list[str]:
-    """Numbers to the right, words to the left; a header without words is left out."""
+    """Numbers to the right, words to the left; a header without words is omitted."""
     cells = list(rows)
     written = [list(header)] if any(header) else []
     written += [[text_of(cell) for cell in row] for row in cells]

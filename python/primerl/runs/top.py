@@ -23,7 +23,7 @@ from primerl.runs.registry import UnknownRunError, folder_of
 from primerl.runs.state import StateError
 
 ANSWER_S = 5.0
-# A run may be busy; one that has not answered so often is gone.
+# A run may be busy; after so many requests without an answer it is gone.
 MISSES = 5
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 28
@@ -53,7 +53,7 @@ class NoRunError(Exception):
 
 
 class UnreachableError(Exception):
-    """The orchestrator does not answer, or not what is asked."""
+    """The orchestrator does not answer, or not as expected."""
 
 
 def find(run: str) -> str:
@@ -76,7 +76,7 @@ def find(run: str) -> str:
 
 
 def ending(run: str) -> str:
-    """How a run that nobody answers for ended, in a line; empty where its last launcher has not written that."""
+    """How a run that does not answer ended, in a line; empty where its last launcher has not written that."""
     if run.startswith(("http://", "https://")):
         return ""
     folder = folder_of(run) / "run"
@@ -339,12 +339,12 @@ def lost(status: dict[str, Any]) -> Table | None:
 
 
 def waits(status: dict[str, Any]) -> RenderableType:
-    # Whoever waits as is usual holds nobody up.
+    # A wait that is usual delays nothing.
     found = sorted(
         status.get("waits") or [], key=lambda wait: (bool(wait.get("usual")), -float(wait.get("since_s") or 0))
     )
     if not found:
-        return Text("nobody waits", style="dim")
+        return Text("nothing waits", style="dim")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for wait in found[:LONGEST_WAITS]:
         # Text, not markup: what it says comes from elsewhere.

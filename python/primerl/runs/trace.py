@@ -95,7 +95,7 @@ def report_line(report: dict[str, Any]) -> str:
     names = [f"{kind} {report[kind]!r}" for kind in ("seat", "session") if report.get(kind)]
     session = f"{', '.join(names)}: " if names else ""
     metrics = "".join(f", {name} {value:g}" for name, value in report["metrics"].items())
-    reward = "none that is a number" if report["reward"] is None else f"{report['reward']:g}"
+    reward = "not a number" if report["reward"] is None else f"{report['reward']:g}"
     return f"{session}reward {reward}{metrics}" + (f" ({', '.join(flags)})" if flags else "")
 
 
@@ -253,7 +253,7 @@ def check(answer: dict[str, Any]) -> str:
     lines = told(answer)
     if answer["batches_owed"]:
         lines.append(
-            f"{answer['batches_owed']} batches are not in the spool yet: the orchestrator writes them when it goes on"
+            f"{answer['batches_owed']} batches are not in the spool yet: the orchestrator writes them when it resumes"
         )
     if broken is None:
         return "\n".join([*lines, f"{what}: every invariant holds"])

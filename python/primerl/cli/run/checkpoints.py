@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _failed(run: Run) -> dict[str, str]:
-    from primerl.runs.uploads import REPORT
+    from primerl.stores.worker import REPORT
 
     try:
         return dict(json.loads((run.output_dir / REPORT).read_text(encoding="utf-8"))["failed"])
@@ -42,8 +42,8 @@ def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
             f"{run.id} is an evaluation, which trains nothing and saves no checkpoints; its results are in {results}",
             title="No checkpoints",
         )
-    from primerl.runs.entries import StoreError
-    from primerl.runs.store import store_of_run
+    from primerl.stores.entries import StoreError
+    from primerl.stores.store import store_of_run
 
     found = local_checkpoints(run.output_dir)
     problem = None

@@ -9,10 +9,10 @@ import sys
 from primerl.cli.run.common import FAILED, parser_of, size, with_run
 from primerl.config.complaint import fail
 from primerl.launch.supervise.lock import LOCK, in_use, take
-from primerl.runs.entries import StoreError
 from primerl.runs.registry import Registry, Run
-from primerl.runs.store import Store, store_of_run
-from primerl.runs.uploads import DONE
+from primerl.stores.entries import StoreError
+from primerl.stores.store import Store, store_of_run
+from primerl.stores.worker import DONE
 
 NOTHING = "Nothing was deleted"
 

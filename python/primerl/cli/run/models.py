@@ -13,6 +13,7 @@ from typing import Any
 
 from primerl.cli.arguments import parse
 from primerl.cli.run.common import add_json, parser_of, show, size
+from primerl.inference import backends
 from primerl.runs.models import Model, folders_in, look
 from primerl.runs.registry import Registry
 from primerl.runs.state import StateError
@@ -62,7 +63,9 @@ def _verdict(model: Model) -> str:
     if not model.trainable:
         return "no"
     what = "yes" if model.fits == "all" else "an adapter"
-    return what if model.engine == "torch" else f"{what}, with vLLM".removeprefix("yes, ")
+    if model.engine == backends.DEFAULT:
+        return what
+    return f"{what}, with {backends.named(model.engine).title}".removeprefix("yes, ")
 
 
 def _folders(chosen: argparse.Namespace) -> Iterator[Path]:

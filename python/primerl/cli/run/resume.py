@@ -61,7 +61,7 @@ def _fetch(run: Run, arguments: list[str]) -> int:
     from primerl.config.load import ConfigError
     from primerl.config.run_forms import load_run
     from primerl.launch.resume import going_back, restoring
-    from primerl.runs.entries import StoreError
+    from primerl.stores.entries import StoreError
 
     try:
         step = going_back.wanted(load_run(arguments, program="primerl run resume"))

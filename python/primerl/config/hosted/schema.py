@@ -32,7 +32,7 @@ from primerl.config.environment import Interpreter, Limits, validation_label
 from primerl.config.environment_checks import evaluation_labels
 from primerl.config.orchestrator import Buffer
 from primerl.config.tailscale import Tailscale
-from primerl.typed import MOST_COUNT
+from primerl.process.setting_checks import MOST_COUNT
 
 REFERENCE = re.compile(r"[\w./-]+:\w+|[\w.]+\.\w+")
 Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]

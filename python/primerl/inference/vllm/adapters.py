@@ -57,13 +57,13 @@ class Expected:
 
     rank: int
     base_digest: str
-    """Of the tensors in the folder that the engine was started from."""
+    """Digest of the tensors in the folder that the engine was started from."""
     shapes: dict[str, tuple[int, ...]]
-    """Of all tensors of a broadcast, by name."""
+    """Shapes of all tensors of a broadcast, by name."""
 
     @classmethod
     def read(cls, folder: Path, *, tied: bool) -> Expected:
-        """By the model's folder, and what the run says of its adapters. Raises ValueError."""
+        """From the model's folder, and the run's settings of adapters. Raises ValueError."""
         said = json.loads(os.environ[LORA])
         adapter = adapter_shapes(shapes_of(folder, tied=tied), said["rank"], said["target_modules"])
         facts = {LORA_ALPHA: (1,), BASE_DIGEST: (DIGEST_BYTES,)}
@@ -181,7 +181,7 @@ class CheckedAdapters(LRUCacheWorkerLoRAManager):
         return layer, 0, kind
 
     def _computes_with(self, layer: str, part: int, kind: str, slot: int, source: Tensor) -> bool | None:
-        """None where it cannot be said: layers that are divided among workers, or kept in another form."""
+        """None if it cannot be known: layers that are divided among workers, or kept in another form."""
         module = self._adapter_manager.modules[layer]
         stacked = getattr(module, f"lora_{kind}_stacked", None)
         if getattr(module, "tp_size", 1) != 1 or stacked is None or part >= len(stacked):

@@ -54,7 +54,7 @@ def tensors_of(folder: Path, *, tied: bool) -> dict[str, Tensor]:
 
 
 def shapes_of(folder: Path, *, tied: bool) -> dict[str, tuple[int, ...]]:
-    """Of [`tensors_of`][primerl.inference.vllm.checkpoint.tensors_of]."""
+    """The shapes of [`tensors_of`][primerl.inference.vllm.checkpoint.tensors_of]."""
     return {name: _shape(tensor) for name, tensor in tensors_of(folder, tied=tied).items()}
 
 

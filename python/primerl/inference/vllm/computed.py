@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 PROBES = 4
-"""Random inputs that a packed layer is asked with."""
+"""Random inputs that a packed layer is compared by."""
 
 
 class NotLoadedError(RuntimeError):
@@ -76,7 +76,7 @@ def compare(model: nn.Module, tensors: Mapping[str, Tensor]) -> Comparison:
     wrong: list[str] = []
     for path, module in model.named_modules():
         if hasattr(module, "base_layer"):
-            continue  # it stands around the layer, for adapters, and shows the layer's weights as its own
+            continue  # it wraps the layer, for adapters, and shows the layer's weights as its own
         path = path.removesuffix(".base_layer")
         for kind in ("weight", "bias"):
             held = getattr(module, kind, None)
@@ -108,7 +108,7 @@ def _sources(path: str, kind: str, fused: Mapping[str, list[str]], tensors: Mapp
 
 
 def _same(module: nn.Module, kind: str, held: Tensor, source: Tensor) -> bool | None:
-    """None where it cannot be said."""
+    """None if it cannot be known."""
     is_packed = kind == "weight" and hasattr(module, "cpu_linear")
     if held.numel() == 0:  # the packed copy is all there is
         return _same_answers(module, source) if is_packed else None

@@ -4,13 +4,15 @@ hands on from `[inference.vllm]` as it is."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primerl.inference.vllm import serve
-from primerl.inference.vllm.installation import Installation, head_size, lora_rank, model_config
+from primerl.inference.vllm.installation import Installation, default_dtype, head_size, lora_rank, model_config
+from primerl.process.log_levels import LEVELS
 from primerl.train.adapters.files import targeted_layers, tensor_bytes
 
 if TYPE_CHECKING:
@@ -123,7 +125,7 @@ def _adapters(lora: LoraConfig, model: Path) -> dict[str, Any]:
         "enable-lora": True,
         "max-lora-rank": lora_rank(lora.rank),
         # An output layer with room for an adapter ends the engine where log-probabilities of prompts are asked for
-        # beside other requests.
+        # alongside other requests.
         "lora-target-modules": sorted(layers),
         "max-loras": lora.max_adapters,
         # With room for those that are on their way out: one that lacked room would be read again at its next token.
@@ -131,16 +133,12 @@ def _adapters(lora: LoraConfig, model: Path) -> dict[str, Any]:
     }
 
 
-def default_dtype(installation: Installation) -> str:
-    return "float32" if installation.device == "cpu" else "bfloat16"
-
-
 def _is_given(name: str, given: Mapping[str, Any]) -> bool:
     return name in given or f"no-{name}" in given or name.removeprefix("no-") in given
 
 
 def _usual(config: InferenceConfig, installation: Installation, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be set otherwise in `[inference.vllm]`."""
+    """Defaults that `[inference.vllm]` may override."""
     usual: dict[str, Any] = {}
     if config.kv_cache_tokens is not None or installation.device == "cpu":
         usual["kv-cache-memory-bytes"] = _cache_bytes(config, installation)
@@ -166,7 +164,7 @@ def _longest(config: InferenceConfig) -> int:
 
 
 def _cache_bytes(config: InferenceConfig, installation: Installation) -> int:
-    """Of the KV cache: what `kv_cache_tokens` says; else, on a CPU, enough for all requests, within limits."""
+    """Size of the KV cache: from `kv_cache_tokens`; else, on a CPU, enough for all requests, within limits."""
     model = model_config(Path(config.model.path))
     layers, size = model.get("num_hidden_layers", 0), head_size(model) or 0
     heads = model.get("num_key_value_heads") or model.get("num_attention_heads") or 0
@@ -196,7 +194,7 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def environment(config: InferenceConfig, installation: Installation) -> dict[str, str]:
-    """Of the server; this process's own, but for what would hurt it."""
+    """The server's environment: this process's own, without what would harm it."""
     variables = dict(os.environ)
     # Without bytecode each start compiles all of vLLM, torch and transformers, in each process.
     for name in ("PYTHONDONTWRITEBYTECODE", "PRIMERL_API_KEY"):
@@ -204,6 +202,7 @@ def environment(config: InferenceConfig, installation: Installation) -> dict[str
     variables |= {"VLLM_SERVER_DEV_MODE": "1", "PYTHONUNBUFFERED": "1", serve.PARENT: str(os.getpid())}
     for name, value in {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}.items():
         variables.setdefault(name, value)
+    variables.setdefault("VLLM_LOGGING_LEVEL", logging.getLevelName(LEVELS[config.log.level]))
     # Longer than the orchestrator and its probes leave a connection idle.
     variables.setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "30")
     if config.lora is not None:
@@ -211,7 +210,7 @@ def environment(config: InferenceConfig, installation: Installation) -> dict[str
         variables |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", serve.LORA: json.dumps(said)}
     if installation.device == "cpu":
         variables |= {"VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": str(config.threads)}
-        # Whole GiB, and stronger than --kv-cache-memory-bytes.
+        # In whole GiB, and takes precedence over --kv-cache-memory-bytes.
         variables.pop("VLLM_CPU_KVCACHE_SPACE", None)
         given = {name.replace("_", "-"): value for name, value in config.vllm.items()}
         if _workers(given) == 1 and "distributed-executor-backend" not in given:

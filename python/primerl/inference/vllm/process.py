@@ -23,6 +23,7 @@ import urllib.error
 import urllib.request
 from typing import IO, TYPE_CHECKING
 
+from primerl.inference.backend import EngineEndedError
 from primerl.inference.vllm import flags
 from primerl.inference.vllm.installation import Installation
 from primerl.net.requests import open_url
@@ -38,25 +39,16 @@ ABORT_S = 2.0
 HEALTH_EVERY_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 ILL_S = 60.0
-"""A server that has not answered for so long will not again."""
+"""A server that has not answered for this long is given up."""
 GONE_S = 5.0
 """One that says that its engine process is gone, or does not listen any more, should have ended by then; it waits for
-calls that nobody will answer."""
+calls that will never be answered."""
 PORT_ATTEMPTS = 3
 LOG_LINES = 20
 # The last exception, or refusal of an option, that is not about another one.
 CAUSE = re.compile(r"(?:^|\s)((?:\w+\.)*\w*(?:Error|Exception|Interrupt|error): .+)$")
 NO_CAUSE = ("See root cause above", "EngineDeadError", "Engine core initialization failed")
 PORT_TAKEN = "Address already in use"
-
-
-class VllmEndedError(Exception):
-    """vLLM's server has ended by itself, or does not answer any more."""
-
-    def __init__(self, message: str, signal_number: int = 0) -> None:
-        super().__init__(message)
-        self.signal_number = signal_number
-        """The signal that ended it, or 0."""
 
 
 class VllmServer:
@@ -83,7 +75,7 @@ class VllmServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            # So that a Ctrl-C is ours alone, and that all of it can be killed.
+            # A process group of its own: only we get a Ctrl-C, and all of it can be killed.
             process_group=0,
         )
         assert self._process.stdout is not None
@@ -91,12 +83,12 @@ class VllmServer:
         self._reader.start()
 
     def _pass_on(self, output: IO[bytes]) -> None:
-        """To our own log; the end is kept, to say why the server ended."""
+        """Copies the server's output to our own log; the end is kept, to report why the server ended."""
         with output:
             for line in output:
                 text = line.decode(errors="replace").rstrip("\n")
                 self.last_lines.append(text)
-                with contextlib.suppress(OSError, ValueError):  # nobody reads our log any more
+                with contextlib.suppress(OSError, ValueError):  # our log has no reader any more
                     print(text, file=sys.stderr, flush=True)
 
     @property
@@ -109,8 +101,8 @@ class VllmServer:
         return self._process.pid
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits that long; never True, for only `stop` ends it on request. Raises VllmEndedError once it has ended, or,
-        after `watch`, has not been healthy for a minute."""
+        """Waits that long; never True, for only `stop` ends it on request. Raises EngineEndedError once it has ended,
+        or, after `watch`, has not been healthy for a minute."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -125,10 +117,10 @@ class VllmServer:
             log.info("port %d was taken meanwhile; starting at another", self.port)
             self._start()
             return False
-        raise VllmEndedError(self._describe_end(code), max(0, -code))
+        raise self._ended(self._describe_end(code), signal.Signals(-code) if code < 0 else signal.SIGABRT)
 
     def watch(self) -> None:
-        """It is ready; from now on it has to be healthy."""
+        """The server is ready; from now on it has to be healthy."""
         self._watched_since = self._healthy_at = time.monotonic()
 
     def _look_after(self) -> None:
@@ -141,10 +133,17 @@ class VllmServer:
                 self._healthy_at = time.monotonic()
         except (OSError, http.client.HTTPException) as error:
             if now - self._healthy_at > (GONE_S if _is_gone(error) else ILL_S):
-                raise VllmEndedError(
+                raise self._ended(
                     f"vLLM's server has not been healthy for {now - self._healthy_at:.0f} s: {error}{self._said()}",
                     signal.SIGABRT,
                 ) from None
+
+    def _ended(self, message: str, ends_by: signal.Signals) -> EngineEndedError:
+        """One that has served is started again by the launcher; what is left of it goes first."""
+        if self._watched_since is None:
+            return EngineEndedError(message)
+        self.kill()
+        return EngineEndedError(message, ends_by)
 
     def _describe_end(self, code: int) -> str:
         how = f"exited with code {code}"
@@ -153,7 +152,7 @@ class VllmServer:
         return f"vLLM's server {how}{self._said()}"
 
     def _said(self) -> str:
-        """Its last error, and the end of its log."""
+        """The server's last error, and the end of its log."""
         cause = next((found[1] for line in reversed(self.last_lines) if (found := _cause(line))), None)
         lines = "\n".join(f"  {line}" for line in list(self.last_lines)[-LOG_LINES:])
         return f"{f': {cause}' if cause else ''}; the end of its log:\n{lines}"
@@ -190,13 +189,13 @@ def _cause(line: str) -> re.Match[str] | None:
 
 
 def _is_gone(error: Exception) -> bool:
-    """Whether the server has spoken, or its port has."""
+    """Whether the server itself reports its end, or no longer listens."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     return isinstance(error, urllib.error.HTTPError) or isinstance(reason, ConnectionRefusedError)
 
 
 def free_port(host: str) -> int:
-    """One that nobody listens on now."""
+    """A port that is free now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.bind((host, 0))

@@ -16,14 +16,14 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2]
 PARENT = "PRIMERL_VLLM_PARENT"
-"""Process id of who started the server."""
+"""Process id of the process that started the server."""
 LORA = "PRIMERL_LORA"
-"""What the run's adapters are like (JSON: rank, target_modules), where engines are sent some."""
+"""Settings of the run's adapters (JSON: rank, target_modules), where engines are sent some."""
 PR_SET_PDEATHSIG = 1
 
 
 def provide_package() -> None:
-    """`import primerl` finds the files beside this one: another version may be installed here, or none, and the folder
+    """`import primerl` finds the files next to this one: another version may be installed here, or none, and the folder
     that holds the package may be full of what must not be imported here (another environment's site-packages)."""
     if "primerl" in sys.modules:
         return

@@ -90,7 +90,7 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
         pass  # The model is touched by what was checked only.
 
     def prepare(self, folder: Path) -> None:
-        """Begins to read and check a checkpoint beside the steps; the load takes what comes of it.
+        """Starts reading and checking a checkpoint in the background; the load takes the result.
 
         What is received from the trainer comes over a process group, which one thread alone may use: not that.
         """
@@ -121,7 +121,7 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
             if self.known is not None:
                 self.compared = compare(self.model, dict(checkpoint.tensors)).check(self.known)
         except BaseException:
-            # Requests in flight would go on with weights that nobody knows, under the label of those before them.
+            # Requests in flight would continue with unknown weights, under the label of the previous ones.
             log.critical("policy %d was loaded in part; this process ends", checkpoint.version, exc_info=True)
             logging.shutdown()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -185,7 +185,8 @@ class WorkerExtension:
     model_runner: Any
 
     def primerl_prepare(self, folder: str) -> dict[str, Any]:
-        """Begins to read and check weights, while requests go on. The load of the same folder says what is wrong."""
+        """Starts reading and checking weights while requests continue. Loading the same folder reports what is
+        wrong."""
         self.weight_transfer_engine.prepare(Path(folder))
         return self.primerl_is_prepared()
 

@@ -12,8 +12,8 @@ import json
 import os
 import sys
 
-from primerl.envs import generations
 from primerl.envs.check import Verdict, check_environment
+from primerl.envs.generations import choice
 from primerl.envs.interface import EnvironmentRefusedError
 from primerl.launch.preflight import shadowing
 from primerl.net.requests import unusable_proxies
@@ -45,7 +45,7 @@ def _prepare() -> str | None:
     try:
         from primerl import _core  # noqa: F401 - an env worker of this interpreter needs it
 
-        generations.prepared(generations.installed())
+        choice.prepare()
     except EnvironmentRefusedError as error:
         return str(error)
     except ImportError as error:

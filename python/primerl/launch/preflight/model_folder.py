@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.config.load import ConfigError
-from primerl.inference.vllm.installation import has_cuda
+from primerl.process.cuda import has_cuda
 from primerl.train.model.model_types import missing_package, refusal
 
 TRAINABLE = {"F64", "F32", "BF16", "F16"}

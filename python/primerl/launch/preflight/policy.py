@@ -8,10 +8,9 @@ from primerl.config import resolve
 from primerl.config.complaint import Problems
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
-from primerl.inference.shape import Shape, UnsupportedModelError
-from primerl.inference.vllm import installation
+from primerl.inference.backend import EngineBackend, UnservableError
 from primerl.launch.preflight import model_folder
-from primerl.train.adapters.files import check_lora_files, has_experts
+from primerl.train.adapters.files import check_lora_files
 from primerl.train.settings import ConfigError as SettingError
 from primerl.train.settings import TrainerLoraConfig, read
 
@@ -38,14 +37,18 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
 
 
 def _engine_serves(config: RLConfig, folder: Path, *, whole: bool) -> None:
-    if config.inference.replicas and resolve.engine_backend(config) == "vllm":
-        _vllm(config, folder, whole=whole)
-    elif config.inference.replicas:
-        try:
-            Shape.read(folder)
-        except (ValueError, TypeError) as error:
-            problem = str(error) if isinstance(error, UnsupportedModelError) else f"model.path: {folder}: {error}"
-            raise ConfigError(problem) from None
+    if not config.inference.replicas:
+        return
+    backend = resolve.engine_backend(config)
+    lora = resolve.trained_lora(config)
+    try:
+        backend.check_model(folder, config.inference.python)
+        backend.check_sampling(config.orchestrator.sampling.temperature)
+        if lora is not None and lora.broadcast == "adapter":
+            backend.check_adapters(lora.rank, folder, weights=whole)
+            _adapters_stay(config, backend)
+    except UnservableError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _adapts(config: RLConfig, folder: Path) -> None:
@@ -80,42 +83,12 @@ def _attends(config: RLConfig, folder: Path) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def _vllm(config: RLConfig, folder: Path, *, whole: bool) -> None:
-    try:
-        installation.check_model(folder, installation.find(config.inference.python).device)
-    except installation.UnusableError as error:
-        raise ConfigError(str(error)) from None
-    temperature = config.orchestrator.sampling.temperature
-    if temperature > installation.HIGHEST_TEMPERATURE:
-        raise ConfigError(
-            f"orchestrator.sampling.temperature ({temperature:g}) is above {installation.HIGHEST_TEMPERATURE:g}, the "
-            'highest that vLLM samples at; lower it, or set inference.backend = "torch"'
-        )
-    lora = resolve.trained_lora(config)
-    if lora is not None and lora.broadcast == "adapter":
-        _vllm_adapts(lora.rank, folder, whole=whole)
-        _vllm_reads_adapters_again(config)
-
-
-def _vllm_reads_adapters_again(config: RLConfig) -> None:
+def _adapters_stay(config: RLConfig, backend: EngineBackend) -> None:
     needed, weights = resolve.adapters_to_keep(config), config.trainer.weights
     keeps_all = config.keep_broadcasts or weights.keep_all
     if needed is not None and weights.keep_last < needed and "keep_last" in weights.model_fields_set and not keeps_all:
         raise ConfigError(
             f"trainer.weights.keep_last ({weights.keep_last}) must be at least orchestrator.max_off_policy_steps + "
-            f"orchestrator.max_async_level + 2 ({needed}) with adapters on vLLM, which reads those of rollouts in "
-            "flight again where it has no room for them; raise it, or leave it out"
-        )
-
-
-def _vllm_adapts(rank: int, folder: Path, *, whole: bool) -> None:
-    """As far as it can be seen before vLLM is started, which refuses layers that it cannot adapt."""
-    try:
-        installation.lora_rank(rank)
-    except installation.UnusableError as error:
-        raise ConfigError(str(error)) from None
-    if whole and has_experts(folder):
-        raise ConfigError(
-            f"trainer.model.lora: the model in {folder} is a mixture, of which adapters for vLLM are not proved yet; "
-            'set trainer.model.lora.broadcast = "merged"'
+            f"orchestrator.max_async_level + 2 ({needed}) with adapters on {backend.title}, which reads those of "
+            "rollouts in flight again where it has no room for them; raise it, or leave it out"
         )

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from primerl import extras
 from primerl.config import resolve
 from primerl.config.complaint import Problems
 from primerl.config.load import ConfigError
@@ -15,7 +14,7 @@ from primerl.config.sft import SFTConfig
 from primerl.launch import monitors
 from primerl.launch.preflight import hub, training
 from primerl.launch.preflight.model_folder import check_model, check_trainable, longest_sequence
-from primerl.process import signals
+from primerl.process import extras, signals
 from primerl.train.adapters.files import check_lora_files, read_adapter_config
 from primerl.train.data.bad_rows import BadRow, BadRows
 from primerl.train.data.conversations import RowError

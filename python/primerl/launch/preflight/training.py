@@ -229,11 +229,11 @@ def _store(config: RLConfig) -> None:
     """Whether there is such a kind of store; whether it can be written to is found out beside training."""
     if config.store is None:
         return
-    from primerl.runs.entries import StoreError
-    from primerl.runs.store import Store
+    from primerl.stores.entries import StoreError
+    from primerl.stores.store import open_store
 
     try:
-        Store(config.store.url)
+        open_store(config.store.url)
     except StoreError as error:
         raise ConfigError(str(error)) from None
 

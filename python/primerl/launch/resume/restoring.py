@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from primerl.runs.entries import Entry, StoreError, listed, newest
 from primerl.runs.registry import Run
 from primerl.runs.state import process_started
-from primerl.runs.store import Store, store_of_run
-from primerl.runs.uploads import note_stored
+from primerl.stores.entries import Entry, StoreError, listed, newest
+from primerl.stores.store import Store, store_of_run
+from primerl.stores.worker import note_stored
 from primerl.train.checkpoint.files import whole_folder
 from primerl.train.checkpoint.staging import identity_of
 

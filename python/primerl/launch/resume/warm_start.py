@@ -9,10 +9,10 @@ from primerl.config import resolve
 from primerl.config.load import ConfigError
 from primerl.config.lora import TrainerLora
 from primerl.config.rl import RLConfig
-from primerl.runs.entries import Entry, StoreError, begun_with, listed, weights_digest
 from primerl.runs.registry import known
 from primerl.runs.state import StateError
-from primerl.runs.store import Store
+from primerl.stores.entries import Entry, StoreError, begun_with, listed, weights_digest
+from primerl.stores.store import Store, open_store
 from primerl.train.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE, base_digest
 
 KEY = "checkpoint_id"
@@ -26,7 +26,7 @@ def applied(config: RLConfig) -> RLConfig:
     if given is None:
         return config
     try:
-        store = Store(config.store.url if config.store else None)
+        store = open_store(config.store.url if config.store else None)
         entry = store.find(_by_id(given))
         if entry.kind == "checkpoint":
             raise ConfigError(_only_goes_on(entry, store))

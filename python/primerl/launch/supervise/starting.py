@@ -14,6 +14,7 @@ from primerl.config import resolve
 from primerl.config.resolve import ProcessConfig
 from primerl.forking import servers
 from primerl.forking.preload import ENVIRONMENTS, TORCH
+from primerl.inference import backends
 from primerl.launch.interpreters import lookup
 from primerl.launch.supervise.processes import Process, Processes, describe_end, last_error, tail
 from primerl.process import rank_variables, redaction
@@ -60,9 +61,9 @@ def fork_kind(process: ProcessConfig) -> str | None:
     interpreter of its own."""
     if process.python is not None:
         return None
-    if process.kind == "inference" and getattr(process.config, "backend", None) == "vllm":
-        return None
-    return {"env-worker": ENVIRONMENTS, "inference": TORCH, "trainer": TORCH}.get(process.kind)
+    if process.kind == "inference":
+        return TORCH if backends.named(getattr(process.config, "backend", backends.DEFAULT)).preload else None
+    return {"env-worker": ENVIRONMENTS, "trainer": TORCH}.get(process.kind)
 
 
 def environment_of(process: ProcessConfig) -> dict[str, str]:

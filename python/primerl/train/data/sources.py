@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from primerl.extras import described
+from primerl.process.extras import described
 from primerl.train.data import kept_rows
 from primerl.train.data.conversations import BEHIND, COLUMNS, SCHEMA, Conversation, RowError, conversation
 from primerl.train.data.tables import BUILDERS, COMPRESSED, PLAIN, builder, load, reason, without_padding

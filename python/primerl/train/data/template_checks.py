@@ -13,6 +13,8 @@ from primerl.train.data.conversations import RowError, templates
 
 # Control tokens of a model in the text of messages. Templates do not escape them: `<|im_end|>` in what a user says
 # ends the user's turn, as in `transformers`. Nothing else tells of it, so rows that hold them are counted.
+# `primerl-render` (control_tokens.rs) defines them alike for messages at the gateway, where one found is enough, and
+# answers are the model's own; here each is named, and answers, which are trained on, are searched for ends of turns.
 
 THINK_TAGS = ("<think>", "</think>")
 """Prompts ask for reasoning between these, in plain words."""

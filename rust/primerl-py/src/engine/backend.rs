@@ -1,6 +1,6 @@
 //! A Python object as a [`Backend`]: columns go out and come back as bytes, one call a step.
 //!
-//! The methods it must have are those of `primerl.inference.torch_backend.TorchBackend`.
+//! The methods it must have are those of `primerl.inference.torch.step.TorchBackend`.
 
 use primerl_engine::backend::TopToken;
 use primerl_engine::batch::{Batch, Sample};

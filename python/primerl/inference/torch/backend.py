@@ -1,0 +1,97 @@
+"""The embedded engine as a backend. torch is imported when an engine starts."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from primerl.inference.backend import Engine, EngineBackend, EngineEndedError, UnservableError
+
+if TYPE_CHECKING:
+    from primerl._core import InferenceEngine
+    from primerl.inference.settings import InferenceConfig
+
+log = logging.getLogger("primerl.inference")
+
+
+class EmbeddedBackend(EngineBackend):
+    title = "the embedded engine"
+    modules = ("torch", "transformers")
+    preload = ("primerl.inference.torch.step",)
+    seeds_each_request = True
+    digests_live_weights = True
+    starts_slowly = False
+
+    def check_model(self, folder: Path, python: str | None) -> None:
+        from primerl.inference.torch.shape import Shape
+
+        try:
+            Shape.read(folder)
+        except UnservableError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise UnservableError(f"model.path: {folder}: {error}") from None
+
+    def check_settings(self, config: InferenceConfig) -> None:
+        super().check_settings(config)
+        for name, value in (("python", config.python), ("vllm", config.vllm)):
+            if value and config.backend != "auto":
+                raise UnservableError(f'{name}: is for backend "vllm"; the embedded engine has no use for it')
+
+    def start(self, config: InferenceConfig) -> Engine:
+        # torch takes seconds to import: not before the settings are known to be good.
+        import torch
+
+        from primerl import _core
+        from primerl.inference.torch.step import TorchBackend
+
+        torch.set_num_threads(config.threads)
+        backend = TorchBackend(
+            Path(config.model.path),
+            dtype=config.dtype or "float32",
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            logprobs_mode=config.logprobs_mode,
+            lora=None if config.lora is None else (config.lora.rank, config.lora.target_modules),
+            device=config.device,
+        )
+        log.info("the model computes in %s on %s", str(backend.decoder.dtype).removeprefix("torch."), backend.device)
+        settings = engine_settings(config, backend.decoder.max_len)
+        return EmbeddedEngine(_core.InferenceEngine(settings, backend, host=config.host, port=config.port))
+
+
+class EmbeddedEngine:
+    """Runs on threads of this process."""
+
+    def __init__(self, engine: InferenceEngine) -> None:
+        self._engine = engine
+        self.url = engine.url
+
+    def wait(self, timeout_s: float) -> bool:
+        from primerl import _core
+
+        try:
+            return self._engine.wait(timeout_s)
+        except _core.EngineError as error:
+            raise EngineEndedError(str(error)) from error
+
+    def watch(self) -> None:
+        """Its threads report their own end."""
+
+    def stop(self) -> None:
+        self._engine.stop()
+
+
+def engine_settings(config: InferenceConfig, max_model_len: int) -> dict[str, Any]:
+    """Settings of `primerl_engine::Config`."""
+    return {
+        "served_model_name": config.served_name,
+        "model_root": config.model.path,
+        "chat_model": config.model.path,
+        "max_model_len": max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "kv_cache_tokens": config.kv_cache_tokens or config.max_num_seqs * max_model_len,
+        "max_num_batched_tokens": max(2048, config.max_num_seqs),
+        "seed": config.seed,
+    }

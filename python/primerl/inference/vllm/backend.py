@@ -1,0 +1,68 @@
+"""vLLM as a backend: its server is a child of `primerl inference`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from primerl.inference.backend import Engine, EngineBackend, UnservableError
+from primerl.inference.vllm import installation
+from primerl.process import cuda
+
+if TYPE_CHECKING:
+    from primerl.inference.settings import InferenceConfig
+
+
+class VllmBackend(EngineBackend):
+    title = "vLLM"
+    rereads_adapters = True
+
+    def is_preferred(self, python: str | None) -> bool:
+        """Where there is a CUDA GPU and vLLM is installed."""
+        if not cuda.has_cuda():
+            return False
+        try:
+            installation.find(python)
+        except UnservableError:
+            return False
+        return True
+
+    def default_dtype(self, python: str | None) -> str:
+        return installation.default_dtype(installation.find(python))
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        from primerl.inference.vllm import flags
+
+        flags.check(options)
+
+    def check_model(self, folder: Path, python: str | None) -> None:
+        installation.check_model(folder, installation.find(python).device)
+
+    def check_adapters(self, rank: int, folder: Path, *, weights: bool) -> None:
+        """As far as it can be seen before vLLM is started, which refuses layers that it cannot adapt."""
+        from primerl.train.adapters.files import has_experts
+
+        installation.lora_rank(rank)
+        if weights and has_experts(folder):
+            raise UnservableError(
+                f"trainer.model.lora: the model in {folder} is a mixture, of which adapters for vLLM are not proved "
+                'yet; set trainer.model.lora.broadcast = "merged"'
+            )
+
+    def check_sampling(self, temperature: float) -> None:
+        highest = installation.HIGHEST_TEMPERATURE
+        if temperature > highest:
+            raise UnservableError(
+                f"orchestrator.sampling.temperature ({temperature:g}) is above {highest:g}, the highest that vLLM "
+                'samples at; lower it, or set inference.backend = "torch"'
+            )
+
+    def start(self, config: InferenceConfig) -> Engine:
+        from primerl.inference.vllm.process import VllmServer
+
+        found = installation.find(config.python)
+        if config.lora is not None:
+            installation.lora_rank(config.lora.rank)
+        installation.check_model(Path(config.model.path), found.device)
+        return VllmServer(config, found)

@@ -1,0 +1,1 @@
+"""The monitors that come with primerl: a service each."""

@@ -1,0 +1,60 @@
+"""Parts that other packages may add: found by name among ours and their entry points, or by import path.
+
+    built-in      `wandb`                 a table of ours: name -> `module:name`
+    entry point   `acme`                  [project.entry-points."primerl.monitors"] of an installed package
+    import path   `acme.monitor:Monitor`  a module that can be imported here
+
+Standard library only. Nothing is imported but what is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib import import_module, metadata
+from typing import Any
+
+IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class PluginError(ValueError):
+    """No such part, or it cannot be imported. The message names it and says what there is."""
+
+
+def names(group: str, built_in: Mapping[str, str]) -> list[str]:
+    """What can be chosen by name here."""
+    return list(dict.fromkeys([*built_in, *(found.name for found in metadata.entry_points(group=group))]))
+
+
+def find(group: str, name: str, built_in: Mapping[str, str]) -> Any:
+    """What `name` names. A built-in name cannot be taken by an entry point. Raises PluginError."""
+    if name in built_in:
+        module, _, attribute = built_in[name].partition(":")
+        return getattr(import_module(module), attribute)
+    if IMPORT_PATH.fullmatch(name):
+        return _by_path(name)
+    for found in metadata.entry_points(group=group, name=name):
+        try:
+            return found.load()
+        except Exception as error:  # whatever importing the package raises
+            raise PluginError(
+                f"{name!r}, the entry point {found.value} of {group}, cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+    known = ", ".join(map(repr, names(group, built_in))) or "none"
+    raise PluginError(
+        f"there is no {name!r}; known are {known}; for one of your own install a package with an entry point in "
+        f"{group}, or give its import path, module:name"
+    )
+
+
+def _by_path(path: str) -> Any:
+    from primerl.train.import_path import ImportFailedError, find_by_path
+
+    try:
+        found = find_by_path(path)
+    except ImportFailedError as error:
+        raise PluginError(f"{path!r} cannot be imported: {error}") from error
+    if found is None:
+        module, _, attribute = path.partition(":")
+        raise PluginError(f"module {module} has no {attribute!r}")
+    return found
