@@ -14,7 +14,8 @@ from primerl.envs.meter import Meter
 from primerl.envs.settings import WorkerConfig
 from primerl.net.prometheus import PortTakenError
 from primerl.train.loop.metrics import FILE, ExposedMetrics, MetricsWriter
-from primerl.train.settings import ConfigError, TrainerConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import TrainerConfig
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 

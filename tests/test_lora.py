@@ -28,7 +28,8 @@ from primerl.train.model.flops import ModelShape
 from primerl.train.model.memory import prepare
 from primerl.train.model.packed_model import PackedSequences, load_model, predicted_logits
 from primerl.train.optim import Optimizer
-from primerl.train.settings import ConfigError, LoraConfig, OptimConfig, TrainerConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import LoraConfig, OptimConfig, TrainerConfig
 from primerl.train.sft_settings import SFTConfig
 from primerl.train.weights.publish import WeightsPublisher
 from primerl.train.weights.shards import plan, shares

@@ -16,7 +16,8 @@ from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.checkpoint.state import save_checkpoint
 from primerl.train.distributed.rank_barrier import Meeting
 from primerl.train.distributed.ranks import ALONE, RankError, Ranks
-from primerl.train.settings import ConfigError, TrainerConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import TrainerConfig
 from primerl.train.weights.publish import WeightsPublisher
 from primerl.train.weights.shards import own_tensors, plan
 from rank_helpers import load_shards

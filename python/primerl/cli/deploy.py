@@ -139,7 +139,7 @@ def merged(store: Store, entry: Entry, model: Path | None) -> Path:
         raise StoreError(f"{entry.id} is of another model than the one in {base}; give its own by --model")
     adapter = store.fetch(entry)
     from primerl.train.adapters.files import ADAPTER_FILE, check_base, folder_digest
-    from primerl.train.settings import ConfigError
+    from primerl.train.reader import ConfigError
 
     try:
         check_base(adapter / ADAPTER_FILE, base, folder_digest(base), "")

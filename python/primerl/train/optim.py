@@ -17,7 +17,8 @@ from primerl.train import optimizers
 from primerl.train.distributed.fsdp import local, whole
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.optimizers import NamedParameter
-from primerl.train.settings import ConfigError, OptimConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import OptimConfig
 
 # The learning rate of each step. With t = 1..N the step, w the steps of warm-up, f = `final_lr_ratio`:
 #

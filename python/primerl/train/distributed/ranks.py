@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
-from primerl.train.settings import ConfigError
+from primerl.train.reader import ConfigError
 
 # Which ranks are alive: each says so every few seconds by a thread, whatever else it does.
 #

@@ -26,7 +26,8 @@ from primerl.train.loss.components import Loss, LossError
 from primerl.train.model.loading import load, make_ready, together
 from primerl.train.model.packed_model import ModelError, checked_folder, dtype_on
 from primerl.train.optim import Optimizer
-from primerl.train.settings import CheckpointConfig, ConfigError, TrainerConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import CheckpointConfig, TrainerConfig
 from primerl.train.weights.broadcast import BroadcastError, Broadcasts
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ from primerl.train.model.loading import import_models, load, make_ready, model_f
 from primerl.train.model.packed_model import ModelError, dtype_on
 from primerl.train.model.routing import RoutingLoad
 from primerl.train.optim import Optimizer, Update
-from primerl.train.settings import ConfigError
+from primerl.train.reader import ConfigError
 from primerl.train.sft_settings import SFTCheckpointConfig, SFTConfig
 
 log = logging.getLogger(__name__)

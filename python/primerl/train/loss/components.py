@@ -37,7 +37,8 @@ from primerl.train import losses
 from primerl.train.data.batch import Batch, BatchError, MicroBatch, sequence_at
 from primerl.train.import_path import ImportFailedError, find_by_path
 from primerl.train.losses import LossFunction, PolicyLoss, Tokens
-from primerl.train.settings import ConfigError, LossConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import LossConfig
 
 log = logging.getLogger(__name__)
 
@@ -250,17 +251,15 @@ class Loss:
 
     def _ask(self, tokens: Tokens) -> PolicyLoss:
         """What the policy loss says of the tokens. Raises LossError."""
-        if self.config.custom is None:
-            where, answer = f"loss.type ({self.config.type})", self._policy_loss(tokens)
-        else:
-            where = f"loss.custom ({self.config.custom})"
-            try:
-                # Left off by one call, gradients would be off for all that follows.
-                with torch.enable_grad():
-                    answer = self._policy_loss(tokens)
-            except (Exception, SystemExit) as error:
-                log.exception("%s failed", where)
-                raise LossError(f"{where} raised {type(error).__name__}: {error}") from error
+        custom = self.config.custom
+        where = f"loss.type ({self.config.type})" if custom is None else f"loss.custom ({custom})"
+        try:
+            # A function that switches gradients off would leave them off for all that follows.
+            with torch.enable_grad():
+                answer = self._policy_loss(tokens)
+        except (Exception, SystemExit) as error:
+            log.exception("%s failed", where)
+            raise LossError(f"{where} raised {type(error).__name__}: {error}") from error
         if isinstance(answer, Tensor):
             answer = PolicyLoss(answer)
         self._check_answer(where, answer, tokens)
