@@ -13,11 +13,11 @@ import pytest
 import torch
 from engine_helpers import EOS, GENERATE, PROMPT, VOCABULARY, request
 from primerl import _core
-from primerl.inference.sampling import unpacked
 from primerl.inference.server import engine_settings
 from primerl.inference.settings import InferenceConfig
 from primerl.inference.torch_backend import TorchBackend
 from primerl.render import Renderer
+from primerl.train.loss.bitmasks import unpacked
 from transformers import AutoModelForCausalLM
 
 SCHEMA = {

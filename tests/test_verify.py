@@ -12,9 +12,9 @@ import pytest
 import torch
 from engine_helpers import EOS, VOCABULARY
 from primerl._core import GrammarMasks
-from primerl.inference.sampling import unpacked
 from primerl.models.tiny import write_model
 from primerl.train.checkpoint.state import save_checkpoint
+from primerl.train.loss.bitmasks import unpacked
 from primerl.train.model.packed_model import load_model
 from primerl.train.weights.publish import WeightsPublisher
 from primerl.verify import VerifyError, main, verify

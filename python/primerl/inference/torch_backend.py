@@ -11,8 +11,9 @@ from torch import Tensor
 
 from primerl.inference import adapter
 from primerl.inference.model import Decoder, Segment, load_folder
-from primerl.inference.sampling import Rows, Scores, leave_out, sample, score, unpacked
+from primerl.inference.sampling import Rows, Scores, leave_out, sample, score
 from primerl.inference.shape import Shape
+from primerl.train.loss.bitmasks import unpacked
 from primerl.train.weights.digest import digest_of, hash_of
 from primerl.train.weights.tensors import LOADABLE, NAMES, as_bytes, tensor_hash
 

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from primerl.train.data.batch import BatchError, MicroBatch, sequence_at
+from primerl.train.loss.bitmasks import unpacked
 from primerl.train.loss.logprobs import LogitsHook
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ class Allowed:
     def masks(self, vocabulary: int) -> Tensor:
         """[N, vocabulary] bool. An id behind the tokens of the model is in no set but the first."""
         different, places = torch.unique(self.index, return_inverse=True)
-        bits = self.bits[different].unsqueeze(-1)
-        shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-        masks = bits.bitwise_right_shift(shifts).bitwise_and(1).bool().flatten(1)[:, :vocabulary]
+        masks = unpacked(self.bits[different], vocabulary)
         if masks.shape[1] < vocabulary:
             masks = torch.nn.functional.pad(masks, (0, vocabulary - masks.shape[1]))
             masks[different == 0] = True
