@@ -11,9 +11,11 @@ from primerl.config.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
 from primerl.launch.preflight import model_folder
-from primerl.train.adapters.files import check_lora_files, has_experts
-from primerl.train.settings import ConfigError as SettingError
-from primerl.train.settings import TrainerLoraConfig, read
+from primerl.train.adapters.files import check_lora_files
+from primerl.train.model import support
+from primerl.train.reader import ConfigError as SettingError
+from primerl.train.reader import read
+from primerl.train.settings import TrainerLoraConfig
 
 
 def check(config: RLConfig, *, weights: bool = True) -> None:
@@ -26,9 +28,9 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
     # What is judged by config.json says nothing of a folder that has none.
     if not problems.found or model_folder.has_config(folder):
         with problems.noted():
-            model_folder.check_trainable(folder)
+            model_folder.check_trainable(folder, ranks=config.trainer.ranks, compiles=config.trainer.compile)
         with problems.noted():
-            _engine_serves(config, folder, whole=whole)
+            _engine_serves(config, folder)
         with problems.noted():
             if whole:
                 _adapts(config, folder)
@@ -37,9 +39,9 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
     problems.check()
 
 
-def _engine_serves(config: RLConfig, folder: Path, *, whole: bool) -> None:
+def _engine_serves(config: RLConfig, folder: Path) -> None:
     if config.inference.replicas and resolve.engine_backend(config) == "vllm":
-        _vllm(config, folder, whole=whole)
+        _vllm(config, folder)
     elif config.inference.replicas:
         try:
             Shape.read(folder)
@@ -80,7 +82,7 @@ def _attends(config: RLConfig, folder: Path) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def _vllm(config: RLConfig, folder: Path, *, whole: bool) -> None:
+def _vllm(config: RLConfig, folder: Path) -> None:
     try:
         installation.check_model(folder, installation.find(config.inference.python).device)
     except installation.UnusableError as error:
@@ -93,7 +95,7 @@ def _vllm(config: RLConfig, folder: Path, *, whole: bool) -> None:
         )
     lora = resolve.trained_lora(config)
     if lora is not None and lora.broadcast == "adapter":
-        _vllm_adapts(lora.rank, folder, whole=whole)
+        _vllm_adapts(lora.rank, folder)
         _vllm_reads_adapters_again(config)
 
 
@@ -108,13 +110,13 @@ def _vllm_reads_adapters_again(config: RLConfig) -> None:
         )
 
 
-def _vllm_adapts(rank: int, folder: Path, *, whole: bool) -> None:
+def _vllm_adapts(rank: int, folder: Path) -> None:
     """As far as it can be seen before vLLM is started, which refuses layers that it cannot adapt."""
     try:
         installation.lora_rank(rank)
     except installation.UnusableError as error:
         raise ConfigError(str(error)) from None
-    if whole and has_experts(folder):
+    if support.experts(model_folder.read_json(folder / "config.json")):
         raise ConfigError(
             f"trainer.model.lora: the model in {folder} is a mixture, of which adapters for vLLM are not proved yet; "
             'set trainer.model.lora.broadcast = "merged"'

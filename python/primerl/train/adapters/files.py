@@ -10,7 +10,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from primerl.train.settings import ALL_LINEAR, ConfigError, LoraConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import ALL_LINEAR, LoraConfig
 from primerl.train.weights.digest import digest_of, hash_of
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -76,11 +77,6 @@ def adapter_shapes(shapes: Mapping[str, Sequence[int]], rank: int, targets: list
         adapter[f"{PREFIX}{name}.lora_A.weight"] = (rank, columns)
         adapter[f"{PREFIX}{name}.lora_B.weight"] = (rows, rank)
     return adapter
-
-
-def has_experts(folder: Path) -> bool:
-    """Whether the model is a mixture, by the names in its files."""
-    return any(".experts." in name for name, _, _, _ in tensor_bytes(folder))
 
 
 def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:

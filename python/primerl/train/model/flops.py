@@ -30,6 +30,7 @@ import torch
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loop.metrics import peak_memory
 from primerl.train.model.architectures import text_decoder
+from primerl.train.model.support import WITH_STATE
 
 # What the attention of each layer multiplies, as a model's config tells it.
 
@@ -62,9 +63,6 @@ COMPUTE_MORE = {
     "jetmoe": "its attention has experts",
 }
 """Architectures that the formula does not hold of -> why."""
-
-WITH_STATE = {"linear_attention", "mamba", "conv", "hybrid"}
-"""Of `layer_types`: layers that carry a state from token to token, or mix neighbours by a convolution."""
 
 
 def attentions(config: Any) -> tuple[Attention, ...]:

@@ -11,6 +11,7 @@ V vocabulary.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -23,6 +24,7 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from primerl.train.loss.logprobs import OutputHead
+from primerl.train.model import support
 from primerl.train.model.architectures import (
     annotate,
     decoder,
@@ -283,6 +285,9 @@ def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
     try:
         config = without_dropout(AutoConfig.from_pretrained(folder, local_files_only=True))
         kind = config.model_type
+        refused = support.refusal(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        if refused is not None:
+            raise ModelError(refused)
         yield folder, config
     except ModelError as error:
         raise ModelError(f"model folder {folder}: {error}") from None

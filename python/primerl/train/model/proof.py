@@ -17,10 +17,9 @@ from torch import Tensor
 
 from primerl.train.distributed.fsdp import packed_logprobs
 from primerl.train.model.architectures import reached
-from primerl.train.model.flops import WITH_STATE
-from primerl.train.model.model_types import refusal
 from primerl.train.model.packed_model import ATTENTION, ModelError, PackedSequences, output_head, predicted_hidden
 from primerl.train.model.recurrent import longest_chunk, mixers, untold
+from primerl.train.model.support import SUPPORTED, WITH_STATE
 
 LENGTHS = (7, 9, 5)
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
@@ -33,8 +32,6 @@ DRAWS = 5
 EXACT_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "moe", "mlp"}
 """Of `layer_types` in a config: those whose tokens are mixed by attention, which is told where sequences begin, or not
 at all."""
-
-SUPPORTED = "docs/models.md lists what is supported"
 
 
 def prove(model: Any) -> None:
@@ -183,9 +180,6 @@ def _random_state(device: torch.device) -> Tensor:
 
 def _check_config(model: Any, name: str) -> None:
     config = model.config.get_text_config()
-    reason = refusal(config.model_type)
-    if reason is not None:
-        raise ModelError(f"{name}: {reason}")
     of_layers = [kind for kind in getattr(config, "layer_types", None) or () if kind not in EXACT_LAYERS]
     with_state = [kind for kind in of_layers if kind in WITH_STATE]
     known = untold(model) is None and len(with_state) <= len(mixers(model))

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primerl.train.model.model_types import needs
 from primerl.train.model.packed import ModelError, PackedSequences, by_bucket
+from primerl.train.model.support import missing_package
 
 MARK = "primerl_packed"
 """Attribute of functions that are put in the place of `transformers`' own."""
@@ -52,7 +52,7 @@ class Kernel:
         """Raises ModelError where it is needed and not there."""
         found, problem = _imported(self.module, self.name)
         if found is None and self.needed:
-            raise ModelError(needs(self.package, problem))
+            raise ModelError(missing_package(self.package, problem))
         return found
 
 
