@@ -17,6 +17,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,

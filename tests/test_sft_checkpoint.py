@@ -111,7 +111,7 @@ def test_a_run_killed_at_random_steps_goes_on_bit_by_bit(uninterrupted: Path, tm
         killed_after(lines, process, tmp_path / "run")
     done = subprocess.run(command(tmp_path, "run", *arguments), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "going on from the checkpoint of step" in done.stdout
+    assert "resuming from the checkpoint of step" in done.stdout
     assert curve(tmp_path / "run") == curve(uninterrupted)
     assert final_weights(tmp_path / "run") == final_weights(uninterrupted)
 
@@ -223,7 +223,7 @@ def test_going_on_from_a_chosen_step_sets_the_later_ones_aside(
     write_data(tmp_path)
     assert sft.main(values(tmp_path, "run")) == 0
     assert sft.main(values(tmp_path, "run", resume_step=6)) == 0
-    assert "going on from the checkpoint of step 6" in capsys.readouterr().out
+    assert "resuming from the checkpoint of step 6" in capsys.readouterr().out
     assert curve(tmp_path / "run") == curve(uninterrupted)
     assert final_weights(tmp_path / "run") == final_weights(uninterrupted)
     assert (tmp_path / "run" / "checkpoints" / "replaced_step_9").is_dir()

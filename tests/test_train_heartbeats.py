@@ -41,7 +41,7 @@ def test_a_silent_rank_is_named_once_and_when_it_goes_on(
     assert alive.silent_s(2) == 0, "only the leading rank is watched by the others"
     stopped.beat()
     leading.beat()
-    assert caplog.messages[1:] == ["rank 2 goes on"]
+    assert caplog.messages[1:] == ["rank 2 is alive again"]
     assert leading.silent_s(2) == 0
 
 

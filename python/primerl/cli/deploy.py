@@ -161,7 +161,7 @@ def _merge(base: Path, adapter: Path, target: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from primerl.train.checkpoint.state import TEXT_FILES
+    from primerl.train.checkpoint.model_folder import TEXT_FILES
 
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), adapter)
     model.merge_and_unload().save_pretrained(target)

@@ -33,10 +33,9 @@ from primerl.config.load import describe
 from primerl.config.resolve import write_text
 from primerl.config.store import StoreWorkerConfig
 from primerl.runs.entries import SNAPSHOT, StoreError, begun_with
-from primerl.runs.saved import ADAPTER_FOLDER
 from primerl.runs.state import process_started
 from primerl.runs.store import Store
-from primerl.train.adapters.files import ADAPTER_CONFIG
+from primerl.train.adapters.files import ADAPTER_CONFIG, ADAPTER_FOLDER
 from primerl.train.checkpoint import staging
 from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER, saved_steps
 

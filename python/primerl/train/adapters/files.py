@@ -16,6 +16,8 @@ from primerl.train.weights.digest import digest_of, hash_of
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_FOLDER = "lora_adapters"
+"""In a model folder: the adapter that is merged into the model there, in peft's layout."""
 PREFIX = "base_model.model."
 """Before the names of an adapter's tensors: peft's, of the model that it wraps."""
 BASE_DIGEST = "base_model_digest"

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Fields of a message: those that say whether it is trained, and those that would be ignored without a word.
-
 TRAINED = {
     "weight": True,
     "loss": True,
@@ -27,7 +25,7 @@ KNOWN = frozenset(
         *("reasoning_content", "reasoning", "reasoning_details", "thinking"),
     )
 )
-"""Of OpenAI's messages, and other servers' names for reasoning."""
+"""Fields of OpenAI's messages, and other servers' names for reasoning."""
 NOTES = frozenset(
     (
         *("id", "type", "status", "index", "model", "metadata", "annotations", "timestamp", "created", "created_at"),
@@ -36,7 +34,7 @@ NOTES = frozenset(
         *("num_tokens", "tokens", "score"),
     )
 )
-"""Records about a message, which nobody would want to be trained."""
+"""Fields that only describe a message. Any other unknown field is reported, since ignoring it may be a mistake."""
 
 
 class FieldError(ValueError):

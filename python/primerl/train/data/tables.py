@@ -1,4 +1,8 @@
-"""Rows that the `datasets` library reads: files of tables, folders, splits and slices, datasets of the hub."""
+"""Rows that the `datasets` library reads: files of tables, folders, splits and slices, datasets of the hub.
+
+A table gives every object the keys of all the others, so most nulls are padding. An argument of a tool call may have
+been written as null, though: that is known if the declaration of its tool requires the argument.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,7 @@ from typing import Any
 
 from primerl.train.data.conversations import declared_parameters, without_none
 
-# Nulls of a table's row. A table gives every object the keys of all the others, so most are padding, but an argument
-# of a tool call may have been written as null: the declaration of its tool says so where the argument is required.
+log = logging.getLogger(__name__)
 
 MESSAGES = ("messages", "prompt", "completion")
 
@@ -66,8 +69,6 @@ def _calls(messages: list[Any]) -> Iterator[dict[str, Any]]:
             if isinstance(function, dict) and isinstance(function.get("arguments"), Mapping):
                 yield function
 
-
-log = logging.getLogger(__name__)
 
 PLAIN = {".jsonl", ".ndjson", ".json"}
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", **dict.fromkeys(PLAIN, "json")}

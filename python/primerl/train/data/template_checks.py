@@ -1,4 +1,8 @@
-"""Whether a chat template writes what the messages of a row say: what it drops without a word would not be trained."""
+"""What a chat template does to the messages of a row without a warning.
+
+It may drop content, which would not be trained; and templates do not escape control tokens in the text of messages:
+`<|im_end|>` in a user's message ends the user's turn, as in `transformers`. Rows with either are counted.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,10 @@ from typing import Any
 
 from primerl.train.data.conversations import RowError, templates
 
-# Control tokens of a model in the text of messages. Templates do not escape them: `<|im_end|>` in what a user says
-# ends the user's turn, as in `transformers`. Nothing else tells of it, so rows that hold them are counted.
-
-THINK_TAGS = ("<think>", "</think>")
-"""Prompts ask for reasoning between these, in plain words."""
-OWN = ("system", "developer")
-"""Roles whose text is the author's, who may show the model its own syntax there."""
+PLAIN_TAGS = ("<think>", "</think>")
+"""Added tokens that prompts mention in plain words, when they ask for reasoning between them."""
+AUTHOR_ROLES = ("system", "developer")
+"""Roles whose text may show the model its own syntax."""
 
 
 class ControlTokens:
@@ -39,14 +40,14 @@ class ControlTokens:
         for message in messages:
             role = message["role"]
             tokens = self._stops if role == "assistant" else self._control
-            if tokens is not None and role not in OWN:
+            if tokens is not None and role not in AUTHOR_ROLES:
                 found.update(dict.fromkeys(tokens.findall(content_text(message))))
         return tuple(found)
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
     """Words (some tokenizers have `user` as a token) and white space are no markup."""
-    markup = {token for token in tokens if re.search(r"[^\w\s]", token) and token not in THINK_TAGS}
+    markup = {token for token in tokens if re.search(r"[^\w\s]", token) and token not in PLAIN_TAGS}
     if not markup:
         return None
     return re.compile("|".join(re.escape(token) for token in sorted(markup, key=lambda token: (-len(token), token))))

@@ -19,32 +19,35 @@ from torch.distributed.rendezvous import rendezvous
 
 from primerl.train.reader import ConfigError
 
-# Which ranks are alive: each says so every few seconds by a thread, whatever else it does.
-#
-# A collective that does not end tells nobody for `dist_timeout_s` which rank it waits for, and a rank that writes to a
-# slow disk may take longer than one that hangs. A rank that says nothing was stopped, is gone, or is in code that lets
-# no thread run.
-
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
+"""Between heartbeats."""
 SILENT_S = 20.0
-"""After so long a rank is named in the log; what ends the training is a deadline of who waits for it."""
+"""A rank without a heartbeat for this long is named in the log; the deadline of whoever waits for it ends training."""
+SAID_WITHIN_S = 3.0
+"""How long a failed rank waits for the others' last heartbeat; a silent rank is reported as the cause."""
 
 
 class Heartbeats:
-    """This rank's, and what it hears of those that it watches: the leading rank all others, those the leading one."""
+    """Tells other ranks every few seconds, by a thread, that this one is alive, and listens to those that it watches:
+    the leading rank to all others, the others to the leading one.
+
+    A collective that hangs does not say which rank it waits for until `dist_timeout_s`, and a rank that writes to a
+    slow disk may take longer than one that hangs. A rank without heartbeats was stopped, is gone, or is in code that
+    lets no thread run.
+    """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
-        """`store`: where the ranks say what they do, by a connection of this thread alone: a wait in a store keeps all
-        others from it."""
+        """`store`: holds the ranks' heartbeats. The thread has a connection of its own, since a wait in a store blocks
+        all other users of the connection."""
         self._store = store
         self._rank = rank
         self._count = 0
         self._heard: dict[int, bytes] = {}
-        """The last word of the ranks that have said something."""
+        """Last heartbeat by rank."""
         self._missed: dict[int, int] = {}
-        """Beats of this rank since it was new. No clock is asked: all ranks may have been stopped, and go on."""
+        """Beats of this rank since that heartbeat arrived. No clock: all ranks may be stopped and continued."""
         self._watched: Iterable[int] = range(1, size) if rank == 0 else (0,)
         self._named: set[int] = set()
         self._over = threading.Event()
@@ -54,17 +57,17 @@ class Heartbeats:
         self._thread.start()
 
     def stop(self) -> None:
-        """A process may not end while a thread of it is within torch."""
+        """Waits for the thread: a process must not end while one of its threads is inside torch."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(INTERVAL_S)
 
     def silent_s(self, rank: int) -> float:
-        """Seconds since that rank has said anything; 0 of one that is not watched, or has not begun."""
+        """Seconds since that rank's last heartbeat; 0 for a rank that is not watched or has not started."""
         return self._missed.get(rank, 0) * INTERVAL_S
 
     def beat(self) -> None:
-        """Say that this rank is alive, and hear who else is; what the thread does at each interval."""
+        """Send a heartbeat and read those of the watched ranks, as the thread does at each interval."""
         self._count += 1
         self._store.set(f"alive/{self._rank}", str(self._count))
         for rank in self._watched:
@@ -76,7 +79,7 @@ class Heartbeats:
             while not self._over.wait(INTERVAL_S):
                 self.beat()
         except RuntimeError:
-            return  # The store is gone, and with it who started the ranks: all that use it fail.
+            return  # the store is gone, and with it whatever started the ranks
 
     def _listen(self, rank: int) -> None:
         key = f"alive/{rank}"
@@ -87,7 +90,7 @@ class Heartbeats:
             self._heard[rank], self._missed[rank] = word, 0
             if rank in self._named:
                 self._named.remove(rank)
-                log.warning("rank %d goes on", rank)
+                log.warning("rank %d is alive again", rank)
             return
         self._missed[rank] += 1
         if self.silent_s(rank) >= SILENT_S and rank not in self._named:
@@ -96,15 +99,12 @@ class Heartbeats:
 
 
 def last_words(store: Any, rank: int) -> str:
-    """Of a rank that does not come to where it should be."""
+    """Describes a rank that does not arrive where others wait for it: what it was doing, and for how long."""
     if not store.check([f"at/{rank}"]):
         return f"rank {rank} is gone or hangs"
     since, _, what = store.get(f"at/{rank}").decode().partition(" ")
     return f"rank {rank} is gone or hangs, for {time.time() - float(since):.0f} s at: {what}"
 
-
-SAID_WITHIN_S = 3.0
-"""Time in which a rank that failed hears of the others what they do; those that say nothing are why it failed."""
 
 HYBRID = ("dp_replicate", "dp_shard")
 
@@ -194,7 +194,7 @@ class Ranks:
         return "; ".join(described) or "another rank has failed"
 
     def last_words(self, rank: int) -> str:
-        """Of a rank that does not come to where it should be."""
+        """Describes a rank that does not arrive where others wait for it: what it was doing, and for how long."""
         return last_words(self.store, rank)
 
     def agree(self, value: Any) -> Any:

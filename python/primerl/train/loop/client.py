@@ -1,4 +1,8 @@
-"""The orchestrator's trainer endpoints, with the deadlines that keep a wait from becoming a hang."""
+"""The client of the orchestrator's trainer endpoints, with deadlines that keep a wait from becoming a hang.
+
+A trainer identifies itself, so that the orchestrator gives a run to one trainer at a time; all of its ranks send the
+same identity.
+"""
 
 from __future__ import annotations
 
@@ -19,38 +23,47 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from primerl.train.distributed.ranks import Ranks
 
+log = logging.getLogger(__name__)
 
-# Which trainer this is: what the orchestrator knows the one by that has the run. All of its ranks send the same.
 
-LAUNCHER = "PRIMERL_RUN_MARK"
-"""Set by the launcher, which ends its processes with itself."""
-BEGAN_AT = 19
-"""Of the fields of /proc/PID/stat behind the process's name."""
+LAUNCHER_MARK = "PRIMERL_RUN_MARK"
+"""Variable that the launcher sets; a launcher ends its processes when it ends."""
+STAT_START_TIME = 19
+"""Index of the start time among the fields of /proc/PID/stat after the process's name."""
+
+MSGPACK = "application/msgpack"
+_REQUEST_TIMEOUT_S = 30.0
+"""Longer than the orchestrator's long poll: silence beyond it is a connection that is dead or a process that hangs."""
+_LONG_S = 10.0
+"""From here on a heartbeat says how long the trainer has been at the same thing."""
+_KEPT_S = 60.0
+"""A connection that rested for longer may have been closed by the other side: a new one is opened."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 Identity = dict[str, object]
 
 
 def own_identity() -> Identity:
-    """Of this process: a new id, its number and machine; where the system has words for them, what its number is a
-    number of and when it began, by which the orchestrator sees that it has ended."""
+    """This process's identity: a new id, its process number and machine. On Linux also its boot, PID namespace and
+    start time, from which an orchestrator on the same machine sees that it has ended."""
     identity: Identity = {"id": uuid.uuid4().hex, "pid": os.getpid(), "host": socket.gethostname()}
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         numbers = os.readlink("/proc/self/ns/pid")
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        identity |= {"place": f"{boot} {numbers}", "began": int(fields[BEGAN_AT])}
+        identity |= {"place": f"{boot} {numbers}", "began": int(fields[STAT_START_TIME])}
     except (OSError, ValueError, IndexError):
-        pass  # Not Linux: it is known by its heartbeats alone.
-    if LAUNCHER in os.environ:
-        identity["launcher"] = os.environ[LAUNCHER]
+        pass  # not Linux: only missing heartbeats show that it has ended
+    if LAUNCHER_MARK in os.environ:
+        identity["launcher"] = os.environ[LAUNCHER_MARK]
     return identity
 
 
 def begin(ranks: Ranks, client: OrchestratorClient) -> Identity:
-    """Ask for the run, as the leading rank for all. Waits while it is not known whether another trainer, which has it,
-    still lives.
+    """Registers this trainer for the run; the leading rank asks for all. Waits while it is unknown whether the trainer
+    that has the run is still alive.
 
-    Raises OrchestratorError on all ranks: the run has a trainer, which is named.
+    Raises OrchestratorError on all ranks if the run has another trainer, which the message names.
     """
     identity, refusal = own_identity(), ""
     if ranks.leads:
@@ -64,18 +77,6 @@ def begin(ranks: Ranks, client: OrchestratorClient) -> Identity:
         raise OrchestratorError(refusal)
     client.identity = identity
     return identity
-
-
-log = logging.getLogger(__name__)
-
-MSGPACK = "application/msgpack"
-_REQUEST_TIMEOUT_S = 30.0
-"""Longer than the orchestrator's long poll: silence beyond it is a connection that is dead or a process that hangs."""
-_LONG_S = 10.0
-"""From here on a heartbeat says how long the trainer has been at the same thing."""
-_KEPT_S = 60.0
-"""A connection that rested for longer may have been closed by the other side: a new one is opened."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 
 class OrchestratorError(Exception):

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` and the console line."""
+"""A step's metrics as a line of `metrics.jsonl`, a console line, and Prometheus's `/metrics`."""
 
 from __future__ import annotations
 
@@ -22,23 +22,42 @@ from primerl.train.checkpoint.files import keep_steps, remove_temporary, write_t
 from primerl.train.checkpoint.step_folders import saving
 from primerl.train.loop.progress import duration
 
-# The trainer's `/metrics`: the line of `metrics.jsonl` that was written last.
+log = logging.getLogger(__name__)
 
-FILE = Path("run") / "trainer_metrics.json"
+EXPOSITION_FILE = Path("run") / "trainer_metrics.json"
+"""Where the URL of `/metrics` is written, in the output folder."""
+
+
+SHOWN = {
+    "reward/all/mean": "reward",
+    "loss/mean": "loss",
+    "entropy/all/mean": "entropy",
+    "mismatch_kl/all/mean": "mismatch_kl",
+    "masked/all/mean": "masked",
+    "staleness/all/mean": "staleness",
+    "optim/grad_norm": "grad_norm",
+    "optim/lr": "lr",
+    "time/step": "s",
+    "time/wait_for_batch": "waited",
+    "perf/throughput": "tokens/s",
+    "perf/mfu": "mfu",
+}
+"""Metrics of the policy trainer's console line, with their short names."""
 
 
 class ExposedMetrics:
-    """`primerl_trainer{name="reward/all/mean"}` and so on, and `primerl_trainer_step`."""
+    """Serves the last line of `metrics.jsonl` as `primerl_trainer{name="reward/all/mean"}` and so on, and
+    `primerl_trainer_step`."""
 
     def __init__(self, port: int, output_dir: Path) -> None:
-        """Where it is served is written to `<output_dir>/run/trainer_metrics.json`. Raises PortTakenError."""
+        """Writes its URL to `<output_dir>/run/trainer_metrics.json`. Raises PortTakenError."""
         self._exposition = Exposition(port)
         from prometheus_client import Gauge
 
         registry = self._exposition.registry
         self._step = Gauge("primerl_trainer_step", "Last step that was trained", registry=registry)
         self._values = Gauge("primerl_trainer", "Metrics of the last step, by name", ["name"], registry=registry)
-        file = output_dir / FILE
+        file = output_dir / EXPOSITION_FILE
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({"url": self.url, "pid": os.getpid()}))
 
@@ -48,16 +67,13 @@ class ExposedMetrics:
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         self._step.set(step)
-        # Names of the last step only: one that is not measured any more is not shown as if it were.
+        # Only the last step's names: a metric that is no longer measured must not look current.
         self._values.clear()
         for name, value in metrics.items():
             self._values.labels(name).set(value)
 
     def close(self) -> None:
         self._exposition.close()
-
-
-log = logging.getLogger(__name__)
 
 
 class MetricsWriter:

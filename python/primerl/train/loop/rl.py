@@ -15,8 +15,9 @@ from primerl.run_key import learn
 from primerl.train.adapters.lora import new_publisher
 from primerl.train.checkpoint.state import CheckpointError, Checkpoints
 from primerl.train.checkpoint.step_folders import SavingError
-from primerl.train.data.batch import BatchError, Batches
+from primerl.train.data.batch import BatchError
 from primerl.train.distributed.ranks import RankError, Ranks
+from primerl.train.loop.batches import Batches
 from primerl.train.loop.client import BatchTimeout, Heartbeat, OrchestratorClient, OrchestratorError, begin
 from primerl.train.loop.metrics import MetricsWriter, log_to_stdout
 from primerl.train.loop.policy_trainer import Trainer

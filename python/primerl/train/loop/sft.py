@@ -29,11 +29,11 @@ import torch
 
 from primerl.process.imports import importing
 from primerl.train.adapters.lora import Adapter, check_facts
+from primerl.train.checkpoint.model_folder import save_model
 from primerl.train.checkpoint.state import (
     CheckpointError,
     Checkpoints,
     TrainerState,
-    save_checkpoint,
 )
 from primerl.train.checkpoint.step_folders import SavingError, keep_newest, remove_unfinished, saving, set_aside_after
 from primerl.train.data.datasets import check_batch_size, last_step, load_data, mixture_of
@@ -208,7 +208,7 @@ class Run:
         for name in ("weights", "checkpoints") if self.ranks.leads else ():
             for path in set_aside_after(self.output_dir / name, state.step):
                 log.warning("of later steps than the one this run goes on from: renamed to %s", path)
-        log.info("going on from the checkpoint of step %d", state.step)
+        log.info("resuming from the checkpoint of step %d", state.step)
 
     def train(self, writer: MetricsWriter | None) -> None:
         if self.step >= self.last:
@@ -339,7 +339,7 @@ class Run:
         began = time.monotonic()
         source, separate = model_folder(self.config), self.adapter if adapter_too else None
         with saving(self.output_dir / "weights"), taking(f"saving weights/step_{self.step}") as tell:
-            saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate, tell=tell)
+            saved = save_model(self.model, source, self.output_dir, self.step, self.ranks, separate, tell=tell)
         log.info("saved %s in %.1f s", saved, time.monotonic() - began)
 
     def _state(self) -> TrainerState:

@@ -1,4 +1,4 @@
-"""What is measured of a step's tokens, as sums, so that micro-batches and data ranks add up."""
+"""Statistics of a step's tokens, as sums and histograms of fixed bins, so that micro-batches and ranks add up."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from primerl.train.data.batch import Batch
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loss.components import COMPONENTS, TokenValues
 
-# How what is measured of tokens is distributed, in fixed bins, so that micro-batches and data ranks add up.
-
-RANGES = {"entropy": (0.0, 12.0, 48), "log_ratio": (-1.0, 1.0, 50)}
-"""First edge, last edge, bins. Values beyond an edge are in the bin next to it. Nats."""
+HISTOGRAM_RANGES = {"entropy": (0.0, 12.0, 48), "log_ratio": (-1.0, 1.0, 50)}
+"""First edge, last edge, number of bins. Values beyond an edge count in the nearest bin. Nats."""
 
 
 class Histograms:
@@ -25,15 +23,15 @@ class Histograms:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.counts = {
-            name: torch.zeros(bins, dtype=torch.int64, device=device) for name, (_, _, bins) in RANGES.items()
+            name: torch.zeros(bins, dtype=torch.int64, device=device) for name, (_, _, bins) in HISTOGRAM_RANGES.items()
         }
 
     @torch.no_grad()
     def add(self, values: TokenValues) -> None:
-        for name, (low, high, bins) in RANGES.items():
+        for name, (low, high, bins) in HISTOGRAM_RANGES.items():
             column = values.columns[name][values.sampled].float()
             place = ((column - low) * (bins / (high - low))).floor().clamp(0, bins - 1)
-            # What is not a number has no bin, and the run does not outlive it.
+            # NaN has no bin; it ends the run anyway.
             self.counts[name] += torch.bincount(place[place.isfinite()].long(), minlength=bins)
 
     def over(self, ranks: Ranks) -> Histograms:
@@ -43,9 +41,9 @@ class Histograms:
         return whole
 
     def line(self) -> dict[str, Any]:
-        """`{name: {"edges": [bins + 1], "counts": [bins]}}`; of what no token was measured for, nothing."""
+        """`{name: {"edges": [bins + 1], "counts": [bins]}}`, without names that no token was measured for."""
         found = {}
-        for name, (low, high, bins) in RANGES.items():
+        for name, (low, high, bins) in HISTOGRAM_RANGES.items():
             counts = self.counts[name].tolist()
             if sum(counts):
                 edges = [low + (high - low) * edge / bins for edge in range(bins + 1)]
@@ -78,6 +76,15 @@ class Groups:
     environments: int
     staleness: int
     """The highest."""
+
+    @classmethod
+    def of(cls, batch: Batch, ranks: Ranks) -> Groups:
+        """The same on all ranks, which all have to call it."""
+        environments = max((max(m.environments) + 1 for m in batch.micro_batches if m.environments), default=0)
+        stale = max(batch.staleness(), default=0)
+        most = torch.tensor([environments, min(stale, MOST_STALE)], device=ranks.device)
+        environments, stale = ranks.largest(most).tolist()
+        return cls(environments, stale)
 
     @property
     def count(self) -> int:

@@ -32,8 +32,6 @@ from primerl.train.loop.metrics import peak_memory
 from primerl.train.model.architectures import text_decoder
 from primerl.train.model.support import WITH_STATE
 
-# What the attention of each layer multiplies, as a model's config tells it.
-
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -100,10 +98,9 @@ def _pairs(length: int, window: int | None) -> int:
     return window * (window + 1) // 2 + (length - window) * window
 
 
-# What devices can do: dense TFLOP/s in bf16 and in fp32 (without TF32), from their vendors' data sheets.
-
 PEAKS: dict[str, tuple[float | None, float | None]] = {
-    # Whole words of the device's name, one after another -> bf16, fp32; None where it is not known.
+    # Consecutive words of the device's name -> dense TFLOP/s in bf16, and in fp32 without TF32, by the vendors' data
+    # sheets; None if unknown.
     "GB300": (2500.0, None),
     "GB200": (2500.0, 80.0),
     "B300": (2250.0, None),

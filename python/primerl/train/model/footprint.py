@@ -35,7 +35,10 @@ BLOCKS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 GATED_ATTENTION = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Types whose query projection has an output gate of the same size."""
 
-UNGATED = ("gpt2", "gpt_bigcode", "gpt_neox", "opt", "phi", "starcoder2")
+UNGATED = (
+    *("apertus", "arcee", "gpt2", "gpt_bigcode", "gpt_neox", "jais2", "nemotron", "nemotron_h", "opt", "phi"),
+    "starcoder2",
+)
 """Types whose feed-forward layers have two matrices."""
 
 Checkpointing = Literal["none", "full", "selective"]
@@ -212,12 +215,15 @@ def _feed_forward(text: _Text, *, sparse: bool) -> int:
 
 
 def _vision(config: Config) -> int:
-    """Layers of a vision tower, which is kept as it is; its small parts are not counted."""
+    """Layers of a vision tower, which is kept as it is, and what merges patches for the text model."""
     vision = config.get("vision_config")
     if not isinstance(vision, dict) or model_type(config) in ("qwen3_5_text", "qwen3_5_moe_text"):
         return 0  # of Qwen3.5 the text model alone is loaded
     hidden, inner = _number(vision, "hidden_size"), _number(vision, "intermediate_size")
-    return (_number(vision, "depth") or _number(vision, "num_hidden_layers")) * hidden * (4 * hidden + 2 * inner)
+    layers = (_number(vision, "depth") or _number(vision, "num_hidden_layers")) * hidden * (4 * hidden + 2 * inner)
+    merged = hidden * (_number(vision, "spatial_merge_size") or 2) ** 2
+    mergers = 1 + len(vision.get("deepstack_visual_indexes") or ())
+    return layers + (mergers * merged * (merged + out) if (out := _number(vision, "out_hidden_size")) else 0)
 
 
 def _activations(text: _Text, seq_len: int, checkpointing: Checkpointing) -> int:

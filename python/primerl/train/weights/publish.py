@@ -1,5 +1,5 @@
-"""Weights for the engines: safetensors with a manifest that proves what was loaded. The format is in
-docs/architecture.md, "Weights"."""
+"""Publishes weights for the engines: safetensors, with a manifest whose hashes and probe prove what an engine loaded.
+The format is in docs/architecture.md, "Weights"."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from primerl.train.weights.shards import MAX_SHARD_BYTES, Files, Shares, by_file
 from primerl.train.weights.tensors import NAMES, tensor_hash
 from primerl.train.weights.transfer import Sender
 
-# A few tokens that are published with weights, and what the trainer makes of them: an engine that has loaded the
-# weights has to make the same of them before what it samples is taken. Hashes prove what it was given, not what it
-# uses.
-
-TOKENS = 16
+PROBE_TOKENS = 16
+_PIECE_BYTES = 1 << 24
+_HEADER_BYTES = 100_000_000
+"""The most that safetensors reads."""
 
 
 class Probe(TypedDict):
-    """As in a manifest."""
+    """A few tokens and the log-probabilities that the trainer computes for them, in a manifest. An engine that has
+    loaded the weights has to compute the same before anything it samples is used: hashes prove which weights it
+    received, a probe proves which it computes with."""
 
     token_ids: list[int]
-    """[N], random: what no text has says as much about weights as what every text has."""
+    """[N], random: as telling about the weights as any text."""
     logprobs: list[float]
     """[N], nats, of each token after those before it, at temperature 1; 0 for the first."""
 
@@ -44,15 +45,10 @@ def probe_of(model: Any, ranks: Ranks = ALONE) -> Probe:
     """What this model computes now. All ranks have to call it."""
     device = ranks.device
     words = min(model.get_input_embeddings().num_embeddings, model.config.get_text_config().vocab_size)
-    token_ids = torch.randint(words, (TOKENS,), generator=torch.Generator().manual_seed(0)).to(device)
-    packed = PackedSequences.from_lengths([TOKENS], device)
-    logprobs, *_ = packed_logprobs(model, token_ids, packed, torch.arange(1, TOKENS, device=device))
+    token_ids = torch.randint(words, (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0)).to(device)
+    packed = PackedSequences.from_lengths([PROBE_TOKENS], device)
+    logprobs, *_ = packed_logprobs(model, token_ids, packed, torch.arange(1, PROBE_TOKENS, device=device))
     return {"token_ids": token_ids.tolist(), "logprobs": [0.0, *logprobs.tolist()]}
-
-
-_PIECE_BYTES = 1 << 24
-_HEADER_BYTES = 100_000_000
-"""The most that safetensors reads."""
 
 
 def manifest(version: int, tensors: dict[str, Tensor], file: str, file_bytes: int) -> dict[str, Any]:
