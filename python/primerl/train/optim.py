@@ -33,18 +33,17 @@ from primerl.train.settings import OptimConfig
 log = logging.getLogger(__name__)
 
 OUTSIDE_LAYERS = ("*embed*", "*wte*", "*wpe*", "*lm_head*", "*embed_out*")
-"""Names of embeddings and output layers, which are no matrices for Muon."""
+"""Names of embeddings and output layers, which Muon does not update."""
 
 START = "start_values"
-"""Attribute of a parameter in less than fp32: its values in fp32, on the CPU, where the parameter has them rounded. The
-optimizer takes it away."""
+"""Attribute of a parameter in less than fp32: its unrounded fp32 values, on the CPU. The optimizer removes it."""
 
 
 class Update(NamedTuple):
-    """What a step did."""
+    """Result of a step."""
 
     grad_norm: float
-    """Of the gradient, before it was clipped."""
+    """Norm of the gradient before clipping."""
     lr: float
     zero_grad_ratio: float
     """Share of the gradient's values that are exactly 0."""
@@ -53,9 +52,9 @@ class Update(NamedTuple):
 class Optimizer:
     """Updates parameters over steps 1..`max_steps`.
 
-    Weights in less than fp32 have a copy in fp32 here (of `START`, where they have it), which is what is updated, and
-    their gradients are added up in fp32: each backward pass adds to the copy's gradient, and leaves none on the weight.
-    A model that is divided among ranks (`parallel`) is in fp32 itself; each rank updates its share.
+    Weights in less than fp32 have an fp32 copy here (from `START` if they have it), which is updated. Their gradients
+    are summed in fp32: each backward pass adds to the copy's gradient and leaves none on the weight. A model that is
+    divided among ranks is in fp32 itself; each rank updates its share.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Optimizer:
         self._ranks = ranks
         self._copies: list[tuple[Parameter, Parameter]] = []
         self.parameters: list[Parameter] = []
-        """What is updated, and holds the gradients."""
+        """The updated tensors, which hold the gradients."""
         described = []
         for name, parameter in named:
             if not parameter.requires_grad:
@@ -101,7 +100,7 @@ class Optimizer:
         return copy
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint: what the optimizers keep, as `<parameter>.<what>`, the same for any number of ranks."""
+        """The optimizers' state for a checkpoint, as `<parameter>.<key>`, the same for any number of ranks."""
         return {
             f"{name}.{key}": value
             for optimizer, name, parameter in self._named()
@@ -110,9 +109,9 @@ class Optimizer:
         }
 
     def begin_state(self, saved: dict[str, torch.Size]) -> dict[str, Tensor]:
-        """Room for a state that was saved, to be filled; `saved` has the sizes of its tensors.
+        """Allocate tensors for a saved state, to be filled; `saved` has their sizes.
 
-        Raises ValueError when it is of other parameters.
+        Raises ValueError if the state belongs to other parameters.
         """
         parameters = [(f"{name}.", optimizer, parameter) for optimizer, name, parameter in self._named()]
         kept: dict[str, list[str]] = {}
@@ -123,20 +122,20 @@ class Optimizer:
             for key in kept.get(prefix, []):
                 size = saved[prefix + key]
                 like = parameter.detach()
-                # As large as the parameter, so divided as it is; else a counter.
+                # A tensor of the parameter's size is divided like it; others are counters.
                 room = torch.zeros_like(like) if size == like.shape else torch.zeros(size, device=like.device)
                 optimizer.state[parameter][key] = room
         return self.state()
 
     def use_copies(self) -> None:
-        """Weights take the values of their fp32 copies."""
+        """Set weights to the values of their fp32 copies."""
         if self._copies:
             with torch.no_grad():
                 weights, copies = zip(*self._copies, strict=True)
                 torch._foreach_copy_(list(weights), list(copies))
 
     def master(self, weight: Tensor) -> Tensor:
-        """What is updated for a weight of the model: itself, or its copy in fp32."""
+        """The tensor that is updated for a weight of the model: itself, or its fp32 copy."""
         return self._master.get(id(weight), weight)
 
     def _named(self) -> Iterator[tuple[torch.optim.Optimizer, str, Tensor]]:
@@ -146,10 +145,7 @@ class Optimizer:
                     yield optimizer, name, parameter
 
     def step(self, step: int) -> Update:
-        """Clip, update, forget the gradients.
-
-        Nothing is updated when the norm is not finite: the caller sees it in the answer.
-        """
+        """Clip, update, drop the gradients. Nothing is updated if the norm is not finite; the caller sees it."""
         zeros = self._zero_grad_ratio()
         norm = whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_norm)).item()
         lr = learning_rate(self.config, step, self.max_steps)
@@ -160,7 +156,7 @@ class Optimizer:
             if finite:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        # A stack of matrices is in its optimizer by its parts.
+        # Muon holds the parts of a stack of matrices, not the stack.
         for parameter in self.parameters:
             parameter.grad = None
         if finite:
@@ -179,7 +175,7 @@ class Optimizer:
 
     @torch.no_grad()
     def has_finite_parameters(self) -> bool:
-        """One answer from the device for all of them: any value that is not finite makes the sum not finite."""
+        """Whether all parameters are finite, with one transfer from the device."""
         # The largest value of each, not the norm, which may overflow where every value is finite.
         held = [local(tensor) for tensor in (*self.parameters, *(weight for weight, _ in self._copies))]
         largest = torch._foreach_norm([tensor for tensor in held if tensor.numel()], float("inf"))
@@ -221,8 +217,8 @@ def learning_rate(config: OptimConfig, step: int, max_steps: int) -> float:
 
 
 def weight_decay(name: str, parameter: Tensor, config: OptimConfig) -> float:
-    """That of the first pattern the name matches; else none for norms and biases, and `weight_decay` for the rest,
-    embeddings included."""
+    """Weight decay by the first pattern that matches the name; otherwise 0 for norms and biases, and `weight_decay` for
+    the rest, embeddings included."""
     for pattern, decay in config.weight_decay_by_name.items():
         if fnmatchcase(name, pattern):
             return decay
@@ -241,7 +237,7 @@ def _is_vector(name: str, parameter: Tensor) -> bool:
 
 
 def _warn_of_long_schedules(config: OptimConfig, max_steps: int) -> None:
-    """They may be those of a run of which this is a trial."""
+    """Such settings may have been copied from a longer run."""
     if config.warmup_steps > max_steps:
         log.warning(
             "optim.warmup_steps is %d, and the run has %d steps: it ends before optim.lr is reached",

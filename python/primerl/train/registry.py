@@ -80,7 +80,8 @@ class Registry:
         return self._checked(found, kind, where)
 
     def _checked(self, owner: Any, kind: str, where: str, function: Callable[..., Any] | None = None) -> Implementation:
-        options, function = getattr(owner, "Options", None), function or getattr(owner, self.function, None)
+        options: Any = getattr(owner, "Options", None)
+        function = function or getattr(owner, self.function, None)
         if not (isinstance(options, type) and dataclasses.is_dataclass(options) and callable(function)):
             name = getattr(owner, "__name__", kind)
             raise ConfigError(

@@ -59,12 +59,12 @@ class Memory:
 
 
 def bytes_to_train(parameters: int, *, half: bool) -> int:
-    """Of all of a model, without activations. `half`: it computes with bf16 weights of its own, as on one GPU."""
+    """Training all of a model, without activations. `half`: it computes with bf16 weights of its own, as on one GPU."""
     return (TRAINED + HALF if half else TRAINED) * parameters
 
 
 def bytes_to_adapt(parameters: int, *, half: bool) -> int:
-    """Of an adapter to it."""
+    """Training an adapter to it."""
     return int(((HALF if half else FROZEN) + TRAINED * ADAPTED) * parameters)
 
 

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 SAFETENSORS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
-"""Floating-point types, as files call them."""
+"""Floating-point types -> their names in safetensors files."""
 
 
 def import_models() -> None:
@@ -73,11 +73,11 @@ def model_folder(config: SFTConfig) -> Path:
 
 @contextmanager
 def start_folder(config: SFTConfig, ranks: Ranks) -> Iterator[Path]:
-    """The model to start from. One that is made from scratch, by the leading rank, is kept only when the block ends
-    well: after a mistake in the settings or the data the same command can be given again.
+    """The model to start from. One that the leading rank makes from scratch is kept only if the block succeeds, so that
+    the same command can be repeated after a mistake in the settings or the data.
 
     Raises:
-        ConfigError: there cannot be such a model, or the run has begun with another one.
+        ConfigError: there cannot be such a model, or the run was started with another one.
         SavingError: it cannot be written.
     """
     target, tiny = model_folder(config), config.model.tiny
@@ -119,8 +119,8 @@ def _make_tiny(target: Path, tiny: TinyConfig, seed: int) -> None:
 
 
 def load(folder: Path, dtype: str, ranks: Ranks) -> Any:
-    """No rank waits for another: a thread may do it. What it raises on the leading rank is raised on all of them where
-    the answer goes through `together`.
+    """No rank waits for another, so a thread may call it. Pass it through `together` to raise the leading rank's error
+    on all of them.
 
     Raises ModelError.
     """
@@ -132,11 +132,11 @@ def load(folder: Path, dtype: str, ranks: Ranks) -> Any:
 def make_ready(
     model: Any, config: ComputationConfig, lora: LoraConfig | None, folder: Path, seed: int, ranks: Ranks
 ) -> tuple[Adapter | None, Performance]:
-    """What `load` has loaded from `folder` becomes what is trained. All ranks have to call it.
+    """Prepare the model that `load` has loaded from `folder` for training. All ranks have to call it.
 
     Raises:
-        ModelError: it does not compute here what it computes by itself; its layers cannot be run as they should be.
-        ConfigError: the adapter.
+        ModelError: packed, it does not compute what it computes alone; its layers cannot be run as configured.
+        ConfigError: the adapter cannot be added.
     """
     dtype = DTYPES[dtype_on(ranks.device, config.dtype)]
     together(ranks, lambda: check_kernels(model, ranks.device))
@@ -186,7 +186,7 @@ def more_precise(folder: Path, dtypes: set[torch.dtype]) -> bool:
 
 
 def together(ranks: Ranks, action: Callable[[], Answer]) -> Answer:
-    """Each rank does it; a ModelError or ConfigError of one is raised on all of them."""
+    """Run `action` on each rank; a ModelError or ConfigError of one is raised on all."""
     answer, error = None, None
     try:
         answer = action()
@@ -220,7 +220,7 @@ def _check_shape(leading: dict[str, torch.Size], own: dict[str, Tensor]) -> None
     if other:
         raise ModelError(
             f"its config.json describes another model than its files hold ({min(other)}), so it cannot be divided "
-            "among ranks; mend config.json (tie_word_embeddings, or sizes), or train it on one rank"
+            "among ranks; fix config.json (tie_word_embeddings, or sizes), or train it on one rank"
         )
 
 
@@ -241,8 +241,8 @@ def fill(model: Any, whole: dict[str, Tensor], ranks: Ranks) -> None:
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, Tensor, Callable[[Tensor], None]]]:
-    """Parameters, buffers, and what modules hold besides, each once and in the same order on all ranks; with how to
-    put another one in its place."""
+    """Parameters, buffers and other tensors of modules, each once and in the same order on all ranks, with a function
+    that replaces it."""
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         own = {**module._parameters, **module._buffers}

@@ -45,7 +45,7 @@ class PackedSequences:
 
     lengths: tuple[int, ...]
     longest: int
-    """Of the lengths. With `max(lengths)` in a layer, torch would compile it again for each number of sequences."""
+    """The largest length. `max(lengths)` in a layer would be compiled again for each number of sequences."""
     position_ids: Tensor  # [1, T] int64
     boundaries: Tensor  # [S + 1] int32
     starts: Tensor  # [S + 1] int64: the boundaries, as some kernels want them

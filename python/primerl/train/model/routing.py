@@ -81,7 +81,7 @@ class RoutingLoad:
         return ranks.sum(of_layers), ranks.sum(torch.stack([sums for sums in confidence if sums is not None]))
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Of a step; none where the model has no routers."""
+        """Metrics of a step; empty if the model has no routers."""
         routed = self.take(ranks)
         return routing_metrics(*routed) if routed else {}
 
@@ -130,7 +130,7 @@ def _confidence(logits: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
 
 
 def routing_metrics(loads: Tensor, confidence: Tensor) -> dict[str, float]:
-    """Of sums over micro-batches and data ranks."""
+    """Metrics from sums over micro-batches and data ranks."""
     violation = loads.amax(1) / loads.mean(1).clamp(min=1e-9) - 1.0
     share, tokens = confidence.sum(0).tolist()
     return {"max_vio/mean": violation.mean().item(), "routing_confidence/mean": share / max(tokens, 1.0)}

@@ -115,7 +115,7 @@ def text_config(config: Config) -> Config:
 
 
 def model_type(config: Config) -> str:
-    """Of the text model, which is what is trained."""
+    """Type of the text model, which is what is trained."""
     return str(text_config(config).get("model_type") or config.get("model_type"))
 
 
@@ -219,7 +219,7 @@ def embedded_engine_refusal(config: Config) -> str | None:
 
 
 def rope_parameters(config: Config) -> Config:
-    """Of rotary positions: transformers 5 writes `rope_parameters`, earlier versions `rope_scaling`."""
+    """Settings of rotary positions: transformers 5 writes `rope_parameters`, earlier versions `rope_scaling`."""
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
