@@ -38,7 +38,7 @@ class Registry:
     group: str
     """Entry points of other distributions."""
     function: str
-    """What an implementation has beside `Options`."""
+    """Name of the function that an implementation has besides `Options`."""
 
     def built_in(self) -> list[str]:
         folder = Path(__file__).parent / self.package.rpartition(".")[2]

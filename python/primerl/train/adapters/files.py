@@ -31,7 +31,7 @@ READ_OR_HARMLESS = {
     *("task_type", "inference_mode", "lora_dropout", "auto_mapping", "revision", "peft_version", "exclude_modules"),
     *("megatron_core", "qalora_group_size", "layers_pattern", "runtime_config"),
 }
-"""Of `adapter_config.json`; whatever else is set there makes another kind of adapter, or another base model."""
+"""Keys of `adapter_config.json` that are read or harmless; any other key that is set makes another kind of adapter."""
 
 
 def is_targeted(module: str, targets: Iterable[str]) -> bool:
@@ -40,7 +40,7 @@ def is_targeted(module: str, targets: Iterable[str]) -> bool:
 
 
 def is_read_by_kernel(module: str, tensors: Container[str]) -> bool:
-    """Whether it is the last matrix of a Mamba layer (which has a `D` beside it): a fused kernel reads its weight past
+    """Whether it is the last matrix of a Mamba layer (which also has a `D`): a fused kernel reads its weight past
     the layer that peft puts in its place, so peft and engines refuse an adapter of it."""
     parent, _, own = module.rpartition(".")
     return own == "out_proj" and f"{parent}.D" in tensors

@@ -53,7 +53,7 @@ KEY = "model.lora."
 CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 """Layers whose weights have more than two dimensions and are no experts."""
 BROADCAST_FILE = "broadcast.safetensors"
-"""What an engine has to know beside the adapter's own tensors."""
+"""What an engine has to know besides the adapter's own tensors."""
 
 
 def saved_name(name: str) -> str:
@@ -69,7 +69,7 @@ class Adapter:
     config: LoraConfig
     peft_config: Any
     base_digest: str
-    """Of the weights it is trained on, as they are in their files."""
+    """Digest of the weights it is trained on, as they are in their files."""
 
     def tensors(self, state: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """In peft's names, contiguous on the CPU. `state`: the model's, where it has been gathered already."""
@@ -103,7 +103,7 @@ class Adapter:
         self.peft_config.save_pretrained(str(folder))
 
     def load(self, path: Path, base: Path) -> None:
-        """Take the weights in `path` to begin with. Raises ConfigError when they are another model's than `base`."""
+        """Start from the weights in `path`. Raises ConfigError if they belong to another model than `base`."""
         file = Path(os.path.expanduser(path)) / ADAPTER_FILE
         where = f"{KEY}adapter_path: {file}"
         check_base(file, base, self.base_digest, KEY)
@@ -173,7 +173,7 @@ def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_dige
     if config.adapter_path is not None and not next(model.parameters()).is_meta:
         adapter.load(Path(config.adapter_path), base)
         said = given.get("base_model_name_or_path")
-        log.info("beginning with the adapter in %s (of %s)", config.adapter_path, said)
+        log.info("starting from the adapter in %s (of %s)", config.adapter_path, said)
     count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     log.info("training an adapter of %s parameters for %d layers", f"{count:,}", len(modules))
     return adapter
@@ -292,7 +292,7 @@ class AdapterPublisher(WeightsPublisher):
 
 
 def new_publisher(config: TrainerConfig, adapter: Adapter | None, ranks: Ranks) -> WeightsPublisher:
-    """Of adapters or of whole weights, as `model.lora.broadcast` says."""
+    """The publisher of adapters or of whole weights, by `model.lora.broadcast`."""
     output_dir, given, lora = Path(config.output_dir), config.weights, config.model.lora
     sender = None
     if given.transport == "collective":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 NAME = "default"
-"""Of the adapter within peft's layers."""
+"""Name of the adapter within peft's layers."""
 
 
 def digest_tensor(digest: str) -> Tensor:
@@ -18,7 +18,7 @@ def digest_tensor(digest: str) -> Tensor:
 
 
 def is_adapter(name: str) -> bool:
-    """Of a parameter."""
+    """Whether a parameter of this name belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 

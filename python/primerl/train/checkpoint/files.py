@@ -51,7 +51,7 @@ def in_gb(size: int) -> str:
 
 @contextmanager
 def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A temporary folder beside `target` to be filled; on leaving it is synced and renamed to `target`.
+    """A temporary folder next to `target` to be filled; at the end it is synced and renamed to `target`.
 
     After an error nothing is left. Raises FileExistsError when `target` exists, unless it is to be replaced.
     """
@@ -125,7 +125,7 @@ def last_line(path: Path) -> dict[str, Any]:
 
 
 def remove_temporary(path: Path) -> None:
-    """What `write_text` has left beside `path` in processes that were killed. Nobody else may be at it."""
+    """Remove what `write_text` left next to `path` in processes that were killed. No one else may be writing it."""
     for temporary in path.parent.glob(f".{path.name}.*.tmp"):
         temporary.unlink(missing_ok=True)
 

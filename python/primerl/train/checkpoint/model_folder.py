@@ -107,7 +107,7 @@ def _write(folder: Path, files: Files, tell: Callable[[float], None]) -> dict[st
 def _describe(model: Any, source: Path, folder: Path, files: dict[str, dict[str, int]]) -> None:
     """The model's config, and where its tensors are when they are in several files, as transformers' `save_pretrained`
     writes both. `files`: sizes in bytes of their tensors."""
-    # Of weights that may be in fp32 and are saved as what they are computed with; of a class that FSDP has renamed.
+    # Weights may be in fp32 and are saved in the dtype of the computation; FSDP renames the class.
     model.config.dtype = str(computing_dtype(model)).removeprefix("torch.")
     model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
     model.config.save_pretrained(folder)

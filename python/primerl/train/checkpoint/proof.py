@@ -41,7 +41,7 @@ def other_facts(saved: dict[str, Any], own: dict[str, Any]) -> str | None:
 
 
 def write_sums(folder: Path) -> None:
-    """Of all files in it."""
+    """Write checksums of all files in it."""
     sums = {str(path.relative_to(folder)): _sum(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     write_text(folder / SUMS, json.dumps(sums, indent=0) + "\n")
 

@@ -1,5 +1,5 @@
 """What is to be uploaded: hard links in `run/store/`, made the moment a folder is whole, so that the run may delete its
-own while the upload goes on. The trainer stages the adapters itself that it soon deletes.
+own during the upload. The trainer stages the adapters itself that it soon deletes.
 
     run/store/<kind>_step_<N>.<inode>_<mtime>/      whole
     run/store/.<name>.<pid>                         being linked
@@ -27,7 +27,7 @@ class Staged:
     kind: str
     step: int
     identity: str
-    """Of the folder that was linked: a run that went back saves the same step again, and another folder."""
+    """Identity of the linked folder: a run that went back saves the same step again, in another folder."""
     saved: int
     """When that was; nanoseconds since 1970."""
 

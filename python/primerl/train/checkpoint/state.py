@@ -29,13 +29,13 @@ STATE_FILE = Path("trainer") / "state.pt"
 GIVEN_UP_S = 10.0
 """After an error: longest wait for the end of what is being written."""
 FORMER_STATE_FILE = Path("state.pt")
-"""Of versions before the tensors had files of their own."""
+"""Written by versions in which the tensors had no files of their own."""
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What step `step` leaves to the next beside tensors: with the same batches, training goes on as if never stopped.
-    It is the same on all ranks."""
+    """What step `step` leaves to the next besides tensors: with the same batches, training continues as if it was never
+    stopped. It is the same on all ranks."""
 
     step: int
     tokens_seen: int
@@ -45,12 +45,12 @@ class TrainerState:
     data: dict[str, Any] = field(default_factory=dict)
     """Where supervised fine-tuning is in its data; the policy trainer's batches are the orchestrator's."""
     adapter: dict[str, Any] = field(default_factory=dict)
-    """Of a model with an adapter, which is then all that is saved: what it belongs to."""
+    """What the adapter belongs to, if the model has one: then only the adapter is saved."""
     model_config: dict[str, Any] = field(default_factory=dict)
     """Config of the model, which `Checkpoints` writes and checks."""
     environments: dict[str, list[int]] = field(default_factory=dict)
-    """Of the policy trainer, by name: samples and tokens that were trained of each. Empty in checkpoints of versions
-    that did not tell them apart: then they are counted from there on."""
+    """Trained samples and tokens by environment, of the policy trainer. Empty in checkpoints of versions that did not
+    tell them apart: then they are counted from there on."""
 
 
 class CheckpointError(Exception):
@@ -74,10 +74,10 @@ class Checkpoints:
     number has written.
 
     A folder of that name is whole: it is filled under another one, synced and renamed by the leading rank when all
-    have written. That is done by a thread: training goes on once the tensors are copied.
+    have written. A thread does that: training continues once the tensors are copied.
 
-        save        copies, and begins to write
-        complete    what belongs to it is on the disk, its step's line of metrics: the thread may rename it
+        save        copies, and starts writing
+        complete    the step's line of metrics is on disk: the thread may rename the folder
         finish      waits for the thread
     """
 
@@ -91,8 +91,8 @@ class Checkpoints:
         beside: Path | None = None,
         with_orchestrator: bool = False,
     ) -> None:
-        """`beside`: a folder of which the same steps are kept. `with_orchestrator`: it adds its part to each, in a
-        folder that it finds there."""
+        """`beside`: a folder in which the same steps are kept. `with_orchestrator`: the orchestrator adds its part to
+        each checkpoint, in a folder that is made for it."""
         self._folder = output_dir / "checkpoints"
         self._keep_last = keep_last
         self._keep_interval = keep_interval
@@ -106,12 +106,12 @@ class Checkpoints:
         self._saving: Future[int] | None = None
 
     def newest(self) -> TrainerState | None:
-        """None where there is none. Raises CheckpointError when it cannot be read."""
+        """The newest checkpoint, or None. Raises CheckpointError if it cannot be read."""
         steps = self.steps()
         return self.load(steps[-1]) if steps else None
 
     def load(self, step: int) -> TrainerState:
-        """Raises CheckpointError when it is not there or cannot be read."""
+        """Raises CheckpointError if it does not exist or cannot be read."""
         folder = self._folder / f"step_{step}"
         if not folder.is_dir():
             there = ", ".join(map(str, self.steps())) or "none"
@@ -125,7 +125,7 @@ class Checkpoints:
             raise self._unreadable(path, error) from error
         if "model" in values:
             raise self._former(folder)
-        # Of versions that kept the leading rank's random numbers only, and none where the policy was trained.
+        # Written by versions that kept only the leading rank's random numbers, and none for policies.
         values.pop("rng", None)
         try:
             return TrainerState(**values)
@@ -149,7 +149,7 @@ class Checkpoints:
                 f"{where} is of the optimizer {state.optimizer!r}, and optim.type is {optimizer.config.type!r}; set it "
                 "as it was"
             )
-        _say_nothing_of_one_process()
+        _ignore_warning_of_one_process()
         try:
             reader = FileSystemReader(folder)
             entries = reader.read_metadata().state_dict_metadata
@@ -161,9 +161,9 @@ class Checkpoints:
                     here, there = _shape(tensor.shape), _shape(sizes.get(name))
                     raise CheckpointError(f"{where} is of another model: {name} is {here}, and there {there}")
             if _drops(model) and not any(name.startswith("random.") for name in entries):
-                raise self._former(folder.parent)  # without the random numbers that its dropout goes on with
+                raise self._former(folder.parent)  # without the random numbers that its dropout needs
             states = random_states(self._ranks.rank)
-            # Of a rank that there was not, there are none.
+            # There are none for a rank that did not exist.
             states = {name: state for name, state in states.items() if sizes.get(name) == state.shape}
             load(tensors | states, storage_reader=reader, process_group=self._group, no_dist=self._group is None)
         except (Exception, CheckpointException) as error:
@@ -174,7 +174,7 @@ class Checkpoints:
         set_random_states(states)
 
     def _check(self, state: TrainerState, where: str, model: Any) -> None:
-        """By all ranks."""
+        """All ranks have to call it."""
         other = other_facts(state.model_config, model_facts(model))
         if other is not None:
             raise CheckpointError(f"{where} is of another model: {other}; set the model as it was, or begin anew")
@@ -193,7 +193,7 @@ class Checkpoints:
             )
 
     def save(self, state: TrainerState, model: Any, optimizer: Optimizer) -> None:
-        """Whole or not at all. Returns when model and optimizer may go on; it is not there before `complete`."""
+        """Returns when model and optimizer may change again; the checkpoint appears, whole, after `complete`."""
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -207,7 +207,7 @@ class Checkpoints:
                 (folder / ORCHESTRATOR_FOLDER).mkdir()
             torch.save(vars(replace(state, model_config=model_facts(model))), folder / STATE_FILE)
         self._ranks.wait()
-        _say_nothing_of_one_process()
+        _ignore_warning_of_one_process()
         tensors = training_tensors(model, optimizer) | random_states(self._ranks.rank)
         self._check_room(folder, target, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
         writing = async_save(
@@ -220,7 +220,7 @@ class Checkpoints:
         self._begun = _Begun(state.step, folder, target, writing)
 
     def _check_room(self, folder: Path, target: Path, needed: int) -> None:
-        """By all ranks, each of what all write together. Raises SavingError."""
+        """All ranks have to call it, each with the bytes of all ranks together. Raises SavingError."""
         problems = []
         try:
             check_room(target, needed)
@@ -233,7 +233,7 @@ class Checkpoints:
             raise SavingError(f"no checkpoint can be written to {self._folder}: {problems[0]}")
 
     def complete(self) -> None:
-        """Have the thread rename what is being saved, where something is."""
+        """Let the thread rename what is being saved, if anything is."""
         begun, self._begun = self._begun, None
         if begun is not None:
             self._saving = self._thread.submit(self._complete, begun)
@@ -255,15 +255,15 @@ class Checkpoints:
         return begun.step
 
     def _remove(self, begun: _Begun) -> None:
-        """A full disk needs the room."""
+        """Frees the room on a full disk."""
         if self._ranks.leads:
             shutil.rmtree(begun.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """What something has come between, so that it was not completed, is given up."""
+        """Give up a checkpoint that was started and not completed."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            # Another rank may be gone, and nobody waits for that; the next start removes what is left.
+            # Another rank may be gone, so the wait is bounded; the next start removes what is left.
             wait([begun.writing], GIVEN_UP_S)
             self._remove(begun)
 
@@ -279,11 +279,11 @@ class Checkpoints:
             raise SavingError(f"no checkpoint can be written to {self._folder}: {_reason(error)}") from error
 
     def saved(self) -> int | None:
-        """The same, of a save that has come to its end."""
+        """The same if the save has finished, without waiting."""
         return self.finish() if self._saving is not None and self._saving.done() else None
 
     def steps(self) -> list[int]:
-        """Of all that are there, ascending."""
+        """Steps of all checkpoints, ascending."""
         return saved_steps(self._folder)
 
     def _former(self, folder: Path) -> CheckpointError:
@@ -308,8 +308,8 @@ def training_tensors(model: Any, optimizer: Optimizer) -> dict[str, torch.Tensor
     return weights | {f"optimizer.{name}": tensor.detach() for name, tensor in optimizer.state().items()}
 
 
-def _say_nothing_of_one_process() -> None:
-    """torch warns where there are no other ranks, even when it was told so; also in its thread."""
+def _ignore_warning_of_one_process() -> None:
+    """torch warns without other ranks, even if it knows that there are none; also in its thread."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 ORCHESTRATOR_FOLDER = "orchestrator"
-"""In a checkpoint: the run's state, which the orchestrator puts there when it is told of the checkpoint."""
+"""In a checkpoint: the run's state, which the orchestrator writes when the checkpoint is reported."""
 REPLACED = "replaced_step_"
 """What was saved of later steps than the one a run went on from."""
 

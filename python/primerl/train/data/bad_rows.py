@@ -46,7 +46,7 @@ class Dataset:
 
 
 class BadRows:
-    """Of all datasets, in their order."""
+    """Bad rows of all datasets, in their order."""
 
     def __init__(self, max_share: float, key: str) -> None:
         self._max_share = max_share

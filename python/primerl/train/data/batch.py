@@ -22,9 +22,9 @@ COLUMNS = {
 }
 """Columns with one value a token, and their little-endian types, in the order of the bytes."""
 ALIGNMENT = 16
-"""Of a micro-batch's first column among the bytes."""
+"""Alignment of a micro-batch's first column among the bytes."""
 _CHECKSUM_KEY = b"\xa4xxh3\xc4\x08"
-"""Of the third entry, with msgpack's mark of 8 bytes."""
+"""Key of the third entry, with msgpack's mark of 8 bytes."""
 MAX_LOGPROB = 1e-4
 """An engine's rounding may put a log-probability this far above 0, nats."""
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 Row = TypeVar("Row")
 
 MOST_BYTES = 4 * 2**20
-"""Of a file; in memory its rows take some 25 times as much."""
+"""Bytes of a file; in memory its rows take some 25 times as much."""
 
 _kept: dict[Path, tuple[tuple[int, ...], list[object]]] = {}
 

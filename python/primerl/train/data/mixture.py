@@ -2,7 +2,7 @@
 
 A pool is a set of rows that is read once an epoch of its own, in an order that its seed and the epoch's number decide.
 Without ratios all rows are one pool. With ratios each subset is one, and the next row is from the pool that is furthest
-behind its share, so that after n rows each has given its share of n, rounded. All that has to be known to go on at a
+behind its share, so that after n rows each has given its share of n, rounded. All that has to be known to resume at a
 row is how many each pool has given.
 """
 
@@ -89,7 +89,7 @@ class Mixture:
             pool.given = position[pool.name]
 
     def describe(self) -> dict[str, Any]:
-        """What decides the order, beside the rows."""
+        """What decides the order, besides the rows."""
         return {
             "shuffle": self._shuffle,
             "seed": self._seed if self._shuffle else None,
@@ -100,7 +100,7 @@ class Mixture:
 def steps(mixture: Mixture, rows: Rows, batch_size: int, epochs: int | None) -> Iterator[list[int]]:
     """Rows of each step: as many as fit into `batch_size` tokens, never part of one. Without `epochs`, endless.
 
-    An epoch ends within a step, which goes on with the next one's rows; only the last step of all may be short.
+    An epoch ends within a step, which continues with rows of the next one; only the last step of all may be short.
     """
     end = None if epochs is None else epochs * len(rows)
     while end is None or mixture.given < end:

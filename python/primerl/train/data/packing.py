@@ -36,9 +36,9 @@ class StepBatch:
     """What one step trains. `position` and `epoch` are those of the data after it."""
 
     micro_batches: list[MicroBatch]
-    """Of this rank; it may have one less than others. Everything else is of all ranks."""
+    """Micro-batches of this rank, which may have one less than others. Everything else covers all ranks."""
     most_micro_batches: int
-    """Of the rank that has most."""
+    """Micro-batches of the rank that has most."""
     trained_tokens: int
     samples: list[int]
     """Rows of each subset."""
@@ -112,7 +112,7 @@ def step_batches(
     ranks: Ranks = ALONE,
 ) -> Iterator[StepBatch]:
     """From where the mixture stands. All ranks read the same rows, and each takes its share of the micro-batches; so
-    a run goes on from the same place with any number of them."""
+    a run resumes from the same place with any number of them."""
     for indices in steps(mixture, rows, batch_size, epochs):
         chosen = [rows.row(index) for index in indices]
         samples, tokens = [0] * len(rows.titles), [0] * len(rows.titles)

@@ -92,7 +92,7 @@ class Rows:
         return f"{self.titles[subset]}, {self._units[subset]} {self._found[index]}"
 
     def digest(self) -> str:
-        """Of every token and its mask, and of where rows and subsets begin."""
+        """Digest of every token and its mask, and of where rows and subsets begin."""
         digest = xxhash.xxh3_128()
         for column in (self._token_ids, self._loss_mask):
             digest.update(column.numpy().data)

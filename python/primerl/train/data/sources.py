@@ -88,7 +88,7 @@ class Source:
                 if isinstance(row.content, Conversation) and not told.issuperset(row.content.ignored):
                     told.update(row.content.ignored)
                     log.warning(
-                        "%s: %s %d of %s has %s beside %s, which are taken; the same for others like it",
+                        "%s: %s %d of %s has %s besides %s, which are taken; the same for others like it",
                         self.key,
                         self.unit,
                         row.index,

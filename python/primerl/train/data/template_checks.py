@@ -66,8 +66,8 @@ Render = Callable[[list[dict[str, Any]]], str]
 
 
 def roles_left_out(render: Render) -> set[str]:
-    """Of `user` and `assistant`, those whose content is nowhere in what is rendered, as with a template that loops over
-    the parts of a content and is given a text. `primerl.render` tries the other roles."""
+    """The roles among `user` and `assistant` whose content is missing from what is rendered, as with a template that
+    loops over the parts of a content and is given a text. `primerl.render` tries the other roles."""
     question, answer = {"role": "user", "content": SENTINEL}, {"role": "assistant", "content": SENTINEL}
     x, y = {**question, "content": "x"}, {**answer, "content": "y"}
     conversations = {"user": ([question], [question, y]), "assistant": ([x, answer], [x, answer, x])}

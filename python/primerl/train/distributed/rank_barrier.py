@@ -1,4 +1,4 @@
-"""Where threads of the ranks that write beside training hear of each other.
+"""A barrier for threads of the ranks that write in the background of training.
 
 Collectives are the main threads' own: a thread's among them would come in another order on each rank. So the threads
 speak through keys of the store that the ranks met at.
@@ -80,12 +80,12 @@ class Meeting:
 
     @contextmanager
     def folder(self, target: Path) -> Iterator[Path]:
-        """A temporary folder beside `target`, empty at first, that all ranks fill; the leading one is to rename it.
+        """A temporary folder next to `target`, empty at first, that all ranks fill; the leading one is to rename it.
         What is left of it in the end is removed."""
         temporary = target.parent / f".{target.name}.writing"
 
         def empty() -> None:
-            # Of a process that was killed.
+            # Left by a process that was killed.
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
 

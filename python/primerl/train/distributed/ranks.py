@@ -127,7 +127,7 @@ class Ranks:
     timeout: timedelta | None = None
     """Time that a rank may be missing where all meet."""
     heartbeats: Heartbeats | None = None
-    """Of ranks that have a store."""
+    """For ranks that have a store."""
 
     @classmethod
     def join(cls, wanted: int, replicas: int, timeout_s: float) -> Ranks:

@@ -128,7 +128,7 @@ def ended(rank: int, code: int) -> int:
 
 
 def die_with_parent() -> None:
-    """A rank whose starter was killed would train on beside the ranks that are started next."""
+    """A rank whose starter was killed would keep training alongside the ranks that are started next."""
     if primerl.forking.is_fork:
         return  # Its lifeline does.
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform.startswith("linux"):

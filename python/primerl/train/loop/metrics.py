@@ -88,7 +88,7 @@ class MetricsWriter:
         name: str = "metrics.jsonl",
         also: Callable[[int, dict[str, float]], None] | None = None,
     ) -> None:
-        """`after`: the step training goes on from; what the file says of later ones will be written again. `also` gets
+        """`after`: the step training resumes from; lines of later steps are dropped and written again. `also` gets
         what was written."""
         self._also = also
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ class _Copy(logging.FileHandler):
 
 
 class _Output(logging.StreamHandler[TextIO]):
-    """Training goes on where nobody reads what it says, or its disk is full: that is said once, on standard error,
+    """Training continues if no one reads its output or the disk is full: that is reported once, on standard error,
     where warnings and errors go from then on."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
@@ -219,7 +219,7 @@ class _Output(logging.StreamHandler[TextIO]):
         # What is buffered would be tried again, also when Python ends.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
-        said = f"standard output cannot be written ({error}); training goes on, with metrics.jsonl and without this log"
+        said = f"standard output cannot be written ({error}); training continues with metrics.jsonl, without this log"
         self.handle(logging.LogRecord(record.name, logging.WARNING, "", 0, said, None, None))
         if record.levelno >= logging.WARNING:
             self.handle(record)

@@ -103,7 +103,7 @@ class Trainer:
         if self.ranks.leads:
             self.client.resume(began_after)
             for path in [] if step is None else set_aside_later(Path(self.config.output_dir), step):
-                log.warning("of later steps than the one this run goes on from: renamed to %s", path)
+                log.warning("of later steps than the one this run resumes from: renamed to %s", path)
         return began_after
 
     def resume_from(self, state: TrainerState) -> int:
@@ -290,7 +290,7 @@ class Trainer:
         if not self.optimizer.has_finite_parameters():
             raise TrainingDiverged(
                 f"step {batch.step}: the weights are not finite after the optimizer's step (learning rate {lr:g}, norm "
-                f"of the gradient {norm:g}), and were not published; lower trainer.optim.lr. The same command goes on "
+                f"of the gradient {norm:g}), and were not published; lower trainer.optim.lr. The same command resumes "
                 "from the last checkpoint"
             )
         return update

@@ -1,4 +1,4 @@
-"""The policy trainer: `primerl trainer`, made of its parts. What it does step by step is in `policy_trainer`."""
+"""The policy trainer (`primerl trainer`): builds its parts and runs them. `policy_trainer` has the loop over steps."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 
 
 def main(values: dict[str, Any]) -> int:
-    """Train by the settings in `values` (see `config.TrainerConfig`). Returns the exit code:
+    """Train by the settings in `values` (see `settings.TrainerConfig`). Returns the exit code:
     0 trained, 1 failed (the reason is logged), 2 bad settings or model folder, 128 + n stopped by signal n."""
     try:
         config = TrainerConfig.from_dict(values)
-        # Of a trainer that is not the launcher's.
+        # For a trainer that the launcher did not start.
         learn(config.orchestrator_url, config.output_dir)
         client = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
     except ValueError as error:
@@ -59,7 +59,7 @@ def main(values: dict[str, Any]) -> int:
         log.error("%s", error)
         return 2
     except SavingError as error:
-        log.error("%s. Make room there, or make it writable; the same command goes on from the last checkpoint", error)
+        log.error("%s. Make room there, or make it writable; the same command resumes from the last checkpoint", error)
         return 1
     except (
         OrchestratorError,
@@ -127,14 +127,14 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
 def distributions_writer(
     config: TrainerConfig, ranks: Ranks, after: int
 ) -> AbstractContextManager[MetricsWriter | None]:
-    """One where some step has distributions."""
+    """A writer if some step has distributions."""
     if config.distributions_interval is None or not ranks.leads:
         return nullcontext()
     return MetricsWriter(Path(config.output_dir), after=after, name="distributions.jsonl")
 
 
 def exposed(config: TrainerConfig, ranks: Ranks) -> AbstractContextManager[ExposedMetrics | None]:
-    """Prometheus's view of the metrics, where it is asked for. Raises ConfigError for a port that is taken."""
+    """Prometheus's `/metrics`, if it is enabled. Raises ConfigError if the port is taken."""
     if config.metrics_port is None or not ranks.leads:
         return nullcontext()
     from primerl.net.prometheus import PortTakenError

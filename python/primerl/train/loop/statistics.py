@@ -35,7 +35,7 @@ class Histograms:
             self.counts[name] += torch.bincount(place[place.isfinite()].long(), minlength=bins)
 
     def over(self, ranks: Ranks) -> Histograms:
-        """Of all data ranks."""
+        """Summed over all data ranks."""
         whole = Histograms()
         whole.counts = {name: ranks.sum(counts) for name, counts in self.counts.items()}
         return whole
@@ -139,7 +139,7 @@ class Statistics:
                 own += column.sum()
 
     def over(self, ranks: Ranks) -> Statistics:
-        """Of all data ranks, whose groups have to be the same."""
+        """Summed over all data ranks, whose groups have to be the same."""
         whole = Statistics(self.groups, self.sums.device)
         whole.sums, whole.losses = ranks.sum(self.sums), ranks.sum(self.losses)
         whole.largest = ranks.largest(self.largest)
@@ -209,7 +209,7 @@ def _means(name: str, sums: dict[str, float], largest: float) -> dict[str, float
     tokens, masked = max(sums["tokens"], 1.0), max(sums["masked"], 1.0)
     mean = sums["mismatch_kl"] / tokens
     variance = sums["mismatch_kl_squared"] / tokens - mean * mean
-    # Of all tokens, the published names of masked shares have no group in them.
+    # For all tokens, the published names of masked shares have no group in them.
     group = "" if name == "all" else f"{name}/"
     found = {
         f"mismatch_kl/{name}/mean": mean,
@@ -220,7 +220,7 @@ def _means(name: str, sums: dict[str, float], largest: float) -> dict[str, float
         f"masked/{name}/mean": sums["masked"] / tokens,
     }
     for sign in ("positive", "negative"):
-        # Of the masked tokens the share with this sign of advantage; of the tokens with this sign the share masked.
+        # The share of masked tokens with this sign of advantage; the masked share of tokens with this sign.
         found[f"masked_advantage_{sign}/{group}mean"] = sums[f"masked_{sign}"] / masked
         found[f"masked_share/{sign}/{group}mean"] = sums[f"masked_{sign}"] / max(sums[sign], 1.0)
     if sums["ref_kl_tokens"]:

@@ -2,7 +2,7 @@
 
 A file has
 
-    Options                              a frozen dataclass: what may be set beside `lr`, `betas`, `eps`, `weight_decay`
+    Options                              a frozen dataclass: settings besides `lr`, `betas`, `eps`, `weight_decay`
     build(parameters, config, options)   torch optimizers that hold each parameter once
 
 and nothing else has to list it. A package of its own offers the same as an entry point in the group

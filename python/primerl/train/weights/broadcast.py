@@ -1,5 +1,5 @@
 """Broadcasts off the critical path: a step copies its weights, and a thread hashes, writes and announces them while
-training goes on.
+training continues.
 
     step k:   wait for the broadcast of policy v(k-1)     (`finish`; long over, where writing takes less than a step)
               copy the weights of policy v(k)             (`begin`; a moment of the model, which may change after it)
@@ -93,7 +93,7 @@ class Broadcasts:
         doing: Callable[[str | None], None] = lambda what: None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`client`: the thread's own. `doing`: is told what the thread is at, and None when it is done."""
+        """`client`: used by the thread alone. `doing`: called with what the thread does; None when it is done."""
         self._publisher = publisher
         self._client = client
         self._doing = doing
@@ -127,7 +127,7 @@ class Broadcasts:
                 flight.set_exception(failure)
 
         self._version, self._flight = version, flight
-        # A daemon: a process that was told to stop does not wait for an orchestrator that is gone.
+        # A daemon: a process that is stopping does not wait for an orchestrator that is gone.
         self._thread = threading.Thread(target=publish, name="broadcast", daemon=True)
         self._thread.start()
 
@@ -151,7 +151,7 @@ class Broadcasts:
             where = self._publisher.folder
             raise BroadcastError(f"the weights of policy {version} cannot be written to {where}: {error}") from error
         self._say(f"announcing policy {version}")
-        # The others wait, so that none is gone while engines are told where to ask.
+        # The others wait, so that all are there when engines learn where to ask.
         refusal: str | None = self._publisher.meeting.lead(
             lambda: self._announce(version, manifest), "announce the weights"
         )
@@ -163,7 +163,7 @@ class Broadcasts:
         except ManifestRefused as refusal:
             return str(refusal)
         except NoMoreBatches as over:
-            log.info("policy %d is in %s, which nobody loads any more: %s", version, manifest.parent, over)
+            log.info("policy %d is in %s, which no one loads any more: %s", version, manifest.parent, over)
         except OrchestratorError:
             if not self._client.is_leaving:
                 raise

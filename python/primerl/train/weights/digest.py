@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import xxhash
 
 DIGEST_BYTES = 16
-"""Of a digest, which is written in hex."""
+"""Bytes of a digest, which is written in hex."""
 
 
 def hash_of(data: bytes | bytearray | memoryview) -> str:

@@ -16,7 +16,7 @@ that the manifest says. So workers need not agree on which of the two they did.
     sender  -> workers   the file's tensors, by name, as one row of bytes in buckets: {next}, then a broadcast
 
 The group is NCCL's for a CUDA device, else gloo's. Neither is encrypted, nor is the store that it is made with: the
-secret keeps out whoever does not belong to the run, on a network whose traffic nobody else reads.
+secret keeps out whoever does not belong to the run, on a network that no one else can read.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def receive(
     """All tensors of one file of a published version, on `device`.
 
     Args:
-        manifest: path of `manifest.json`, as the engine was told.
+        manifest: path of `manifest.json`, as the engine received it.
         file: name of one of its files.
         world: workers of this engine that call it, each with another `rank`.
         engine: the same for all workers of an engine, and of no other engine; may be left out for one worker.
@@ -99,7 +99,7 @@ def receive(
         engine = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
     wanted = sorted((entry for entry in contents["tensors"] if entry["file"] == file), key=lambda entry: entry["name"])
     who = _Worker(engine, world, rank, torch.device(device), timeout_s)
-    # Of a trainer that was started again.
+    # From a trainer that was restarted.
     close_links(but={entry["sender"] for entry in contents["files"] if "sender" in entry})
     tensors = _from_sender(entry["sender"], path.parent.parent, who, contents["policy_version"], file, wanted)
     for entry in wanted:

@@ -51,7 +51,7 @@ def own_tensors(model: Any) -> dict[str, Tensor]:
 
 
 def computing_dtype(model: Any) -> torch.dtype:
-    """Of a model that is divided among ranks, whose own tensors are in fp32, the dtype that it computes in."""
+    """The dtype that a model computes in; one that is divided among ranks has its own tensors in fp32."""
     dtype: torch.dtype = getattr(model, "computes_in", None) or model.dtype
     return dtype
 

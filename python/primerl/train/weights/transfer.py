@@ -115,7 +115,7 @@ class Sender:
         return self.address
 
     def withdraw(self) -> None:
-        """Returns when nobody reads the tensors any more, within `ENDING_S`."""
+        """Returns when no one reads the tensors any more, within `ENDING_S`."""
         with self._changed:
             offer, self._offer = self._offer, None
             if offer is None:
@@ -152,7 +152,7 @@ class Sender:
             except OSError as error:
                 if self._closed.is_set():
                     return
-                # Of one connection, or of too many open files.
+                # One connection failed, or too many files are open.
                 log.warning("no receiver of weights was accepted: %s", error)
                 self._closed.wait(ACCEPT_AGAIN_S)
                 continue
@@ -221,7 +221,7 @@ class Sender:
                 leave_group(own.group)
 
     def _new_store(self) -> tuple[Any, dict[str, Any]]:
-        """Where a group meets, and what its workers are told of it."""
+        """Where a group meets, and what its workers need to know."""
         listening = socket.create_server((self._host, 0), family=self._server.family)
         port = listening.getsockname()[1]
         store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
@@ -280,7 +280,7 @@ class _Staging:
 
 
 def make_secret(folder: Path) -> None:
-    """Of the run, once, readable for its user only; several ranks may try."""
+    """Write the run's secret once, readable by its user only; several ranks may try."""
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f"{SECRET_FILE}.{os.getpid()}.{secrets.token_hex(4)}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -26,7 +26,7 @@ SECRET_FILE = ".secret"
 """In `broadcasts`: hex digits that senders and receivers know."""
 SECRET_BYTES = 64
 MOST_BYTES = 1 << 26
-"""Of a message."""
+"""Largest size of a message."""
 
 
 class TransferError(Exception):
@@ -128,7 +128,7 @@ def _proof(secret: bytes, what: bytes) -> bytes:
 
 
 def read_secret(folder: Path) -> bytes:
-    """Of the run whose `broadcasts` is `folder`. Raises SecretError."""
+    """The secret of the run whose `broadcasts` is `folder`. Raises SecretError."""
     try:
         secret = (folder / SECRET_FILE).read_bytes()
     except OSError as error:
@@ -168,7 +168,7 @@ def buckets(sizes: list[int], most: int) -> Iterator[list[Piece]]:
 
 
 def new_group(told: dict[str, Any], rank: int, size: int, device: torch.device, host: str, timeout_s: float) -> Any:
-    """A process group beside whatever groups this process has; `host` is this machine's address in it.
+    """A process group independent of other groups of this process; `host` is this machine's address in it.
 
     Raises PeerGoneError where the others do not come to one of NCCL in time, RuntimeError where NCCL refuses them.
     """
