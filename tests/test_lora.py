@@ -26,7 +26,7 @@ from primerl.train.checkpoint.model_folder import save_model
 from primerl.train.checkpoint.state import Checkpoints, TrainerState, training_tensors
 from primerl.train.distributed.ranks import ALONE
 from primerl.train.model.flops import ModelShape
-from primerl.train.model.memory import prepare
+from primerl.train.model.layers import prepare
 from primerl.train.model.packed_model import PackedSequences, load_model, predicted_logits
 from primerl.train.optim import Optimizer
 from primerl.train.reader import ConfigError

@@ -16,7 +16,7 @@ from primerl.inference.shape import Shape
 from primerl.launch.preflight.model_folder import check_model, check_trainable
 from primerl.train.adapters.lora import target_modules
 from primerl.train.model import footprint, support
-from primerl.train.model.memory import layers
+from primerl.train.model.layers import layers
 from primerl.train.model.packed_model import ModelError, load_model, model_shape
 from primerl.train.model.proof import prove
 from primerl.train.model.recurrent import mixers

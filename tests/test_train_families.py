@@ -13,7 +13,7 @@ import torch
 from families import ALTERNATING, FAMILIES, gradients, packed_loss, single_loss
 from primerl.train.checkpoint.state import training_tensors
 from primerl.train.model import support
-from primerl.train.model.memory import prepare
+from primerl.train.model.layers import prepare
 from primerl.train.model.packed_model import ModelError, load_model
 from primerl.train.model.proof import prove
 from primerl.train.optim import Optimizer

@@ -96,7 +96,7 @@ def _path_of(point: EntryPoint) -> str:
 
 
 def _options(kind: type, args: dict[str, Any], where: str) -> Any:
-    options = read(kind, args, f"{where}args.")
+    options: Any = read(kind, args, f"{where}args.")
     for name, hint in get_type_hints(kind).items():
         value = getattr(options, name, None)
         if hint in (float, float | None) and value is not None and not abs(value) < float("inf"):

@@ -62,9 +62,7 @@ def check_trainable(folder: Path, *, ranks: int = 1, compiles: bool = False) -> 
 
 def longest_sequence(folder: Path) -> int | None:
     """Tokens that the model can attend to, where its config says it."""
-    config = read_json(folder / "config.json")
-    text = config.get("text_config")
-    limit = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    limit = support.text_config(read_json(folder / "config.json")).get("max_position_embeddings")
     return limit if isinstance(limit, int) and not isinstance(limit, bool) else None
 
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loss.logprobs import LogitsHook, token_logprobs
-from primerl.train.model.memory import layers
+from primerl.train.model.layers import layers
 from primerl.train.model.packed_model import PackedSequences, output_head, predicted_hidden
 
 FORWARD = "packed_logprobs"

@@ -33,7 +33,7 @@ from primerl.train.distributed.fsdp import shard
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.model.flops import Performance
 from primerl.train.model.import_once import import_transformers
-from primerl.train.model.memory import prepare
+from primerl.train.model.layers import prepare
 from primerl.train.model.packed_model import DTYPES, ModelError, dtype_on, load_model, model_shape
 from primerl.train.model.proof import check_same, prove, sample
 from primerl.train.model.recurrent import check_kernels
