@@ -14,7 +14,7 @@ from primerl.inference.model import Decoder, load_folder
 from primerl.inference.shape import Shape
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.checkpoint.model_folder import save_model
-from primerl.train.distributed.rank_barrier import Meeting
+from primerl.train.distributed.rank_barrier import RankBarrier
 from primerl.train.distributed.ranks import ALONE, RankError, Ranks
 from primerl.train.reader import ConfigError
 from primerl.train.settings import TrainerConfig
@@ -171,12 +171,12 @@ def test_a_rank_that_does_not_write_is_named_in_time(folder: Path, tmp_path: Pat
 def test_who_leaves_stops_waiting_for_others() -> None:
     """A thread that went on within torch would abort the process at its end."""
     ranks = Ranks(0, 2, torch.device("cpu"), store=torch.distributed.HashStore())  # type: ignore[attr-defined]
-    meeting, began = Meeting(ranks, "broadcasts"), threading.Event()
+    barrier, began = RankBarrier(ranks, "broadcasts"), threading.Event()
     with ThreadPoolExecutor() as beside:
-        waiting = beside.submit(meeting.each, began.set, "wait")
+        waiting = beside.submit(barrier.each, began.set, "wait")
         assert began.wait(20)
         assert not waiting.done()
-        meeting.leave()
+        barrier.leave()
         with pytest.raises(RankError, match="this rank has left"):
             waiting.result(20)
 

@@ -33,7 +33,7 @@ shard(model, ranks, dtype)
 output = Path(given["output"])
 sender = Sender(output / "broadcasts", "127.0.0.1", ranks.device, bucket_bytes=given["bucket_bytes"], timeout_s=10.0)
 publisher = WeightsPublisher(output, 2, True, ranks, sender=sender)
-publisher.meeting._patience_s = given["patience_s"]
+publisher.barrier._patience_s = given["patience_s"]
 broadcast, said = transfer.broadcast, print
 left = -1
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from primerl.train.adapters.files import ADAPTER_FOLDER
 from primerl.train.adapters.merging import adapter_state
 from primerl.train.checkpoint.files import check_room, settle, sync
-from primerl.train.distributed.rank_barrier import Meeting
+from primerl.train.distributed.rank_barrier import RankBarrier
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.weights.shards import (
     MAX_SHARD_BYTES,
@@ -83,12 +83,12 @@ def save_model(
         _copy_text(source, folder)
         settle(folder, target)
 
-    meeting = Meeting(ranks, ranks.agree(uuid.uuid4().hex))
-    sizes = meeting.each(lambda: bytes_of(files), "say how much it will write")
-    meeting.lead(lambda: check_room(target, sum(sizes)), "find room for the model")
-    with meeting.folder(target) as folder:
-        parts = meeting.each(lambda: _write(folder, files, tell), "write its share of the model")
-        meeting.lead(lambda: complete(folder, parts), "complete the model folder")
+    barrier = RankBarrier(ranks, ranks.agree(uuid.uuid4().hex))
+    sizes = barrier.each(lambda: bytes_of(files), "say how much it will write")
+    barrier.lead(lambda: check_room(target, sum(sizes)), "find room for the model")
+    with barrier.folder(target) as folder:
+        parts = barrier.each(lambda: _write(folder, files, tell), "write its share of the model")
+        barrier.lead(lambda: complete(folder, parts), "complete the model folder")
     return target
 
 

@@ -115,25 +115,25 @@ class RankError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among the data ranks, as `torchrun` tells it (RANK, WORLD_SIZE, LOCAL_RANK); alone without it."""
+    """This process among the data ranks, by `torchrun`'s RANK, WORLD_SIZE and LOCAL_RANK; alone without them."""
 
     rank: int
     size: int
     device: torch.device
     mesh: DeviceMesh | None = None
-    """(dp_shard), or (dp_replicate, dp_shard): what the model is divided over; None where there is one rank."""
+    """(dp_shard), or (dp_replicate, dp_shard): what the model is divided over; None for one rank."""
     store: Any = None
-    """Where the ranks say what they do."""
+    """Holds what each rank is doing."""
     timeout: timedelta | None = None
-    """Time that a rank may be missing where all meet."""
+    """How long a collective waits for a missing rank."""
     heartbeats: Heartbeats | None = None
-    """For ranks that have a store."""
+    """None without a store."""
 
     @classmethod
     def join(cls, wanted: int, replicas: int, timeout_s: float) -> Ranks:
-        """Meet the other ranks. One that is missing for `timeout_s`, here or in a sum, ends this process.
+        """Join the other ranks. If one is missing for `timeout_s`, here or in a collective, this process ends.
 
-        Raises ConfigError when there are not as many as `wanted`, or fewer GPUs than ranks on this machine.
+        Raises ConfigError if there are not `wanted` ranks, or fewer GPUs than ranks on this machine.
         """
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         if size != wanted:
@@ -168,13 +168,13 @@ class Ranks:
             torch.distributed.destroy_process_group()
 
     def at(self, what: str) -> None:
-        """Say what this rank does next, for the others to read when it does not come out of it."""
+        """Record what this rank does next, for the others to report if it hangs in it."""
         if self.store is not None:
             self.store.set(f"at/{self.rank}", f"{time.time():.1f} {what}")
 
     @contextmanager
     def naming_the_missing(self) -> Iterator[None]:
-        """What torch says of a rank that is gone or hangs becomes a RankError with the rank's number."""
+        """Turns torch's error about a rank that is gone or hangs into a RankError that names the rank."""
         try:
             yield
         except RuntimeError as error:
@@ -183,7 +183,7 @@ class Ranks:
             raise RankError(f"{self._missing()}; {str(error).splitlines()[0]}") from error
 
     def _missing(self) -> str:
-        """The ranks that do not say that they gave up as well: all that are alive do, at about the same time."""
+        """Describes the ranks that did not report giving up: all that are alive do so at about the same time."""
         try:
             self.store.set(f"gave_up/{self.rank}", "")
             time.sleep(SAID_WITHIN_S)
@@ -198,7 +198,7 @@ class Ranks:
         return last_words(self.store, rank)
 
     def agree(self, value: Any) -> Any:
-        """The leading rank's value, on all of them."""
+        """The leading rank's value, on all ranks."""
         if self.size == 1:
             return value
         values = [value]
@@ -206,7 +206,7 @@ class Ranks:
         return values[0]
 
     def wait(self) -> None:
-        """For all ranks to come here."""
+        """Wait until all ranks are here."""
         if self.size > 1:
             # On the CPU: NCCL would only queue the sum on the GPU, and return at once.
             self.sum(torch.zeros(1))
@@ -236,14 +236,14 @@ class Ranks:
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
-"""One process, whose ranks have nothing to add up."""
+"""A single process: sums over ranks change nothing."""
 
 
 def own_device() -> torch.device:
-    """The GPU of this rank, where there are GPUs, which becomes torch's current one; else the CPU.
+    """This rank's GPU, which becomes torch's current device, or the CPU if there is no GPU.
 
-    Raises ConfigError where this machine has fewer GPUs than ranks. Each rank finds that out by itself, so that none
-    waits for another that has failed.
+    Raises ConfigError if this machine has fewer GPUs than ranks. Each rank finds that out by itself, so that none waits
+    for another that has failed.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -267,5 +267,5 @@ def own_device() -> torch.device:
 def _of_other_ranks(error: RuntimeError) -> bool:
     if isinstance(error, torch.distributed.DistError):
         return True
-    # Gloo raises plain RuntimeErrors, with the file that they come from.
+    # Gloo raises plain RuntimeErrors that name its source file.
     return any(word in str(error) for word in ("gloo", "Gloo", "Connection closed by peer", "Connection reset by peer"))

@@ -15,7 +15,7 @@ from torch import Tensor
 from primerl.train.checkpoint.files import check_room, settle, sync, write_text
 from primerl.train.checkpoint.step_folders import remove_step, saved_steps
 from primerl.train.distributed.fsdp import packed_logprobs
-from primerl.train.distributed.rank_barrier import Meeting
+from primerl.train.distributed.rank_barrier import RankBarrier
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.model.packed_model import PackedSequences
 from primerl.train.weights.digest import digest_of
@@ -108,7 +108,7 @@ class WeightsPublisher:
         self._sender = sender
         self._probes = probes
         self._probe: Probe | None = None
-        self.meeting = Meeting(ranks, "broadcasts")
+        self.barrier = RankBarrier(ranks, "broadcasts")
 
     def publish(self, model: Any, version: int) -> Path:
         """Write policy `version`; returns the path of its manifest. All ranks have to call it, each writes its share.
@@ -141,17 +141,17 @@ class WeightsPublisher:
             RankError: another rank could not write its share, or did not in time.
         """
         manifest = self.folder / f"step_{version}" / "manifest.json"
-        sizes = self.meeting.each(lambda: bytes_of(files), "say how much it will write")
-        self.meeting.lead(lambda: check_room(manifest.parent, sum(sizes)), "find room for the weights")
-        with self.meeting.folder(manifest.parent) as folder:
+        sizes = self.barrier.each(lambda: bytes_of(files), "say how much it will write")
+        self.barrier.lead(lambda: check_room(manifest.parent, sum(sizes)), "find room for the weights")
+        with self.barrier.folder(manifest.parent) as folder:
             share = lambda: self._share(folder, manifest.parent, version, files)  # noqa: E731 (one line)
-            parts = self.meeting.each(share, "write its share of the weights")
-            self.meeting.lead(lambda: self._complete(version, folder, parts), "complete the weights")
+            parts = self.barrier.each(share, "write its share of the weights")
+            self.barrier.lead(lambda: self._complete(version, folder, parts), "complete the weights")
         return manifest
 
     def close(self) -> None:
         """Stop waiting for other ranks, and stop sending."""
-        self.meeting.leave()
+        self.barrier.leave()
         if self._sender is not None:
             self._sender.close()
 
