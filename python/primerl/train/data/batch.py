@@ -66,8 +66,8 @@ class MicroBatch:
     rollouts: tuple[int, ...]  # [S]
     environments: tuple[int, ...]  # [S], index of the environment in the orchestrator's config
     truncation: Truncation | None = None
-    """[T], what the engine left out before it sampled (`primerl.train.loss.truncation` leaves out the same); None where
-    it left out nothing, as always unless `orchestrator.sampling.truncated` is "replay"."""
+    """[T], how the engine truncated before it sampled (`primerl.train.loss.truncation` replays it); None if it did not,
+    as always unless `orchestrator.sampling.truncated` is "replay"."""
     grammars: tuple[GrammarRun, ...] = ()
     """Answers in which only some tokens were allowed (`primerl.train.loss.grammar` finds which)."""
     extra: dict[str, Tensor] = field(default_factory=dict)
@@ -139,11 +139,11 @@ def decode_batch(body: bytes | bytearray) -> Batch:
 
 
 def _frame(body: bytearray) -> tuple[dict[str, Any], memoryview]:
-    """The header, and the columns' bytes where they are. The map is taken apart by hand: msgpack would copy them."""
+    """The header and the columns' bytes, not copied. The map is parsed by hand, since msgpack would copy them."""
     import msgpack
 
     view = memoryview(body)
-    # Two entries, as earlier versions wrote it: without a checksum.
+    # Two entries: written by an earlier version, without a checksum.
     checked = bytes(view[:1]) != b"\x82"
     header, rest = _bytes_of((b"\x83" if checked else b"\x82") + b"\xa6header\xc6", view)
     columns, rest = _bytes_of(b"\xa7columns\xc6", rest)
@@ -155,7 +155,7 @@ def _frame(body: bytearray) -> tuple[dict[str, Any], memoryview]:
 
 
 def _check_sum(view: memoryview, end: memoryview) -> memoryview:
-    """What follows the checksum, which stands where `end` begins and is of all bytes before it."""
+    """What follows the checksum, which is at the start of `end` and covers all bytes before it."""
     import xxhash
 
     start = len(_CHECKSUM_KEY)
@@ -172,7 +172,7 @@ def _check_sum(view: memoryview, end: memoryview) -> memoryview:
 
 
 def _bytes_of(key: bytes, view: memoryview) -> tuple[memoryview, memoryview]:
-    """What stands under `key`, and what follows. A length of 4 bytes, big-endian, is behind the key."""
+    """The value of `key` and the rest. The key is followed by a length of 4 bytes, big-endian."""
     if view[: len(key)] != key:
         raise BatchError(f"not a batch: {bytes(view[: len(key)])!r} is not {key!r}")
     start = len(key) + 4
@@ -220,7 +220,7 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
 
 
 def _truncation(runs: list[dict[str, Any]], tokens: int) -> Truncation:
-    """One value a token, from the runs of tokens that were sampled alike."""
+    """One value a token, from runs of tokens with the same value."""
     truncation = Truncation(torch.ones(tokens), torch.zeros(tokens, dtype=torch.int64), torch.zeros(tokens))
     for run in runs:
         begin, end, top_p, top_k, min_p = (run[name] for name in ("begin", "end", "top_p", "top_k", "min_p"))
@@ -243,7 +243,7 @@ def _grammars(header: dict[str, Any], tokens: int) -> tuple[GrammarRun, ...]:
 
 
 def _tensor(columns: memoryview, dtype: torch.dtype, count: int, offset: int) -> Tensor:
-    # torch.frombuffer refuses to make an empty tensor.
+    # torch.frombuffer cannot make an empty tensor.
     if not count:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(columns, dtype=dtype, count=count, offset=offset)
@@ -255,7 +255,7 @@ def _first_tokens(micro_batch: MicroBatch) -> Tensor:
 
 
 def _is_sound(micro_batch: MicroBatch, step: int) -> bool:
-    """Whether nothing is wrong, in few passes over the columns. What it doubts may still be fine."""
+    """A quick check in few passes over the columns: True means valid, False needs the full check."""
     if not micro_batch.sequence_lengths:
         return True
     if int(micro_batch.loss_mask.max()) > 1:
@@ -270,14 +270,14 @@ def _is_sound(micro_batch: MicroBatch, step: int) -> bool:
     low, high = bounds["versions"]
     if not (low >= -1 and high < step and torch.equal(micro_batch.versions >= 0, trained)):
         return False
-    # What is not a number is neither below nor above.
+    # NaN is neither below nor above.
     (lowest_logprob, logprob), (low, high) = bounds["logprobs"], bounds["advantages"]
     finite = lowest_logprob > -math.inf and logprob <= MAX_LOGPROB and low > -math.inf and high < math.inf
     return bool(finite and bounds["temperatures"][0] > 0)
 
 
 def _check(micro_batch: MicroBatch, step: int) -> None:
-    """Refuse what cannot be trained on, rather than train on something else."""
+    """Raises BatchError for anything that cannot be trained on."""
     trained = micro_batch.loss_mask == 1
     untrained = micro_batch.loss_mask == 0
     first = torch.zeros_like(trained)

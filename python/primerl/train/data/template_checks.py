@@ -46,7 +46,7 @@ class ControlTokens:
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """Words (some tokenizers have `user` as a token) and white space are no markup."""
+    """Plain words (some tokenizers have `user` as a token) and white space are not markup."""
     markup = {token for token in tokens if re.search(r"[^\w\s]", token) and token not in PLAIN_TAGS}
     if not markup:
         return None
@@ -62,7 +62,7 @@ THINKING_ENDS = "</think>"
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
 Render = Callable[[list[dict[str, Any]]], str]
-"""Messages as the template writes them; raises ValueError where it refuses them."""
+"""Renders messages by the template; raises ValueError if it refuses them."""
 
 
 def roles_left_out(render: Render) -> set[str]:
@@ -92,10 +92,10 @@ def check_written(messages: list[dict[str, Any]], render: Render, left_out: set[
         reasoning, said = _reasoning_and_words(message)
         if said:
             _check_role(index, message["role"], left_out)
-            # In order, since a short content is somewhere in most texts.
+            # In order, since a short content occurs somewhere in most texts.
             found = text.find(said, at)
             at = max(at, found + len(said)) if found >= 0 else at
-            # A template that refuses the sentinel says nothing of the content.
+            # A template that refuses the sentinel says nothing about the content.
             if found < 0 and _shows(replaced(messages, index, content=SENTINEL), render) is False:
                 raise RowError(LEFT_OUT, f"messages[{index}].content is not written by the chat template")
         elif index in trained and not message.get("tool_calls") and not _thinks(messages, index, render):
@@ -122,7 +122,7 @@ def _thinks(messages: list[dict[str, Any]], index: int, render: Render) -> bool:
 
 
 def replaced(messages: list[dict[str, Any]], index: int, **fields: Any) -> list[dict[str, Any]]:
-    """The messages with other values for fields of one of them."""
+    """The messages, with fields of one of them replaced."""
     return [*messages[:index], {**messages[index], **fields}, *messages[index + 1 :]]
 
 
@@ -160,7 +160,7 @@ def _check_role(index: int, role: str, left_out: set[str]) -> None:
 
 
 def _shows(messages: list[dict[str, Any]], render: Render) -> bool | None:
-    """Whether the sentinel is in what is rendered, in any case; None where the template refuses the messages."""
+    """Whether the sentinel is rendered, in any letter case; None if the template refuses the messages."""
     try:
         return SENTINEL.lower() in render(messages).lower()
     except ValueError:

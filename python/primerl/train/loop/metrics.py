@@ -100,7 +100,7 @@ class MetricsWriter:
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Raises SavingError."""
-        # JSON has no NaN: a value that is not finite becomes null, which every reader takes for "no value".
+        # JSON has no NaN: a value that is not finite becomes null, which every reader treats as missing.
         self.append(step, {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())})
         if self._also is not None:
             self._also(step, metrics)
@@ -117,27 +117,28 @@ class MetricsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What could not be written is tried again, and has been told.
+        # Closing retries a write whose failure was already reported.
         with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
             self._file.close()
 
 
 OF_EVERY_STEP = ("save_ckpt", "wait_for_ckpt", "metrics")
-"""Parts of a step's time that its line has where nothing was saved, too. `metrics` is what the line before took."""
+"""Parts of a step's time that are always in its line, even if nothing was saved. `metrics` is the time of the previous
+line."""
 
 
 class Clock:
     """Seconds spent in the parts of a step: `lap(name)` ends a part, `step()` ends the step."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, *, always: Sequence[str] = ()) -> None:
-        """`always`: parts that every step has, be it for 0 seconds."""
+        """`always`: parts that every step reports, even with 0 seconds."""
         self._now = now
         self._always = always
         self._start = self._last = now()
         self._parts = dict.fromkeys(always, 0.0)
 
     def beside(self, name: str, seconds: float) -> None:
-        """What a thread took, which is no part of the step."""
+        """Add the time of a background thread, which is not part of the step."""
         self._parts[name] = seconds
 
     def lap(self, name: str) -> None:
@@ -163,8 +164,8 @@ def peak_memory(device: torch.device) -> float:
 
 
 def log_to_stdout(level: str) -> None:
-    """Send this package's log to standard output, one line a record. Of several ranks the first speaks for all; others
-    say what goes wrong."""
+    """Send this package's log to standard output, one line a record. The leading rank logs everything, the others
+    warnings and errors."""
     rank = os.environ.get("RANK", "0")
     title = "" if os.environ.get("WORLD_SIZE", "1") == "1" else f"rank {rank}: "
     handler = _Output(sys.stdout)
@@ -177,8 +178,8 @@ def log_to_stdout(level: str) -> None:
 
 @contextlib.contextmanager
 def log_copied_to(file: Path) -> Iterator[None]:
-    """Within the block what `log_to_stdout` shows goes to `file`, too; of several ranks the first one's. Nothing
-    depends on it: where it cannot be written, it is left out."""
+    """Within the block, copy what `log_to_stdout` shows on the leading rank to `file`. If it cannot be written, there
+    is no copy."""
     logger, copy = logging.getLogger("primerl"), None
     with contextlib.suppress(OSError):
         if os.environ.get("RANK", "0") == "0":
@@ -213,10 +214,10 @@ class _Output(logging.StreamHandler[TextIO]):
         if self.stream is sys.stderr:
             return
         output = self.stream
-        # Without setStream, which would write what is left to where it cannot be written.
+        # Not setStream, which would flush the rest to the stream that cannot be written.
         self.stream = sys.stderr
         self.setLevel(logging.WARNING)
-        # What is buffered would be tried again, also when Python ends.
+        # Buffered text would be retried, also when Python exits.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         said = f"standard output cannot be written ({error}); training continues with metrics.jsonl, without this log"
@@ -228,8 +229,8 @@ class _Output(logging.StreamHandler[TextIO]):
 def console_line(
     step: int, max_steps: int, metrics: dict[str, float], shown: dict[str, str], left_s: float | None = None
 ) -> str:
-    """`step 3/60  reward 0.512  ...  eta 1:07`: the metrics named in `shown`, under its short names, where present, and
-    how long the rest will take, where it is known."""
+    """`step 3/60  reward 0.512  ...  eta 1:07`: the metrics named in `shown`, under its short names, if present, and
+    how long the rest will take, if known."""
     parts = [f"{short} {metrics[name]:.4g}" for name, short in shown.items() if name in metrics]
     parts += [] if left_s is None else [f"eta {duration(left_s)}"]
     return f"step {step}/{max_steps}  " + "  ".join(parts)

@@ -66,7 +66,7 @@ COLUMNS = (
     "ref_kl_tokens",
 )
 MOST_STALE = 16
-"""Tokens that are staler count as this stale."""
+"""Staler tokens count as having this staleness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Groups:
 
     environments: int
     staleness: int
-    """The highest."""
+    """Highest staleness."""
 
     @classmethod
     def of(cls, batch: Batch, ranks: Ranks) -> Groups:
@@ -91,7 +91,7 @@ class Groups:
         return 1 + self.environments + self.staleness + 1
 
     def environment_names(self, given: Sequence[str]) -> list[str]:
-        """An environment without a name goes by its number."""
+        """Names of the environments; one without a name gets its number."""
         return [
             given[number] if number < len(given) else f"environment_{number}" for number in range(self.environments)
         ]
@@ -106,7 +106,7 @@ class Statistics:
 
     def __init__(self, groups: Groups, device: torch.device | str = "cpu") -> None:
         self.groups = groups
-        # MPS aside, every device torch trains on has fp64, and sums of millions of tokens want it.
+        # Sums of millions of tokens need fp64, which every device of torch but MPS has.
         self.sums = torch.zeros(groups.count, len(COLUMNS), dtype=torch.float64, device=device)
         self.largest = torch.zeros(groups.count, dtype=torch.float64, device=device)  # of mismatch_kl, at least 0
         self.losses = torch.zeros(1 + len(COMPONENTS), dtype=torch.float64, device=device)
@@ -121,7 +121,7 @@ class Statistics:
         columns = {name: column[values.sampled] for name, column in values.columns.items()}
         columns["tokens"] = torch.ones_like(columns["mismatch_kl"])
         columns["mismatch_kl_squared"] = columns["mismatch_kl"].double().square()
-        # What no component has measured is of none of the tokens.
+        # Columns that no component measured are 0 for all tokens.
         none = torch.zeros_like(columns["mismatch_kl"])
         rows = torch.stack([columns.get(name, none).double() for name in COLUMNS], dim=1)
         stale = columns["staleness"].clamp(0, self.groups.staleness)
@@ -143,7 +143,7 @@ class Statistics:
         whole = Statistics(self.groups, self.sums.device)
         whole.sums, whole.losses = ranks.sum(self.sums), ranks.sum(self.losses)
         whole.largest = ranks.largest(self.largest)
-        # A rank whose micro-batches are empty knows of none of these.
+        # A rank with empty micro-batches has none of these.
         for name in ranks.union(self.extra):
             whole.extra[name] = ranks.sum(self.extra.get(name, self.losses.new_zeros(())))
         return whole
@@ -198,7 +198,7 @@ class Trained:
 
 
 def counted(batch: Batch, environments: int) -> Tensor:
-    """[environments, 2] int64: samples and tokens that the batch has of each environment."""
+    """[environments, 2] int64: samples and tokens of the batch by environment."""
     own = [environment for micro_batch in batch.micro_batches for environment in micro_batch.environments]
     each = [(1, length) for micro_batch in batch.micro_batches for length in micro_batch.sequence_lengths]
     counts = torch.zeros(environments, 2, dtype=torch.int64)

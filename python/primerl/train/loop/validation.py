@@ -1,4 +1,4 @@
-"""Loss on rows that are not trained on."""
+"""Validation: the loss on held-out rows."""
 
 from __future__ import annotations
 

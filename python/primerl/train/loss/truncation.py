@@ -64,7 +64,7 @@ def truncate(scaled: Tensor, token_ids: Tensor, truncation: Truncation) -> Tenso
 
 
 def replaying(token_ids: Tensor, truncation: Truncation) -> LogitsHook:
-    """What `primerl.train.loss.logprobs.token_logprobs` calls for each chunk of these N tokens."""
+    """The hook that `primerl.train.loss.logprobs.token_logprobs` calls for each chunk of these N tokens."""
 
     def leave_out(scaled: Tensor, rows: slice) -> Tensor:
         return truncate(scaled, token_ids[rows], truncation[rows])

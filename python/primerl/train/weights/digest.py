@@ -1,5 +1,5 @@
-"""By which tensors are known, wherever they are: see docs/architecture.md, "Weights". No torch: files are read before
-it is imported."""
+"""Hashes and digests that identify tensors anywhere (docs/architecture.md, "Weights"). No torch: files are read
+before it is imported."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class _Link:
 
 
 _links: dict[tuple[str, int, str], _Link] = {}
-"""Kept for later versions. One that is in use is not in it."""
+"""Idle connections, kept for later versions."""
 
 
 def _from_sender(
@@ -195,7 +195,7 @@ def _from_sender(
             raise
         except BaseException as error:
             link.close()
-            # The kept one may be of a sender, or a group, that has ended since.
+            # The sender or group of a kept connection may have ended since.
             if kept is not None and isinstance(error, PeerGoneError | OSError | RuntimeError):
                 continue
             raise _as_gone(error, address) from error
@@ -204,7 +204,7 @@ def _from_sender(
 
 
 def close_links(but: Collection[str] = ()) -> None:
-    """End this process's connections to senders, but for those at these addresses."""
+    """Close this process's connections to senders, except those at these addresses."""
     for key in [key for key in _links if key[2] not in but]:
         _links.pop(key).close()
 

@@ -1,4 +1,4 @@
-"""Tensors as safetensors has them: dtypes by its words, and bytes."""
+"""Tensors as in safetensors files: names of dtypes, and bytes."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 def tensor_hash(tensor: Tensor) -> str:
     """Hash of the values in the order of the indices, on any device."""
-    # As bytes: numpy, whose buffer is hashed without a copy, knows no bfloat16.
+    # As bytes: numpy, whose buffer is hashed without a copy, has no bfloat16.
     return hash_of(as_bytes(tensor.cpu().contiguous()).numpy().data)
