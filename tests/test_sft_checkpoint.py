@@ -270,7 +270,7 @@ def test_an_unreadable_or_missing_checkpoint_is_named(tmp_path: Path, capsys: py
     for name in ("__0_0.distcp", ".metadata", "state.pt"):
         (folder / name).write_bytes((folder / name).read_bytes()[:100])
         assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
-        assert "step_4 to go on from the checkpoint before it" in capsys.readouterr().out
+        assert "step_4 to resume from the checkpoint before it" in capsys.readouterr().out
     assert sft.main(values(tmp_path, "run", resume_step=3)) == 0
 
 

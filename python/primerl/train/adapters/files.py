@@ -155,7 +155,7 @@ def published_scale(folder: Path, rank: int, alpha: float) -> float:
         raise ConfigError(f"{file} has r = {found.get('r')}, but the run's adapters are of rank {rank}")
     own: Any = found.get("lora_alpha")
     if not is_alpha(own, alpha):
-        raise ConfigError(f"{file} has lora_alpha = {own}, but the broadcast beside it was made with {alpha:g}")
+        raise ConfigError(f"{file} has lora_alpha = {own}, but the broadcast next to it was made with {alpha:g}")
     return float(own) / rank
 
 

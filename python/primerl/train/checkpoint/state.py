@@ -88,16 +88,16 @@ class Checkpoints:
         keep_interval: int | None = None,
         ranks: Ranks = ALONE,
         *,
-        beside: Path | None = None,
+        also_keep: Path | None = None,
         with_orchestrator: bool = False,
     ) -> None:
-        """`beside`: a folder in which the same steps are kept. `with_orchestrator`: the orchestrator adds its part to
-        each checkpoint, in a folder that is made for it."""
+        """`also_keep`: another folder in which the same steps are kept. `with_orchestrator`: the orchestrator adds its
+        part to each checkpoint, in a folder that is made for it."""
         self._folder = output_dir / "checkpoints"
         self._keep_last = keep_last
         self._keep_interval = keep_interval
         self._ranks = ranks
-        self._beside = beside
+        self._also_keep = also_keep
         self._with_orchestrator = with_orchestrator
         # The thread's messages to other ranks must not mix with those of training.
         self._group = torch.distributed.new_group(timeout=ranks.timeout, backend="gloo") if ranks.size > 1 else None
@@ -131,7 +131,7 @@ class Checkpoints:
             return TrainerState(**values)
         except TypeError as error:
             raise CheckpointError(
-                f"{path} has other entries than this version of primerl writes ({error}); go on with the version that "
+                f"{path} has other entries than this version of primerl writes ({error}); resume with the version that "
                 "wrote it, give another output_dir, or begin anew from its weights"
             ) from error
 
@@ -188,7 +188,7 @@ class Checkpoints:
         found = self._ranks.union(own)
         if found:
             raise CheckpointError(
-                f"{folder} is not what was written: {', '.join(found)}; delete {folder.name} to go on from the "
+                f"{folder} is not what was written: {', '.join(found)}; delete {folder.name} to resume from the "
                 "checkpoint before it"
             )
 
@@ -249,7 +249,7 @@ class Checkpoints:
         if self._ranks.leads:
             write_sums(begun.folder)
             settle(begun.folder, begun.target)
-            for kept in (self._folder, self._beside):
+            for kept in (self._folder, self._also_keep):
                 if kept is not None:
                     keep_newest(kept, self._keep_last, self._keep_interval)
         return begun.step
@@ -288,14 +288,14 @@ class Checkpoints:
 
     def _former(self, folder: Path) -> CheckpointError:
         return CheckpointError(
-            f"{folder} is of an earlier version of primerl, which alone can go on from it; give another output_dir, or "
-            "begin anew from its weights"
+            f"{folder} is of an earlier version of primerl, which alone can resume from it; give another output_dir, "
+            "or begin anew from its weights"
         )
 
     def _unreadable(self, path: Path, error: BaseException) -> CheckpointError:
         folder = next(parent for parent in (path, *path.parents) if parent.name.startswith("step_"))
         return CheckpointError(
-            f"{path} cannot be read ({_reason(error)}); delete {folder} to go on from the checkpoint before it"
+            f"{path} cannot be read ({_reason(error)}); delete {folder} to resume from the checkpoint before it"
         )
 
 

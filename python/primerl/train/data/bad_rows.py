@@ -84,7 +84,7 @@ class BadRows:
         if over:
             names = ", ".join(f"{dataset.title} ({dataset.share:.2%})" for dataset in over)
             raise DataError(
-                f"{self._key}max_bad_share is {self._max_share:.2%}, and more rows cannot be used of {names}; mend "
+                f"{self._key}max_bad_share is {self._max_share:.2%}, and more rows cannot be used of {names}; fix "
                 f"them or raise it\n{self.table()}"
             )
 

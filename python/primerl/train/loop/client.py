@@ -325,7 +325,7 @@ class Heartbeat:
         self._client = OrchestratorClient(url, 0.0, request_timeout_s=interval_s, identity=identity)
         self._interval_s = interval_s
         self._state = (0, "starting", time.monotonic())
-        self._beside: tuple[str, float] | None = None
+        self._background: tuple[str, float] | None = None
         self._stop = threading.Event()
         self._failing = False
         self._leaving = False
@@ -337,9 +337,9 @@ class Heartbeat:
         # One assignment of one tuple: the thread sees the old one or the new one.
         self._state = (step, what, time.monotonic())
 
-    def beside(self, what: str | None) -> None:
+    def background(self, what: str | None) -> None:
         """What another thread does in parallel; None when it is done."""
-        self._beside = None if what is None else (what, time.monotonic())
+        self._background = None if what is None else (what, time.monotonic())
 
     def leave(self) -> None:
         """The work is done: the next heartbeat, at `close`, is the last one."""
@@ -353,10 +353,10 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._stop.is_set():
             step, what, since = self._state
-            beside = self._beside
-            doing = [_for_long(what, since)] + ([] if beside is None else [_for_long(*beside)])
+            background = self._background
+            doing = [_for_long(what, since)] + ([] if background is None else [_for_long(*background)])
             try:
-                self._client.heartbeat(step, "; beside it ".join(doing))
+                self._client.heartbeat(step, "; in the background ".join(doing))
                 self._failing = False
             except OrchestratorError as error:
                 # Whether to end the run is the main thread's decision, by the deadline of its own requests.

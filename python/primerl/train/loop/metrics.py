@@ -137,7 +137,7 @@ class Clock:
         self._start = self._last = now()
         self._parts = dict.fromkeys(always, 0.0)
 
-    def beside(self, name: str, seconds: float) -> None:
+    def add_background(self, name: str, seconds: float) -> None:
         """Add the time of a background thread, which is not part of the step."""
         self._parts[name] = seconds
 

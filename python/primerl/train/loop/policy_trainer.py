@@ -174,10 +174,10 @@ class Trainer:
             log.debug("waiting for batch %d: %s", step, reason)
             self.doing(step, f"waiting for the batch: {reason}")
 
-        received, over = None, NoMoreBatches("another rank was told so")
+        received, over = None, NoMoreBatches("another rank got that answer")
         while True:
             self.doing(step, "waiting for the batch")
-            outcome, why = IS_THERE, "another rank was told so"
+            outcome, why = IS_THERE, "another rank got that answer"
             try:
                 if received is None:
                     received = self.batches.take(step, self.config.batch_timeout_s, waiting)
@@ -302,7 +302,7 @@ class Trainer:
         took = self.broadcasts.finish()
         clock.lap("wait_for_broadcast")
         if took is not None:
-            clock.beside("broadcast_thread", took)
+            clock.add_background("broadcast_thread", took)
         self.doing(version, f"publishing the weights of policy {version}")
         self.broadcasts.begin(self.model, version)
         clock.lap("broadcast")

@@ -99,12 +99,12 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             adapter, performance = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
             telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s, identity=identity)
-            broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.beside, ranks)
+            broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.background, ranks)
             batches = Batches(client, ranks.rank, ranks.size)
             ckpt = config.ckpt or CheckpointConfig()
-            beside = output_dir / "weights" if config.ckpt else None
+            also_keep = output_dir / "weights" if config.ckpt else None
             kept = (ckpt.keep_last, ckpt.keep_interval)
-            checkpoints = Checkpoints(output_dir, *kept, ranks, beside=beside, with_orchestrator=True)
+            checkpoints = Checkpoints(output_dir, *kept, ranks, also_keep=also_keep, with_orchestrator=True)
             parts = (model, adapter, performance, loss, optimizer, batches, broadcasts, checkpoints)
             trainer = Trainer(config, ranks, client, heartbeat, *parts)
             began_after = trainer.restore()

@@ -120,7 +120,7 @@ def train(config: SFTConfig) -> None:
 def _train(config: SFTConfig, ranks: Ranks) -> None:
     output_dir = Path(config.output_dir)
     ckpt = config.ckpt or SFTCheckpointConfig()
-    checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval, ranks, beside=output_dir / "weights")
+    checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval, ranks, also_keep=output_dir / "weights")
     state = _state_to_resume(config, checkpoints)
     if ranks.leads:
         for name in ("weights", "checkpoints"):
