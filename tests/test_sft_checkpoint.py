@@ -464,7 +464,7 @@ def test_entries_and_sums_of_another_version_are_named(tmp_path: Path, capsys: p
     for wrong in ("[]", "{}"):
         (folder / "sums.json").write_text(wrong)
         assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
-        assert "sums.json has no sums; delete step_2 to go on" in capsys.readouterr().out
+        assert "sums.json has no sums; delete step_2 to resume" in capsys.readouterr().out
     (folder / "sums.json").write_text(sums)
     state = folder / "trainer" / "state.pt"
     torch.save({**torch.load(state, weights_only=True), "later": 1}, state)

@@ -372,7 +372,8 @@ def test_a_silent_orchestrator_is_a_failure_while_training_goes_on(folder: Path,
 
 KILLED = """
 import json, os, signal, sys
-from primerl.train import files, rl
+from primerl.train.checkpoint import files
+from primerl.train.loop import rl
 rename = files.Path.rename
 def killed(self, target):
     if self.name.startswith(".step_2.") and os.path.basename(str(target)) == sys.argv[2]:
