@@ -35,7 +35,7 @@ from primerl.train.loop.statistics import Groups, Statistics
 from primerl.train.loss.components import Loss
 from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model.flops import ModelShape, peak_flops
-from primerl.train.model.memory import prepare
+from primerl.train.model.layers import prepare
 from primerl.train.model.packed_model import (
     ATTENTION,
     DTYPES,

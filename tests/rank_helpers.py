@@ -24,7 +24,7 @@ for case in json.load(sys.stdin):
     if case["copied_from"] and rank == 0:
         # The others wait for this one to begin.
         shutil.copytree(case["copied_from"], case["values"]["output_dir"])
-    code = import_module("primerl.train." + case["kind"]).main(case["values"])
+    code = import_module("primerl.train.loop." + case["kind"]).main(case["values"])
     if code != case["code"]:
         sys.exit(f"rank {rank} of {case['values']}: {code}")
 """

@@ -14,7 +14,7 @@ from primerl.config import elsewhere, fields, forms
 from primerl.config.load import ConfigError, load
 from primerl.config.run_forms import load_run
 from primerl.config.sft import SFTConfig
-from primerl.train.settings import ConfigError as SettingError
+from primerl.train.reader import ConfigError as SettingError
 from primerl.train.sft_settings import SFTConfig as Settings
 
 FULL: dict[str, Any] = {

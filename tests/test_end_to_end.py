@@ -100,7 +100,7 @@ def test_every_metric_is_recorded(trained: Path) -> None:
     assert {"empty_rollouts/reverse-text/mean", "errored_rollouts/reverse-text/mean"} <= set(lines[0])
     for name in ("time/save_ckpt", "time/wait_for_ckpt"):
         assert [line["step"] for line in lines if line[name]] == [10, 20, 25]
-    # Of the broadcast before.
+    # The previous broadcast.
     assert ["time/broadcast_thread" in line for line in lines] == [False, *[True] * 24]
 
 

@@ -15,9 +15,9 @@ from engine_helpers import EOS, GENERATE, PROMPT, VOCABULARY, request
 from primerl import _core
 from primerl.inference.settings import InferenceConfig
 from primerl.inference.torch.backend import engine_settings
-from primerl.inference.torch.sampling import unpacked
 from primerl.inference.torch.step import TorchBackend
 from primerl.render import Renderer
+from primerl.train.loss.bitmasks import unpacked
 from transformers import AutoModelForCausalLM
 
 SCHEMA = {

@@ -13,8 +13,9 @@ from primerl.config.load import ConfigError as LoadError
 from primerl.envs.meter import Meter
 from primerl.envs.settings import WorkerConfig
 from primerl.net.prometheus import PortTakenError
-from primerl.train.loop.metrics import FILE, ExposedMetrics, MetricsWriter
-from primerl.train.settings import ConfigError, TrainerConfig
+from primerl.train.loop.metrics import EXPOSITION_FILE, ExposedMetrics, MetricsWriter
+from primerl.train.reader import ConfigError
+from primerl.train.settings import TrainerConfig
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
@@ -36,7 +37,7 @@ def test_the_trainer_exposes_the_last_line_of_its_metrics(tmp_path: Path) -> Non
         with MetricsWriter(tmp_path, also=exposed.write) as writer:
             writer.write(1, {"loss/mean": 0.5, "reward/all/mean": 0.25})
             writer.write(2, {"loss/mean": float("nan")})
-        url = json.loads((tmp_path / FILE).read_text())["url"]
+        url = json.loads((tmp_path / EXPOSITION_FILE).read_text())["url"]
         assert url == exposed.url
         found = samples(url)
         assert found["primerl_trainer_step", ""] == 2

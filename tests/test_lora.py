@@ -21,13 +21,15 @@ from primerl.train.adapters.files import (
 from primerl.train.adapters.lora import BROADCAST_FILE, Adapter, AdapterPublisher, add_adapter, check_facts
 from primerl.train.adapters.merging import adapter_state, merged_state
 from primerl.train.checkpoint import staging
-from primerl.train.checkpoint.state import Checkpoints, TrainerState, save_checkpoint, training_tensors
+from primerl.train.checkpoint.model_folder import save_model
+from primerl.train.checkpoint.state import Checkpoints, TrainerState, training_tensors
 from primerl.train.distributed.ranks import ALONE
 from primerl.train.model.flops import ModelShape
-from primerl.train.model.memory import prepare
+from primerl.train.model.layers import prepare
 from primerl.train.model.packed_model import PackedSequences, load_model, predicted_logits
 from primerl.train.optim import Optimizer
-from primerl.train.settings import ConfigError, LoraConfig, OptimConfig, TrainerConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import LoraConfig, OptimConfig, TrainerConfig
 from primerl.train.sft_settings import SFTConfig
 from primerl.train.weights.publish import WeightsPublisher
 from primerl.train.weights.shards import plan, shares
@@ -102,7 +104,7 @@ def test_merged_weights_are_base_and_adapter(tmp_path: Path, tied: bool) -> None
     model, adapter = adapted(base)
     trained = logits(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    saved = save_checkpoint(model, base, tmp_path, 5, adapter=adapter)
+    saved = save_model(model, base, tmp_path, 5, adapter=adapter)
     merged = AutoModelForCausalLM.from_pretrained(saved)
     assert (plain_logits(merged) - trained).abs().max() <= 1e-5
     assert (logits(load_model(base)) - trained).abs().max() > 0.1
@@ -116,7 +118,7 @@ def test_merged_weights_are_base_and_adapter(tmp_path: Path, tied: bool) -> None
 def test_in_bfloat16_the_adapter_stays_in_fp32(folder: Path, tmp_path: Path) -> None:
     model, adapter = adapted(folder, "bfloat16")
     assert {tensor.dtype for tensor in adapter.tensors().values()} == {torch.float32}
-    merged = AutoModelForCausalLM.from_pretrained(save_checkpoint(model, folder, tmp_path, 1))
+    merged = AutoModelForCausalLM.from_pretrained(save_model(model, folder, tmp_path, 1))
     assert merged.dtype == torch.bfloat16
     assert (plain_logits(merged) - logits(model)).abs().max() < 0.2
 

@@ -14,7 +14,7 @@ from primerl.launch.preflight import model_folder
 from primerl.runs.memory import Machine
 from primerl.runs.models import look
 from primerl.train.loop import sft
-from primerl.train.model import model_types
+from primerl.train.model import support
 from primerl.train.model.packed_model import ModelError, load_model
 from primerl.train.model.proof import prove
 from primerl.train.model.recurrent import check_kernels
@@ -53,7 +53,7 @@ def test_what_is_refused_is_refused_with_one_sentence(
     family: str, changes: dict[str, Any], folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = folders(family, **changes)
-    reason = model_types.refusal(family)
+    reason = support.training_refusal({"model_type": family})
     assert reason is not None
     told = look(folder, LARGE)
     assert (told.trainable, told.reason) == (False, reason)
@@ -86,7 +86,7 @@ def test_a_package_that_a_gpu_needs_is_missed_before_the_start(
 
 def test_the_packages_are_those_that_the_trainer_asks_for(folders: Any) -> None:
     for family in sorted(WITH_STATE):
-        known = model_types.ON_GPUS.get(family)
+        known = support.GPU_PACKAGES.get(family)
         model, gpu = load_model(folders(family)), torch.device("cuda")
         if known is None:
             check_kernels(model, gpu)
@@ -100,5 +100,5 @@ def test_a_package_is_asked_for_by_layers_that_need_it(tmp_path: Path) -> None:
     whole = {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"}}
     attention = {"model_type": "granitemoehybrid", "layer_types": ["attention", "attention"]}
     mamba = {"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]}
-    found = [model_types.missing_package(json.loads(json.dumps(one))) for one in (whole, attention, mamba)]
+    found = [support.device_refusal(json.loads(json.dumps(one))) for one in (whole, attention, mamba)]
     assert [told is not None for told in found] == [True, False, True]

@@ -111,7 +111,7 @@ def test_a_run_killed_at_random_steps_goes_on_bit_by_bit(uninterrupted: Path, tm
         killed_after(lines, process, tmp_path / "run")
     done = subprocess.run(command(tmp_path, "run", *arguments), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "going on from the checkpoint of step" in done.stdout
+    assert "resuming from the checkpoint of step" in done.stdout
     assert curve(tmp_path / "run") == curve(uninterrupted)
     assert final_weights(tmp_path / "run") == final_weights(uninterrupted)
 
@@ -223,7 +223,7 @@ def test_going_on_from_a_chosen_step_sets_the_later_ones_aside(
     write_data(tmp_path)
     assert sft.main(values(tmp_path, "run")) == 0
     assert sft.main(values(tmp_path, "run", resume_step=6)) == 0
-    assert "going on from the checkpoint of step 6" in capsys.readouterr().out
+    assert "resuming from the checkpoint of step 6" in capsys.readouterr().out
     assert curve(tmp_path / "run") == curve(uninterrupted)
     assert final_weights(tmp_path / "run") == final_weights(uninterrupted)
     assert (tmp_path / "run" / "checkpoints" / "replaced_step_9").is_dir()
@@ -270,7 +270,7 @@ def test_an_unreadable_or_missing_checkpoint_is_named(tmp_path: Path, capsys: py
     for name in ("__0_0.distcp", ".metadata", "state.pt"):
         (folder / name).write_bytes((folder / name).read_bytes()[:100])
         assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
-        assert "step_4 to go on from the checkpoint before it" in capsys.readouterr().out
+        assert "step_4 to resume from the checkpoint before it" in capsys.readouterr().out
     assert sft.main(values(tmp_path, "run", resume_step=3)) == 0
 
 
@@ -464,7 +464,7 @@ def test_entries_and_sums_of_another_version_are_named(tmp_path: Path, capsys: p
     for wrong in ("[]", "{}"):
         (folder / "sums.json").write_text(wrong)
         assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
-        assert "sums.json has no sums; delete step_2 to go on" in capsys.readouterr().out
+        assert "sums.json has no sums; delete step_2 to resume" in capsys.readouterr().out
     (folder / "sums.json").write_text(sums)
     state = folder / "trainer" / "state.pt"
     torch.save({**torch.load(state, weights_only=True), "later": 1}, state)

@@ -89,7 +89,7 @@ def test_the_commands_run_one_after_the_other(page: str, tmp_path: Path) -> None
     run = tmp_path / "outputs" / "sft"
     assert "everything checked" in outputs[commands[0]]
     assert "all 102 steps are trained" in outputs[commands[3]]
-    assert "going on from the checkpoint of step 100" in outputs[commands[4]]
+    assert "resuming from the checkpoint of step 100" in outputs[commands[4]]
     assert [line["step"] for line in metrics(run)] == list(range(103))
     assert Checkpoints(run, None).steps() == [100, 102]
     assert (run / "checkpoints" / "replaced_step_102").is_dir()

@@ -12,7 +12,7 @@ import torch
 from primerl.models.tiny import write_model
 from primerl.train.data.conversations import Conversation, RowError, conversation
 from primerl.train.data.sources import DataError, sources
-from primerl.train.settings import ConfigError
+from primerl.train.reader import ConfigError
 from primerl.train.sft_settings import RowsConfig, SubsetConfig
 from sft_helpers import assistant, load, user, write_rows
 from transformers import AutoTokenizer

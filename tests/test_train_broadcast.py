@@ -347,7 +347,7 @@ def test_an_orchestrator_that_is_gone_at_the_end_is_no_failure(
 
     with Double(batch) as double:
         assert rl.main(settings(double.url, folder, tmp_path, orchestrator_timeout_s=60)) == 0
-    assert "the orchestrator was not there to be told" in capsys.readouterr().out
+    assert "the orchestrator could not be reached" in capsys.readouterr().out
     assert (tmp_path / "broadcasts" / "step_1" / "manifest.json").is_file()
     # The same of one that still answers, and says so.
     with OrchestratorDouble(whole_batch) as double:
@@ -372,7 +372,8 @@ def test_a_silent_orchestrator_is_a_failure_while_training_goes_on(folder: Path,
 
 KILLED = """
 import json, os, signal, sys
-from primerl.train import files, rl
+from primerl.train.checkpoint import files
+from primerl.train.loop import rl
 rename = files.Path.rename
 def killed(self, target):
     if self.name.startswith(".step_2.") and os.path.basename(str(target)) == sys.argv[2]:

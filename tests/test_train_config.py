@@ -12,7 +12,8 @@ from typing import Any
 import primerl.train
 import pytest
 from primerl.models.tiny import TinyConfig
-from primerl.train.settings import ConfigError, TrainerConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import TrainerConfig
 from primerl.train.sft_settings import SFTConfig
 
 TRAINER: dict[str, Any] = {
@@ -146,7 +147,8 @@ def test_training_imports_little() -> None:
 def test_losses_and_optimizers_are_checked_without_torch() -> None:
     """The command line checks a config by these modules, and torch takes seconds to import."""
     program = (
-        "import sys; from primerl.train import losses, optimizers; losses.options('clip', {'clip_low': 0.1}); "
-        "optimizers.options('muon', {}); sys.exit('torch' in sys.modules)"
+        "import sys; from primerl.train import losses, optimizers; "
+        "losses.REGISTRY.options('clip', {'clip_low': 0.1}, ''); "
+        "optimizers.REGISTRY.options('muon', {}, ''); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=100).returncode == 0

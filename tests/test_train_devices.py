@@ -12,7 +12,8 @@ from primerl.train.adapters.lora import add_adapter
 from primerl.train.distributed.ranks import Ranks, own_device
 from primerl.train.model import loading
 from primerl.train.model.packed_model import load_model
-from primerl.train.settings import ConfigError, LoraConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import LoraConfig
 from torch import Tensor
 
 GPU = torch.device("cuda", 0)

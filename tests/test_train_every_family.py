@@ -12,7 +12,7 @@ from families import FAMILIES, MIXTURES, NOT_UNDERSTOOD, SMALL, WITH_STATE
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.loop import sft
 from primerl.train.model.flops import COMPUTE_MORE, ModelShape
-from primerl.train.model.memory import layers
+from primerl.train.model.layers import layers
 from primerl.train.model.packed_model import ModelError, load_model
 from safetensors.torch import load_file
 from sft_helpers import metrics, settings, write_rows

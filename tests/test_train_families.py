@@ -12,8 +12,8 @@ import pytest
 import torch
 from families import ALTERNATING, FAMILIES, gradients, packed_loss, single_loss
 from primerl.train.checkpoint.state import training_tensors
-from primerl.train.model import model_types
-from primerl.train.model.memory import prepare
+from primerl.train.model import support
+from primerl.train.model.layers import prepare
 from primerl.train.model.packed_model import ModelError, load_model
 from primerl.train.model.proof import prove
 from primerl.train.optim import Optimizer
@@ -52,14 +52,14 @@ def test_the_page_lists_what_is_tested(repository: Path) -> None:
 
 def test_the_page_lists_what_is_refused_by_its_type(repository: Path) -> None:
     text = (repository / "docs" / "models.md").read_text()
-    table = text.partition("## Refused\n")[2].partition("\n\n")[0]
-    (row,) = [row for row in table.splitlines() if "`mamba`" in row]
-    assert sorted(re.findall(r"`(\w+)`", row)) == sorted(model_types.REFUSED)
+    table = text.partition("## Refused\n")[2].partition("\n\n")[2].partition("\n\n")[0]
+    refused = table.partition("|---|---|")[2].replace("`transformers`", "").replace("`is_decoder`", "")
+    assert sorted(re.findall(r"`([\w-]+)`", refused)) == sorted({*support.REFUSED, *support.ENCODERS})
     (row,) = [row for row in text.splitlines() if row.startswith("| `flash-linear-attention`")]
-    fla = {family for family, needed in model_types.ON_GPUS.items() if needed == model_types.FLASH_LINEAR_ATTENTION}
+    fla = {family for family, needed in support.GPU_PACKAGES.items() if needed == support.FLASH_LINEAR_ATTENTION}
     assert set(re.findall(r"`(\w+)`", row.partition("|")[2])) >= fla
     (row,) = [row for row in text.splitlines() if row.startswith("| `mamba-ssm`")]
-    assert set(re.findall(r"`(\w+)`", row)) >= set(model_types.ON_GPUS) - fla
+    assert set(re.findall(r"`(\w+)`", row)) >= set(support.GPU_PACKAGES) - fla
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
@@ -67,7 +67,7 @@ def test_written_out_attention_in_blocks(family: str, folders: Any, monkeypatch:
     whole = load_model(folders(family))
     expected = packed_loss(whole)
     expected.backward()
-    monkeypatch.setattr(primerl.train.model.packed, "QUERIES", 7)
+    monkeypatch.setattr(primerl.train.model.packed, "BLOCK_QUERIES", 7)
     blocks = load_model(folders(family))
     loss = packed_loss(blocks)
     loss.backward()
@@ -113,60 +113,83 @@ def test_compiled_layers_give_the_same(family: str, folders: Any) -> None:
 
 
 JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_dt_rank": 4}
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("mamba", {"num_hidden_layers": 1}, "the scan of its Mamba-1 layers cannot be told where packed sequences begin"),
-    ("falcon_mamba", {}, "the scan of its Mamba-1 layers cannot be told"),
-    ("jamba", JAMBA, "the scan of its Mamba-1 layers cannot be told"),
-    ("minimax", {"layer_types": ["linear_attention", "full_attention"]}, "its lightning attention cannot be told"),
-    ("recurrent_gemma", {"lru_width": 32, "num_hidden_layers": 3}, "its recurrence cannot be told"),
-    ("xlstm", {}, "its recurrence cannot be told"),
-    ("bloom", {"n_layer": 2, "n_head": 4}, "with attention of its own"),
-    ("phimoe", {"num_local_experts": 4}, "computes with random numbers while it is trained"),
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
+    # Family, changes, why its type is refused, what the proof finds.
+    (
+        "mamba",
+        {"num_hidden_layers": 1},
+        "the scan of its Mamba-1 layers cannot be told where packed sequences begin",
+        "layers of type linear_attention, which cannot be told",
+    ),
+    ("jamba", JAMBA, "the scan of its Mamba-1 layers cannot be told", "layers of type linear_attention, which cannot"),
+    (
+        "minimax",
+        {"layer_types": ["linear_attention", "full_attention"]},
+        "its lightning attention cannot be told",
+        "layers of type linear_attention",
+    ),
+    (
+        "recurrent_gemma",
+        {"lru_width": 32, "num_hidden_layers": 3},
+        "its recurrence cannot be told",
+        "depend on the sequences it is packed with",
+    ),
+    ("xlstm", {}, "its recurrence cannot be told", "depend on the sequences it is packed with"),
+    ("bloom", {"n_layer": 2, "n_head": 4}, "with attention of its own", "with attention of its own"),
+    (
+        "phimoe",
+        {"num_local_experts": 4},
+        "computes with random numbers while it is trained",
+        "computes with random numbers while it is trained",
+    ),
     (
         "mpt",
         {"d_model": 32, "n_heads": 4, "n_layers": 2},
+        "with attention of its own",
         r"\(mpt\): its forward pass over packed sequences fails: Attr",
     ),
-    ("doge", {}, "computes a mask of its own"),
-    ("bert", {"is_decoder": False}, "lets tokens see later ones"),
-    ("modernbert-decoder", ALTERNATING, "its logits are not those of its output layer"),
+    ("doge", {}, "computes a mask of its own", "computes a mask of its own"),
+    ("bert", {"is_decoder": False}, "lets tokens see later ones", "lets tokens see later ones"),
+    (
+        "modernbert-decoder",
+        ALTERNATING,
+        "its output layer has arithmetic",
+        "its logits are not those of its output layer",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("family", "changes", "message"), REFUSED)
+@pytest.mark.parametrize(("family", "changes", "by_type", "by_proof"), REFUSED)
 @pytest.mark.filterwarnings("ignore")  # of models that are not trained
-def test_what_cannot_be_exact_is_refused(family: str, changes: dict[str, Any], message: str, folders: Any) -> None:
+def test_what_cannot_be_exact_is_refused(
+    family: str,
+    changes: dict[str, Any],
+    by_type: str,
+    by_proof: str,
+    folders: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its type, before the weights are loaded; and by the proof too, so that the list refuses nothing that could be
+    trained, and others of the kind are found out."""
+    with pytest.raises(ModelError, match=by_type) as caught:
+        load_model(folders(family, **changes))
+    assert family in str(caught.value)
+    assert "docs/models.md" in str(caught.value) or "train a decoder" in str(caught.value)
+    monkeypatch.setattr(support, "REFUSED", {})
+    monkeypatch.setattr(support, "ENCODERS", frozenset())
     model = load_model(folders(family, **changes))
-    with pytest.raises(ModelError, match=message) as caught:
+    with pytest.raises(ModelError, match=by_proof) as caught:
         prove(model)
     told = str(caught.value)
     assert type(model).__name__ in told or "Attention" in told
     assert "not supported" in told or "docs/models.md" in told or "train a decoder" in told
 
 
-@pytest.mark.parametrize(
-    ("family", "changes", "message"),
-    [
-        ("mamba", {"num_hidden_layers": 1}, "layers of type linear_attention, which cannot be told"),
-        ("jamba", JAMBA, "layers of type linear_attention, which cannot be told"),
-        ("minimax", {"layer_types": ["linear_attention", "full_attention"]}, "layers of type linear_attention"),
-        ("recurrent_gemma", {"lru_width": 32, "num_hidden_layers": 3}, "depend on the sequences it is packed with"),
-        ("xlstm", {}, "depend on the sequences it is packed with"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore")  # of models that are not trained
-def test_what_is_refused_by_its_type_is_refused_by_the_proof_too(
-    family: str, changes: dict[str, Any], message: str, folders: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that the list refuses nothing that could be trained, and others of the kind are found out."""
-    monkeypatch.delitem(model_types.REFUSED, family)
-    model = load_model(folders(family, **changes))
-    with pytest.raises(ModelError, match=message):
-        prove(model)
-
-
 @pytest.mark.parametrize(("family", "changes"), [("gptj", {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4})])
-def test_attention_that_cannot_be_told_anything_is_refused(family: str, changes: dict[str, Any], folders: Any) -> None:
+def test_attention_that_cannot_be_told_anything_is_refused(
+    family: str, changes: dict[str, Any], folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(support, "REFUSED", {})
     with pytest.raises(
         ModelError, match=rf"this architecture \({family}\) with attention of its own, .* not supported"
     ):

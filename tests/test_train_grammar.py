@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from primerl._core import GrammarMasks
-from primerl.inference.torch.sampling import Rows, leave_out, sample, unpacked
+from primerl.inference.torch.sampling import Rows, leave_out, sample
 from primerl.train.data.batch import BatchError, decode_batch
 from primerl.train.loss import logprobs as chunked
+from primerl.train.loss.bitmasks import unpacked
 from primerl.train.loss.grammar import Allowed, Replay, leaving_out
 from primerl.train.loss.truncation import Truncation, replaying
 from train_helpers import Sequence, encode_batch

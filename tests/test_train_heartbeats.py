@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from primerl.train.distributed.rank_barrier import Meeting
+from primerl.train.distributed.rank_barrier import RankBarrier
 from primerl.train.distributed.ranks import INTERVAL_S, SILENT_S, Heartbeats, RankError, Ranks
 
 
@@ -41,7 +41,7 @@ def test_a_silent_rank_is_named_once_and_when_it_goes_on(
     assert alive.silent_s(2) == 0, "only the leading rank is watched by the others"
     stopped.beat()
     leading.beat()
-    assert caplog.messages[1:] == ["rank 2 goes on"]
+    assert caplog.messages[1:] == ["rank 2 is alive again"]
     assert leading.silent_s(2) == 0
 
 
@@ -59,9 +59,9 @@ def test_who_waits_for_a_silent_rank_gives_up_after_the_ranks_own_time(store: An
     for _ in range(10):
         own.beat()
     device, limit = torch.device("cpu"), timedelta(seconds=8 * INTERVAL_S)
-    meeting = Meeting(Ranks(rank, 2, device, store=store, timeout=limit, heartbeats=own), "saving")
+    barrier = RankBarrier(Ranks(rank, 2, device, store=store, timeout=limit, heartbeats=own), "saving")
     with pytest.raises(RankError, match=f"^rank {silent} is gone or hangs; it did not .* within 0 s"):
-        meeting.each(lambda: None, "write")
+        barrier.each(lambda: None, "write")
 
 
 def test_a_thread_beats_until_it_is_stopped(store: Any) -> None:

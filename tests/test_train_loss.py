@@ -15,7 +15,8 @@ from primerl.train.data.batch import BatchError, MicroBatch
 from primerl.train.loop.statistics import Groups, Statistics
 from primerl.train.loss.components import Loss, LossError, load_policy_loss
 from primerl.train.losses import PolicyLoss, Tokens
-from primerl.train.settings import ConfigError, LossConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import LossConfig
 from torch import Tensor
 
 LENGTHS = (40, 3, 57, 20)

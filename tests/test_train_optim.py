@@ -11,7 +11,8 @@ import torch
 from primerl.train.checkpoint.state import Checkpoints, TrainerState
 from primerl.train.optim import Optimizer, learning_rate, weight_decay
 from primerl.train.optimizers import NamedParameter, muon
-from primerl.train.settings import ConfigError, OptimConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import OptimConfig
 
 
 def test_constant_schedule_with_and_without_warmup() -> None:

@@ -14,7 +14,7 @@ import torch
 from families import write_family
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.checkpoint.state import Checkpoints
-from primerl.train.settings import ConfigError
+from primerl.train.reader import ConfigError
 from primerl.train.sft_settings import SFTConfig
 from rank_helpers import Case, load_shards, run_cases
 from sft_helpers import metrics, settings, write_rows

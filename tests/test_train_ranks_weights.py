@@ -162,23 +162,23 @@ def test_two_ranks_train_experts_and_compiled_layers(tmp_path: Path, mixture: Pa
 
 COMPILED = """
 from functools import partial
-from primerl.train import memory, sft
-sft.prepare = partial(memory.prepare, backend="aot_eager")
+from primerl.train.model import layers, loading
+loading.prepare = partial(layers.prepare, backend="aot_eager")
 """
 """What torch.compile makes of layers that are gathered around it; without minutes of a C++ compiler."""
 
 
 BROKEN = """
 import os, signal
-from primerl.train import weights
-save_file = weights.save_file
+from primerl.train.weights import publish
+save_file = publish.save_file
 def broken(tensors, path, **options):
     if os.environ["RANK"] == "1" and ".step_2." in str(path):
         if HOW == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         raise OSError(28, "No space left on device")
     save_file(tensors, path, **options)
-weights.save_file = broken
+publish.save_file = broken
 """
 
 

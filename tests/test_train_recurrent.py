@@ -15,7 +15,7 @@ import torch
 from families import WITH_STATE, gradients, packed_loss, single_loss
 from primerl.train.adapters.lora import add_adapter
 from primerl.train.model import recurrent
-from primerl.train.model.memory import prepare
+from primerl.train.model.layers import prepare
 from primerl.train.model.packed import by_bucket
 from primerl.train.model.packed_model import ModelError, PackedSequences, load_model
 from primerl.train.model.proof import prove

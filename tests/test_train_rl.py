@@ -224,7 +224,7 @@ def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path, capsys: pyt
         assert rl.main(settings(double.url, folder, tmp_path)) == 1
     said = capsys.readouterr().out
     assert f"{state} cannot be read" in said
-    assert "to go on from the checkpoint before it" in said
+    assert "to resume from the checkpoint before it" in said
 
 
 def test_metrics(folder: Path, tmp_path: Path) -> None:
@@ -579,7 +579,7 @@ def test_signal_ends_a_wait_at_once_and_cleanly(folder: Path, tmp_path: Path, nu
     assert f"stopped by {number.name}" in output
     assert "Traceback" not in output
     assert sorted(path.name for path in (tmp_path / "broadcasts").iterdir()) == ["LATEST", "step_0"]
-    beats = [fields["doing"].split("; beside it ")[0] for fields in double.called("/trainer/heartbeat")]
+    beats = [fields["doing"].split("; in the background ")[0] for fields in double.called("/trainer/heartbeat")]
     doing = [beat.split(" (for ")[0] for beat in beats]
     assert doing
     assert set(doing) <= {

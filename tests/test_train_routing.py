@@ -8,7 +8,7 @@ import pytest
 import torch
 from families import LENGTHS, MIXTURES, NOT_UNDERSTOOD, packed_loss
 from primerl.train.distributed.ranks import ALONE
-from primerl.train.model.memory import prepare
+from primerl.train.model.layers import prepare
 from primerl.train.model.packed_model import load_model
 from primerl.train.model.routing import RoutingLoad, routers, routing_metrics
 from torch import Tensor

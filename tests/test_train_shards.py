@@ -13,10 +13,11 @@ import torch
 from primerl.inference.torch.model import Decoder, load_folder
 from primerl.inference.torch.shape import Shape
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.checkpoint.state import save_checkpoint
-from primerl.train.distributed.rank_barrier import Meeting
+from primerl.train.checkpoint.model_folder import save_model
+from primerl.train.distributed.rank_barrier import RankBarrier
 from primerl.train.distributed.ranks import ALONE, RankError, Ranks
-from primerl.train.settings import ConfigError, TrainerConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import TrainerConfig
 from primerl.train.weights.publish import WeightsPublisher
 from primerl.train.weights.shards import own_tensors, plan
 from rank_helpers import load_shards
@@ -61,7 +62,7 @@ def test_files_of_a_largest_size(tmp_path: Path, index: int) -> None:
     model.save_pretrained(tmp_path / "whole")
     model.save_pretrained(tmp_path / "theirs", max_shard_size=12_000)
     (tmp_path / "source").mkdir()
-    saved = save_checkpoint(model, tmp_path / "source", tmp_path, 3, max_shard_bytes=12_000)
+    saved = save_model(model, tmp_path / "source", tmp_path, 3, max_shard_bytes=12_000)
     path = WeightsPublisher(tmp_path, keep_last=2, keep_all=False, max_shard_bytes=12_000).publish(model, 0)
     manifest = json.loads(path.read_text())
     assert len(manifest["files"]) > 2
@@ -86,7 +87,7 @@ def index_of(folder: Path) -> Any:
 
 def test_the_embedded_engine_loads_several_files(folder: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
-    saved = save_checkpoint(model, folder, tmp_path, 1, max_shard_bytes=40_000)
+    saved = save_model(model, folder, tmp_path, 1, max_shard_bytes=40_000)
     assert len(list(saved.glob("*.safetensors"))) > 2
     decoders = []
     for path in (folder, saved):
@@ -126,7 +127,7 @@ def test_settings_that_do_not_fit() -> None:
 def test_a_model_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("in the way")
     with pytest.raises(OSError, match=str(tmp_path / "weights")):
-        save_checkpoint(AutoModelForCausalLM.from_pretrained(folder), folder, tmp_path, 1)
+        save_model(AutoModelForCausalLM.from_pretrained(folder), folder, tmp_path, 1)
 
 
 @pytest.mark.processes
@@ -170,12 +171,12 @@ def test_a_rank_that_does_not_write_is_named_in_time(folder: Path, tmp_path: Pat
 def test_who_leaves_stops_waiting_for_others() -> None:
     """A thread that went on within torch would abort the process at its end."""
     ranks = Ranks(0, 2, torch.device("cpu"), store=torch.distributed.HashStore())  # type: ignore[attr-defined]
-    meeting, began = Meeting(ranks, "broadcasts"), threading.Event()
+    barrier, began = RankBarrier(ranks, "broadcasts"), threading.Event()
     with ThreadPoolExecutor() as beside:
-        waiting = beside.submit(meeting.each, began.set, "wait")
+        waiting = beside.submit(barrier.each, began.set, "wait")
         assert began.wait(20)
         assert not waiting.done()
-        meeting.leave()
+        barrier.leave()
         with pytest.raises(RankError, match="this rank has left"):
             waiting.result(20)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import xxhash
 from primerl.models.tiny import write_model
-from primerl.train.checkpoint.state import save_checkpoint
+from primerl.train.checkpoint.model_folder import save_model
 from primerl.train.model.packed_model import load_model
 from primerl.train.weights import publish
 from primerl.train.weights.publish import WeightsPublisher
@@ -164,7 +164,7 @@ def test_checkpoint_loads_with_equal_logits_and_text_files(folder: Path, tmp_pat
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01)
-    target = save_checkpoint(model, folder, tmp_path, 5)
+    target = save_model(model, folder, tmp_path, 5)
     assert target == tmp_path / "weights" / "step_5"
     loaded = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     token_ids = torch.arange(40).unsqueeze(0)

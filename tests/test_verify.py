@@ -12,9 +12,9 @@ import pytest
 import torch
 from engine_helpers import EOS, VOCABULARY
 from primerl._core import GrammarMasks
-from primerl.inference.torch.sampling import unpacked
 from primerl.models.tiny import write_model
-from primerl.train.checkpoint.state import save_checkpoint
+from primerl.train.checkpoint.model_folder import save_model
+from primerl.train.loss.bitmasks import unpacked
 from primerl.train.model.packed_model import load_model
 from primerl.train.weights.publish import WeightsPublisher
 from primerl.verify import VerifyError, main, verify
@@ -127,7 +127,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Engine]:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))
-    save_checkpoint(model, folder / "model", folder, 9)
+    save_model(model, folder / "model", folder, 9)
     return folder, Engine(folder / "model", folder / "broadcasts")
 
 

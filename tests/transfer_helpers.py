@@ -17,7 +17,7 @@ SENDER = """
 import json, os, signal, sys, threading
 from pathlib import Path
 import torch
-from primerl.train import transfer, weights
+from primerl.train.weights import publish, transfer
 from primerl.train.weights.broadcast import Snapshot
 from primerl.train.distributed.ranks import RankError, Ranks
 from primerl.train.model.packed_model import DTYPES, load_model
@@ -33,7 +33,7 @@ shard(model, ranks, dtype)
 output = Path(given["output"])
 sender = Sender(output / "broadcasts", "127.0.0.1", ranks.device, bucket_bytes=given["bucket_bytes"], timeout_s=10.0)
 publisher = WeightsPublisher(output, 2, True, ranks, sender=sender)
-publisher.meeting._patience_s = given["patience_s"]
+publisher.barrier._patience_s = given["patience_s"]
 broadcast, said = transfer.broadcast, print
 left = -1
 
@@ -68,7 +68,7 @@ for line in sys.stdin:
             if how == "full":
                 raise OSError(28, "No space left on device")
             threading.Event().wait()
-        weights.save_file = broken
+        publish.save_file = broken
         answer = "broken"
     elif "scale" in command:
         with torch.no_grad():
@@ -84,7 +84,7 @@ for line in sys.stdin:
 WORKER = """
 import json, os, signal, sys
 import xxhash
-from primerl.train import receiver
+from primerl.train.weights import receiver
 from primerl.train.weights.tensors import as_bytes
 
 new_group, broadcast = receiver.new_group, receiver.broadcast

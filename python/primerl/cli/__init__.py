@@ -33,6 +33,7 @@ COMMANDS = {
     "page": ("primerl.cli.looking:page", "show a run that is over in the browser (a running one serves its own page)"),
     "buffer": ("primerl.cli.journal:buffer", "show the difficulty buffer of a run"),
     "config": ("primerl.cli.config:config", "explain a key of a config; JSON schemas; the reference page"),
+    "models": ("primerl.cli.models:models", "check what can be done with a model, by its config.json"),
     "simulate": ("primerl.cli.planning:simulate", "plan capacity: a run in virtual time, and what limits it"),
     "template": (
         "primerl.cli.templates:template",

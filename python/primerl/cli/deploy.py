@@ -139,7 +139,7 @@ def merged(store: Store, entry: Entry, model: Path | None) -> Path:
         raise StoreError(f"{entry.id} is of another model than the one in {base}; give its own by --model")
     adapter = store.fetch(entry)
     from primerl.train.adapters.files import ADAPTER_FILE, check_base, folder_digest
-    from primerl.train.settings import ConfigError
+    from primerl.train.reader import ConfigError
 
     try:
         check_base(adapter / ADAPTER_FILE, base, folder_digest(base), "")
@@ -161,7 +161,7 @@ def _merge(base: Path, adapter: Path, target: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from primerl.train.checkpoint.state import TEXT_FILES
+    from primerl.train.checkpoint.model_folder import TEXT_FILES
 
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), adapter)
     model.merge_and_unload().save_pretrained(target)

@@ -41,7 +41,8 @@ def trainer(arguments: list[str]) -> int:
     except BadInputError as error:
         return refuse(error)
     from primerl.train.distributed import torchrun
-    from primerl.train.settings import ConfigError, TrainerConfig
+    from primerl.train.reader import ConfigError
+    from primerl.train.settings import TrainerConfig
 
     if torchrun.are_wanted(settings):
         try:

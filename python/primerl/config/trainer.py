@@ -21,6 +21,8 @@ from primerl.config.base import (
 )
 from primerl.config.lora import AdaptedModel, CheckpointWeights
 from primerl.process.setting_checks import MOST_LARGE_COUNT
+from primerl.train import losses, optimizers
+from primerl.train.registry import Registry
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -39,17 +41,26 @@ Decays = Annotated[tuple[Decay, Decay], BeforeValidator(pair)]
 
 
 Finite = Annotated[float, Field(ge=0)]
+
+
+def described(registry: Registry) -> str:
+    """The built-in names are those of the files: no list of them is kept elsewhere."""
+    names, folder = ", ".join(f"`{name}`" for name in registry.built_in()), registry.package.replace(".", "/")
+    return (
+        f"{names} (files of `{folder}`, each with its formula and papers), the name of an entry point in "
+        f"`{registry.group}`, or your own as `module:name`."
+    )
+
+
 Recomputed = Literal["none", "full", "selective"]
 
 
 class Optimizer(Section):
     """The optimizer and its learning-rate schedule."""
 
-    type: str = "adamw"
-    """`adamw`, `muon` (for the matrices within layers, AdamW for the rest) or `sgd`: a module of
-    `primerl.train.optimizers`, each with its formula and papers."""
+    type: str = Field(default="adamw", description=described(optimizers.REGISTRY))
     args: Settings = {}
-    """What the module's `Options` list, such as `momentum`."""
+    """What that file's `Options` list, such as `momentum`."""
     lr: float = Field(default=1e-5, gt=0)
     """Peak learning rate."""
     betas: Decays = (0.9, 0.95)
@@ -75,20 +86,16 @@ class Optimizer(Section):
     @model_validator(mode="after")
     def _type_is_known(self) -> Self:
         # Here, as the trainer's own check comes when everything else was started. Imports no torch.
-        from primerl.train import optimizers
-
-        optimizers.options(self.type, self.args, "")
+        optimizers.REGISTRY.options(self.type, self.args, "")
         return self
 
 
 class Loss(Section):
     """The loss: a sum of components, each divided by the number of its own tokens."""
 
-    type: str = "dppo"
-    """The policy loss, a module of `primerl.train.losses`, each with its formula and papers: `dppo`, `clip` (PPO, GRPO,
-    DAPO), `gspo`, `cispo`, `importance` (truncated importance sampling), `icepop`."""
+    type: str = Field(default="dppo", description=described(losses.REGISTRY))
     args: Settings = {}
-    """What the module's `Options` list, such as `clip_low`; of `custom`, its keyword arguments."""
+    """What that file's `Options` list, such as `clip_low`; of `custom`, its keyword arguments."""
     custom: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
     """`module:function`, a policy loss of your own in place of `type` (docs/custom-losses.md)."""
     rl_weight: Finite = 1.0
@@ -104,14 +111,12 @@ class Loss(Section):
 
     @model_validator(mode="after")
     def _type_is_known(self) -> Self:
-        from primerl.train import losses
-
         if not (self.rl_weight or self.ce_weight or self.ref_kl_weight):
             raise ValueError("rl_weight, ce_weight and ref_kl_weight are all 0; nothing is trained")
         if self.entropy_weight and not self.rl_weight:
             raise ValueError("entropy_weight is set, but rl_weight is 0; the bonus is over the rl tokens")
         if self.custom is None:
-            losses.options(self.type, self.args, "")
+            losses.REGISTRY.options(self.type, self.args, "")
         elif self.type != "dppo":
             raise ValueError("custom and type are both set; leave one of the two out")
         return self

@@ -12,7 +12,7 @@ from primerl.config.load import ConfigError
 from primerl.config.resolve import write_text
 from primerl.launch.preflight.model_folder import read_json
 from primerl.train.adapters.files import tensor_bytes_by_file
-from primerl.train.settings import ConfigError as FileError
+from primerl.train.reader import ConfigError as FileError
 from primerl.train.weights.digest import digest_of, hash_of
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

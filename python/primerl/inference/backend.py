@@ -86,8 +86,8 @@ class EngineBackend:
     def check_model(self, folder: Path, python: str | None) -> None:
         """Whether it can serve the model, by its config.json alone. Raises UnservableError."""
 
-    def check_adapters(self, rank: int, folder: Path, *, weights: bool) -> None:
-        """The same of adapters to the model. `weights`: whether the folder has its weights yet."""
+    def check_adapters(self, rank: int, folder: Path) -> None:
+        """Whether it can serve adapters to the model, by its config.json alone. Raises UnservableError."""
 
     def check_sampling(self, temperature: float) -> None:
         """Raises UnservableError for what it cannot sample at."""

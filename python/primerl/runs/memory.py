@@ -8,17 +8,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from primerl.train.model import footprint
+
 ASK_S = 10.0
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Memory limit of a container, by the two versions of control groups."""
-TRAINED = 16
-"""Bytes a parameter that is trained: itself, its gradient and AdamW's two moments, in fp32."""
-FROZEN = 4
-"""Bytes a parameter that an adapter leaves as it is, in fp32."""
-HALF = 2
-"""Bytes a parameter in bf16, which one GPU computes with: in addition to a copy in fp32 where it is trained."""
-ADAPTED = 0.02
-"""Parameters of an adapter of rank 16 or so, as a share of its model's."""
+"""Of a container, by the two versions of control groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +25,11 @@ class Machine:
 
     def all_of(self, parameters: int) -> int:
         """Bytes to train all of a model, without activations and the engine's own copy."""
-        return (TRAINED + HALF if self.half else TRAINED) * parameters
+        return footprint.bytes_to_train(parameters, half=self.half)
 
     def adapter_of(self, parameters: int) -> int:
         """The same of an adapter to it."""
-        return int(((HALF if self.half else FROZEN) + TRAINED * ADAPTED) * parameters)
+        return footprint.bytes_to_adapt(parameters, half=self.half)
 
 
 def machine() -> Machine:

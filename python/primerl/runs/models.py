@@ -8,15 +8,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from primerl.runs.memory import Machine
 from primerl.train.adapters.files import ADAPTER_CONFIG
 
 DEPTH = 6
 """Levels of folders below a given one that are searched."""
-ANSWERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-"""Ends of the names of architectures that continue a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +48,8 @@ def look(folder: Path, machine: Machine) -> Model:
     try:
         config = read_json(folder / "config.json")
         kind = str(config.get("model_type", "?"))
-        _check_architecture(config)
-        check_model(folder)
         check_trainable(folder)
+        check_model(folder)
         parameters = _parameters(folder)
     except ConfigError as error:
         return Model(os.fspath(folder), kind, weights, False, "-", _short(str(error), folder))
@@ -66,16 +62,6 @@ def look(folder: Path, machine: Machine) -> Model:
         why = "; ".join(filter(None, [f"{takes}, and {machine.what} has {_size(machine.bytes)}", why]))
     trainable = fits != "nothing"
     return Model(os.fspath(folder), kind, weights, trainable, engine, why, needs, needs_lora, fits)
-
-
-def _check_architecture(config: dict[str, Any]) -> None:
-    """Raises ConfigError for a model that continues no text, whose folder lacks other things as well."""
-    from primerl.config.load import ConfigError
-
-    named = config.get("architectures")
-    names = [str(name) for name in named] if isinstance(named, list) else []
-    if names and not any(name.endswith(ANSWERS) for name in names):
-        raise ConfigError(f"it is a {', '.join(names)}, which does not generate text; give a model ..ForCausalLM")
 
 
 def _parameters(folder: Path) -> int:

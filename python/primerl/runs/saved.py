@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ADAPTER_FOLDER = "lora_adapters"
-"""In a model folder, as `primerl.train.checkpoint.state` writes it."""
+from primerl.train.adapters.files import ADAPTER_FOLDER
+
 STEP = re.compile(r"(\.?)(step|replaced_step)_(\d+)")
 
 

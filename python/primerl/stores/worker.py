@@ -32,11 +32,10 @@ from pydantic import ValidationError
 from primerl.config.load import describe
 from primerl.config.resolve import write_text
 from primerl.config.store import StoreWorkerConfig
-from primerl.runs.saved import ADAPTER_FOLDER
 from primerl.runs.state import process_started
 from primerl.stores.entries import SNAPSHOT, StoreError, begun_with
 from primerl.stores.store import Store, open_store
-from primerl.train.adapters.files import ADAPTER_CONFIG
+from primerl.train.adapters.files import ADAPTER_CONFIG, ADAPTER_FOLDER
 from primerl.train.checkpoint import staging
 from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER, saved_steps
 

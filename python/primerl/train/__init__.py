@@ -1,29 +1,30 @@
 """Training: the policy trainer (`rl`), supervised fine-tuning (`sft`) and what they share.
 
-Imports only torch, transformers, safetensors, msgpack, xxhash and the standard library, so that it runs on a
-machine that has nothing else; what computes a step needs the first three only, and no other file of `primerl`
+Imports only torch, transformers, safetensors, msgpack, xxhash and the standard library, so that it runs on a machine
+that has nothing else. What computes a step needs the first three only, and no other file of `primerl`
 (`benches/trainer_gpu.py`). Supervised fine-tuning takes its loss masks from `primerl.render`, and adapters need `peft`;
-both are imported where used.
+both are imported where they are used.
 
 | module or folder | what it holds |
 |---|---|
-| `settings`, `sft_settings` | dataclasses of the settings |
-| `registry`, `import_path` | parts that have a file a kind (`losses/`, `optimizers/`); functions named as `module:name`
-|
-| `optim` | one update of the model: clipping, optimizer, learning rate |
-| `loop/` | `rl` and `policy_trainer` (`primerl trainer`), `sft` (`primerl sft`), their client, metrics and ends |
-| `model/` | a `transformers` model over packed sequences: loading, families, the proof, FLOPs |
+| `loop/` | `rl` and `policy_trainer` (`primerl trainer`), `sft` (`primerl sft`), their client, batches, metrics |
+| `model/` | a `transformers` model over packed sequences: loading, packing, the proof, FLOPs |
+| `model/support`, `model/footprint` | from `config.json` alone: can a model be trained, in how much memory |
 | `adapters/` | low-rank adapters |
 | `loss/` | components of the loss, log-probabilities, replayed truncation and grammars |
+| `losses/`, `optimizers/` | policy losses and optimizers, one file each |
+| `registry`, `import_path` | find them by file, entry point or `module:name` |
+| `optim` | one update of the model: clipping, optimizer, learning rate |
 | `data/` | a step's batch as tensors; rows of datasets as packed tokens with masks |
 | `weights/` | published weights: files and manifest, broadcasts, direct transfers |
 | `distributed/` | ranks, the model divided among them, their barrier, torchrun |
-| `checkpoint/` | checkpoints, folders that appear whole, what the store uploads |
+| `checkpoint/` | checkpoints, model folders, folders that appear whole, what the store uploads |
+| `settings`, `sft_settings`, `reader` | dataclasses of the settings, and what reads them from a mapping |
 """
 
 import os
 
-# Threads of torch's OpenMP pool that wait for each other spin by default. Where anything else wants a core, as engines
-# and environments on one machine do, the spinning keeps it from the very thread that is waited for, and a training
-# step takes tens of times as long. OpenMP reads this when torch is imported, hence the place.
+# Threads of torch's OpenMP pool spin by default while they wait for each other. If anything else needs a core, as
+# engines and environments on the same machine do, the spinning takes it from the very thread that is waited for, and a
+# training step takes tens of times as long. OpenMP reads the variable when torch is imported, so it is set here.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,4 +1,4 @@
-"""What a config names as `module:name`. Standard library only."""
+"""Imports what a config names as `module:name`, and tells from files alone what is missing. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -16,17 +17,22 @@ class ImportFailedError(Exception):
     """The module cannot be imported; the message is what importing it raised."""
 
 
-def find_by_path(path: str) -> Any:
-    """What the module has under that name; None where it has nothing. Raises ImportFailedError."""
-    module, _, name = path.partition(":")
+def import_by_path(module: str) -> ModuleType:
+    """Raises ImportFailedError."""
     # A command that was installed does not look into the folder it is started in, as `python -m` does.
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
     try:
-        return getattr(import_module(module), name, None)
+        return import_module(module)
     except (Exception, SystemExit) as error:
         raise ImportFailedError(f"{type(error).__name__}: {error}") from error
+
+
+def find_by_path(path: str) -> Any:
+    """What the module has under that name; None if it has nothing. Raises ImportFailedError."""
+    module, _, name = path.partition(":")
+    return getattr(import_by_path(module), name, None)
 
 
 def located(module: str) -> ModuleSpec | None:

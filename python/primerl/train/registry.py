@@ -1,33 +1,106 @@
-"""Parts of which there is one file a kind (losses, optimizers): found by their name, set by their `Options`."""
+"""Implementations of a protocol (policy losses, optimizers), found by name.
+
+A registry knows the name of a function. An implementation is a dataclass `Options`, what may be set, with an optional
+`check()` that raises ValueError, and that function, which takes the options last. `type` in a config names it:
+
+    `dppo`               a file of the package, such as `primerl/train/losses/dppo.py`: nothing else lists it
+    `huber`              an entry point of an installed distribution, in the registry's group
+    `my_project:huber`   `huber` in the module `my_project`: a submodule or class with both, or the function itself in a
+                         module that has `Options`
+
+Imports no torch, so a config is checked without it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
-from types import ModuleType
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, get_type_hints
 
-from primerl.train.settings import ConfigError, read
+from primerl.train.import_path import ImportFailedError, import_by_path
+from primerl.train.reader import ConfigError, read
 
 
-def module_of(package: str, path: Iterable[str], kind: str, where: str) -> ModuleType:
-    """Module `kind` of the package. Raises ConfigError for one that is not there."""
-    names = sorted(module.name for module in pkgutil.iter_modules(list(path)) if not module.name.startswith("_"))
-    if kind not in names:
-        raise ConfigError(f"{where}type is {kind!r}; it must be one of {', '.join(map(repr, names))}")
-    return import_module(f"{package}.{kind}")
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    options: type
+    function: Callable[..., Any]
 
 
-def options_of(module: ModuleType, args: dict[str, Any], where: str) -> Any:
-    """The module's `Options` with `args` set, checked. Raises ConfigError."""
-    options = read(module.Options, args, f"{where}args.")
-    for field in dataclasses.fields(options):
-        if get_type_hints(module.Options)[field.name] in (float, float | None):
-            value = getattr(options, field.name)
-            if value is not None and not abs(value) < float("inf"):
-                raise ConfigError(f"{where}args.{field.name} is {value}; it must be finite")
+@dataclass(frozen=True, slots=True)
+class Registry:
+    package: str
+    """Its modules are the built-in implementations."""
+    group: str
+    """Entry points of other distributions."""
+    function: str
+    """Name of the function that an implementation has besides `Options`."""
+
+    def built_in(self) -> list[str]:
+        folder = Path(__file__).parent / self.package.rpartition(".")[2]
+        return sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
+
+    def find(self, kind: str, where: str) -> Implementation:
+        """Raises ConfigError; `where` is the dotted prefix of `type` in its message."""
+        if kind in self.built_in():
+            return self._checked(import_module(f"{self.package}.{kind}"), kind, where)
+        if ":" in kind:
+            return self._imported(kind, kind, where)
+        outside = {point.name: point for point in entry_points(group=self.group)}
+        if kind in outside:
+            return self._imported(_path_of(outside[kind]), kind, where)
+        names = ", ".join(map(repr, [*self.built_in(), *sorted(outside)]))
+        raise ConfigError(f"{where}type is {kind!r}; it must be one of {names}")
+
+    def options(self, kind: str, args: dict[str, Any], where: str) -> Any:
+        """The implementation's `Options` with `args` set, checked. Raises ConfigError."""
+        return _options(self.find(kind, where).options, args, where)
+
+    def load(self, kind: str, args: dict[str, Any], where: str) -> tuple[Callable[..., Any], Any]:
+        """The function and its checked options. Raises ConfigError."""
+        found = self.find(kind, where)
+        return found.function, _options(found.options, args, where)
+
+    def _imported(self, path: str, kind: str, where: str) -> Implementation:
+        """`path`: a module, or `module:name`."""
+        module, _, name = path.partition(":")
+        try:
+            owner: Any = import_by_path(module)
+            found = getattr(owner, name, None) if name else owner
+            if found is None:
+                found = import_by_path(f"{module}.{name}")
+        except ImportFailedError as error:
+            raise ConfigError(f"{where}type is {kind!r}: {error}") from error
+        if callable(found) and not isinstance(found, type) and not hasattr(found, "Options"):
+            return self._checked(owner, kind, where, found)
+        return self._checked(found, kind, where)
+
+    def _checked(self, owner: Any, kind: str, where: str, function: Callable[..., Any] | None = None) -> Implementation:
+        options: Any = getattr(owner, "Options", None)
+        function = function or getattr(owner, self.function, None)
+        if not (isinstance(options, type) and dataclasses.is_dataclass(options) and callable(function)):
+            name = getattr(owner, "__name__", kind)
+            raise ConfigError(
+                f"{where}type is {kind!r}, but {name} has not both a dataclass `Options` and a function "
+                f"`{self.function}`; see {self.package}"
+            )
+        return Implementation(options, function)
+
+
+def _path_of(point: EntryPoint) -> str:
+    return f"{point.module}:{point.attr}" if point.attr else point.module
+
+
+def _options(kind: type, args: dict[str, Any], where: str) -> Any:
+    options: Any = read(kind, args, f"{where}args.")
+    for name, hint in get_type_hints(kind).items():
+        value = getattr(options, name, None)
+        if hint in (float, float | None) and value is not None and not abs(value) < float("inf"):
+            raise ConfigError(f"{where}args.{name} is {value}; it must be finite")
     if hasattr(options, "check"):
         try:
             options.check()

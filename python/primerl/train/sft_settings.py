@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from primerl.models.tiny import TinyConfig
 from primerl.train.data.tables import BUILDERS, COMPRESSED
+from primerl.train.reader import ConfigError, read
 from primerl.train.settings import (
     CheckpointWeightsConfig,
     ComputationConfig,
-    ConfigError,
     LogConfig,
     LoraConfig,
     OptimConfig,
@@ -22,7 +22,6 @@ from primerl.train.settings import (
     check_checkpoints,
     check_lora,
     check_ranks,
-    read,
 )
 
 MOST_RATIO = 1e12

@@ -28,13 +28,6 @@ class Scores:
     top_logprobs: Tensor | None
 
 
-def unpacked(bits: Tensor, vocabulary: int) -> Tensor:
-    """Masks [C, V], bool, from their bits [C, bytes], uint8, the lowest bit first."""
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    masks = bits.unsqueeze(-1).bitwise_right_shift(places).bitwise_and(1).bool()
-    return masks.flatten(1)[:, :vocabulary]
-
-
 def leave_out(logits: Tensor, rows: Tensor, allowed: Tensor) -> Tensor:
     """The logits [S, V], -inf where `allowed` [C, V] is false, which belongs to `rows` [C]. All that follows, raw
     log-probabilities included, is of what is left, as in vLLM."""

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.inference.backend import UnservableError
-
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
+from primerl.train.model.support import embedded_engine_refusal, rope_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +77,10 @@ class Shape:
 
     @classmethod
     def _from_config(cls, config: dict[str, Any], file: Path, eos_token_ids: tuple[int, ...]) -> Shape:
-        model_type = config.get("model_type")
-        if model_type not in MODEL_TYPES:
-            raise UnservableError(
-                f"model.path: {file}: the embedded engine serves {', '.join(MODEL_TYPES)}, not {model_type!r}; "
-                "serve this model with vLLM"
-            )
-        _refuse_variants(config, file)
+        problem = embedded_engine_refusal(config)
+        if problem is not None:
+            raise UnservableError(f"model.path: {file}: {problem}")
+        model_type = str(config["model_type"])
         heads = int(config["num_attention_heads"])
         attention_bias = bool(config.get("attention_bias", False))
         return cls(
@@ -99,7 +95,7 @@ class Shape:
             max_positions=int(config["max_position_embeddings"]),
             rms_norm_eps=float(config["rms_norm_eps"]),
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-            rope=_rope(config, file),
+            rope=_rope(config),
             qkv_bias=attention_bias or model_type == "qwen2",
             output_bias=attention_bias and model_type != "qwen2",
             mlp_bias=bool(config.get("mlp_bias", False)) and model_type == "llama",
@@ -108,37 +104,13 @@ class Shape:
         )
 
 
-def _refuse_variants(config: dict[str, Any], file: Path) -> None:
-    neutral: dict[str, tuple[Any, ...]] = {
-        "hidden_act": ("silu", None),
-        "use_sliding_window": (False, None),
-        "quantization_config": (None,),
-        "partial_rotary_factor": (1, 1.0, None),
-    }
-    for name, values in neutral.items():
-        if config.get(name) not in values:
-            raise UnservableError(
-                f"model.path: {file}: the embedded engine cannot serve {name} = {config[name]!r}; use vLLM"
-            )
-    if others := set(config.get("layer_types") or []) - {"full_attention"}:
-        raise UnservableError(
-            f"model.path: {file}: the embedded engine has no layers of type {', '.join(sorted(others))}; use vLLM"
-        )
-
-
-def _rope(config: dict[str, Any], file: Path) -> Rope:
-    # transformers 5 writes `rope_parameters`, earlier versions `rope_theta` and `rope_scaling`.
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+def _rope(config: dict[str, Any]) -> Rope:
+    parameters = rope_parameters(config)
     theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if float(parameters.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise UnservableError(f"model.path: {file}: partial rotary embeddings need vLLM")
-    if kind == "default":
+    if parameters.get("rope_type", parameters.get("type", "default")) == "default":
         return Rope(theta=theta)
-    if kind == "llama3":
-        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        return Rope(theta=theta, scaling={name: float(parameters[name]) for name in names})
-    raise UnservableError(f"model.path: {file}: rope type {kind!r} is not served by the embedded engine; use vLLM")
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return Rope(theta=theta, scaling={name: float(parameters[name]) for name in names})
 
 
 def _eos_token_ids(config: dict[str, Any], folder: Path) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from primerl.inference.backend import Engine, EngineBackend, UnservableError
 from primerl.inference.vllm import installation
 from primerl.process import cuda
+from primerl.train.model import support
 
 if TYPE_CHECKING:
     from primerl.inference.settings import InferenceConfig
@@ -39,12 +40,10 @@ class VllmBackend(EngineBackend):
     def check_model(self, folder: Path, python: str | None) -> None:
         installation.check_model(folder, installation.find(python).device)
 
-    def check_adapters(self, rank: int, folder: Path, *, weights: bool) -> None:
+    def check_adapters(self, rank: int, folder: Path) -> None:
         """As far as it can be seen before vLLM is started, which refuses layers that it cannot adapt."""
-        from primerl.train.adapters.files import has_experts
-
         installation.lora_rank(rank)
-        if weights and has_experts(folder):
+        if support.experts(installation.model_config(folder)):
             raise UnservableError(
                 f"trainer.model.lora: the model in {folder} is a mixture, of which adapters for vLLM are not proved "
                 'yet; set trainer.model.lora.broadcast = "merged"'

@@ -10,7 +10,7 @@ from typing import Any
 
 from primerl.config.load import ConfigError
 from primerl.process.cuda import has_cuda
-from primerl.train.model.model_types import missing_package, refusal
+from primerl.train.model import support
 
 TRAINABLE = {"F64", "F32", "BF16", "F16"}
 """Of safetensors' names for number formats; buffers of whole numbers are small, and are let through by their name."""
@@ -26,11 +26,9 @@ def check_model(folder: Path, *, weights: bool = True) -> None:
             "`primerl sft` has written (<output_dir>/weights/step_<N>)"
         )
     config = read_json(folder / "config.json")
-    if config.get("quantization_config"):
-        raise ConfigError(
-            f"model.path: the weights in {folder} are quantised (config.json has a quantization_config), which cannot "
-            "be trained; give the model in bfloat16 or float32"
-        )
+    problem = support.weights_refusal(config)
+    if problem is not None:
+        raise ConfigError(f"model.path: the weights in {folder} are {problem}")
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         raise ConfigError(
@@ -51,22 +49,20 @@ def has_config(folder: Path) -> bool:
     return False
 
 
-def check_trainable(folder: Path) -> None:
-    """Whether the trainer would refuse a model of this type, once torch is imported and the model is loaded; engines
-    may serve it all the same."""
+def check_trainable(folder: Path, *, ranks: int = 1, compiles: bool = False) -> None:
+    """Raises ConfigError where the trainer would refuse the model after loading it; engines may serve it all the same.
+    Quantised weights are refused by `check_model`."""
     config = read_json(folder / "config.json")
-    problem = refusal(str(config.get("model_type")))
+    problem = support.training_refusal(config) or support.layout_refusal(config, ranks, compiles=compiles)
     if problem is None and has_cuda():
-        problem = missing_package(config)
+        problem = support.device_refusal(config)
     if problem is not None:
         raise ConfigError(f"model.path: {problem}")
 
 
 def longest_sequence(folder: Path) -> int | None:
     """Tokens that the model can attend to, where its config says it."""
-    config = read_json(folder / "config.json")
-    text = config.get("text_config")
-    limit = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    limit = support.text_config(read_json(folder / "config.json")).get("max_position_embeddings")
     return limit if isinstance(limit, int) and not isinstance(limit, bool) else None
 
 

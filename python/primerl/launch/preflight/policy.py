@@ -11,8 +11,9 @@ from primerl.config.rl import RLConfig
 from primerl.inference.backend import EngineBackend, UnservableError
 from primerl.launch.preflight import model_folder
 from primerl.train.adapters.files import check_lora_files
-from primerl.train.settings import ConfigError as SettingError
-from primerl.train.settings import TrainerLoraConfig, read
+from primerl.train.reader import ConfigError as SettingError
+from primerl.train.reader import read
+from primerl.train.settings import TrainerLoraConfig
 
 
 def check(config: RLConfig, *, weights: bool = True) -> None:
@@ -25,9 +26,9 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
     # What is judged by config.json says nothing of a folder that has none.
     if not problems.found or model_folder.has_config(folder):
         with problems.noted():
-            model_folder.check_trainable(folder)
+            model_folder.check_trainable(folder, ranks=config.trainer.ranks, compiles=config.trainer.compile)
         with problems.noted():
-            _engine_serves(config, folder, whole=whole)
+            _engine_serves(config, folder)
         with problems.noted():
             if whole:
                 _adapts(config, folder)
@@ -36,7 +37,7 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
     problems.check()
 
 
-def _engine_serves(config: RLConfig, folder: Path, *, whole: bool) -> None:
+def _engine_serves(config: RLConfig, folder: Path) -> None:
     if not config.inference.replicas:
         return
     backend = resolve.engine_backend(config)
@@ -45,7 +46,7 @@ def _engine_serves(config: RLConfig, folder: Path, *, whole: bool) -> None:
         backend.check_model(folder, config.inference.python)
         backend.check_sampling(config.orchestrator.sampling.temperature)
         if lora is not None and lora.broadcast == "adapter":
-            backend.check_adapters(lora.rank, folder, weights=whole)
+            backend.check_adapters(lora.rank, folder)
             _adapters_stay(config, backend)
     except UnservableError as error:
         raise ConfigError(str(error)) from None

@@ -19,7 +19,7 @@ from primerl.train.adapters.files import check_lora_files, read_adapter_config
 from primerl.train.data.bad_rows import BadRow, BadRows
 from primerl.train.data.conversations import RowError
 from primerl.train.data.sources import DataError, Source, sources
-from primerl.train.settings import ConfigError as SettingError
+from primerl.train.reader import ConfigError as SettingError
 from primerl.train.sft_settings import RowsConfig
 from primerl.train.sft_settings import SFTConfig as Settings
 
@@ -117,7 +117,7 @@ def _check_model(settings: Settings, *, weights: bool) -> None:
     if settings.model.path is not None:
         folder = Path(settings.model.path)
         check_model(folder, weights=weights)
-        check_trainable(folder)
+        check_trainable(folder, ranks=settings.ranks, compiles=settings.compile)
         limit = longest_sequence(folder)
     elif settings.model.tiny is not None:
         limit = settings.model.tiny.max_position_embeddings

@@ -1,4 +1,4 @@
-"""Adapters and their base models as files: what can be known of both without loading a model. Imports no torch."""
+"""Reads adapters and their base models as files, without loading a model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,34 +10,37 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from primerl.train.settings import ALL_LINEAR, ConfigError, LoraConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import ALL_LINEAR, LoraConfig
 from primerl.train.weights.digest import digest_of, hash_of
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_FOLDER = "lora_adapters"
+"""In a model folder: the adapter that is merged into the model there, in peft's layout."""
 PREFIX = "base_model.model."
-"""Before the names of an adapter's tensors: peft's, of the model that it wraps."""
+"""peft's prefix of the names of an adapter's tensors."""
 BASE_DIGEST = "base_model_digest"
-"""In an adapter's metadata and among the tensors of a broadcast: which weights it was trained on."""
+"""Key, in an adapter's metadata and among the tensors of a broadcast, of the weights it was trained on."""
 LORA_ALPHA = "lora_alpha"
 READ_AT_ONCE = 2 * 2**30
-"""Bytes of a base model that are hashed within a second or two; a larger one is compared when it was loaded."""
+"""Bytes of a base model that can be hashed in a second or two; a larger one is compared after loading."""
 
 READ_OR_HARMLESS = {
     *("peft_type", "r", "lora_alpha", "target_modules", "init_lora_weights", "base_model_name_or_path", "bias"),
     *("task_type", "inference_mode", "lora_dropout", "auto_mapping", "revision", "peft_version", "exclude_modules"),
     *("megatron_core", "qalora_group_size", "layers_pattern", "runtime_config"),
 }
-"""Of `adapter_config.json`; whatever else is set there makes another kind of adapter, or another base model."""
+"""Keys of `adapter_config.json` that are read or harmless; any other key that is set makes another kind of adapter."""
 
 
 def is_targeted(module: str, targets: Iterable[str]) -> bool:
-    """As peft compares names."""
+    """Whether the module's name matches a target, as peft compares them."""
     return any(module == target or module.endswith("." + target) for target in targets)
 
 
 def is_read_by_kernel(module: str, tensors: Container[str]) -> bool:
-    """Whether it is the last matrix of a Mamba layer (which has a `D` beside it): a fused kernel reads its weight past
+    """Whether it is the last matrix of a Mamba layer (which also has a `D`): a fused kernel reads its weight past
     the layer that peft puts in its place, so peft and engines refuse an adapter of it."""
     parent, _, own = module.rpartition(".")
     return own == "out_proj" and f"{parent}.D" in tensors
@@ -50,7 +53,7 @@ READ_BY_KERNEL = (
 
 
 def targeted_layers(shapes: Mapping[str, Sequence[int]], targets: list[str]) -> list[str]:
-    """The linear layers of a model whose tensors have these shapes that get an adapter, as an engine knows them.
+    """The linear layers that get an adapter, from the shapes of a model's tensors, as an engine knows them.
 
     Raises ValueError for a target that is none of them.
     """
@@ -78,13 +81,8 @@ def adapter_shapes(shapes: Mapping[str, Sequence[int]], rank: int, targets: list
     return adapter
 
 
-def has_experts(folder: Path) -> bool:
-    """Whether the model is a mixture, by the names in its files."""
-    return any(".experts." in name for name, _, _, _ in tensor_bytes(folder))
-
-
 def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:
-    """What can be seen to be wrong before a model is loaded; `key` is the dotted prefix of the settings.
+    """Checks what can be known before a model is loaded; `key` is the dotted prefix of the settings.
 
     Raises ConfigError.
     """
@@ -108,7 +106,7 @@ def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:
 
 
 def check_base(file: Path, base: Path, digest: str, key: str) -> None:
-    """Raises ConfigError where the adapter in `file` says that it was trained on other weights than those in `base`."""
+    """Raises ConfigError if the adapter in `file` was, by its metadata, trained on other weights than `base`."""
     try:
         found = base_digest(file)
     except ValueError as error:
@@ -122,7 +120,7 @@ def check_base(file: Path, base: Path, digest: str, key: str) -> None:
 
 
 def base_digest(file: Path) -> str | None:
-    """Digest of the weights that an adapter was trained on, where it says it. Raises ValueError, OSError."""
+    """Digest of the weights that an adapter was trained on, if recorded. Raises ValueError, OSError."""
     with file.open("rb") as content:
         length = min(int.from_bytes(content.read(8), "little"), file.stat().st_size)
         try:
@@ -133,7 +131,7 @@ def base_digest(file: Path) -> str | None:
 
 
 def read_adapter_config(config: LoraConfig, key: str) -> dict[str, Any]:
-    """`adapter_config.json` of the adapter to begin with. Raises ConfigError where the adapter is of another kind."""
+    """`adapter_config.json` of the initial adapter. Raises ConfigError if the adapter is of another kind."""
     assert config.adapter_path is not None
     file = Path(os.path.expanduser(config.adapter_path)) / ADAPTER_CONFIG
     found = _of_known_kind(file, key)
@@ -146,7 +144,7 @@ def read_adapter_config(config: LoraConfig, key: str) -> dict[str, Any]:
 
 
 def published_scale(folder: Path, rank: int, alpha: float) -> float:
-    """What multiplies a published adapter's product, by its `adapter_config.json`, of which the manifest has no hash.
+    """The factor of a published adapter's product, by its `adapter_config.json`, which has no hash in the manifest.
 
     `rank` is the run's, `alpha` that of the broadcast, which has it in float32. Raises ConfigError where the file is of
     another kind of adapter, or has another rank or alpha.
@@ -157,12 +155,12 @@ def published_scale(folder: Path, rank: int, alpha: float) -> float:
         raise ConfigError(f"{file} has r = {found.get('r')}, but the run's adapters are of rank {rank}")
     own: Any = found.get("lora_alpha")
     if not is_alpha(own, alpha):
-        raise ConfigError(f"{file} has lora_alpha = {own}, but the broadcast beside it was made with {alpha:g}")
+        raise ConfigError(f"{file} has lora_alpha = {own}, but the broadcast next to it was made with {alpha:g}")
     return float(own) / rank
 
 
 def is_alpha(value: Any, published: float) -> bool:
-    """Whether a broadcast, which has it in float32, would have this value as `published`."""
+    """Whether `published` is this value in float32, as broadcasts have it."""
     try:
         (rounded,) = struct.unpack("f", struct.pack("f", value))
     except (struct.error, OverflowError):
@@ -187,7 +185,7 @@ def _of_known_kind(file: Path, key: str) -> dict[str, Any]:
         raise ConfigError(f"{key}adapter_path: {file}: peft_type is {kind!r}; only LORA can be trained on")
     odd = {name for name, value in found.items() if value and name not in READ_OR_HARMLESS}
     odd |= {"bias"} if found.get("bias", "none") != "none" else set()
-    # PiSSA and its like change the base model's weights too.
+    # PiSSA and similar initialisations change the base model's weights too.
     odd |= {"init_lora_weights"} if found.get("init_lora_weights", True) not in (True, False, "gaussian") else set()
     for name in sorted(odd):
         raise ConfigError(f"{key}adapter_path: {file}: {name} is {found[name]!r}, which is not supported")

@@ -41,7 +41,8 @@ from primerl.train.checkpoint import staging
 from primerl.train.checkpoint.files import whole_folder
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.model.packed_model import DTYPES, ModelError
-from primerl.train.settings import ALL_LINEAR, ConfigError, LoraConfig, TrainerConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import ALL_LINEAR, LoraConfig, TrainerConfig
 from primerl.train.weights.publish import WeightsPublisher
 from primerl.train.weights.shards import Files, Shares, gathered, own_tensors
 from primerl.train.weights.transfer import Sender
@@ -50,13 +51,13 @@ log = logging.getLogger(__name__)
 
 KEY = "model.lora."
 CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-"""Layers whose weights have more than two dimensions and are no experts."""
+"""Layers whose weights have more than two dimensions without being experts."""
 BROADCAST_FILE = "broadcast.safetensors"
-"""What an engine has to know beside the adapter's own tensors."""
+"""What an engine has to know besides the adapter's own tensors."""
 
 
 def saved_name(name: str) -> str:
-    """peft's name, in files, of a tensor of the model."""
+    """peft's name, in files, for a tensor of the model."""
     return PREFIX + name.replace(f".{NAME}.", ".")
 
 
@@ -68,10 +69,10 @@ class Adapter:
     config: LoraConfig
     peft_config: Any
     base_digest: str
-    """Of the weights it is trained on, as they are in their files."""
+    """Digest of the weights it is trained on, as they are in their files."""
 
     def tensors(self, state: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """In peft's names, contiguous on the CPU. `state`: the model's, where it has been gathered already."""
+        """The adapter's tensors by peft's names, contiguous on the CPU. `state`: the model's, if already gathered."""
         own = adapter_state(self.model.state_dict() if state is None else state)
         named = {saved_name(name): tensor for name, tensor in own.items()}
         return {name: named[name].detach().float().cpu().contiguous() for name in sorted(named)}
@@ -86,14 +87,14 @@ class Adapter:
         }
 
     def facts_as_tensors(self) -> dict[str, Tensor]:
-        """So that they are part of a digest."""
+        """The facts as tensors, so that they are part of a digest."""
         return {
             BASE_DIGEST: digest_tensor(self.base_digest),
             LORA_ALPHA: torch.tensor([self.config.alpha], dtype=torch.float32),
         }
 
     def save(self, target: Path, state: dict[str, Tensor] | None = None) -> None:
-        """In peft's own layout, which `peft.PeftModel.from_pretrained` and vLLM load."""
+        """Save in peft's own layout, which `peft.PeftModel.from_pretrained` and vLLM load."""
         with whole_folder(target, replace=True) as folder:
             self.write(folder, self.tensors(state))
 
@@ -102,7 +103,7 @@ class Adapter:
         self.peft_config.save_pretrained(str(folder))
 
     def load(self, path: Path, base: Path) -> None:
-        """Take the weights in `path` to begin with. Raises ConfigError when they are another model's than `base`."""
+        """Start from the weights in `path`. Raises ConfigError if they belong to another model than `base`."""
         file = Path(os.path.expanduser(path)) / ADAPTER_FILE
         where = f"{KEY}adapter_path: {file}"
         check_base(file, base, self.base_digest, KEY)
@@ -148,19 +149,19 @@ def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_dige
     library: Any = peft  # whose own types differ from what it takes
     peft_config = library.LoraConfig(
         r=config.rank,
-        # Others read a whole number there.
+        # Other readers expect a whole number there.
         lora_alpha=int(config.alpha) if config.alpha.is_integer() else config.alpha,
         lora_dropout=config.dropout,
         target_modules=_shortest(model, modules),
         task_type="CAUSAL_LM",
         base_model_name_or_path=str(base),
     )
-    # What the adapter begins with depends on the seed alone, and changes no other draw: peft makes it on the CPU, and
-    # `torch.manual_seed` would seed the GPU's generator as well, which is not restored here.
+    # The adapter's initial values depend on the seed alone, and change no other random number: peft draws them on the
+    # CPU, and `torch.manual_seed` would also seed the GPU's generator, which is not restored here.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        # Within another module, whose architecture peft does not know: of some mixtures it would take the names of a
-        # shared expert's matrices for those of the experts, and leave the shared expert out.
+        # Inside a module whose architecture peft does not know: for some mixtures it would mistake a shared expert's
+        # matrices for those of the experts, and skip the shared expert.
         library.inject_adapter_in_model(peft_config, torch.nn.ModuleDict({"whole": model}), NAME)
     # As peft saves them, but in a fixed order.
     peft_config.inference_mode, peft_config.target_modules = True, sorted(peft_config.target_modules)
@@ -172,7 +173,7 @@ def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_dige
     if config.adapter_path is not None and not next(model.parameters()).is_meta:
         adapter.load(Path(config.adapter_path), base)
         said = given.get("base_model_name_or_path")
-        log.info("beginning with the adapter in %s (of %s)", config.adapter_path, said)
+        log.info("starting from the adapter in %s (of %s)", config.adapter_path, said)
     count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     log.info("training an adapter of %s parameters for %d layers", f"{count:,}", len(modules))
     return adapter
@@ -220,14 +221,14 @@ def target_modules(model: Any, config: LoraConfig) -> list[str]:
 
 
 def _shortest(model: Any, modules: list[str]) -> list[str]:
-    """The last parts of the names where they mean these layers and no others, as adapters usually name them."""
+    """The last parts of the names, as is usual in adapters, if they select exactly these layers; else `modules`."""
     last = sorted({name.rsplit(".", 1)[-1] for name in modules})
     meant = [name for name, _ in model.named_modules() if is_targeted(name, last)]
     return last if sorted(meant) == sorted(modules) else modules
 
 
 def check_facts(adapter: Adapter | None, saved: dict[str, Any]) -> None:
-    """Raises ValueError where a checkpoint with these facts is of another adapter, or of none."""
+    """Raises ValueError if a checkpoint with these facts belongs to another adapter, or to none."""
     if adapter is None or not saved:
         if saved:
             raise ValueError("it holds an adapter; set model.lora as it was")
@@ -283,7 +284,7 @@ class AdapterPublisher(WeightsPublisher):
         if self._stored_interval is not None and version and version % self._stored_interval == 0:
             try:
                 staging.link(self._output_dir, "adapter", version, self.folder / f"step_{version}")
-            except (OSError, shutil.Error) as error:  # training does not fail by the store
+            except (OSError, shutil.Error) as error:  # a failure of the store does not end training
                 log.warning("the adapter of policy %d is not staged for the store: %s", version, error)
 
     def _held(self, folder: Path) -> dict[str, Any] | None:
@@ -291,7 +292,7 @@ class AdapterPublisher(WeightsPublisher):
 
 
 def new_publisher(config: TrainerConfig, adapter: Adapter | None, ranks: Ranks) -> WeightsPublisher:
-    """Of adapters or of whole weights, as `model.lora.broadcast` says."""
+    """The publisher of adapters or of whole weights, by `model.lora.broadcast`."""
     output_dir, given, lora = Path(config.output_dir), config.weights, config.model.lora
     sender = None
     if given.transport == "collective":

@@ -1,5 +1,4 @@
-"""The weights of a model with a low-rank adapter, merged: those of the model it stands for.
-(`primerl.train.adapters.lora` makes adapters.)"""
+"""Merges a low-rank adapter into the weights of its model. (`primerl.train.adapters.lora` makes adapters.)"""
 
 from __future__ import annotations
 
@@ -9,16 +8,16 @@ import torch
 from torch import Tensor
 
 NAME = "default"
-"""Of the adapter within peft's layers."""
+"""Name of the adapter within peft's layers."""
 
 
 def digest_tensor(digest: str) -> Tensor:
-    """A digest in hex as a tensor of bytes, which can stand among others in a file."""
+    """A digest in hex as a tensor of bytes, to be stored among others in a file."""
     return torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
 
 
 def is_adapter(name: str) -> bool:
-    """Of a parameter."""
+    """Whether a parameter of this name belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
@@ -28,7 +27,7 @@ def adapter_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def lora_layers(model: Any) -> dict[str, Any]:
-    """peft's layers by name; none where the model has no adapter."""
+    """peft's layers by name; empty if the model has no adapter."""
     return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
@@ -47,6 +46,6 @@ def merged_state(model: Any, state: dict[str, Tensor] | None = None) -> dict[str
         weight = merged[f"{name}.weight"]
         a, b = (state[f"{name}.lora_{part}.{NAME}.weight"] for part in "AB")
         whole = weight.float() + layer.scaling[NAME] * (b.float() @ a.float())
-        # Where they are saved from: a second model has no place on a GPU.
+        # On the CPU, where they are saved from: a GPU has no room for a second model.
         merged[f"{name}.weight"] = whole.to(weight.dtype).cpu()
     return merged

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 LAST_LINE_BYTES = 1 << 20
-"""More than a line of metrics has."""
+"""More than the size of a line of metrics."""
 
 
 class NoRoomError(OSError):
-    """A disk has less room than what is about to be written needs. The message names disk, path, needed and free."""
+    """A disk is too full for what is about to be written. The message names disk, path, needed and free bytes."""
 
     def __init__(self, path: Path, disk: Path, needed: int, free: int) -> None:
         super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -30,7 +30,7 @@ class NoRoomError(OSError):
 
 
 def check_room(path: Path, needed: int) -> None:
-    """Raises NoRoomError where the disk of `path`, which need not be there yet, lacks `needed` bytes.
+    """Raises NoRoomError if the disk of `path`, which need not exist yet, lacks `needed` bytes.
 
     What has gone wrong half-way is removed again, but by then it has taken a minute, and others may have found the disk
     full meanwhile, whose errors name something else.
@@ -51,7 +51,7 @@ def in_gb(size: int) -> str:
 
 @contextmanager
 def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A temporary folder beside `target` to be filled; on leaving it is synced and renamed to `target`.
+    """A temporary folder next to `target` to be filled; at the end it is synced and renamed to `target`.
 
     After an error nothing is left. Raises FileExistsError when `target` exists, unless it is to be replaced.
     """
@@ -69,7 +69,7 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def settle(temporary: Path, target: Path) -> None:
-    """Sync a folder that is complete and give it its name; one that has it goes."""
+    """Sync a complete folder and give it its name, replacing one of that name."""
     for path in sorted(temporary.rglob("*")):
         sync(path)
     sync(temporary)
@@ -93,12 +93,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def keep_steps(path: Path, last: int) -> None:
-    """Leaves the lines of steps up to `last` in a file of one JSON object a step; one that a crash cut short goes
-    too."""
+    """Keep the lines of steps up to `last` in a file with one JSON object a step; a line that a crash cut short is
+    removed too."""
     if not path.exists():
         return
     kept = []
-    # A disk that failed may have left anything, and JSON of a cut character is none.
+    # A failed disk may leave anything, and a cut character is invalid JSON.
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             if json.loads(line)["step"] <= last:
@@ -107,7 +107,7 @@ def keep_steps(path: Path, last: int) -> None:
 
 
 def last_line(path: Path) -> dict[str, Any]:
-    """The last whole one of a file of JSON objects, a line each, of any size; empty where there is none."""
+    """The last complete line of a file with a JSON object a line, of any size; empty if there is none."""
     try:
         with path.open("rb") as opened:
             opened.seek(max(0, opened.seek(0, os.SEEK_END) - LAST_LINE_BYTES))
@@ -118,20 +118,20 @@ def last_line(path: Path) -> dict[str, Any]:
         try:
             found = json.loads(line)
         except ValueError:
-            continue  # nothing, or half a line that a kill has left
+            continue  # empty, or half a line of a killed process
         if isinstance(found, dict):
             return found
     return {}
 
 
 def remove_temporary(path: Path) -> None:
-    """What `write_text` has left beside `path` in processes that were killed. Nobody else may be at it."""
+    """Remove what `write_text` left next to `path` in processes that were killed. No one else may be writing it."""
     for temporary in path.parent.glob(f".{path.name}.*.tmp"):
         temporary.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
-    """Return when a file or folder is on the disk."""
+    """Return when a file or folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

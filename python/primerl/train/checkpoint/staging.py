@@ -1,5 +1,5 @@
 """What is to be uploaded: hard links in `run/store/`, made the moment a folder is whole, so that the run may delete its
-own while the upload goes on. The trainer stages the adapters itself that it soon deletes.
+own during the upload. The trainer stages the adapters itself that it soon deletes.
 
     run/store/<kind>_step_<N>.<inode>_<mtime>/      whole
     run/store/.<name>.<pid>                         being linked
@@ -27,13 +27,13 @@ class Staged:
     kind: str
     step: int
     identity: str
-    """Of the folder that was linked: a run that went back saves the same step again, and another folder."""
+    """Identity of the linked folder: a run that went back saves the same step again, in another folder."""
     saved: int
-    """When that was; nanoseconds since 1970."""
+    """Time of staging, in nanoseconds since 1970."""
 
 
 def identity_of(folder: Path) -> str:
-    """Another one as soon as a file is added to the folder, or to one in it, or removed. Raises OSError."""
+    """Changes when a file is added to or removed from the folder or one in it. Raises OSError."""
     facts = folder.stat()
     with os.scandir(folder) as entries:
         changed = [entry.stat().st_mtime_ns for entry in entries if entry.is_dir()]
@@ -41,7 +41,7 @@ def identity_of(folder: Path) -> str:
 
 
 def link(output_dir: Path, kind: str, step: int, folder: Path) -> None:
-    """Stages all of a folder, or nothing of it; nothing happens where it is staged already.
+    """Stages a whole folder or nothing; does nothing if it is already staged.
 
     Raises OSError or shutil.Error, also where the folder is deleted meanwhile. (Who deletes one whose files are in
     folders of their own renames it first.)
@@ -60,14 +60,14 @@ def link(output_dir: Path, kind: str, step: int, folder: Path) -> None:
         try:
             temporary.rename(target)
         except OSError:
-            if not target.exists():  # by another process, meanwhile
+            if not target.exists():  # another process may have made it meanwhile
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def staged(output_dir: Path) -> list[Staged]:
-    """In the order in which they were saved."""
+    """Staged folders in the order in which they were saved."""
     try:
         paths = list((output_dir / FOLDER).iterdir())
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def staged(output_dir: Path) -> list[Staged]:
 
 
 def unstage(one: Staged) -> None:
-    # Under another name first: what is half removed is not to be uploaded.
+    # Under another name first, so that a half removed folder is not uploaded.
     gone = one.path.with_name(f".{one.path.name}.{os.getpid()}")
     one.path.rename(gone)
     shutil.rmtree(gone)
@@ -93,4 +93,4 @@ def _link_or_copy(source: str, target: str) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        shutil.copy2(source, target)  # a file system without hard links
+        shutil.copy2(source, target)  # the file system has no hard links

@@ -1,23 +1,19 @@
-"""What a trainer leaves on disk: the state it goes on from, and the model folder a run ends with."""
+"""Checkpoints: the state that a trainer resumes from, saved by a thread while training continues."""
 
 from __future__ import annotations
 
-import json
 import pickle
 import shutil
-import uuid
 import warnings
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from primerl.train.adapters.merging import adapter_state
-from primerl.train.checkpoint.files import NoRoomError, check_room, settle, sync
+from primerl.train.checkpoint.files import NoRoomError, check_room, settle
 from primerl.train.checkpoint.proof import damaged, model_facts, other_facts, write_sums
 from primerl.train.checkpoint.step_folders import (
     ORCHESTRATOR_FOLDER,
@@ -26,55 +22,20 @@ from primerl.train.checkpoint.step_folders import (
     remove_unfinished,
     saved_steps,
 )
-from primerl.train.distributed.rank_barrier import Meeting
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.optim import Optimizer
-from primerl.train.weights.shards import (
-    MAX_SHARD_BYTES,
-    Files,
-    by_file,
-    bytes_of,
-    computing_dtype,
-    gathered,
-    own_tensors,
-    plan,
-    shares,
-)
 
-if TYPE_CHECKING:
-    from primerl.train.adapters.lora import Adapter
-
-TEXT_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-)
-"""Everything of a model folder that turns text (and images) into tokens, and the rules of ending a turn."""
-
-
-ADAPTER_FOLDER = "lora_adapters"
-"""In a model folder: the adapter that is merged into the model there, in peft's layout."""
 STATE_FILE = Path("trainer") / "state.pt"
 GIVEN_UP_S = 10.0
 """After an error: longest wait for the end of what is being written."""
 FORMER_STATE_FILE = Path("state.pt")
-"""Of versions before the tensors had files of their own."""
+"""Written by versions in which the tensors had no files of their own."""
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What step `step` leaves to the next beside tensors: with the same batches, training goes on as if never stopped.
-    It is the same on all ranks."""
+    """What step `step` leaves to the next besides tensors: with the same batches, training continues as if it was never
+    stopped. It is the same on all ranks."""
 
     step: int
     tokens_seen: int
@@ -84,12 +45,12 @@ class TrainerState:
     data: dict[str, Any] = field(default_factory=dict)
     """Where supervised fine-tuning is in its data; the policy trainer's batches are the orchestrator's."""
     adapter: dict[str, Any] = field(default_factory=dict)
-    """Of a model with an adapter, which is then all that is saved: what it belongs to."""
+    """What the adapter belongs to, if the model has one: then only the adapter is saved."""
     model_config: dict[str, Any] = field(default_factory=dict)
     """Config of the model, which `Checkpoints` writes and checks."""
     environments: dict[str, list[int]] = field(default_factory=dict)
-    """Of the policy trainer, by name: samples and tokens that were trained of each. Empty in checkpoints of versions
-    that did not tell them apart: then they are counted from there on."""
+    """Trained samples and tokens by environment, of the policy trainer. Empty in checkpoints of versions that did not
+    tell them apart: then they are counted from there on."""
 
 
 class CheckpointError(Exception):
@@ -113,10 +74,10 @@ class Checkpoints:
     number has written.
 
     A folder of that name is whole: it is filled under another one, synced and renamed by the leading rank when all
-    have written. That is done by a thread: training goes on once the tensors are copied.
+    have written. A thread does that: training continues once the tensors are copied.
 
-        save        copies, and begins to write
-        complete    what belongs to it is on the disk, its step's line of metrics: the thread may rename it
+        save        copies, and starts writing
+        complete    the step's line of metrics is on disk: the thread may rename the folder
         finish      waits for the thread
     """
 
@@ -127,16 +88,16 @@ class Checkpoints:
         keep_interval: int | None = None,
         ranks: Ranks = ALONE,
         *,
-        beside: Path | None = None,
+        also_keep: Path | None = None,
         with_orchestrator: bool = False,
     ) -> None:
-        """`beside`: a folder of which the same steps are kept. `with_orchestrator`: it adds its part to each, in a
-        folder that it finds there."""
+        """`also_keep`: another folder in which the same steps are kept. `with_orchestrator`: the orchestrator adds its
+        part to each checkpoint, in a folder that is made for it."""
         self._folder = output_dir / "checkpoints"
         self._keep_last = keep_last
         self._keep_interval = keep_interval
         self._ranks = ranks
-        self._beside = beside
+        self._also_keep = also_keep
         self._with_orchestrator = with_orchestrator
         # The thread's messages to other ranks must not mix with those of training.
         self._group = torch.distributed.new_group(timeout=ranks.timeout, backend="gloo") if ranks.size > 1 else None
@@ -145,12 +106,12 @@ class Checkpoints:
         self._saving: Future[int] | None = None
 
     def newest(self) -> TrainerState | None:
-        """None where there is none. Raises CheckpointError when it cannot be read."""
+        """The newest checkpoint, or None. Raises CheckpointError if it cannot be read."""
         steps = self.steps()
         return self.load(steps[-1]) if steps else None
 
     def load(self, step: int) -> TrainerState:
-        """Raises CheckpointError when it is not there or cannot be read."""
+        """Raises CheckpointError if it does not exist or cannot be read."""
         folder = self._folder / f"step_{step}"
         if not folder.is_dir():
             there = ", ".join(map(str, self.steps())) or "none"
@@ -164,13 +125,13 @@ class Checkpoints:
             raise self._unreadable(path, error) from error
         if "model" in values:
             raise self._former(folder)
-        # Of versions that kept the leading rank's random numbers only, and none where the policy was trained.
+        # Written by versions that kept only the leading rank's random numbers, and none for policies.
         values.pop("rng", None)
         try:
             return TrainerState(**values)
         except TypeError as error:
             raise CheckpointError(
-                f"{path} has other entries than this version of primerl writes ({error}); go on with the version that "
+                f"{path} has other entries than this version of primerl writes ({error}); resume with the version that "
                 "wrote it, give another output_dir, or begin anew from its weights"
             ) from error
 
@@ -188,7 +149,7 @@ class Checkpoints:
                 f"{where} is of the optimizer {state.optimizer!r}, and optim.type is {optimizer.config.type!r}; set it "
                 "as it was"
             )
-        _say_nothing_of_one_process()
+        _ignore_warning_of_one_process()
         try:
             reader = FileSystemReader(folder)
             entries = reader.read_metadata().state_dict_metadata
@@ -200,9 +161,9 @@ class Checkpoints:
                     here, there = _shape(tensor.shape), _shape(sizes.get(name))
                     raise CheckpointError(f"{where} is of another model: {name} is {here}, and there {there}")
             if _drops(model) and not any(name.startswith("random.") for name in entries):
-                raise self._former(folder.parent)  # without the random numbers that its dropout goes on with
+                raise self._former(folder.parent)  # without the random numbers that its dropout needs
             states = random_states(self._ranks.rank)
-            # Of a rank that there was not, there are none.
+            # There are none for a rank that did not exist.
             states = {name: state for name, state in states.items() if sizes.get(name) == state.shape}
             load(tensors | states, storage_reader=reader, process_group=self._group, no_dist=self._group is None)
         except (Exception, CheckpointException) as error:
@@ -213,7 +174,7 @@ class Checkpoints:
         set_random_states(states)
 
     def _check(self, state: TrainerState, where: str, model: Any) -> None:
-        """By all ranks."""
+        """All ranks have to call it."""
         other = other_facts(state.model_config, model_facts(model))
         if other is not None:
             raise CheckpointError(f"{where} is of another model: {other}; set the model as it was, or begin anew")
@@ -227,12 +188,12 @@ class Checkpoints:
         found = self._ranks.union(own)
         if found:
             raise CheckpointError(
-                f"{folder} is not what was written: {', '.join(found)}; delete {folder.name} to go on from the "
+                f"{folder} is not what was written: {', '.join(found)}; delete {folder.name} to resume from the "
                 "checkpoint before it"
             )
 
     def save(self, state: TrainerState, model: Any, optimizer: Optimizer) -> None:
-        """Whole or not at all. Returns when model and optimizer may go on; it is not there before `complete`."""
+        """Returns when model and optimizer may change again; the checkpoint appears, whole, after `complete`."""
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -246,7 +207,7 @@ class Checkpoints:
                 (folder / ORCHESTRATOR_FOLDER).mkdir()
             torch.save(vars(replace(state, model_config=model_facts(model))), folder / STATE_FILE)
         self._ranks.wait()
-        _say_nothing_of_one_process()
+        _ignore_warning_of_one_process()
         tensors = training_tensors(model, optimizer) | random_states(self._ranks.rank)
         self._check_room(folder, target, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
         writing = async_save(
@@ -259,7 +220,7 @@ class Checkpoints:
         self._begun = _Begun(state.step, folder, target, writing)
 
     def _check_room(self, folder: Path, target: Path, needed: int) -> None:
-        """By all ranks, each of what all write together. Raises SavingError."""
+        """All ranks have to call it, each with the bytes of all ranks together. Raises SavingError."""
         problems = []
         try:
             check_room(target, needed)
@@ -272,7 +233,7 @@ class Checkpoints:
             raise SavingError(f"no checkpoint can be written to {self._folder}: {problems[0]}")
 
     def complete(self) -> None:
-        """Have the thread rename what is being saved, where something is."""
+        """Let the thread rename what is being saved, if anything is."""
         begun, self._begun = self._begun, None
         if begun is not None:
             self._saving = self._thread.submit(self._complete, begun)
@@ -288,21 +249,21 @@ class Checkpoints:
         if self._ranks.leads:
             write_sums(begun.folder)
             settle(begun.folder, begun.target)
-            for kept in (self._folder, self._beside):
+            for kept in (self._folder, self._also_keep):
                 if kept is not None:
                     keep_newest(kept, self._keep_last, self._keep_interval)
         return begun.step
 
     def _remove(self, begun: _Begun) -> None:
-        """A full disk needs the room."""
+        """Frees the room on a full disk."""
         if self._ranks.leads:
             shutil.rmtree(begun.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """What something has come between, so that it was not completed, is given up."""
+        """Give up a checkpoint that was started and not completed."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            # Another rank may be gone, and nobody waits for that; the next start removes what is left.
+            # Another rank may be gone, so the wait is bounded; the next start removes what is left.
             wait([begun.writing], GIVEN_UP_S)
             self._remove(begun)
 
@@ -318,23 +279,23 @@ class Checkpoints:
             raise SavingError(f"no checkpoint can be written to {self._folder}: {_reason(error)}") from error
 
     def saved(self) -> int | None:
-        """The same, of a save that has come to its end."""
+        """The same if the save has finished, without waiting."""
         return self.finish() if self._saving is not None and self._saving.done() else None
 
     def steps(self) -> list[int]:
-        """Of all that are there, ascending."""
+        """Steps of all checkpoints, ascending."""
         return saved_steps(self._folder)
 
     def _former(self, folder: Path) -> CheckpointError:
         return CheckpointError(
-            f"{folder} is of an earlier version of primerl, which alone can go on from it; give another output_dir, or "
-            "begin anew from its weights"
+            f"{folder} is of an earlier version of primerl, which alone can resume from it; give another output_dir, "
+            "or begin anew from its weights"
         )
 
     def _unreadable(self, path: Path, error: BaseException) -> CheckpointError:
         folder = next(parent for parent in (path, *path.parents) if parent.name.startswith("step_"))
         return CheckpointError(
-            f"{path} cannot be read ({_reason(error)}); delete {folder} to go on from the checkpoint before it"
+            f"{path} cannot be read ({_reason(error)}); delete {folder} to resume from the checkpoint before it"
         )
 
 
@@ -347,8 +308,8 @@ def training_tensors(model: Any, optimizer: Optimizer) -> dict[str, torch.Tensor
     return weights | {f"optimizer.{name}": tensor.detach() for name, tensor in optimizer.state().items()}
 
 
-def _say_nothing_of_one_process() -> None:
-    """torch warns where there are no other ranks, even when it was told so; also in its thread."""
+def _ignore_warning_of_one_process() -> None:
+    """torch warns without other ranks, even if it knows that there are none; also in its thread."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
@@ -383,85 +344,3 @@ def set_random_states(states: dict[str, torch.Tensor]) -> None:
             torch.cuda.set_rng_state(state)
         else:
             torch.set_rng_state(state)
-
-
-def save_checkpoint(
-    model: Any,
-    source: Path,
-    output_dir: Path,
-    step: int,
-    ranks: Ranks = ALONE,
-    adapter: Adapter | None = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-    tell: Callable[[float], None] = lambda share: None,
-) -> Path:
-    """Write `<output_dir>/weights/step_<step>`, which loads in `transformers`, vLLM and the embedded engine like any
-    other model folder; returns it. One that is there is replaced. `adapter` is saved separately, in `lora_adapters`.
-
-    Tokenizer, chat template and generation config are copied from the model folder `source`, byte for byte: saving
-    them through `transformers` may change them, and with them the tokens of every later run.
-
-    All ranks have to call it; each writes its share of the weights, the leading one everything else. `tell` hears how
-    much of this rank's bytes is written.
-
-    Raises:
-        OSError, SafetensorError: it cannot be written.
-        RankError: another rank could not write its share, or did not in time.
-    """
-    target = output_dir / "weights" / f"step_{step}"
-    files = by_file(shares(model, ranks, plan(model, ranks, max_shard_bytes)))
-    adapted = gathered(model, adapter_state(own_tensors(model)), keep=ranks.leads) if adapter is not None else {}
-
-    def complete(folder: Path, parts: list[dict[str, dict[str, int]]]) -> None:
-        _describe(model, source, folder, {file: sizes for part in parts for file, sizes in part.items()})
-        if adapter is not None:
-            adapter.save(folder / ADAPTER_FOLDER, adapted)
-        _copy_text(source, folder)
-        settle(folder, target)
-
-    meeting = Meeting(ranks, ranks.agree(uuid.uuid4().hex))
-    sizes = meeting.each(lambda: bytes_of(files), "say how much it will write")
-    meeting.lead(lambda: check_room(target, sum(sizes)), "find room for the model")
-    with meeting.folder(target) as folder:
-        parts = meeting.each(lambda: _write(folder, files, tell), "write its share of the model")
-        meeting.lead(lambda: complete(folder, parts), "complete the model folder")
-    return target
-
-
-def _write(folder: Path, files: Files, tell: Callable[[float], None]) -> dict[str, dict[str, int]]:
-    """Returns the tensors' sizes in bytes, by file and name."""
-    sizes = {file: {name: tensor.nbytes for name, tensor in tensors.items()} for file, tensors in files.items()}
-    written, total = 0, sum(sum(own.values()) for own in sizes.values())
-    for file, tensors in files.items():
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        sync(folder / file)
-        written += sum(sizes[file].values())
-        tell(written / max(total, 1))
-    return sizes
-
-
-def _describe(model: Any, source: Path, folder: Path, files: dict[str, dict[str, int]]) -> None:
-    """The model's config, and where its tensors are when they are in several files, as transformers' `save_pretrained`
-    writes both. `files`: sizes in bytes of their tensors."""
-    # Of weights that may be in fp32 and are saved as what they are computed with; of a class that FSDP has renamed.
-    model.config.dtype = str(computing_dtype(model)).removeprefix("torch.")
-    model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
-    model.config.save_pretrained(folder)
-    if model.can_generate() and not (source / "generation_config.json").is_file():
-        model.generation_config.save_pretrained(folder)
-    if len(files) > 1:
-        total = sum(size for sizes in files.values() for size in sizes.values())
-        index = {
-            "metadata": {"total_parameters": model.num_parameters(), "total_size": total},
-            "weight_map": {name: file for file, sizes in files.items() for name in sizes},
-        }
-        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-        (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-
-
-def _copy_text(source: Path, folder: Path) -> None:
-    for name in TEXT_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-    if (source / "chat_templates").is_dir():
-        shutil.copytree(source / "chat_templates", folder / "chat_templates")

@@ -1,4 +1,4 @@
-"""Folders `step_<k>`: which there are, which are kept, what a process that was killed has left of them."""
+"""Lists, keeps and removes folders `step_<k>`, also those that a killed process has left behind."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 ORCHESTRATOR_FOLDER = "orchestrator"
-"""In a checkpoint: the run's state, which the orchestrator puts there when it is told of the checkpoint."""
+"""In a checkpoint: the run's state, which the orchestrator writes when the checkpoint is reported."""
 REPLACED = "replaced_step_"
-"""What was saved of later steps than the one a run went on from."""
+"""Prefix of folders of later steps than the one a run was resumed from."""
 
 
 class SavingError(Exception):
-    """Something cannot be written to the disk. The message names it, and what the system says."""
+    """Something cannot be written to disk. The message names it and the system's error."""
 
 
 @contextmanager
 def saving(what: Path) -> Iterator[None]:
-    """Errors of writing become a SavingError that names `what`."""
+    """Turns write errors into a SavingError that names `what`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         raise SavingError(f"{what} cannot be written: {error}") from error
     except RuntimeError as error:
-        # torch.save says so of a full disk.
+        # torch.save reports a full disk like this.
         if not any(word in str(error) for word in ("inline_container", "PytorchStreamWriter")):
             raise
         raise SavingError(f"{what} cannot be written: {str(error).splitlines()[0]}") from error
@@ -42,7 +42,7 @@ def saved_steps(folder: Path) -> list[int]:
 
 def _steps(folder: Path, prefix: str) -> list[int]:
     paths = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    # `step_007` is none that a run has made, and would not be found by its number.
+    # A run makes no `step_007`, which could not be found by its number.
     matches = (re.fullmatch(rf"{prefix}(0|[1-9]\d*)", path.name) for path in paths)
     return sorted(int(match[1]) for match in matches if match)
 
@@ -60,14 +60,14 @@ def keep_newest(folder: Path, keep_last: int | None, keep_interval: int | None) 
 
 
 def remove_step(path: Path) -> None:
-    # Under another name first: one that is half removed is none.
+    # Under another name first, so that a half removed folder is not taken for a step.
     gone = path.with_name(f".{path.name}.{os.getpid()}.gone")
     path.rename(gone)
     shutil.rmtree(gone)
 
 
 def set_aside_after(folder: Path, step: int) -> list[Path]:
-    """Rename what was saved after `step`, from which another run of steps begins; returns the new names."""
+    """Rename what was saved after `step`, from which the run starts over; returns the new names."""
     renamed = []
     for later in saved_steps(folder):
         if later > step:
@@ -78,12 +78,12 @@ def set_aside_after(folder: Path, step: int) -> list[Path]:
 
 
 def set_aside_later(output_dir: Path, step: int) -> list[Path]:
-    """The same of checkpoints and weights of a run that goes back to `step`."""
+    """The same for checkpoints and weights of a run that goes back to `step`."""
     return [path for name in ("weights", "checkpoints") for path in set_aside_after(output_dir / name, step)]
 
 
 def remove_unfinished(folder: Path) -> None:
-    """What a process that was killed was writing or removing there. Nobody else may be at it."""
+    """Remove what a killed process was writing or removing there. No one else may be writing it."""
     for path in [*folder.glob(".step_*"), *folder.glob(f".{REPLACED}*")]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Rows that cannot be used: counted, named, and a reason to stop before training when they are too many."""
+"""Counts and names rows that cannot be used; too many of them stop the run before training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from primerl.train.checkpoint.files import write_text
 from primerl.train.data.sources import DataError
 
 EXAMPLES = 3
-"""Rows named for each reason in the table."""
+"""Example rows for each reason in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class BadRow:
 
 @dataclass(slots=True)
 class Dataset:
-    """What was found in one dataset."""
+    """Bad rows of one dataset."""
 
     title: str
     unit: str
@@ -37,7 +37,7 @@ class Dataset:
     with_control_tokens: list[int] = field(default_factory=list)
     """Rows whose messages hold control tokens of the model in their text."""
     control_tokens: Counter[str] = field(default_factory=Counter)
-    """How many rows hold each."""
+    """Number of rows by control token."""
     bad: list[BadRow] = field(default_factory=list)
 
     @property
@@ -46,7 +46,7 @@ class Dataset:
 
 
 class BadRows:
-    """Of all datasets, in their order."""
+    """Bad rows of all datasets, in their order."""
 
     def __init__(self, max_share: float, key: str) -> None:
         self._max_share = max_share
@@ -79,17 +79,17 @@ class BadRows:
         self.datasets[-1].bad.append(row)
 
     def check(self) -> None:
-        """Raises DataError, with a table of reasons, when a dataset has more of them than it may."""
+        """Raises DataError, with a table of reasons, if a dataset has more than the allowed share."""
         over = [dataset for dataset in self.datasets if dataset.share > self._max_share]
         if over:
             names = ", ".join(f"{dataset.title} ({dataset.share:.2%})" for dataset in over)
             raise DataError(
-                f"{self._key}max_bad_share is {self._max_share:.2%}, and more rows cannot be used of {names}; mend "
+                f"{self._key}max_bad_share is {self._max_share:.2%}, and more rows cannot be used of {names}; fix "
                 f"them or raise it\n{self.table()}"
             )
 
     def refuse(self, kind: str, because: str) -> None:
-        """Raises DataError when there is a row of this kind."""
+        """Raises DataError if there is a row of this kind."""
         if any(row.kind == kind for dataset in self.datasets for row in dataset.bad):
             raise DataError(f"{because}, and there are such rows\n{self.table()}")
 
@@ -105,7 +105,7 @@ class BadRows:
         return "\n".join(lines)
 
     def summary(self, named_in: Path) -> list[str]:
-        """One line for each dataset that lost something. `named_in`: where its unusable rows are named."""
+        """One line for each dataset that lost rows. `named_in`: the file that names them."""
         lines = []
         for dataset in self.datasets:
             if dataset.bad:
@@ -125,7 +125,7 @@ class BadRows:
         return lines
 
     def write(self, path: Path) -> None:
-        """Each of them by name, one JSON object a line; no file where there is none."""
+        """Write each bad row as a JSON object a line; no file if there are none."""
         path.unlink(missing_ok=True)
         lines = [
             json.dumps({"dataset": dataset.title, dataset.unit: row.index, "kind": row.kind, "reason": row.reason})

@@ -2,92 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from primerl.train.loop.client import OrchestratorClient
 from primerl.train.loss.truncation import Truncation
-
-# Where a data rank's batches come from.
-#
-# While a step is trained, a thread asks for the next batch: what is there by then is fetched and decoded beside the
-# step, and the trainer waits for what is not there only.
-
-log = logging.getLogger(__name__)
-
-_ASK_AHEAD_S = 10.0
-"""The orchestrator answers such a request at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    batch: Batch
-    body: bytes | bytearray
-    """As it came: the batch's tensors lie in it."""
-
-
-class Batches:
-    """Not for several threads. `client` is used by the caller's thread only."""
-
-    def __init__(self, client: OrchestratorClient, rank: int, ranks: int) -> None:
-        self._client = client
-        self._beside = OrchestratorClient(
-            client.url, client.unreachable_after_s, _ASK_AHEAD_S, identity=client.identity
-        )
-        self._asked = (rank, ranks)
-        self._ahead: Future[Received | None] | None = None
-
-    def ask_ahead(self, step: int) -> None:
-        """Fetch the batch of `step`, which is taken next, beside what the caller does now, should it be there."""
-        found: Future[Received | None] = Future()
-        self._ahead = found
-        # A thread that is not waited for at the end of the process: an orchestrator that hangs would hold it up.
-        threading.Thread(target=self._fetch, args=(step, found), name="batch ahead", daemon=True).start()
-
-    def take(self, step: int, deadline_s: float, waiting: Callable[[str], None]) -> Received:
-        """The batch of `step`; see `OrchestratorClient.batch` for arguments and errors.
-
-        Raises:
-            BatchError: it is no batch, or not the one that was asked for.
-        """
-        ahead, self._ahead = self._ahead, None
-        received = None if ahead is None else ahead.result()
-        if received is not None:
-            return received
-        return self._decoded(step, self._client.batch(step, self._asked[0], deadline_s, waiting))
-
-    def close(self) -> None:
-        self._beside.leave()
-        if self._ahead is None or self._ahead.done():
-            self._beside.close()
-
-    def _fetch(self, step: int, found: Future[Received | None]) -> None:
-        try:
-            body = self._beside.batch_ahead(step, self._asked[0])
-            found.set_result(None if body is None else self._decoded(step, body))
-        except Exception as error:  # noqa: BLE001 (whatever it is, the caller is told)
-            found.set_exception(error)
-        if self._beside.is_leaving:
-            self._beside.close()
-
-    def _decoded(self, step: int, body: bytes | bytearray) -> Received:
-        batch = decode_batch(body)
-        rank, ranks = self._asked
-        if (batch.step, batch.rank, batch.ranks) != (step, rank, ranks):
-            raise BatchError(
-                f"asked for step, rank, ranks {(step, rank, ranks)}, got {(batch.step, batch.rank, batch.ranks)}; "
-                "the orchestrator's data_ranks must be the trainer's ranks"
-            )
-        return Received(batch, body)
-
 
 COLUMNS = {
     "token_ids": torch.int32,
@@ -99,9 +22,9 @@ COLUMNS = {
 }
 """Columns with one value a token, and their little-endian types, in the order of the bytes."""
 ALIGNMENT = 16
-"""Of a micro-batch's first column among the bytes."""
+"""Alignment of a micro-batch's first column among the bytes."""
 _CHECKSUM_KEY = b"\xa4xxh3\xc4\x08"
-"""Of the third entry, with msgpack's mark of 8 bytes."""
+"""Key of the third entry, with msgpack's mark of 8 bytes."""
 MAX_LOGPROB = 1e-4
 """An engine's rounding may put a log-probability this far above 0, nats."""
 
@@ -143,8 +66,8 @@ class MicroBatch:
     rollouts: tuple[int, ...]  # [S]
     environments: tuple[int, ...]  # [S], index of the environment in the orchestrator's config
     truncation: Truncation | None = None
-    """[T], what the engine left out before it sampled (`primerl.train.loss.truncation` leaves out the same); None where
-    it left out nothing, as always unless `orchestrator.sampling.truncated` is "replay"."""
+    """[T], how the engine truncated before it sampled (`primerl.train.loss.truncation` replays it); None if it did not,
+    as always unless `orchestrator.sampling.truncated` is "replay"."""
     grammars: tuple[GrammarRun, ...] = ()
     """Answers in which only some tokens were allowed (`primerl.train.loss.grammar` finds which)."""
     extra: dict[str, Tensor] = field(default_factory=dict)
@@ -216,11 +139,11 @@ def decode_batch(body: bytes | bytearray) -> Batch:
 
 
 def _frame(body: bytearray) -> tuple[dict[str, Any], memoryview]:
-    """The header, and the columns' bytes where they are. The map is taken apart by hand: msgpack would copy them."""
+    """The header and the columns' bytes, not copied. The map is parsed by hand, since msgpack would copy them."""
     import msgpack
 
     view = memoryview(body)
-    # Two entries, as earlier versions wrote it: without a checksum.
+    # Two entries: written by an earlier version, without a checksum.
     checked = bytes(view[:1]) != b"\x82"
     header, rest = _bytes_of((b"\x83" if checked else b"\x82") + b"\xa6header\xc6", view)
     columns, rest = _bytes_of(b"\xa7columns\xc6", rest)
@@ -232,7 +155,7 @@ def _frame(body: bytearray) -> tuple[dict[str, Any], memoryview]:
 
 
 def _check_sum(view: memoryview, end: memoryview) -> memoryview:
-    """What follows the checksum, which stands where `end` begins and is of all bytes before it."""
+    """What follows the checksum, which is at the start of `end` and covers all bytes before it."""
     import xxhash
 
     start = len(_CHECKSUM_KEY)
@@ -249,7 +172,7 @@ def _check_sum(view: memoryview, end: memoryview) -> memoryview:
 
 
 def _bytes_of(key: bytes, view: memoryview) -> tuple[memoryview, memoryview]:
-    """What stands under `key`, and what follows. A length of 4 bytes, big-endian, is behind the key."""
+    """The value of `key` and the rest. The key is followed by a length of 4 bytes, big-endian."""
     if view[: len(key)] != key:
         raise BatchError(f"not a batch: {bytes(view[: len(key)])!r} is not {key!r}")
     start = len(key) + 4
@@ -297,7 +220,7 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
 
 
 def _truncation(runs: list[dict[str, Any]], tokens: int) -> Truncation:
-    """One value a token, from the runs of tokens that were sampled alike."""
+    """One value a token, from runs of tokens with the same value."""
     truncation = Truncation(torch.ones(tokens), torch.zeros(tokens, dtype=torch.int64), torch.zeros(tokens))
     for run in runs:
         begin, end, top_p, top_k, min_p = (run[name] for name in ("begin", "end", "top_p", "top_k", "min_p"))
@@ -320,7 +243,7 @@ def _grammars(header: dict[str, Any], tokens: int) -> tuple[GrammarRun, ...]:
 
 
 def _tensor(columns: memoryview, dtype: torch.dtype, count: int, offset: int) -> Tensor:
-    # torch.frombuffer refuses to make an empty tensor.
+    # torch.frombuffer cannot make an empty tensor.
     if not count:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(columns, dtype=dtype, count=count, offset=offset)
@@ -332,7 +255,7 @@ def _first_tokens(micro_batch: MicroBatch) -> Tensor:
 
 
 def _is_sound(micro_batch: MicroBatch, step: int) -> bool:
-    """Whether nothing is wrong, in few passes over the columns. What it doubts may still be fine."""
+    """A quick check in few passes over the columns: True means valid, False needs the full check."""
     if not micro_batch.sequence_lengths:
         return True
     if int(micro_batch.loss_mask.max()) > 1:
@@ -347,14 +270,14 @@ def _is_sound(micro_batch: MicroBatch, step: int) -> bool:
     low, high = bounds["versions"]
     if not (low >= -1 and high < step and torch.equal(micro_batch.versions >= 0, trained)):
         return False
-    # What is not a number is neither below nor above.
+    # NaN is neither below nor above.
     (lowest_logprob, logprob), (low, high) = bounds["logprobs"], bounds["advantages"]
     finite = lowest_logprob > -math.inf and logprob <= MAX_LOGPROB and low > -math.inf and high < math.inf
     return bool(finite and bounds["temperatures"][0] > 0)
 
 
 def _check(micro_batch: MicroBatch, step: int) -> None:
-    """Refuse what cannot be trained on, rather than train on something else."""
+    """Raises BatchError for anything that cannot be trained on."""
     trained = micro_batch.loss_mask == 1
     untrained = micro_batch.loss_mask == 0
     first = torch.zeros_like(trained)

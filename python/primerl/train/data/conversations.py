@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Fields of a message: those that say whether it is trained, and those that would be ignored without a word.
-
 TRAINED = {
     "weight": True,
     "loss": True,
@@ -27,7 +25,7 @@ KNOWN = frozenset(
         *("reasoning_content", "reasoning", "reasoning_details", "thinking"),
     )
 )
-"""Of OpenAI's messages, and other servers' names for reasoning."""
+"""Fields of OpenAI's messages, and other servers' names for reasoning."""
 NOTES = frozenset(
     (
         *("id", "type", "status", "index", "model", "metadata", "annotations", "timestamp", "created", "created_at"),
@@ -36,11 +34,11 @@ NOTES = frozenset(
         *("num_tokens", "tokens", "score"),
     )
 )
-"""Records about a message, which nobody would want to be trained."""
+"""Fields that only describe a message. Any other unknown field is reported, since ignoring it may be a mistake."""
 
 
 class FieldError(ValueError):
-    """A field has a value that means nothing. The message begins with the field's name."""
+    """A field has an invalid value. The message begins with the field's name."""
 
 
 def take_marks(message: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -92,13 +90,13 @@ def templates(model_folder: Path) -> str:
 
 
 COLUMNS = ("messages", "prompt", "completion", "tools", "tool_defs", "chat_template_kwargs")
-"""What is read of a row; other columns are left alone."""
+"""Columns that are read; others are ignored."""
 BEHIND = {"prompt": "messages", "completion": "messages", "tool_defs": "tools"}
-"""Columns that are not read where the other one is there."""
+"""Columns that are not read if the other one exists."""
 
 
 class RowError(ValueError):
-    """A row cannot be trained on. The message is the reason; `kind` sums reasons up."""
+    """A row cannot be trained on. The message is the reason; `kind` groups reasons."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -113,7 +111,7 @@ class Conversation:
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    """Columns of `BEHIND` that are not read because the one before them is there."""
+    """Columns of `BEHIND` that are not read because another one exists."""
     untrained: frozenset[int] = frozenset()
     """Indices of messages that are marked as not to be trained, whatever their role."""
 
@@ -188,7 +186,7 @@ def _as_messages(value: Any, name: str, role: str) -> list[Any]:
 
 
 def _parsed(value: Any, name: str) -> Any:
-    """Tables of many shapes are often kept as JSON texts."""
+    """Nested values are often stored as JSON texts in tables."""
     if not isinstance(value, str):
         return value
     try:

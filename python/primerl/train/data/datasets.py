@@ -1,4 +1,4 @@
-"""The rows of a supervised fine-tuning, and how far they go."""
+"""Loads the rows of supervised fine-tuning, and computes how many steps they make."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from primerl.train.data.sources import DataError, sources
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loop.progress import progress
 from primerl.train.loop.validation import Validation
-from primerl.train.settings import ConfigError
+from primerl.train.reader import ConfigError
 from primerl.train.sft_settings import SFTConfig
 
 log = logging.getLogger(__name__)
 
 MOST_EPOCHS_A_STEP = 100
-"""A step that would hold every row more often is refused: filling it may take longer than anyone waits."""
+"""A step that would hold every row more often is refused: filling it would take too long."""
 
 
 COUNTED_AT_ONCE = 1000
-"""Steps between reports, which take longer than a step's counting."""
+"""Steps between progress reports, which take longer than counting a step."""
 
 
 def load_data(config: SFTConfig, folder: Path, rendered_at: float, ranks: Ranks) -> tuple[Rows, Validation | None]:
@@ -45,12 +45,12 @@ def load_data(config: SFTConfig, folder: Path, rendered_at: float, ranks: Ranks)
 
 
 def _named(file: str, ranks: Ranks) -> str:
-    """All ranks read all rows, and would write to one file at a time."""
+    """A file a rank: all ranks read all rows, and would write to the same file."""
     return file if ranks.leads else f".rank_{ranks.rank}_{file}"
 
 
 def mixture_of(config: SFTConfig, rows: Rows) -> Mixture:
-    """Raises DataError when there is a ratio for a dataset without rows."""
+    """Raises DataError for a ratio of a dataset without rows."""
     ratios = [subset.ratio for subset in config.data.datasets if subset.ratio is not None] or None
     for title, (first, end) in zip(rows.titles, pairwise(rows.firsts), strict=True):
         if ratios is not None and first == end:

@@ -1,4 +1,4 @@
-"""Rows of small files are read once, where a process checks them before it trains on them."""
+"""Keeps the rows of small files, so that a process which checks them before training reads them once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TypeVar
 Row = TypeVar("Row")
 
 MOST_BYTES = 4 * 2**20
-"""Of a file; in memory its rows take some 25 times as much."""
+"""Bytes of a file; in memory its rows take some 25 times as much."""
 
 _kept: dict[Path, tuple[tuple[int, ...], list[object]]] = {}
 
 
 def keeping(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
-    """Gives the rows of the file, and keeps them for `taken` once all were read. Raises OSError."""
+    """Yields the rows of the file, and keeps them for `taken` once all are read. Raises OSError."""
     version = _version(path)
     if os.path.getsize(path) > MOST_BYTES:
         yield from rows
@@ -29,11 +29,11 @@ def keeping(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def taken(path: Path) -> Iterator[object] | None:
-    """The rows that were kept, which are then forgotten; None where there are none, or the file has changed."""
+    """The kept rows, which are then dropped; None if there are none, or the file has changed."""
     version, rows = _kept.pop(path, ((), []))
     try:
         return iter(rows) if version and version == _version(path) else None
-    except OSError:  # which is reported by whoever reads it
+    except OSError:  # reported by whoever reads the file
         return None
 
 

@@ -1,6 +1,6 @@
 """Conversations to token ids with a mask of what is trained, by the model's own template.
 
-What the assistant wrote is told by `primerl.render`. What another role says is its content as the template writes it,
+`primerl.render` says what the assistant wrote. What another role says is its content as the template writes it,
 and the stop token where one follows directly: never the template's own text around it. It is found by putting a
 sentinel in the content's place: the text around the sentinel has to be the text around the content. A token that
 crosses the edge of such a content is not trained.

@@ -2,7 +2,7 @@
 
 A pool is a set of rows that is read once an epoch of its own, in an order that its seed and the epoch's number decide.
 Without ratios all rows are one pool. With ratios each subset is one, and the next row is from the pool that is furthest
-behind its share, so that after n rows each has given its share of n, rounded. All that has to be known to go on at a
+behind its share, so that after n rows each has given its share of n, rounded. All that has to be known to resume at a
 row is how many each pool has given.
 """
 
@@ -32,12 +32,12 @@ class Pool:
     _order: list[int] = field(default_factory=list, init=False)
 
     def next_row(self, shuffle: bool, seed: int) -> int:
-        """The row after those that were given, which is not given by this."""
+        """The next row; it is not counted as given."""
         epoch, place = divmod(self.given, self.rows)
         if not shuffle:
             return self.first + place
         if epoch != self._epoch:
-            # No generator has to be saved, and no subset's order depends on the others' number.
+            # A generator of its own: none has to be saved, and no subset's order depends on the others.
             generator = torch.Generator().manual_seed(
                 xxhash.xxh3_64_intdigest(f"{seed}/{self.name}/{epoch}".encode()) >> 1
             )
@@ -46,7 +46,7 @@ class Pool:
 
 
 class Mixture:
-    """The rows of a run, one after the other."""
+    """The rows of a run in training order."""
 
     def __init__(self, rows: Rows, ratios: list[float] | None, *, shuffle: bool, seed: int) -> None:
         """`ratios`: one for each subset, none of which may be empty; they need not add up to 1."""
@@ -66,7 +66,7 @@ class Mixture:
 
     @property
     def epoch(self) -> float:
-        """Rows given, in multiples of the rows that there are."""
+        """Rows given, as a multiple of all rows."""
         return self.given / self._rows
 
     def peek(self) -> tuple[Pool, int]:
@@ -82,14 +82,14 @@ class Mixture:
         return {pool.name: pool.given for pool in self.pools}
 
     def go_to(self, position: dict[str, Any]) -> None:
-        """Raises ValueError when the position is of other pools."""
+        """Raises ValueError if the position belongs to other pools."""
         if set(position) != {pool.name for pool in self.pools}:
             raise ValueError(f"it counts rows of {sorted(position)}; these are {[pool.name for pool in self.pools]}")
         for pool in self.pools:
             pool.given = position[pool.name]
 
     def describe(self) -> dict[str, Any]:
-        """What decides the order, beside the rows."""
+        """What decides the order, besides the rows."""
         return {
             "shuffle": self._shuffle,
             "seed": self._seed if self._shuffle else None,
@@ -100,7 +100,7 @@ class Mixture:
 def steps(mixture: Mixture, rows: Rows, batch_size: int, epochs: int | None) -> Iterator[list[int]]:
     """Rows of each step: as many as fit into `batch_size` tokens, never part of one. Without `epochs`, endless.
 
-    An epoch ends within a step, which goes on with the next one's rows; only the last step of all may be short.
+    An epoch ends within a step, which continues with rows of the next one; only the last step of all may be short.
     """
     end = None if epochs is None else epochs * len(rows)
     while end is None or mixture.given < end:

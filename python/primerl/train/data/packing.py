@@ -1,4 +1,4 @@
-"""Steps of packed micro-batches, made ready by a thread while the model trains the ones before."""
+"""Packs rows into the micro-batches of each step, in a thread while the model trains the previous ones."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class StepBatch:
     """What one step trains. `position` and `epoch` are those of the data after it."""
 
     micro_batches: list[MicroBatch]
-    """Of this rank; it may have one less than others. Everything else is of all ranks."""
+    """Micro-batches of this rank, which may have one less than others. Everything else covers all ranks."""
     most_micro_batches: int
-    """Of the rank that has most."""
+    """Micro-batches of the rank with the most."""
     trained_tokens: int
     samples: list[int]
     """Rows of each subset."""
@@ -111,8 +111,8 @@ def step_batches(
     device: torch.device,
     ranks: Ranks = ALONE,
 ) -> Iterator[StepBatch]:
-    """From where the mixture stands. All ranks read the same rows, and each takes its share of the micro-batches; so
-    a run goes on from the same place with any number of them."""
+    """The steps from the mixture's position on. All ranks read the same rows, and each takes its share of the
+    micro-batches, so a run resumes from the same place with any number of ranks."""
     for indices in steps(mixture, rows, batch_size, epochs):
         chosen = [rows.row(index) for index in indices]
         samples, tokens = [0] * len(rows.titles), [0] * len(rows.titles)
@@ -146,7 +146,7 @@ class Ahead(Generic[T]):
     def __next__(self) -> T:
         item = self._ready.get()
         if isinstance(item, BaseException):
-            self._ready.put(item)  # asked again, it says the same
+            self._ready.put(item)  # the next call raises it again
             raise item
         return item
 
@@ -160,11 +160,11 @@ class Ahead(Generic[T]):
                 if not self._put(item):
                     return
             self._put(StopIteration())
-        except BaseException as error:  # noqa: BLE001 (raised again by whoever waits for the item)
+        except BaseException as error:  # noqa: BLE001 (raised again in `__next__`)
             self._put(error)
 
     def _put(self, item: T | BaseException) -> bool:
-        """Waits for room; false once nothing is wanted any more."""
+        """Waits for room in the queue; false once the iterator is closed."""
         while not self._stopped.is_set():
             try:
                 self._ready.put(item, timeout=0.1)

@@ -1,5 +1,5 @@
-"""All rows of a run's datasets as tokens: rendered before the first step, so that whatever cannot be used is known
-before anything is trained."""
+"""Renders all rows of a run's datasets to tokens before the first step, so that unusable rows are known before
+training."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Rows:
         return f"{self.titles[subset]}, {self._units[subset]} {self._found[index]}"
 
     def digest(self) -> str:
-        """Of every token and its mask, and of where rows and subsets begin."""
+        """Digest of every token and its mask, and of where rows and subsets begin."""
         digest = xxhash.xxh3_128()
         for column in (self._token_ids, self._loss_mask):
             digest.update(column.numpy().data)
@@ -113,7 +113,7 @@ class Limits:
 
 
 class RowsBuilder:
-    """Takes rows in the datasets' order."""
+    """Collects rows in the datasets' order."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -143,7 +143,7 @@ class RowsBuilder:
         self._found.append(index)
 
     def build(self) -> Rows:
-        """Raises DataError when too many rows cannot be used."""
+        """Raises DataError if too many rows cannot be used."""
         self.bad.check()
         if not self._ends:
             raise DataError(f"{self._limits.key}path: no row can be used")
@@ -170,8 +170,8 @@ class RowsBuilder:
 
 
 def load_rows(sources: list[Source], masker: Masker, limits: Limits, bad_rows: Path) -> Rows:
-    """All rows of the sources, rendered on all cores while the next ones are read. Those that cannot be used are named
-    in the file `bad_rows`, which is not there where all can.
+    """All rows of the sources, rendered on all cores while the next ones are read. Unusable rows are named in the
+    file `bad_rows`, which does not exist if there are none.
 
     Raises:
         DataError: a dataset cannot be read, or more than `limits.max_bad_share` of its rows cannot be used.

@@ -19,7 +19,7 @@ from primerl.process.extras import described
 from primerl.train.data import kept_rows
 from primerl.train.data.conversations import BEHIND, COLUMNS, SCHEMA, Conversation, RowError, conversation
 from primerl.train.data.tables import BUILDERS, COMPRESSED, PLAIN, builder, load, reason, without_padding
-from primerl.train.settings import ConfigError
+from primerl.train.reader import ConfigError
 from primerl.train.sft_settings import RowsConfig, SubsetConfig
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One dataset, not read yet."""
+    """One dataset, before it is read."""
 
     config: SubsetConfig
     key: str
@@ -65,7 +65,7 @@ class Source:
         return Path(os.path.expanduser(self.config.path))
 
     def check(self) -> None:
-        """What can be known without reading. Raises ConfigError."""
+        """Checks what can be known without reading. Raises ConfigError."""
         if self._path.exists():
             if self._path.is_file() and builder(self._path) is None:
                 known = ", ".join(sorted(BUILDERS))
@@ -88,7 +88,7 @@ class Source:
                 if isinstance(row.content, Conversation) and not told.issuperset(row.content.ignored):
                     told.update(row.content.ignored)
                     log.warning(
-                        "%s: %s %d of %s has %s beside %s, which are taken; the same for others like it",
+                        "%s: %s %d of %s has %s besides %s, which are taken; the same for others like it",
                         self.key,
                         self.unit,
                         row.index,
@@ -122,7 +122,7 @@ class Source:
             ) from error
         try:
             table = load(datasets, self.config.path, self.config.name, self.config.split, self.key)
-        except Exception as error:  # of any library below it: files, formats, network
+        except Exception as error:  # any library below it may fail: files, formats, network
             raise DataError(f"{self.key}: {self.config.path} cannot be loaded: {reason(error)}") from error
         if not isinstance(table, datasets.Dataset):
             raise DataError(f"{self.key}: split {self.config.split!r} of {self.config.path} is not one table of rows")
@@ -156,7 +156,7 @@ def _plain_rows(path: Path) -> Iterator[Found]:
 
 
 def _begins_a_list(path: Path) -> bool:
-    """Whether a list is the first thing in the file; else it is read as lines."""
+    """Whether the file starts with a list; otherwise it is read line by line."""
     with path.open("rb") as file:
         beginning = file.readline().removeprefix(codecs.BOM_UTF8).strip()
         while not beginning and (line := file.readline()):

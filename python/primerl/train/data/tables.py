@@ -1,4 +1,8 @@
-"""Rows that the `datasets` library reads: files of tables, folders, splits and slices, datasets of the hub."""
+"""Rows that the `datasets` library reads: files of tables, folders, splits and slices, datasets of the hub.
+
+A table gives every object the keys of all the others, so most nulls are padding. An argument of a tool call may have
+been written as null, though: that is known if the declaration of its tool requires the argument.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,7 @@ from typing import Any
 
 from primerl.train.data.conversations import declared_parameters, without_none
 
-# Nulls of a table's row. A table gives every object the keys of all the others, so most are padding, but an argument
-# of a tool call may have been written as null: the declaration of its tool says so where the argument is required.
+log = logging.getLogger(__name__)
 
 MESSAGES = ("messages", "prompt", "completion")
 
@@ -36,7 +39,7 @@ def without_padding(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             for name, value in arguments.items()
             if value is None and name in properties and name not in required
         ]
-        # In the order it was written in: templates write it out as it is.
+        # In the original order: templates write it out as it is.
         kept["arguments"] = {
             name: kept["arguments"].get(name)
             for name, value in arguments.items()
@@ -47,7 +50,7 @@ def without_padding(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _cell(name: str, value: Any) -> Any:
     if name in MESSAGES and isinstance(value, list):
-        # Templates tell an empty content from none at all.
+        # Templates distinguish an empty content from a missing one.
         return [without_none(message, keep=("content",)) for message in value]
     return without_none(value)
 
@@ -58,7 +61,7 @@ def _declared_names(parameters: Mapping[str, Any], key: str) -> set[str]:
 
 
 def _calls(messages: list[Any]) -> Iterator[dict[str, Any]]:
-    """The functions that are called with an object of arguments."""
+    """Called functions whose arguments are an object."""
     for message in messages:
         calls = message.get("tool_calls") if isinstance(message, Mapping) else None
         for call in calls if isinstance(calls, list) else []:
@@ -67,19 +70,17 @@ def _calls(messages: list[Any]) -> Iterator[dict[str, Any]]:
                 yield function
 
 
-log = logging.getLogger(__name__)
-
 PLAIN = {".jsonl", ".ndjson", ".json"}
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", **dict.fromkeys(PLAIN, "json")}
 COMPRESSED = {".gz", ".zst", ".bz2", ".xz"}
 ABOUT = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
-"""Files that say something about a dataset."""
+"""Files that describe a dataset."""
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "dev", "val"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-"""What files and folders are called, by the library's own words for splits."""
+"""Split -> names of its files and folders, as the library knows them."""
 SHARD = re.compile(r"data/(?P<split>\w+(?:\.\w+)*)-\d{5}-of-\d{5}.*")
 NAMED = 5
 """Files named in a line of the log."""
@@ -111,7 +112,7 @@ def load(datasets: Any, text: str, name: str | None, split: str, key: str) -> An
 
 
 def reason(error: BaseException) -> str:
-    """What the library says, and what was behind it: its own words are often that something went wrong."""
+    """The library's error and its cause, since its own message is often only that something went wrong."""
     said: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(said) < 4:
@@ -127,7 +128,7 @@ def _saved(datasets: Any, path: Path, split: str) -> Any:
     saved = datasets.load_from_disk(str(path))
     tables = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
     lengths = {name: len(table) for name, table in tables.items()}
-    # The library's own slices, which its `load_from_disk` has not.
+    # The library's slices, which its `load_from_disk` does not support.
     spans = datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
     parts = [tables[span.splitname].select(range(span.from_, span.to)) for span in spans]
     return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
@@ -172,7 +173,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _split_of(path: Path) -> str:
-    """By a word of the file's name, else of the folder's that is nearest."""
+    """The split, by a word of the file's name, else of the nearest folder's."""
     if shard := SHARD.fullmatch(path.as_posix()):
         return shard["split"]
     for part in reversed(path.parts):

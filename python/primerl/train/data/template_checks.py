@@ -1,4 +1,8 @@
-"""Whether a chat template writes what the messages of a row say: what it drops without a word would not be trained."""
+"""What a chat template does to the messages of a row without a warning.
+
+It may drop content, which would not be trained; and templates do not escape control tokens in the text of messages:
+`<|im_end|>` in a user's message ends the user's turn, as in `transformers`. Rows with either are counted.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,14 @@ from typing import Any
 
 from primerl.train.data.conversations import RowError, templates
 
-# Control tokens of a model in the text of messages. Templates do not escape them: `<|im_end|>` in what a user says
-# ends the user's turn, as in `transformers`. Nothing else tells of it, so rows that hold them are counted.
-# `primerl-render` (control_tokens.rs) defines them alike for messages at the gateway, where one found is enough, and
-# answers are the model's own; here each is named, and answers, which are trained on, are searched for ends of turns.
+# `primerl-render` (control_tokens.rs) defines control tokens alike for messages at the gateway, where one found is
+# enough, and answers are the model's own; here each is named, and answers, which are trained, are searched for ends of
+# turns.
 
-THINK_TAGS = ("<think>", "</think>")
-"""Prompts ask for reasoning between these, in plain words."""
-OWN = ("system", "developer")
-"""Roles whose text is the author's, who may show the model its own syntax there."""
+PLAIN_TAGS = ("<think>", "</think>")
+"""Added tokens that prompts mention in plain words, when they ask for reasoning between them."""
+AUTHOR_ROLES = ("system", "developer")
+"""Roles whose text may show the model its own syntax."""
 
 
 class ControlTokens:
@@ -41,14 +44,14 @@ class ControlTokens:
         for message in messages:
             role = message["role"]
             tokens = self._stops if role == "assistant" else self._control
-            if tokens is not None and role not in OWN:
+            if tokens is not None and role not in AUTHOR_ROLES:
                 found.update(dict.fromkeys(tokens.findall(content_text(message))))
         return tuple(found)
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """Words (some tokenizers have `user` as a token) and white space are no markup."""
-    markup = {token for token in tokens if re.search(r"[^\w\s]", token) and token not in THINK_TAGS}
+    """Plain words (some tokenizers have `user` as a token) and white space are not markup."""
+    markup = {token for token in tokens if re.search(r"[^\w\s]", token) and token not in PLAIN_TAGS}
     if not markup:
         return None
     return re.compile("|".join(re.escape(token) for token in sorted(markup, key=lambda token: (-len(token), token))))
@@ -63,12 +66,12 @@ THINKING_ENDS = "</think>"
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
 Render = Callable[[list[dict[str, Any]]], str]
-"""Messages as the template writes them; raises ValueError where it refuses them."""
+"""Renders messages by the template; raises ValueError if it refuses them."""
 
 
 def roles_left_out(render: Render) -> set[str]:
-    """Of `user` and `assistant`, those whose content is nowhere in what is rendered, as with a template that loops over
-    the parts of a content and is given a text. `primerl.render` tries the other roles."""
+    """The roles among `user` and `assistant` whose content is missing from what is rendered, as with a template that
+    loops over the parts of a content and is given a text. `primerl.render` tries the other roles."""
     question, answer = {"role": "user", "content": SENTINEL}, {"role": "assistant", "content": SENTINEL}
     x, y = {**question, "content": "x"}, {**answer, "content": "y"}
     conversations = {"user": ([question], [question, y]), "assistant": ([x, answer], [x, answer, x])}
@@ -93,10 +96,10 @@ def check_written(messages: list[dict[str, Any]], render: Render, left_out: set[
         reasoning, said = _reasoning_and_words(message)
         if said:
             _check_role(index, message["role"], left_out)
-            # In order, since a short content is somewhere in most texts.
+            # In order, since a short content occurs somewhere in most texts.
             found = text.find(said, at)
             at = max(at, found + len(said)) if found >= 0 else at
-            # A template that refuses the sentinel says nothing of the content.
+            # A template that refuses the sentinel says nothing about the content.
             if found < 0 and _shows(replaced(messages, index, content=SENTINEL), render) is False:
                 raise RowError(LEFT_OUT, f"messages[{index}].content is not written by the chat template")
         elif index in trained and not message.get("tool_calls") and not _thinks(messages, index, render):
@@ -123,7 +126,7 @@ def _thinks(messages: list[dict[str, Any]], index: int, render: Render) -> bool:
 
 
 def replaced(messages: list[dict[str, Any]], index: int, **fields: Any) -> list[dict[str, Any]]:
-    """The messages with other values for fields of one of them."""
+    """The messages, with fields of one of them replaced."""
     return [*messages[:index], {**messages[index], **fields}, *messages[index + 1 :]]
 
 
@@ -161,7 +164,7 @@ def _check_role(index: int, role: str, left_out: set[str]) -> None:
 
 
 def _shows(messages: list[dict[str, Any]], render: Render) -> bool | None:
-    """Whether the sentinel is in what is rendered, in any case; None where the template refuses the messages."""
+    """Whether the sentinel is rendered, in any letter case; None if the template refuses the messages."""
     try:
         return SENTINEL.lower() in render(messages).lower()
     except ValueError:

@@ -1,12 +1,12 @@
-"""A model divided among the data ranks, by torch's FSDP2 (`fully_shard`): each holds a share of every weight, gradient
-and optimizer state, in fp32, and has the whole weights of a layer only while it computes it.
+"""Divides a model among the data ranks by torch's FSDP2 (`fully_shard`): each holds a share of every weight, gradient
+and optimizer state, in fp32, and the whole weights of a layer only while it computes that layer.
 
-Over a mesh of (dp_replicate, dp_shard) the shares of a group of dp_shard ranks are the same in each of dp_replicate
-groups (HSDP): weights are gathered within a group, gradients summed over all.
+With a mesh of (dp_replicate, dp_shard), each of the dp_replicate groups of dp_shard ranks holds the whole model (HSDP):
+weights are gathered within a group, gradients summed over all.
 
     load the model on the CPU -> prove -> prepare -> shard -> Optimizer(model.named_parameters())
 
-Gradients are sums over the ranks, not means: the loss is divided by the tokens of all ranks already.
+Gradients are sums over the ranks, not means: the loss is already divided by the tokens of all ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loss.logprobs import LogitsHook, token_logprobs
-from primerl.train.model.memory import layers
+from primerl.train.model.layers import layers
 from primerl.train.model.packed_model import PackedSequences, output_head, predicted_hidden
 
 FORWARD = "packed_logprobs"
@@ -29,14 +29,14 @@ FORWARD = "packed_logprobs"
 
 
 def shard(model: Any, ranks: Ranks, dtype: torch.dtype) -> None:
-    """Divide the model, which is in fp32 and whole on every rank; it computes in `dtype`. Raises ModelError."""
+    """Divide a model that is whole, in fp32, on every rank; it then computes in `dtype`. Raises ModelError."""
     if ranks.mesh is None:
         return
-    # Nothing given is cast: temperatures are exact.
+    # Inputs are not cast, so that temperatures stay exact.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in layers(model):
         fully_shard(layer, mesh=ranks.mesh, mp_policy=policy)
-    # Embeddings, output layer and last norm, which stay whole from the forward pass to the backward pass.
+    # Embeddings, output layer and last norm stay whole from the forward to the backward pass.
     fully_shard(model, mesh=ranks.mesh, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -58,8 +58,8 @@ def packed_logprobs(
     entropy: bool = True,
     plain: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Log-probabilities and entropies of the tokens at packed indices `targets`: see `logprobs.token_logprobs`. Third,
-    those log-probabilities at temperature 1 and of all tokens which the targets at the indices `plain` have, too."""
+    """Log-probabilities and entropies of the tokens at packed indices `targets` (see `logprobs.token_logprobs`), and,
+    for the targets at the indices `plain`, also log-probabilities at temperature 1 among all tokens."""
     compute = getattr(model, FORWARD) if isinstance(model, FSDPModule) else MethodType(_packed_logprobs, model)
     answer: tuple[Tensor, Tensor, Tensor | None] = compute(
         token_ids, packed, targets, temperatures, hook, entropy, plain
@@ -86,7 +86,7 @@ def _packed_logprobs(
 
 
 def nothing(model: Any, ranks: Ranks) -> Tensor:
-    """A forward pass whose loss is 0, for a rank that has a micro-batch less: gathering weights takes all ranks."""
+    """A forward pass with loss 0, for a rank with fewer micro-batches: gathering weights takes all ranks."""
     token_ids = torch.zeros(2, dtype=torch.int64, device=ranks.device)
     packed = PackedSequences.from_lengths([2], ranks.device)
     logprobs, *_ = packed_logprobs(model, token_ids, packed, torch.ones(1, dtype=torch.int64, device=ranks.device))
@@ -94,13 +94,13 @@ def nothing(model: Any, ranks: Ranks) -> Tensor:
 
 
 def sum_gradients_after(model: Any, *, last: bool) -> None:
-    """Whether the next backward pass sums gradients over the ranks, which the last one of a step does for all."""
+    """Set whether the next backward pass sums gradients over the ranks; only the last one of a step does."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's share of a tensor, or all of it where it is not divided."""
+    """This rank's share of a tensor, or all of it if it is not divided."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

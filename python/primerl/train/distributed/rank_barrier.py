@@ -1,7 +1,7 @@
-"""Where threads of the ranks that write beside training hear of each other.
+"""A barrier for threads of the ranks that write in the background of training.
 
-Collectives are the main threads' own: a thread's among them would come in another order on each rank. So the threads
-speak through keys of the store that the ranks met at.
+Collectives belong to the main threads: a thread's would be interleaved in another order on each rank. So the threads
+exchange messages through keys of the ranks' store.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from primerl.train.distributed.ranks import RankError, Ranks
 
 LOOK_EVERY_S = 0.02
 PATIENCE_S = 1800.0
-"""For a disk that takes what is written, and does not come to an end. A rank without a heartbeat has the ranks' own
-`timeout`."""
+"""For a slow disk. A rank without heartbeats is given up after the ranks' own `timeout`."""
 FOR_THE_VERDICT_S = 30.0
-"""Longer than that, so that the leading rank, which knows who is missing, is the first to give up."""
+"""Added for the other ranks, so that the leading rank, which knows who is missing, gives up first."""
 
 
-class Meeting:
-    """All ranks make one of the same name, and call `each` in the same order, each from one thread."""
+class RankBarrier:
+    """All ranks create one with the same name, and call `each` in the same order, each from one thread."""
 
     def __init__(self, ranks: Ranks, name: str, patience_s: float = PATIENCE_S) -> None:
         self._ranks = ranks
@@ -40,17 +39,16 @@ class Meeting:
         self._left = threading.Event()
 
     def leave(self) -> None:
-        """Whoever waits for others stops: a process may not end while a thread of it is within torch."""
+        """Stop waiting for others: a process must not end while one of its threads is inside torch."""
         self._left.set()
 
     def each(self, action: Callable[[], Any], what: str) -> list[Any]:
-        """Every rank does `action`, whose answer is plain JSON; returns when all have, on the leading rank what they
-        answered, by rank, and on the others what the leading one did. `what`: what it is, for messages ("write its
-        share").
+        """Run `action`, which returns plain JSON, on every rank, and wait until all have. Returns the answers of all
+        ranks on the leading one, and its own answer on the others. `what`: the action in messages ("write its share").
 
         Raises:
-            RankError: another rank failed, is gone, or has not done it in time; the same one on all ranks.
-            Exception: whatever this rank's own action raised.
+            RankError: another rank failed, is gone, or was too slow; the same error on all ranks.
+            Exception: what this rank's own action raised.
         """
         if self._store is None:
             return [action()]
@@ -58,13 +56,13 @@ class Meeting:
         answer, failure = None, None
         try:
             answer = action()
-        except Exception as error:  # noqa: BLE001 (raised again, when the others know)
+        except Exception as error:  # noqa: BLE001 (raised again when the others know)
             failure = error
         own = {"answer": answer} if failure is None else {"failed": f"{type(failure).__name__}: {failure}"}
         try:
             verdict, answers = self._lead(own, what) if self._ranks.leads else self._follow(own, what)
         except RuntimeError as error:
-            # The store is with whoever started the ranks, or with the leading one.
+            # The store belongs to the process that started the ranks, or to the leading rank.
             verdict, answers = f"the other ranks are gone: {str(error).splitlines()[0]}", []
         if failure is not None:
             raise failure
@@ -73,19 +71,19 @@ class Meeting:
         return answers
 
     def lead(self, action: Callable[[], Any], what: str) -> Any:
-        """The leading rank does it, and the others wait until it has; its answer, plain JSON, on all of them.
+        """Run `action`, which returns plain JSON, on the leading rank while the others wait; returns its answer on all.
 
-        Raises what `each` does."""
+        Raises what `each` raises."""
         return self.each(action if self._ranks.leads else lambda: None, what)[0]
 
     @contextmanager
     def folder(self, target: Path) -> Iterator[Path]:
-        """A temporary folder beside `target`, empty at first, that all ranks fill; the leading one is to rename it.
-        What is left of it in the end is removed."""
+        """A temporary folder next to `target`, initially empty, that all ranks fill and the leading one renames. It is
+        removed if it still exists in the end."""
         temporary = target.parent / f".{target.name}.writing"
 
         def empty() -> None:
-            # Of a process that was killed.
+            # Left by a process that was killed.
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
 
@@ -100,7 +98,7 @@ class Meeting:
         return f"{self._count if count is None else count}/{rank}"
 
     def _is_silent(self, rank: int) -> bool:
-        """For as long as it may be missing anywhere: it is stopped, or gone."""
+        """Whether the rank has sent no heartbeat for the ranks' timeout: it is stopped or gone."""
         heartbeats, timeout = self._ranks.heartbeats, self._ranks.timeout
         return heartbeats is not None and timeout is not None and heartbeats.silent_s(rank) > timeout.total_seconds()
 
@@ -120,7 +118,7 @@ class Meeting:
             answers.append(said["answer"])
             self._store.delete_key(self._key(rank))
         self._store.set(self._key("verdict"), json.dumps({"failed": verdict, "answers": answers[:1]}))
-        # Who has answered this time has heard the verdict of the last.
+        # All ranks that answered this time have read the previous verdict.
         self._store.delete_key(self._key("verdict", self._count - 1))
         return verdict, answers
 
@@ -137,8 +135,8 @@ class Meeting:
         return said["failed"], said["answers"]
 
     def _word(self, key: str, rank: int, deadline: float) -> bytes | None:
-        """None where the rank does not say it in time."""
-        # The store's own wait would keep signals from being handled, and other threads from its connection.
+        """The rank's message, or None if it does not arrive in time."""
+        # The store's own wait would block signals, and other threads that use its connection.
         while not self._store.check([key]):
             if time.monotonic() > deadline or self._is_silent(rank):
                 return None

@@ -17,34 +17,37 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
-from primerl.train.settings import ConfigError
-
-# Which ranks are alive: each says so every few seconds by a thread, whatever else it does.
-#
-# A collective that does not end tells nobody for `dist_timeout_s` which rank it waits for, and a rank that writes to a
-# slow disk may take longer than one that hangs. A rank that says nothing was stopped, is gone, or is in code that lets
-# no thread run.
+from primerl.train.reader import ConfigError
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
+"""Between heartbeats."""
 SILENT_S = 20.0
-"""After so long a rank is named in the log; what ends the training is a deadline of who waits for it."""
+"""A rank without a heartbeat for this long is named in the log; the deadline of whoever waits for it ends training."""
+SAID_WITHIN_S = 3.0
+"""How long a failed rank waits for the others' last heartbeat; a silent rank is reported as the cause."""
 
 
 class Heartbeats:
-    """This rank's, and what it hears of those that it watches: the leading rank all others, those the leading one."""
+    """Tells other ranks every few seconds, by a thread, that this one is alive, and listens to those that it watches:
+    the leading rank to all others, the others to the leading one.
+
+    A collective that hangs does not say which rank it waits for until `dist_timeout_s`, and a rank that writes to a
+    slow disk may take longer than one that hangs. A rank without heartbeats was stopped, is gone, or is in code that
+    lets no thread run.
+    """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
-        """`store`: where the ranks say what they do, by a connection of this thread alone: a wait in a store keeps all
-        others from it."""
+        """`store`: holds the ranks' heartbeats. The thread has a connection of its own, since a wait in a store blocks
+        all other users of the connection."""
         self._store = store
         self._rank = rank
         self._count = 0
         self._heard: dict[int, bytes] = {}
-        """The last word of the ranks that have said something."""
+        """Last heartbeat by rank."""
         self._missed: dict[int, int] = {}
-        """Beats of this rank since it was new. No clock is asked: all ranks may have been stopped, and go on."""
+        """Beats of this rank since that heartbeat arrived. No clock: all ranks may be stopped and continued."""
         self._watched: Iterable[int] = range(1, size) if rank == 0 else (0,)
         self._named: set[int] = set()
         self._over = threading.Event()
@@ -54,17 +57,17 @@ class Heartbeats:
         self._thread.start()
 
     def stop(self) -> None:
-        """A process may not end while a thread of it is within torch."""
+        """Waits for the thread: a process must not end while one of its threads is inside torch."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(INTERVAL_S)
 
     def silent_s(self, rank: int) -> float:
-        """Seconds since that rank has said anything; 0 of one that is not watched, or has not begun."""
+        """Seconds since that rank's last heartbeat; 0 for a rank that is not watched or has not started."""
         return self._missed.get(rank, 0) * INTERVAL_S
 
     def beat(self) -> None:
-        """Say that this rank is alive, and hear who else is; what the thread does at each interval."""
+        """Send a heartbeat and read those of the watched ranks, as the thread does at each interval."""
         self._count += 1
         self._store.set(f"alive/{self._rank}", str(self._count))
         for rank in self._watched:
@@ -76,7 +79,7 @@ class Heartbeats:
             while not self._over.wait(INTERVAL_S):
                 self.beat()
         except RuntimeError:
-            return  # The store is gone, and with it who started the ranks: all that use it fail.
+            return  # the store is gone, and with it whatever started the ranks
 
     def _listen(self, rank: int) -> None:
         key = f"alive/{rank}"
@@ -87,7 +90,7 @@ class Heartbeats:
             self._heard[rank], self._missed[rank] = word, 0
             if rank in self._named:
                 self._named.remove(rank)
-                log.warning("rank %d goes on", rank)
+                log.warning("rank %d is alive again", rank)
             return
         self._missed[rank] += 1
         if self.silent_s(rank) >= SILENT_S and rank not in self._named:
@@ -96,15 +99,12 @@ class Heartbeats:
 
 
 def last_words(store: Any, rank: int) -> str:
-    """Of a rank that does not come to where it should be."""
+    """Describes a rank that does not arrive where others wait for it: what it was doing, and for how long."""
     if not store.check([f"at/{rank}"]):
         return f"rank {rank} is gone or hangs"
     since, _, what = store.get(f"at/{rank}").decode().partition(" ")
     return f"rank {rank} is gone or hangs, for {time.time() - float(since):.0f} s at: {what}"
 
-
-SAID_WITHIN_S = 3.0
-"""Time in which a rank that failed hears of the others what they do; those that say nothing are why it failed."""
 
 HYBRID = ("dp_replicate", "dp_shard")
 
@@ -115,25 +115,25 @@ class RankError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among the data ranks, as `torchrun` tells it (RANK, WORLD_SIZE, LOCAL_RANK); alone without it."""
+    """This process among the data ranks, by `torchrun`'s RANK, WORLD_SIZE and LOCAL_RANK; alone without them."""
 
     rank: int
     size: int
     device: torch.device
     mesh: DeviceMesh | None = None
-    """(dp_shard), or (dp_replicate, dp_shard): what the model is divided over; None where there is one rank."""
+    """(dp_shard), or (dp_replicate, dp_shard): what the model is divided over; None for one rank."""
     store: Any = None
-    """Where the ranks say what they do."""
+    """Holds what each rank is doing."""
     timeout: timedelta | None = None
-    """Time that a rank may be missing where all meet."""
+    """How long a collective waits for a missing rank."""
     heartbeats: Heartbeats | None = None
-    """Of ranks that have a store."""
+    """None without a store."""
 
     @classmethod
     def join(cls, wanted: int, replicas: int, timeout_s: float) -> Ranks:
-        """Meet the other ranks. One that is missing for `timeout_s`, here or in a sum, ends this process.
+        """Join the other ranks. If one is missing for `timeout_s`, here or in a collective, this process ends.
 
-        Raises ConfigError when there are not as many as `wanted`, or fewer GPUs than ranks on this machine.
+        Raises ConfigError if there are not `wanted` ranks, or fewer GPUs than ranks on this machine.
         """
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         if size != wanted:
@@ -168,13 +168,13 @@ class Ranks:
             torch.distributed.destroy_process_group()
 
     def at(self, what: str) -> None:
-        """Say what this rank does next, for the others to read when it does not come out of it."""
+        """Record what this rank does next, for the others to report if it hangs in it."""
         if self.store is not None:
             self.store.set(f"at/{self.rank}", f"{time.time():.1f} {what}")
 
     @contextmanager
     def naming_the_missing(self) -> Iterator[None]:
-        """What torch says of a rank that is gone or hangs becomes a RankError with the rank's number."""
+        """Turns torch's error about a rank that is gone or hangs into a RankError that names the rank."""
         try:
             yield
         except RuntimeError as error:
@@ -183,7 +183,7 @@ class Ranks:
             raise RankError(f"{self._missing()}; {str(error).splitlines()[0]}") from error
 
     def _missing(self) -> str:
-        """The ranks that do not say that they gave up as well: all that are alive do, at about the same time."""
+        """Describes the ranks that did not report giving up: all that are alive do so at about the same time."""
         try:
             self.store.set(f"gave_up/{self.rank}", "")
             time.sleep(SAID_WITHIN_S)
@@ -194,11 +194,11 @@ class Ranks:
         return "; ".join(described) or "another rank has failed"
 
     def last_words(self, rank: int) -> str:
-        """Of a rank that does not come to where it should be."""
+        """Describes a rank that does not arrive where others wait for it: what it was doing, and for how long."""
         return last_words(self.store, rank)
 
     def agree(self, value: Any) -> Any:
-        """The leading rank's value, on all of them."""
+        """The leading rank's value, on all ranks."""
         if self.size == 1:
             return value
         values = [value]
@@ -206,7 +206,7 @@ class Ranks:
         return values[0]
 
     def wait(self) -> None:
-        """For all ranks to come here."""
+        """Wait until all ranks are here."""
         if self.size > 1:
             # On the CPU: NCCL would only queue the sum on the GPU, and return at once.
             self.sum(torch.zeros(1))
@@ -236,14 +236,14 @@ class Ranks:
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
-"""One process, whose ranks have nothing to add up."""
+"""A single process: sums over ranks change nothing."""
 
 
 def own_device() -> torch.device:
-    """The GPU of this rank, where there are GPUs, which becomes torch's current one; else the CPU.
+    """This rank's GPU, which becomes torch's current device, or the CPU if there is no GPU.
 
-    Raises ConfigError where this machine has fewer GPUs than ranks. Each rank finds that out by itself, so that none
-    waits for another that has failed.
+    Raises ConfigError if this machine has fewer GPUs than ranks. Each rank finds that out by itself, so that none waits
+    for another that has failed.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -267,5 +267,5 @@ def own_device() -> torch.device:
 def _of_other_ranks(error: RuntimeError) -> bool:
     if isinstance(error, torch.distributed.DistError):
         return True
-    # Gloo raises plain RuntimeErrors, with the file that they come from.
+    # Gloo raises plain RuntimeErrors that name its source file.
     return any(word in str(error) for word in ("gloo", "Gloo", "Connection closed by peer", "Connection reset by peer"))

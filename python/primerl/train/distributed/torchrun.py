@@ -1,9 +1,9 @@
-"""A process that starts the ranks of a training on this machine and watches them: torch's elastic launcher, `torchrun`.
+"""Starts the ranks of a training on this machine and watches them, by torch's elastic launcher, `torchrun`.
 
-    run(4, ["trainer", "@", file])    -> the exit code of the first rank that failed, 0 where all ended well
+    run(4, ["trainer", "@", file])    -> the exit code of the first rank that failed, 0 if all succeeded
 
-What kills a rank kills this process too, with the same signal, after it has ended the other ranks and named the one: so
-whoever watches it sees a process that was killed, and starts it again, or one that gave up, and does not.
+If a signal kills a rank, this process ends the other ranks, logs which one was killed, and dies of the same signal. So
+its supervisor can tell a process that was killed, and restarts it, from one that gave up.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from primerl.process.rank_variables import is_rank
 log = logging.getLogger(__name__)
 
 STOP_S = 8
-"""Time that ranks have to end when they are asked to. One that hangs does not hear it, and is killed then."""
+"""Time that ranks have to end when asked to. One that hangs does not react, and is killed."""
 PR_SET_PDEATHSIG = 1
 
 
 def are_wanted(settings: dict[str, Any]) -> bool:
-    """Whether this process is to start ranks, and is not one that `torchrun` or this module has started."""
+    """Whether this process should start ranks, and was not itself started as one."""
     return settings.get("ranks", 1) != 1 and not is_rank(os.environ)
 
 
 def run(ranks: int, arguments: list[str]) -> int:
-    """`primerl <arguments>` as so many ranks."""
+    """Run `primerl <arguments>` as so many ranks."""
     with importing():
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -48,7 +48,7 @@ def run(ranks: int, arguments: list[str]) -> int:
     log_to_stdout("info")
     end_within(STOP_S)
     fork_ranks()
-    # Its own tables of errors repeat what the ranks have said.
+    # Its own tables of errors repeat the ranks' logs.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
@@ -67,8 +67,8 @@ def run(ranks: int, arguments: list[str]) -> int:
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except ChildFailedError as error:
-        # The first, in whole seconds, and in the same second one that was killed: others fail when a rank is gone, or
-        # are ended here.
+        # The first failure by whole seconds, and within a second one by a signal: the others fail because a rank is
+        # gone, or are ended here.
         def order(item: tuple[int, Any]) -> tuple[int, bool]:
             code = item[1].exitcode
             return item[1].timestamp, code >= 0 or code == -signal.SIGTERM
@@ -79,7 +79,7 @@ def run(ranks: int, arguments: list[str]) -> int:
 
 
 def end_within(seconds: int) -> None:
-    """torch has `shutdown_timeout` for its own end only: where a rank has failed, it gives the others 30 s."""
+    """torch uses `shutdown_timeout` only when it is stopped itself; after a failed rank it gives the others 30 s."""
     from torch.distributed.elastic.multiprocessing.api import PContext
 
     close = PContext.close
@@ -91,14 +91,14 @@ def end_within(seconds: int) -> None:
 
 
 def fork_ranks() -> None:
-    """torch starts each rank as a program, anew; a fork of a server that has imported all is as good."""
+    """Fork ranks from a server that has imported everything; torch would start each as a new program."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     from primerl.forking.popen import ForkedPopen
 
     start = SubprocessHandler._popen
 
-    hangs = False  # the server: one that did not answer is asked no more
+    hangs = False  # a server that did not answer is not asked again
 
     def start_fork(handler: SubprocessHandler, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[Any]:
         nonlocal hangs
@@ -119,7 +119,7 @@ def ended(rank: int, code: int) -> int:
         log.error("rank %d ended with exit code %d", rank, code)
         return code
     log.error("rank %d %s; the other ranks were ended", rank, described(code))
-    # Where it is not known, this process is killed as well, and started again: the rank has not given up by itself.
+    # If the signal is unknown, this process is killed too, and restarted: the rank did not give up by itself.
     number = signal.SIGKILL if code == NOT_KNOWN else signal.Signals(-code)
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
@@ -128,8 +128,8 @@ def ended(rank: int, code: int) -> int:
 
 
 def die_with_parent() -> None:
-    """A rank whose starter was killed would train on beside the ranks that are started next."""
+    """A rank whose starter was killed would keep training alongside the ranks that are started next."""
     if primerl.forking.is_fork:
-        return  # Its lifeline does.
+        return  # its lifeline ends it
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

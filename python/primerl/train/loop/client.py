@@ -1,4 +1,8 @@
-"""The orchestrator's trainer endpoints, with the deadlines that keep a wait from becoming a hang."""
+"""The client of the orchestrator's trainer endpoints, with deadlines that keep a wait from becoming a hang.
+
+A trainer identifies itself, so that the orchestrator gives a run to one trainer at a time; all of its ranks send the
+same identity.
+"""
 
 from __future__ import annotations
 
@@ -19,38 +23,47 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from primerl.train.distributed.ranks import Ranks
 
+log = logging.getLogger(__name__)
 
-# Which trainer this is: what the orchestrator knows the one by that has the run. All of its ranks send the same.
 
-LAUNCHER = "PRIMERL_RUN_MARK"
-"""Set by the launcher, which ends its processes with itself."""
-BEGAN_AT = 19
-"""Of the fields of /proc/PID/stat behind the process's name."""
+LAUNCHER_MARK = "PRIMERL_RUN_MARK"
+"""Variable that the launcher sets; a launcher ends its processes when it ends."""
+STAT_START_TIME = 19
+"""Index of the start time among the fields of /proc/PID/stat after the process's name."""
+
+MSGPACK = "application/msgpack"
+_REQUEST_TIMEOUT_S = 30.0
+"""Longer than the orchestrator's long poll: after it, the connection is dead or the process hangs."""
+_LONG_S = 10.0
+"""After this time a heartbeat says how long the trainer has been doing the same thing."""
+_KEPT_S = 60.0
+"""A connection that was idle for longer may have been closed by the other side: a new one is opened."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 Identity = dict[str, object]
 
 
 def own_identity() -> Identity:
-    """Of this process: a new id, its number and machine; where the system has words for them, what its number is a
-    number of and when it began, by which the orchestrator sees that it has ended."""
+    """This process's identity: a new id, its process number and machine. On Linux also its boot, PID namespace and
+    start time, from which an orchestrator on the same machine sees that it has ended."""
     identity: Identity = {"id": uuid.uuid4().hex, "pid": os.getpid(), "host": socket.gethostname()}
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         numbers = os.readlink("/proc/self/ns/pid")
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        identity |= {"place": f"{boot} {numbers}", "began": int(fields[BEGAN_AT])}
+        identity |= {"place": f"{boot} {numbers}", "began": int(fields[STAT_START_TIME])}
     except (OSError, ValueError, IndexError):
-        pass  # Not Linux: it is known by its heartbeats alone.
-    if LAUNCHER in os.environ:
-        identity["launcher"] = os.environ[LAUNCHER]
+        pass  # not Linux: only missing heartbeats show that it has ended
+    if LAUNCHER_MARK in os.environ:
+        identity["launcher"] = os.environ[LAUNCHER_MARK]
     return identity
 
 
 def begin(ranks: Ranks, client: OrchestratorClient) -> Identity:
-    """Ask for the run, as the leading rank for all. Waits while it is not known whether another trainer, which has it,
-    still lives.
+    """Registers this trainer for the run; the leading rank asks for all. Waits while it is unknown whether the trainer
+    that has the run is still alive.
 
-    Raises OrchestratorError on all ranks: the run has a trainer, which is named.
+    Raises OrchestratorError on all ranks if the run has another trainer, which the message names.
     """
     identity, refusal = own_identity(), ""
     if ranks.leads:
@@ -66,18 +79,6 @@ def begin(ranks: Ranks, client: OrchestratorClient) -> Identity:
     return identity
 
 
-log = logging.getLogger(__name__)
-
-MSGPACK = "application/msgpack"
-_REQUEST_TIMEOUT_S = 30.0
-"""Longer than the orchestrator's long poll: silence beyond it is a connection that is dead or a process that hangs."""
-_LONG_S = 10.0
-"""From here on a heartbeat says how long the trainer has been at the same thing."""
-_KEPT_S = 60.0
-"""A connection that rested for longer may have been closed by the other side: a new one is opened."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-
-
 class OrchestratorError(Exception):
     """The orchestrator cannot be reached, or refused a request. The message holds its reason."""
 
@@ -87,7 +88,7 @@ class BatchTimeout(Exception):  # noqa: N818 (named as the wait it ends)
 
 
 class ManifestRefused(OrchestratorError):  # noqa: N818 (named as what happened)
-    """The orchestrator cannot read the weights that it was told of, or finds them damaged."""
+    """The orchestrator cannot read the published weights, or finds them damaged."""
 
 
 class PublishAgain(Exception):  # noqa: N818 (a request, not an error)
@@ -95,11 +96,11 @@ class PublishAgain(Exception):  # noqa: N818 (a request, not an error)
 
 
 class NoMoreBatches(Exception):  # noqa: N818 (an end, not an error)
-    """The orchestrator has finished, or was told to stop."""
+    """The orchestrator has finished, or is stopping."""
 
 
 class OrchestratorClient:
-    """One kept connection. Not for use by several threads: each takes its own client.
+    """One persistent connection. Not thread-safe: each thread uses a client of its own.
 
     `request_timeout_s` bounds one request; failed ones are repeated for `unreachable_after_s` (0: never).
     """
@@ -111,7 +112,7 @@ class OrchestratorClient:
         request_timeout_s: float | None = None,
         identity: dict[str, object] | None = None,
     ) -> None:
-        """`identity`: what is sent with every request (`primerl.train.loop.client`)."""
+        """`identity`: sent with every request."""
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ValueError(f"orchestrator_url is {url!r}; it must look like http://127.0.0.1:8000")
@@ -125,7 +126,7 @@ class OrchestratorClient:
         self._leaving = threading.Event()
 
     def leave(self) -> None:
-        """From another thread: the run is over for this process, so what fails from now on is not repeated."""
+        """Called from another thread when the run is over for this process: failed requests are no longer repeated."""
         self._leaving.set()
 
     @property
@@ -136,10 +137,10 @@ class OrchestratorClient:
         self._connection.close()
 
     def begin(self, identity: dict[str, object]) -> None:
-        """Ask for the run, before all else. Waits while the orchestrator does not know whether a trainer that has it
-        still lives, which it does before that one's silence would end the run.
+        """Register for the run, before anything else. Waits while the orchestrator does not know whether the trainer
+        that has the run is still alive, which it finds out before that one's silence would end the run.
 
-        Raises OrchestratorError: the run has another trainer, which the message names.
+        Raises OrchestratorError if the run has another trainer, which the message names.
         """
         while True:
             status, body = self._post("/trainer/begin", {"trainer": identity})
@@ -151,12 +152,12 @@ class OrchestratorClient:
         """The batch of `step` for data rank `rank`, as bytes for `data.decode_batch`.
 
         Args:
-            deadline_s: how long the orchestrator may go on answering that the batch is not ready.
-            waiting: called with what the orchestrator waits for, each time it says so.
+            deadline_s: how long the orchestrator may keep answering that the batch is not ready.
+            waiting: called with what the orchestrator waits for, each time it answers.
 
         Raises:
-            NoMoreBatches: there is none and there will be none.
-            PublishAgain: engines need the weights of policy `step` - 1, and can load them no more.
+            NoMoreBatches: the run is over.
+            PublishAgain: engines need the weights of policy `step` - 1, and can no longer load them.
             BatchTimeout: `deadline_s` passed.
             OrchestratorError: no answer, or a refusal.
         """
@@ -179,8 +180,7 @@ class OrchestratorClient:
                 raise BatchTimeout(f"batch {step} did not come within {deadline_s:g} s; waiting for: {reason}")
 
     def batch_ahead(self, step: int, rank: int) -> bytes | bytearray | None:
-        """The batch of `step`, should it be there: None where it is not, whatever the reason. Does not wait, and is not
-        repeated."""
+        """The batch of `step` if it is ready, else None, whatever the reason. Does not wait, and is not repeated."""
         try:
             status, body = self._post("/trainer/batch", {"step": step, "rank": rank, "ahead": True}, repeat_for_s=0.0)
         except OrchestratorError as error:
@@ -189,7 +189,7 @@ class OrchestratorClient:
         return body if status == 200 else None
 
     def weights(self, version: int, manifest: str) -> None:
-        """Tell that policy `version` is published.
+        """Report that policy `version` is published.
 
         Raises:
             ManifestRefused: the files are not there, or not what the manifest says.
@@ -205,14 +205,15 @@ class OrchestratorClient:
         self._check(path, status, body)
 
     def resume(self, step: int) -> None:
-        """Tell that training goes on after `step` (0: from the start). Raises OrchestratorError."""
+        """Report that training resumes after `step` (0: from the start). Raises OrchestratorError."""
         self._accepted("/trainer/resume", {"step": step})
 
     def checkpoint(self, step: int, saved: int) -> None:
-        """Tell that batches up to `step` will not be asked for again, and that the checkpoint of step `saved` is on the
-        disk, beside which the orchestrator keeps the run's state.
+        """Report that batches up to `step` will not be requested again, and that the checkpoint of step `saved` is on
+        disk, next to which the orchestrator keeps the run's state.
 
-        Nothing depends on it: the next one says more, and after the last one the orchestrator may have ended.
+        A failure is only logged: the next report includes this one, and after the last one the orchestrator may be
+        gone.
         """
         try:
             self._accepted("/trainer/checkpoint", {"step": step, "saved": saved}, repeat_for_s=0.0)
@@ -220,7 +221,7 @@ class OrchestratorClient:
             log.info("checkpoint of step %d: %s", step, error)
 
     def heartbeat(self, step: int, doing: str, *, leaving: bool = False) -> None:
-        """Tell that this process is alive, and what it does; `leaving`: that silence will follow, and why is known.
+        """Report that this process is alive, and what it does; `leaving`: that no heartbeat will follow.
 
         Raises OrchestratorError.
         """
@@ -238,7 +239,7 @@ class OrchestratorClient:
     ) -> tuple[int, bytes | bytearray]:
         """Status and body of an answer that is final for this request; transport failures and 5xx are tried again
         until the orchestrator has been silent for `unreachable_after_s`. Every endpoint here may be repeated."""
-        import msgpack  # where there is no orchestrator to talk to, neither is needed
+        import msgpack  # neither is needed without an orchestrator
 
         from primerl.run_key import run_key_header
 
@@ -271,7 +272,7 @@ class OrchestratorClient:
 
 
 def _read(response: http.client.HTTPResponse) -> bytes | bytearray:
-    """The whole body, where its length is known in memory that may be written to: a batch becomes tensors there."""
+    """The whole body; in writable memory if its length is known, since a batch's tensors are views of it."""
     if response.length is None:
         return response.read()
     body = bytearray(response.length)
@@ -310,9 +311,9 @@ def _for_long(what: str, since: float) -> str:
 
 
 class Heartbeat:
-    """Tells the orchestrator every `interval_s` what the trainer is doing, from a thread of its own, so that a trainer
-    that computes for long is seen to be alive, and one that hangs is seen to hang in what it does. The orchestrator
-    ends the run when the beats stay away (`timeouts.trainer_s`), unless [`leave`][] was called.
+    """Reports every `interval_s` what the trainer does, from a thread of its own: a trainer that computes for long is
+    known to be alive, and what one hangs in is known. The orchestrator ends the run when heartbeats stop
+    (`timeouts.trainer_s`), unless [`leave`][] was called.
 
     Of several data ranks one is `active`: a rank that hangs keeps it waiting in the sum of the gradients.
     """
@@ -320,11 +321,11 @@ class Heartbeat:
     def __init__(
         self, url: str, interval_s: float = 2.0, *, active: bool = True, identity: dict[str, object] | None = None
     ) -> None:
-        # A beat that failed is not repeated: the next one says more.
+        # A failed heartbeat is not repeated: the next one includes it.
         self._client = OrchestratorClient(url, 0.0, request_timeout_s=interval_s, identity=identity)
         self._interval_s = interval_s
         self._state = (0, "starting", time.monotonic())
-        self._beside: tuple[str, float] | None = None
+        self._background: tuple[str, float] | None = None
         self._stop = threading.Event()
         self._failing = False
         self._leaving = False
@@ -336,12 +337,12 @@ class Heartbeat:
         # One assignment of one tuple: the thread sees the old one or the new one.
         self._state = (step, what, time.monotonic())
 
-    def beside(self, what: str | None) -> None:
-        """What another thread does meanwhile; None when it is done."""
-        self._beside = None if what is None else (what, time.monotonic())
+    def background(self, what: str | None) -> None:
+        """What another thread does in parallel; None when it is done."""
+        self._background = None if what is None else (what, time.monotonic())
 
     def leave(self) -> None:
-        """The work is done: the next beat, at `close`, is the last one."""
+        """The work is done: the next heartbeat, at `close`, is the last one."""
         self._leaving = True
 
     def close(self) -> None:
@@ -352,19 +353,19 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._stop.is_set():
             step, what, since = self._state
-            beside = self._beside
-            doing = [_for_long(what, since)] + ([] if beside is None else [_for_long(*beside)])
+            background = self._background
+            doing = [_for_long(what, since)] + ([] if background is None else [_for_long(*background)])
             try:
-                self._client.heartbeat(step, "; beside it ".join(doing))
+                self._client.heartbeat(step, "; in the background ".join(doing))
                 self._failing = False
             except OrchestratorError as error:
-                # Ending the run over it is the main thread's decision, by the deadline of its own requests.
+                # Whether to end the run is the main thread's decision, by the deadline of its own requests.
                 if not self._failing and not self._stop.is_set():
                     log.warning("heartbeat: %s", error)
                 self._failing = True
             self._stop.wait(self._interval_s)
         if self._leaving:
-            # The run may be over by now, and nobody be there to be told.
+            # The run may be over, and the orchestrator gone.
             with contextlib.suppress(OrchestratorError):
                 self._client.heartbeat(self._state[0], "finished", leaving=True)
         self._client.close()

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` and the console line."""
+"""A step's metrics as a line of `metrics.jsonl`, a console line, and Prometheus's `/metrics`."""
 
 from __future__ import annotations
 
@@ -22,23 +22,42 @@ from primerl.train.checkpoint.files import keep_steps, remove_temporary, write_t
 from primerl.train.checkpoint.step_folders import saving
 from primerl.train.loop.progress import duration
 
-# The trainer's `/metrics`: the line of `metrics.jsonl` that was written last.
+log = logging.getLogger(__name__)
 
-FILE = Path("run") / "trainer_metrics.json"
+EXPOSITION_FILE = Path("run") / "trainer_metrics.json"
+"""Where the URL of `/metrics` is written, in the output folder."""
+
+
+SHOWN = {
+    "reward/all/mean": "reward",
+    "loss/mean": "loss",
+    "entropy/all/mean": "entropy",
+    "mismatch_kl/all/mean": "mismatch_kl",
+    "masked/all/mean": "masked",
+    "staleness/all/mean": "staleness",
+    "optim/grad_norm": "grad_norm",
+    "optim/lr": "lr",
+    "time/step": "s",
+    "time/wait_for_batch": "waited",
+    "perf/throughput": "tokens/s",
+    "perf/mfu": "mfu",
+}
+"""Metrics of the policy trainer's console line, with their short names."""
 
 
 class ExposedMetrics:
-    """`primerl_trainer{name="reward/all/mean"}` and so on, and `primerl_trainer_step`."""
+    """Serves the last line of `metrics.jsonl` as `primerl_trainer{name="reward/all/mean"}` and so on, and
+    `primerl_trainer_step`."""
 
     def __init__(self, port: int, output_dir: Path) -> None:
-        """Where it is served is written to `<output_dir>/run/trainer_metrics.json`. Raises PortTakenError."""
+        """Writes its URL to `<output_dir>/run/trainer_metrics.json`. Raises PortTakenError."""
         self._exposition = Exposition(port)
         from prometheus_client import Gauge
 
         registry = self._exposition.registry
         self._step = Gauge("primerl_trainer_step", "Last step that was trained", registry=registry)
         self._values = Gauge("primerl_trainer", "Metrics of the last step, by name", ["name"], registry=registry)
-        file = output_dir / FILE
+        file = output_dir / EXPOSITION_FILE
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps({"url": self.url, "pid": os.getpid()}))
 
@@ -48,16 +67,13 @@ class ExposedMetrics:
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         self._step.set(step)
-        # Names of the last step only: one that is not measured any more is not shown as if it were.
+        # Only the last step's names: a metric that is no longer measured must not look current.
         self._values.clear()
         for name, value in metrics.items():
             self._values.labels(name).set(value)
 
     def close(self) -> None:
         self._exposition.close()
-
-
-log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
@@ -72,7 +88,7 @@ class MetricsWriter:
         name: str = "metrics.jsonl",
         also: Callable[[int, dict[str, float]], None] | None = None,
     ) -> None:
-        """`after`: the step training goes on from; what the file says of later ones will be written again. `also` gets
+        """`after`: the step training resumes from; lines of later steps are dropped and written again. `also` gets
         what was written."""
         self._also = also
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -84,7 +100,7 @@ class MetricsWriter:
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Raises SavingError."""
-        # JSON has no NaN: a value that is not finite becomes null, which every reader takes for "no value".
+        # JSON has no NaN: a value that is not finite becomes null, which every reader treats as missing.
         self.append(step, {name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())})
         if self._also is not None:
             self._also(step, metrics)
@@ -101,27 +117,28 @@ class MetricsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What could not be written is tried again, and has been told.
+        # Closing retries a write whose failure was already reported.
         with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
             self._file.close()
 
 
 OF_EVERY_STEP = ("save_ckpt", "wait_for_ckpt", "metrics")
-"""Parts of a step's time that its line has where nothing was saved, too. `metrics` is what the line before took."""
+"""Parts of a step's time that are always in its line, even if nothing was saved. `metrics` is the time of the previous
+line."""
 
 
 class Clock:
     """Seconds spent in the parts of a step: `lap(name)` ends a part, `step()` ends the step."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, *, always: Sequence[str] = ()) -> None:
-        """`always`: parts that every step has, be it for 0 seconds."""
+        """`always`: parts that every step reports, even with 0 seconds."""
         self._now = now
         self._always = always
         self._start = self._last = now()
         self._parts = dict.fromkeys(always, 0.0)
 
-    def beside(self, name: str, seconds: float) -> None:
-        """What a thread took, which is no part of the step."""
+    def add_background(self, name: str, seconds: float) -> None:
+        """Add the time of a background thread, which is not part of the step."""
         self._parts[name] = seconds
 
     def lap(self, name: str) -> None:
@@ -147,8 +164,8 @@ def peak_memory(device: torch.device) -> float:
 
 
 def log_to_stdout(level: str) -> None:
-    """Send this package's log to standard output, one line a record. Of several ranks the first speaks for all; others
-    say what goes wrong."""
+    """Send this package's log to standard output, one line a record. The leading rank logs everything, the others
+    warnings and errors."""
     rank = os.environ.get("RANK", "0")
     title = "" if os.environ.get("WORLD_SIZE", "1") == "1" else f"rank {rank}: "
     handler = _Output(sys.stdout)
@@ -161,8 +178,8 @@ def log_to_stdout(level: str) -> None:
 
 @contextlib.contextmanager
 def log_copied_to(file: Path) -> Iterator[None]:
-    """Within the block what `log_to_stdout` shows goes to `file`, too; of several ranks the first one's. Nothing
-    depends on it: where it cannot be written, it is left out."""
+    """Within the block, copy what `log_to_stdout` shows on the leading rank to `file`. If it cannot be written, there
+    is no copy."""
     logger, copy = logging.getLogger("primerl"), None
     with contextlib.suppress(OSError):
         if os.environ.get("RANK", "0") == "0":
@@ -186,7 +203,7 @@ class _Copy(logging.FileHandler):
 
 
 class _Output(logging.StreamHandler[TextIO]):
-    """Training goes on where nobody reads what it says, or its disk is full: that is said once, on standard error,
+    """Training continues if no one reads its output or the disk is full: that is reported once, on standard error,
     where warnings and errors go from then on."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
@@ -197,13 +214,13 @@ class _Output(logging.StreamHandler[TextIO]):
         if self.stream is sys.stderr:
             return
         output = self.stream
-        # Without setStream, which would write what is left to where it cannot be written.
+        # Not setStream, which would flush the rest to the stream that cannot be written.
         self.stream = sys.stderr
         self.setLevel(logging.WARNING)
-        # What is buffered would be tried again, also when Python ends.
+        # Buffered text would be retried, also when Python exits.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
-        said = f"standard output cannot be written ({error}); training goes on, with metrics.jsonl and without this log"
+        said = f"standard output cannot be written ({error}); training continues with metrics.jsonl, without this log"
         self.handle(logging.LogRecord(record.name, logging.WARNING, "", 0, said, None, None))
         if record.levelno >= logging.WARNING:
             self.handle(record)
@@ -212,8 +229,8 @@ class _Output(logging.StreamHandler[TextIO]):
 def console_line(
     step: int, max_steps: int, metrics: dict[str, float], shown: dict[str, str], left_s: float | None = None
 ) -> str:
-    """`step 3/60  reward 0.512  ...  eta 1:07`: the metrics named in `shown`, under its short names, where present, and
-    how long the rest will take, where it is known."""
+    """`step 3/60  reward 0.512  ...  eta 1:07`: the metrics named in `shown`, under its short names, if present, and
+    how long the rest will take, if known."""
     parts = [f"{short} {metrics[name]:.4g}" for name, short in shown.items() if name in metrics]
     parts += [] if left_s is None else [f"eta {duration(left_s)}"]
     return f"step {step}/{max_steps}  " + "  ".join(parts)

@@ -1,18 +1,18 @@
 """The policy trainer's loop over steps.
 
-    publish v0                           (or, from a checkpoint of step c: publish v(c) and go on with step c + 1)
+    publish v0                           (or, from a checkpoint of step c: publish v(c) and resume with step c + 1)
     for step k in 1..max_steps:
         batch k from the orchestrator        (waits; the orchestrator decides what is in it)
         forward and backward, micro-batch by micro-batch; gradients summed over the data ranks
-        ask for batch k + 1              (a thread fetches it, should it be there already)
+        ask for batch k + 1              (a thread fetches it if it is ready)
         clip, update                         policy v(k-1) becomes v(k)
-        begin to publish v(k)            (a thread hashes and writes it; v(k-1) is published by then)
-        save a model folder, and begin to save a checkpoint      (every `ckpt.interval` steps; a thread writes it)
+        start publishing v(k)            (a thread hashes and writes it; v(k-1) is published by then)
+        save a model folder, and start saving a checkpoint       (every `ckpt.interval` steps; a thread writes it)
         write the line of metrics        (the checkpoint is complete after it)
     save the last policy as a model folder
 
 The trainer waits for the batch, for the other ranks, and, where writing takes longer than a step, for its own threads,
-each with a deadline. A heartbeat thread tells the orchestrator which of these it is at.
+each with a deadline. A heartbeat thread reports to the orchestrator which of these it is doing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from typing import Any
 import torch
 
 from primerl.train.adapters.lora import Adapter, check_facts
-from primerl.train.checkpoint.state import CheckpointError, Checkpoints, TrainerState, save_checkpoint
+from primerl.train.checkpoint.model_folder import save_model
+from primerl.train.checkpoint.state import CheckpointError, Checkpoints, TrainerState
 from primerl.train.checkpoint.step_folders import keep_newest, saving, set_aside_later
-from primerl.train.data.batch import Batch, Batches, MicroBatch, Received
+from primerl.train.data.batch import Batch, MicroBatch
 from primerl.train.distributed.fsdp import nothing, packed_logprobs, sum_gradients_after
 from primerl.train.distributed.ranks import Ranks
+from primerl.train.loop.batches import Batches, Received
 from primerl.train.loop.client import Heartbeat, NoMoreBatches, OrchestratorClient, PublishAgain
-from primerl.train.loop.metrics import OF_EVERY_STEP, Clock, MetricsWriter, console_line
+from primerl.train.loop.metrics import OF_EVERY_STEP, SHOWN, Clock, MetricsWriter, console_line
 from primerl.train.loop.progress import Remaining, taking
-from primerl.train.loop.statistics import MOST_STALE, Groups, Histograms, Statistics, Trained, counted
+from primerl.train.loop.statistics import Groups, Histograms, Statistics, Trained, counted
 from primerl.train.loop.stop import TrainingDiverged, keep_batch, listed
 from primerl.train.loss.components import MOST_LOG_RATIO, Loss, Targets, TokenValues
 from primerl.train.loss.grammar import Replay, leaving_out
@@ -46,25 +48,8 @@ from primerl.train.weights.broadcast import BroadcastError, Broadcasts
 
 log = logging.getLogger(__name__)
 
-SHOWN = {
-    "reward/all/mean": "reward",
-    "loss/mean": "loss",
-    "entropy/all/mean": "entropy",
-    "mismatch_kl/all/mean": "mismatch_kl",
-    "masked/all/mean": "masked",
-    "staleness/all/mean": "staleness",
-    "optim/grad_norm": "grad_norm",
-    "optim/lr": "lr",
-    "time/step": "s",
-    "time/wait_for_batch": "waited",
-    "perf/throughput": "tokens/s",
-    "perf/mfu": "mfu",
-}
-"""Metrics of the console line, with their short names."""
-
-
 IS_THERE, IS_OVER, IS_ASKED = 0.0, 1.0, 2.0
-"""What came of asking for a batch; what is largest counts for all ranks."""
+"""Outcomes of asking for a batch; the largest of all ranks' counts."""
 
 
 class Trainer:
@@ -101,27 +86,27 @@ class Trainer:
         self.checkpoints = checkpoints
         self.trained = Trained()
         self.grammars = Replay(Path(config.model.path))
-        self.weights_saved: int | None = None  # their step
-        self.published_again: int | None = None  # the version
-        self.histograms: Histograms | None = None  # of the step, where it is one that has them
+        self.weights_saved: int | None = None  # step of the last model folder
+        self.published_again: int | None = None  # version
+        self.histograms: Histograms | None = None  # of the current step, if it has any
 
     def restore(self) -> int:
-        """Take up a checkpoint, the newest where none is named; returns its step, 0 where there is none.
+        """Resume from the named checkpoint or the newest one; returns its step, 0 if there is none.
 
         Raises:
-            CheckpointError: it is not there, cannot be read, or is of another model.
+            CheckpointError: it does not exist, cannot be read, or belongs to another model.
             OrchestratorError: the batches after it are gone. Nothing has been changed.
         """
         step = self.ckpt.goes_back_to
         state = self.checkpoints.newest() if step is None else self.checkpoints.load(step)
-        began_after = 0 if state is None else self.take_up(state)
+        began_after = 0 if state is None else self.resume_from(state)
         if self.ranks.leads:
             self.client.resume(began_after)
             for path in [] if step is None else set_aside_later(Path(self.config.output_dir), step):
-                log.warning("of later steps than the one this run goes on from: renamed to %s", path)
+                log.warning("of later steps than the one this run resumes from: renamed to %s", path)
         return began_after
 
-    def take_up(self, state: TrainerState) -> int:
+    def resume_from(self, state: TrainerState) -> int:
         try:
             check_facts(self.adapter, state.adapter)
         except ValueError as error:
@@ -129,20 +114,17 @@ class Trainer:
         with taking(f"reading the checkpoint of step {state.step}"):
             self.checkpoints.restore(state, self.model, self.optimizer)
         self.trained = Trained(state.samples_seen, state.tokens_seen, state.environments)
-        log.info("going on from the checkpoint of step %d", state.step)
+        log.info("resuming from the checkpoint of step %d", state.step)
         return state.step
 
     def run(
         self, writer: MetricsWriter | None, began_after: int = 0, distributions: MetricsWriter | None = None
     ) -> int:
-        """Train from the step after `began_after` until `max_steps`, or until there are no more batches.
-
-        Returns:
-            The last step that was trained.
-        """
+        """Train from the step after `began_after` until `max_steps`, or until there are no more batches; returns the
+        last step that was trained."""
         clock, remaining = Clock(always=OF_EVERY_STEP), Remaining()
         self.publish(began_after, clock)
-        # Nothing is trained before the orchestrator has accepted what training begins with.
+        # Nothing is trained before the orchestrator has accepted the initial weights.
         self.broadcasts.finish()
         clock.step()
         for step in range(began_after + 1, self.config.max_steps + 1):
@@ -166,11 +148,11 @@ class Trainer:
             if distributions is not None and self.histograms is not None:
                 distributions.append(step, self.histograms.line())
             if writer is not None:
-                # Whoever reads the step's metrics finds everything else of it.
+                # Last, so that readers of the step's metrics find everything else of the step.
                 writer.write(step, metrics)
                 left_s = remaining.seconds(step, self.config.max_steps)
                 log.info("%s", console_line(step, self.config.max_steps, metrics, SHOWN, left_s))
-            # What it covers is complete, its line of metrics too.
+            # The step's line of metrics is written: the checkpoint may be completed.
             self.checkpoints.complete()
             clock.lap("metrics")
         self.finish(self.config.max_steps)
@@ -187,15 +169,15 @@ class Trainer:
 
     def receive(self, step: int) -> Received:
         def waiting(reason: str) -> None:
-            # What it waits for may be the policy whose broadcast has failed.
+            # The batch may be waiting for the policy whose broadcast has failed.
             self.broadcasts.check()
             log.debug("waiting for batch %d: %s", step, reason)
             self.doing(step, f"waiting for the batch: {reason}")
 
-        received, over = None, NoMoreBatches("another rank was told so")
+        received, over = None, NoMoreBatches("another rank got that answer")
         while True:
             self.doing(step, "waiting for the batch")
-            outcome, why = IS_THERE, "another rank was told so"
+            outcome, why = IS_THERE, "another rank got that answer"
             try:
                 if received is None:
                     received = self.batches.take(step, self.config.batch_timeout_s, waiting)
@@ -203,7 +185,7 @@ class Trainer:
                 outcome, over = IS_OVER, end
             except PublishAgain as asked:
                 outcome, why = IS_ASKED, str(asked)
-            # A run that is stopped may have given some ranks theirs.
+            # When a run is stopped, some ranks may have their batch already.
             outcome = self.ranks.largest(torch.tensor([outcome], device=self.ranks.device)).item()
             if outcome == IS_ASKED:
                 self.publish_again(step - 1, why)
@@ -213,10 +195,10 @@ class Trainer:
                 return received
 
     def publish_again(self, version: int, why: str) -> None:
-        """Write weights that no engine can load any more, which are still the model's; once. All ranks have to call it.
+        """Publish the current weights again, once, as no engine can load the files. All ranks have to call it.
 
         Raises:
-            BroadcastError: they were written again before, or cannot be.
+            BroadcastError: they were published again before, or cannot be written.
         """
         if self.published_again == version:
             raise BroadcastError(f"no engine can load policy {version}, though its weights were written again: {why}")
@@ -233,10 +215,10 @@ class Trainer:
         self.doing(batch.step, "counting tokens over the data ranks")
         counts = self.ranks.sum(self.loss.counts(targets).to(device))
         self.loss.check_counts(counts, batch)
-        statistics = Statistics(self.groups(batch), device)
+        statistics = Statistics(Groups.of(batch, self.ranks), device)
         every = self.config.distributions_interval
         self.histograms = Histograms(device) if every is not None and batch.step % every == 0 else None
-        # Where there is nothing to train, other ranks have a micro-batch more.
+        # Other ranks may have more micro-batches with tokens to train.
         trained = [pair for pair in zip(batch.micro_batches, targets, strict=True) if pair[1].indices.numel()]
         most = int(self.ranks.largest(torch.tensor([len(trained)], device=device)).item())
         self.doing(batch.step, "forward and backward")
@@ -247,7 +229,7 @@ class Trainer:
                 continue
             micro_batch, own = trained[index]
             loss, values = self.micro_batch_loss(micro_batch, own.to(device), counts, batch.step)
-            self.tell_discarded(batch.step, micro_batch, own, values)
+            self.log_discarded(batch.step, micro_batch, own, values)
             if not bool(loss.isfinite()):
                 bad = own.sequences[~values.columns["loss"].isfinite().cpu()].tolist()
                 rollouts = [micro_batch.rollouts[sequence] for sequence in bad] or list(micro_batch.rollouts)
@@ -264,8 +246,8 @@ class Trainer:
             self.histograms = self.histograms.over(self.ranks)
         return statistics.over(self.ranks)
 
-    def tell_discarded(self, step: int, micro_batch: MicroBatch, targets: Targets, values: TokenValues) -> None:
-        """Names the rollouts that the loss leaves out."""
+    def log_discarded(self, step: int, micro_batch: MicroBatch, targets: Targets, values: TokenValues) -> None:
+        """Logs the rollouts that the loss discards."""
         sequences = set(targets.sequences[values.discarded.cpu()].tolist())
         if sequences:
             rollouts = listed(sorted({micro_batch.rollouts[sequence] for sequence in sequences}))
@@ -297,14 +279,6 @@ class Trainer:
             )
         return self.loss(targets, micro_batch, logprobs, entropy, counts, step, plain)
 
-    def groups(self, batch: Batch) -> Groups:
-        """The same on all ranks."""
-        environments = max((max(m.environments) + 1 for m in batch.micro_batches if m.environments), default=0)
-        stale = max(batch.staleness(), default=0)
-        most = torch.tensor([environments, min(stale, MOST_STALE)], device=self.ranks.device)
-        environments, stale = self.ranks.largest(most).tolist()
-        return Groups(environments, stale)
-
     def update(self, batch: Batch) -> Update:
         self.doing(batch.step, "optimizer")
         update = self.optimizer.step(batch.step)
@@ -312,37 +286,37 @@ class Trainer:
         if not norm < float("inf"):
             rollouts = listed(sorted({rollout for part in batch.micro_batches for rollout in part.rollouts}))
             raise TrainingDiverged(f"step {batch.step}: the norm of the gradient is {norm}; rollouts {rollouts}")
-        # A finite gradient makes weights that are not when the step is too long.
+        # A finite gradient still leads to infinite weights if the step is too large.
         if not self.optimizer.has_finite_parameters():
             raise TrainingDiverged(
                 f"step {batch.step}: the weights are not finite after the optimizer's step (learning rate {lr:g}, norm "
-                f"of the gradient {norm:g}), and were not published; lower trainer.optim.lr. The same command goes on "
+                f"of the gradient {norm:g}), and were not published; lower trainer.optim.lr. The same command resumes "
                 "from the last checkpoint"
             )
         return update
 
     def publish(self, version: int, clock: Clock) -> None:
-        """Begins to; the one before is out then."""
+        """Start publishing `version` in the background; waits for the previous broadcast first."""
         if self.broadcasts.in_flight:
-            self.doing(version, "waiting for the broadcast before")
+            self.doing(version, "waiting for the previous broadcast")
         took = self.broadcasts.finish()
         clock.lap("wait_for_broadcast")
         if took is not None:
-            clock.beside("broadcast_thread", took)
+            clock.add_background("broadcast_thread", took)
         self.doing(version, f"publishing the weights of policy {version}")
         self.broadcasts.begin(self.model, version)
         clock.lap("broadcast")
 
     def save(self, step: int, clock: Clock) -> None:
-        """Begins to, where it is due; what has come to the disk is told to the orchestrator."""
+        """Start saving a checkpoint if one is due, and report finished ones to the orchestrator."""
         is_last = step == self.config.max_steps
         if not is_last and not (self.ckpt.interval and step % self.ckpt.interval == 0):
-            self.tell_of(self.checkpoints.saved())
+            self.report_saved(self.checkpoints.saved())
             return
-        self.doing(step, "waiting for the checkpoint before")
-        self.tell_of(self.checkpoints.finish())
+        self.doing(step, "waiting for the previous checkpoint")
+        self.report_saved(self.checkpoints.finish())
         clock.lap("wait_for_ckpt")
-        # Before the checkpoint: where there is one, its weights are there too, unless only the last are wanted.
+        # Before the checkpoint, so that each checkpoint has its model folder, unless only the last one is wanted.
         if is_last or self.ckpt.weights_only or not self.ckpt.weights.only_last:
             self.save_weights(step)
             clock.lap("save_ckpt")
@@ -362,7 +336,7 @@ class Trainer:
         clock.lap("save_ckpt")
 
     def save_weights(self, step: int) -> None:
-        """The model folder `weights/step_<step>`, unless it is saved already."""
+        """Save the model folder `weights/step_<step>`, unless it is saved already."""
         if step == self.weights_saved:
             return
         self.doing(step, "saving the model")
@@ -370,34 +344,34 @@ class Trainer:
         source, output_dir = Path(self.config.model.path), Path(self.config.output_dir)
         most = self.config.weights.max_shard_bytes
         with saving(output_dir / "weights"), taking(f"saving weights/step_{step}") as tell:
-            saved = save_checkpoint(self.model, source, output_dir, step, self.ranks, separate, most, tell)
+            saved = save_model(self.model, source, output_dir, step, self.ranks, separate, most, tell)
         if self.ckpt.weights_only and self.ranks.leads:
             keep_newest(saved.parent, self.ckpt.keep_last, self.ckpt.keep_interval)
         self.weights_saved = step
         log.info("saved %s", saved)
 
     def finish(self, step: int, *, over: bool = False) -> None:
-        """What is being written comes to the disk, the weights before the checkpoint that counts on them. `over`: the
+        """Wait until everything is on disk, the weights before the checkpoint that relies on them. `over`: the
         orchestrator may be gone."""
         self.doing(step, "waiting for the last broadcast and checkpoint")
         if over:
             self.broadcasts.end()
         else:
             self.broadcasts.finish()
-        self.tell_of(self.checkpoints.finish())
+        self.report_saved(self.checkpoints.finish())
 
-    def tell_of(self, saved: int | None) -> None:
-        """Batches up to the oldest checkpoint that `resume_step` may name are not needed any more."""
+    def report_saved(self, saved: int | None) -> None:
+        """Report a saved checkpoint: batches up to the oldest one that `resume_step` may name are no longer needed."""
         if saved is not None and self.ranks.leads:
             self.client.checkpoint(self.checkpoints.steps()[-self.ckpt.keep_last :][0], saved)
 
     def doing(self, step: int, what: str) -> None:
-        """For the orchestrator, and for the other ranks."""
+        """Report to the orchestrator and to the other ranks what this rank does."""
         self.heartbeat.doing(step, what)
         self.ranks.at(f"step {step}: {what}")
 
     def count(self, batch: Batch, statistics: Statistics) -> int:
-        """Add the step's samples and tokens to those that were trained; returns its tokens, over all ranks."""
+        """Add the step's samples and tokens to the totals; returns its tokens, over all ranks."""
         names = statistics.groups.environment_names(self.config.environments)
         counts = self.ranks.sum(counted(batch, len(names)).to(self.ranks.device))
         return self.trained.add(names, counts.tolist())
@@ -405,15 +379,13 @@ class Trainer:
     def measure(
         self, batch: Batch, statistics: Statistics, update: Update, tokens: int, times: dict[str, float]
     ) -> dict[str, float]:
-        """Metrics of the step over all ranks; those of the orchestrator come with the batch."""
+        """Metrics of the step over all ranks, and those of the orchestrator, which come with the batch."""
         staleness = batch.staleness()
         lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.sequence_lengths]
-        learnt = sum(micro_batch.learnt() for micro_batch in batch.micro_batches)
-        own_flops = self.performance.flops(lengths, learnt)
-        own = [len(staleness), sum(staleness), own_flops]
-        counts = torch.tensor(own, dtype=torch.float64, device=self.ranks.device)
+        flops = self.performance.flops(lengths, sum(micro_batch.learnt() for micro_batch in batch.micro_batches))
+        counts = torch.tensor([len(staleness), sum(staleness), flops], dtype=torch.float64, device=self.ranks.device)
         sampled, stale, flops = self.ranks.sum(counts).tolist()
-        metrics = {
+        return {
             **batch.metrics,
             **self.performance.metrics(tokens, flops, times["time/step"]),
             **statistics.metrics(self.config.environments),
@@ -421,8 +393,8 @@ class Trainer:
             "optim/grad_norm": update.grad_norm,
             "optim/lr": update.lr,
             "optim/zero_grad_ratio": update.zero_grad_ratio,
-            # What a teacher wrote is of no policy.
+            # Samples that a teacher wrote have no policy version, and are not counted.
             "staleness/all/mean": stale / max(sampled, 1.0),
             **self.trained.metrics(),
+            **self.routing.metrics(self.ranks),
         }
-        return metrics | self.routing.metrics(self.ranks)

@@ -1,6 +1,8 @@
-"""Progress of what takes longer than a few seconds: a bar on a terminal, else a line in the log every few seconds.
-Where nobody knows how much is left (`taking`), lines that say for how long it has been going on. Of a training's steps
-a bar on a terminal, and for the console line how long the rest will take (`Remaining`)."""
+"""Shows progress of what takes longer than a few seconds: a bar on a terminal, else lines in the log.
+
+`progress` knows the share that is done; `taking` logs for how long something has been running; `bar` shows a bar only
+on a terminal, next to lines of its own; `Remaining` estimates how long the remaining steps take.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ log = logging.getLogger(__name__)
 
 LINE_INTERVAL_S = 5.0
 STEPS_TIMED = 50
-"""Steps whose mean time the time that is left is reckoned from."""
+"""Number of last steps whose mean time estimates the remaining time."""
 
 Report = Callable[[float, str], None]
-"""Takes the share that is done, and what to say beside it (`12,000 rows`)."""
+"""Called with the share that is done and a detail (`12,000 rows`)."""
 
 
 @contextmanager
 def progress(doing: str) -> Iterator[Report]:
-    """Nothing is shown of what is done within `LINE_INTERVAL_S` where there is no terminal."""
+    """Without a terminal, nothing is shown for work that takes less than `LINE_INTERVAL_S`."""
     if _draws():
         with _bar(doing) as report:
             yield report
@@ -39,18 +41,18 @@ def progress(doing: str) -> Iterator[Report]:
 
 @contextmanager
 def bar(doing: str) -> Iterator[Report]:
-    """Of what has lines of its own: a bar on a terminal, and nothing elsewhere."""
+    """For work with log lines of its own: a bar on a terminal, nothing elsewhere."""
     if _draws():
         with _bar(doing) as report:
             yield report
     else:
-        yield lambda share, beside: None
+        yield lambda share, detail: None
 
 
 @contextmanager
 def taking(doing: str) -> Iterator[Callable[[float], None]]:
-    """Within the block a line every `LINE_INTERVAL_S`: that it is being done, and for how long. What it gives may be
-    told the share that is done."""
+    """Within the block, log every `LINE_INTERVAL_S` for how long it has been running. The value may be called with the
+    share that is done."""
     over, began_at = threading.Event(), time.monotonic()
     known: float | None = None
 
@@ -73,16 +75,16 @@ def taking(doing: str) -> Iterator[Callable[[float], None]]:
 
 
 class Remaining:
-    """How long a training's other steps will take, from how long its last ones took."""
+    """Estimates how long the remaining steps take, from the last ones."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        # Steps that were seen to be done, and when. A mean of k steps is between k + 1 of them.
+        # Finished steps and when they finished. The mean of k steps needs k + 1 of them.
         self._seen: deque[tuple[int, float]] = deque(maxlen=STEPS_TIMED + 1)
         self._has_begun = False
 
     def seconds(self, step: int, last: int) -> float | None:
-        """Once `step` of `last` is done. None where that is not known yet, and when nothing is left."""
+        """Remaining seconds once `step` of `last` is done; None if unknown, or if nothing is left."""
         now = self._now()
         if self._seen and step < self._seen[-1][0]:
             self._seen.clear()  # gone back to a checkpoint
@@ -90,7 +92,7 @@ class Remaining:
         if not self._seen or step > self._seen[-1][0]:
             self._seen.append((step, now))
         if len(self._seen) > 2 and not self._has_begun:
-            # What begins takes longer: kernels are chosen, engines fill up. It counts until there is another step.
+            # The first step takes longer: kernels are chosen, engines fill up. It counts until there is another.
             self._seen.popleft()
             self._has_begun = True
         (first, began), (_, ended) = self._seen[0], self._seen[-1]
@@ -108,8 +110,7 @@ def duration(seconds: float) -> str:
 
 
 def _draws() -> bool:
-    """A bar is drawn by the thread that has the terminal to itself: others would tear it, as would other ranks' bars of
-    the same."""
+    """Only the main thread of the leading rank draws a bar: others would garble the terminal."""
     leads = os.environ.get("RANK", "0") == "0"
     return leads and sys.stdout.isatty() and threading.current_thread() is threading.main_thread()
 
@@ -117,27 +118,27 @@ def _draws() -> bool:
 def _lines(doing: str) -> Report:
     said_at = time.monotonic()
 
-    def report(share: float, beside: str) -> None:
+    def report(share: float, detail: str) -> None:
         nonlocal said_at
         if time.monotonic() - said_at >= LINE_INTERVAL_S:
             said_at = time.monotonic()
-            log.info("%s: %.0f %%, %s", doing, 100 * share, beside)
+            log.info("%s: %.0f %%, %s", doing, 100 * share, detail)
 
     return report
 
 
 _display: Progress | None = None
-"""All bars that are drawn now: one that is begun within another comes below it."""
+"""All bars on the terminal: a nested one is drawn below the outer one."""
 
 
 @contextmanager
 def _bar(doing: str) -> Iterator[Report]:
     with _drawn() as display:
-        task = display.add_task(doing, total=1.0, beside="")
+        task = display.add_task(doing, total=1.0, detail="")
         try:
-            yield lambda share, beside: display.update(task, completed=share, beside=beside)
+            yield lambda share, detail: display.update(task, completed=share, detail=detail)
         finally:
-            display.refresh()  # how it ended, be it at once
+            display.refresh()  # show the final state, even of short work
             display.remove_task(task)
 
 
@@ -150,10 +151,10 @@ def _drawn() -> Iterator[Progress]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    beside, output = TextColumn("{task.fields[beside]}"), sys.stdout
-    with Progress(*columns, beside, transient=True, refresh_per_second=4) as _display:
+    detail, output = TextColumn("{task.fields[detail]}"), sys.stdout
+    with Progress(*columns, detail, transient=True, refresh_per_second=4) as _display:
         try:
-            # It has put another stream in place of the terminal, which writes lines above the bars.
+            # rich has replaced the terminal by a stream that writes lines above the bars.
             with _logged_to(output, sys.stdout):
                 yield _display
         finally:
@@ -162,7 +163,7 @@ def _drawn() -> Iterator[Progress]:
 
 @contextmanager
 def _logged_to(before: TextIO, now: TextIO) -> Iterator[None]:
-    """What the log writes to `before` goes to `now`."""
+    """Redirect log handlers from the stream `before` to `now`."""
     own = logging.getLogger("primerl").handlers
     handlers = [each for each in own if isinstance(each, logging.StreamHandler) and each.stream is before]
     for handler in handlers:
@@ -171,5 +172,5 @@ def _logged_to(before: TextIO, now: TextIO) -> Iterator[None]:
         yield
     finally:
         for handler in handlers:
-            if handler.stream is now:  # not one that has found that nobody reads it
+            if handler.stream is now:  # not one that was replaced because no one reads it
                 handler.setStream(before)

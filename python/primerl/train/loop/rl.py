@@ -1,4 +1,4 @@
-"""The policy trainer: `primerl trainer`, made of its parts. What it does step by step is in `policy_trainer`."""
+"""The policy trainer (`primerl trainer`): builds its parts and runs them. `policy_trainer` has the loop over steps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from primerl.run_key import learn
 from primerl.train.adapters.lora import new_publisher
 from primerl.train.checkpoint.state import CheckpointError, Checkpoints
 from primerl.train.checkpoint.step_folders import SavingError
-from primerl.train.data.batch import BatchError, Batches
+from primerl.train.data.batch import BatchError
 from primerl.train.distributed.ranks import RankError, Ranks
+from primerl.train.loop.batches import Batches
 from primerl.train.loop.client import BatchTimeout, Heartbeat, OrchestratorClient, OrchestratorError, begin
 from primerl.train.loop.metrics import MetricsWriter, log_to_stdout
 from primerl.train.loop.policy_trainer import Trainer
@@ -26,7 +27,8 @@ from primerl.train.loss.components import Loss, LossError
 from primerl.train.model.loading import load, make_ready, together
 from primerl.train.model.packed_model import ModelError, checked_folder, dtype_on
 from primerl.train.optim import Optimizer
-from primerl.train.settings import CheckpointConfig, ConfigError, TrainerConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import CheckpointConfig, TrainerConfig
 from primerl.train.weights.broadcast import BroadcastError, Broadcasts
 
 if TYPE_CHECKING:
@@ -36,11 +38,11 @@ log = logging.getLogger(__name__)
 
 
 def main(values: dict[str, Any]) -> int:
-    """Train by the settings in `values` (see `config.TrainerConfig`). Returns the exit code:
+    """Train by the settings in `values` (see `settings.TrainerConfig`). Returns the exit code:
     0 trained, 1 failed (the reason is logged), 2 bad settings or model folder, 128 + n stopped by signal n."""
     try:
         config = TrainerConfig.from_dict(values)
-        # Of a trainer that is not the launcher's.
+        # For a trainer that the launcher did not start.
         learn(config.orchestrator_url, config.output_dir)
         client = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
     except ValueError as error:
@@ -57,7 +59,7 @@ def main(values: dict[str, Any]) -> int:
         log.error("%s", error)
         return 2
     except SavingError as error:
-        log.error("%s. Make room there, or make it writable; the same command goes on from the last checkpoint", error)
+        log.error("%s. Make room there, or make it writable; the same command resumes from the last checkpoint", error)
         return 1
     except (
         OrchestratorError,
@@ -97,12 +99,12 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             adapter, performance = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
             telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s, identity=identity)
-            broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.beside, ranks)
+            broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.background, ranks)
             batches = Batches(client, ranks.rank, ranks.size)
             ckpt = config.ckpt or CheckpointConfig()
-            beside = output_dir / "weights" if config.ckpt else None
+            also_keep = output_dir / "weights" if config.ckpt else None
             kept = (ckpt.keep_last, ckpt.keep_interval)
-            checkpoints = Checkpoints(output_dir, *kept, ranks, beside=beside, with_orchestrator=True)
+            checkpoints = Checkpoints(output_dir, *kept, ranks, also_keep=also_keep, with_orchestrator=True)
             parts = (model, adapter, performance, loss, optimizer, batches, broadcasts, checkpoints)
             trainer = Trainer(config, ranks, client, heartbeat, *parts)
             began_after = trainer.restore()
@@ -125,14 +127,14 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
 def distributions_writer(
     config: TrainerConfig, ranks: Ranks, after: int
 ) -> AbstractContextManager[MetricsWriter | None]:
-    """One where some step has distributions."""
+    """A writer if some step has distributions."""
     if config.distributions_interval is None or not ranks.leads:
         return nullcontext()
     return MetricsWriter(Path(config.output_dir), after=after, name="distributions.jsonl")
 
 
 def exposed(config: TrainerConfig, ranks: Ranks) -> AbstractContextManager[ExposedMetrics | None]:
-    """Prometheus's view of the metrics, where it is asked for. Raises ConfigError for a port that is taken."""
+    """Prometheus's `/metrics`, if it is enabled. Raises ConfigError if the port is taken."""
     if config.metrics_port is None or not ranks.leads:
         return nullcontext()
     from primerl.net.prometheus import PortTakenError

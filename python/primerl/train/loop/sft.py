@@ -29,11 +29,11 @@ import torch
 
 from primerl.process.imports import importing
 from primerl.train.adapters.lora import Adapter, check_facts
+from primerl.train.checkpoint.model_folder import save_model
 from primerl.train.checkpoint.state import (
     CheckpointError,
     Checkpoints,
     TrainerState,
-    save_checkpoint,
 )
 from primerl.train.checkpoint.step_folders import SavingError, keep_newest, remove_unfinished, saving, set_aside_after
 from primerl.train.data.datasets import check_batch_size, last_step, load_data, mixture_of
@@ -52,7 +52,7 @@ from primerl.train.model.loading import import_models, load, make_ready, model_f
 from primerl.train.model.packed_model import ModelError, dtype_on
 from primerl.train.model.routing import RoutingLoad
 from primerl.train.optim import Optimizer, Update
-from primerl.train.settings import ConfigError
+from primerl.train.reader import ConfigError
 from primerl.train.sft_settings import SFTCheckpointConfig, SFTConfig
 
 log = logging.getLogger(__name__)
@@ -96,8 +96,8 @@ def _train_to_the_end(config: SFTConfig) -> int:
         log.error("%s", error)
         return 2
     except SavingError as error:
-        goes_on = "with --ckpt.resume-step -1 the command goes on from the last checkpoint"
-        log.error("%s. Make room there, or make it writable; %s", error, goes_on)
+        how = "with --ckpt.resume-step -1 the command resumes from the last checkpoint"
+        log.error("%s. Make room there, or make it writable; %s", error, how)
         return 1
     except (TrainingDiverged, RankError) as error:
         log.error("%s", error)
@@ -120,12 +120,12 @@ def train(config: SFTConfig) -> None:
 def _train(config: SFTConfig, ranks: Ranks) -> None:
     output_dir = Path(config.output_dir)
     ckpt = config.ckpt or SFTCheckpointConfig()
-    checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval, ranks, beside=output_dir / "weights")
-    state = _state_to_go_on_from(config, checkpoints)
+    checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval, ranks, also_keep=output_dir / "weights")
+    state = _state_to_resume(config, checkpoints)
     if ranks.leads:
         for name in ("weights", "checkpoints"):
             remove_unfinished(output_dir / name)
-    # Templates may write today's date: a run that goes on tomorrow has to see the same rows, and every rank too.
+    # Templates may write today's date: a resumed run and every rank have to see the same rows.
     rendered_at = state.data["rendered_at"] if state else ranks.agree(time.time())
     dtype = dtype_on(ranks.device, config.dtype)
     log.info("the model computes in %s on %s", dtype, ranks.device)
@@ -133,8 +133,8 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
         with importing():
             import_models()
         # Rows are rendered in Rust, in parallel with the loading of the model.
-        with ThreadPoolExecutor(max_workers=1) as beside:
-            loading = beside.submit(_load_model, folder, dtype, ranks)
+        with ThreadPoolExecutor(max_workers=1) as executor:
+            loading = executor.submit(_load_model, folder, dtype, ranks)
             rows, validation = load_data(config, folder, rendered_at, ranks)
             with taking("loading the model"):
                 model = together(ranks, loading.result)
@@ -147,7 +147,7 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
     run = Run(config, last, rows, mixture, validation, *parts, rendered_at)
     if state is not None:
         run.restore(state)
-    # A run that was killed before its first checkpoint begins anew, with what it measured before the first step.
+    # A run that was killed before its first checkpoint starts over, and measures again before the first step.
     with (
         closing(checkpoints),
         MetricsWriter(output_dir, after=-1 if state is None else run.step) if ranks.leads else nullcontext() as writer,
@@ -180,7 +180,7 @@ class Run:
         self.output_dir = Path(self.config.output_dir)
         self.routing = RoutingLoad(self.model)
         self.remaining, self.shown_at = Remaining(), 0.0
-        # What fixes the order of the rows; a checkpoint goes on with the same only.
+        # What decides the order of the rows, which has to be the same when a checkpoint is resumed.
         self.data = {"rows": self.rows.digest(), **self.mixture.describe(), "rendered_at": self.rendered_at}
 
     def restore(self, state: TrainerState) -> None:
@@ -207,8 +207,8 @@ class Run:
         self.samples, self.tokens = list(state.data["samples"]), list(state.data["tokens"])
         for name in ("weights", "checkpoints") if self.ranks.leads else ():
             for path in set_aside_after(self.output_dir / name, state.step):
-                log.warning("of later steps than the one this run goes on from: renamed to %s", path)
-        log.info("going on from the checkpoint of step %d", state.step)
+                log.warning("of later steps than the one this run resumes from: renamed to %s", path)
+        log.info("resuming from the checkpoint of step %d", state.step)
 
     def train(self, writer: MetricsWriter | None) -> None:
         if self.step >= self.last:
@@ -262,12 +262,12 @@ class Run:
             if writer is not None:
                 writer.write(step, metrics)
             self._show(step, metrics, report)
-            # What it covers is complete, its line of metrics too.
+            # The step's line of metrics is written: the checkpoint may be completed.
             self.checkpoints.complete()
             clock.lap("metrics")
 
     def _show(self, step: int, metrics: dict[str, float], report: Report) -> None:
-        """Each step in the bar; a line of the log where one is due."""
+        """Update the bar; log a line if one is due."""
         left_s = self.remaining.seconds(step, self.last)
         report(step / self.last, f"step {step}/{self.last}  loss {metrics['loss/mean']:.4g}")
         now = time.monotonic()
@@ -304,7 +304,7 @@ class Run:
         return listed(bad, "; ") if bad else "any of its rows, each of which has a finite loss by itself"
 
     def _advance(self, step: int, batch: StepBatch) -> dict[str, float]:
-        """The step is trained. Returns `progress/*`."""
+        """Count a trained step. Returns `progress/*`."""
         self.step, self.position = step, batch.position
         self.samples = [sum(pair) for pair in zip(self.samples, batch.samples, strict=True)]
         self.tokens = [sum(pair) for pair in zip(self.tokens, batch.tokens, strict=True)]
@@ -323,8 +323,8 @@ class Run:
         return self.step == self.last or (interval is not None and self.step % interval == 0)
 
     def save(self) -> None:
-        """Weights, then the checkpoint: where there is a checkpoint, its weights are there too, unless only the last
-        are wanted. The checkpoint comes to the disk while training goes on."""
+        """Save the model folder, then start saving the checkpoint, so that each checkpoint has its model folder unless
+        only the last one is wanted. The checkpoint is written while training continues."""
         self.ranks.at(f"step {self.step}: saving")
         ckpt = self.config.ckpt or SFTCheckpointConfig(weights_only=True)
         if self.step == self.last or ckpt.weights_only or not ckpt.weights.only_last:
@@ -339,7 +339,7 @@ class Run:
         began = time.monotonic()
         source, separate = model_folder(self.config), self.adapter if adapter_too else None
         with saving(self.output_dir / "weights"), taking(f"saving weights/step_{self.step}") as tell:
-            saved = save_checkpoint(self.model, source, self.output_dir, self.step, self.ranks, separate, tell=tell)
+            saved = save_model(self.model, source, self.output_dir, self.step, self.ranks, separate, tell=tell)
         log.info("saved %s in %.1f s", saved, time.monotonic() - began)
 
     def _state(self) -> TrainerState:
@@ -355,8 +355,8 @@ class Run:
 
 
 def _training_s(times: dict[str, float]) -> float:
-    beside = ("time/validation", "time/save_ckpt", "time/wait_for_ckpt")
-    return times["time/step"] - sum(times.get(name, 0.0) for name in beside)
+    other = ("time/validation", "time/save_ckpt", "time/wait_for_ckpt")
+    return times["time/step"] - sum(times.get(name, 0.0) for name in other)
 
 
 def _load_model(folder: Path, dtype: str, ranks: Ranks) -> Any:
@@ -364,7 +364,7 @@ def _load_model(folder: Path, dtype: str, ranks: Ranks) -> Any:
         return load(folder, dtype, ranks)
 
 
-def _state_to_go_on_from(config: SFTConfig, checkpoints: Checkpoints) -> TrainerState | None:
+def _state_to_resume(config: SFTConfig, checkpoints: Checkpoints) -> TrainerState | None:
     if config.ckpt is None or config.ckpt.resume_step is None:
         return None
     if config.ckpt.resume_step == -1:
@@ -381,10 +381,10 @@ def _state_to_go_on_from(config: SFTConfig, checkpoints: Checkpoints) -> Trainer
 
 def _check_output(config: SFTConfig) -> None:
     if int(os.environ.get("RANK", "0")):
-        return  # the leading rank may have begun
+        return  # the leading rank may have started writing
     weights = Path(config.output_dir) / "weights"
     if weights.exists() and not config.resumes:
         raise ConfigError(
-            f"output_dir: {weights} exists already; choose another folder, pass --clean-output-dir, or go on with "
+            f"output_dir: {weights} exists already; choose another folder, pass --clean-output-dir, or resume with "
             "--ckpt.resume-step -1"
         )

@@ -1,4 +1,4 @@
-"""What is measured of a step's tokens, as sums, so that micro-batches and data ranks add up."""
+"""Statistics of a step's tokens, as sums and histograms of fixed bins, so that micro-batches and ranks add up."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from primerl.train.data.batch import Batch
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loss.components import COMPONENTS, TokenValues
 
-# How what is measured of tokens is distributed, in fixed bins, so that micro-batches and data ranks add up.
-
-RANGES = {"entropy": (0.0, 12.0, 48), "log_ratio": (-1.0, 1.0, 50)}
-"""First edge, last edge, bins. Values beyond an edge are in the bin next to it. Nats."""
+HISTOGRAM_RANGES = {"entropy": (0.0, 12.0, 48), "log_ratio": (-1.0, 1.0, 50)}
+"""First edge, last edge, number of bins. Values beyond an edge count in the nearest bin. Nats."""
 
 
 class Histograms:
@@ -25,27 +23,27 @@ class Histograms:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.counts = {
-            name: torch.zeros(bins, dtype=torch.int64, device=device) for name, (_, _, bins) in RANGES.items()
+            name: torch.zeros(bins, dtype=torch.int64, device=device) for name, (_, _, bins) in HISTOGRAM_RANGES.items()
         }
 
     @torch.no_grad()
     def add(self, values: TokenValues) -> None:
-        for name, (low, high, bins) in RANGES.items():
+        for name, (low, high, bins) in HISTOGRAM_RANGES.items():
             column = values.columns[name][values.sampled].float()
             place = ((column - low) * (bins / (high - low))).floor().clamp(0, bins - 1)
-            # What is not a number has no bin, and the run does not outlive it.
+            # NaN has no bin; it ends the run anyway.
             self.counts[name] += torch.bincount(place[place.isfinite()].long(), minlength=bins)
 
     def over(self, ranks: Ranks) -> Histograms:
-        """Of all data ranks."""
+        """Summed over all data ranks."""
         whole = Histograms()
         whole.counts = {name: ranks.sum(counts) for name, counts in self.counts.items()}
         return whole
 
     def line(self) -> dict[str, Any]:
-        """`{name: {"edges": [bins + 1], "counts": [bins]}}`; of what no token was measured for, nothing."""
+        """`{name: {"edges": [bins + 1], "counts": [bins]}}`, without names that no token was measured for."""
         found = {}
-        for name, (low, high, bins) in RANGES.items():
+        for name, (low, high, bins) in HISTOGRAM_RANGES.items():
             counts = self.counts[name].tolist()
             if sum(counts):
                 edges = [low + (high - low) * edge / bins for edge in range(bins + 1)]
@@ -68,7 +66,7 @@ COLUMNS = (
     "ref_kl_tokens",
 )
 MOST_STALE = 16
-"""Tokens that are staler count as this stale."""
+"""Staler tokens count as having this staleness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +75,23 @@ class Groups:
 
     environments: int
     staleness: int
-    """The highest."""
+    """Highest staleness."""
+
+    @classmethod
+    def of(cls, batch: Batch, ranks: Ranks) -> Groups:
+        """The same on all ranks, which all have to call it."""
+        environments = max((max(m.environments) + 1 for m in batch.micro_batches if m.environments), default=0)
+        stale = max(batch.staleness(), default=0)
+        most = torch.tensor([environments, min(stale, MOST_STALE)], device=ranks.device)
+        environments, stale = ranks.largest(most).tolist()
+        return cls(environments, stale)
 
     @property
     def count(self) -> int:
         return 1 + self.environments + self.staleness + 1
 
     def environment_names(self, given: Sequence[str]) -> list[str]:
-        """An environment without a name goes by its number."""
+        """Names of the environments; one without a name gets its number."""
         return [
             given[number] if number < len(given) else f"environment_{number}" for number in range(self.environments)
         ]
@@ -99,7 +106,7 @@ class Statistics:
 
     def __init__(self, groups: Groups, device: torch.device | str = "cpu") -> None:
         self.groups = groups
-        # MPS aside, every device torch trains on has fp64, and sums of millions of tokens want it.
+        # Sums of millions of tokens need fp64, which every device of torch but MPS has.
         self.sums = torch.zeros(groups.count, len(COLUMNS), dtype=torch.float64, device=device)
         self.largest = torch.zeros(groups.count, dtype=torch.float64, device=device)  # of mismatch_kl, at least 0
         self.losses = torch.zeros(1 + len(COMPONENTS), dtype=torch.float64, device=device)
@@ -114,7 +121,7 @@ class Statistics:
         columns = {name: column[values.sampled] for name, column in values.columns.items()}
         columns["tokens"] = torch.ones_like(columns["mismatch_kl"])
         columns["mismatch_kl_squared"] = columns["mismatch_kl"].double().square()
-        # What no component has measured is of none of the tokens.
+        # Columns that no component measured are 0 for all tokens.
         none = torch.zeros_like(columns["mismatch_kl"])
         rows = torch.stack([columns.get(name, none).double() for name in COLUMNS], dim=1)
         stale = columns["staleness"].clamp(0, self.groups.staleness)
@@ -132,11 +139,11 @@ class Statistics:
                 own += column.sum()
 
     def over(self, ranks: Ranks) -> Statistics:
-        """Of all data ranks, whose groups have to be the same."""
+        """Summed over all data ranks, whose groups have to be the same."""
         whole = Statistics(self.groups, self.sums.device)
         whole.sums, whole.losses = ranks.sum(self.sums), ranks.sum(self.losses)
         whole.largest = ranks.largest(self.largest)
-        # A rank whose micro-batches are empty knows of none of these.
+        # A rank with empty micro-batches has none of these.
         for name in ranks.union(self.extra):
             whole.extra[name] = ranks.sum(self.extra.get(name, self.losses.new_zeros(())))
         return whole
@@ -191,7 +198,7 @@ class Trained:
 
 
 def counted(batch: Batch, environments: int) -> Tensor:
-    """[environments, 2] int64: samples and tokens that the batch has of each environment."""
+    """[environments, 2] int64: samples and tokens of the batch by environment."""
     own = [environment for micro_batch in batch.micro_batches for environment in micro_batch.environments]
     each = [(1, length) for micro_batch in batch.micro_batches for length in micro_batch.sequence_lengths]
     counts = torch.zeros(environments, 2, dtype=torch.int64)
@@ -202,7 +209,7 @@ def _means(name: str, sums: dict[str, float], largest: float) -> dict[str, float
     tokens, masked = max(sums["tokens"], 1.0), max(sums["masked"], 1.0)
     mean = sums["mismatch_kl"] / tokens
     variance = sums["mismatch_kl_squared"] / tokens - mean * mean
-    # Of all tokens, the published names of masked shares have no group in them.
+    # For all tokens, the published names of masked shares have no group in them.
     group = "" if name == "all" else f"{name}/"
     found = {
         f"mismatch_kl/{name}/mean": mean,
@@ -213,7 +220,7 @@ def _means(name: str, sums: dict[str, float], largest: float) -> dict[str, float
         f"masked/{name}/mean": sums["masked"] / tokens,
     }
     for sign in ("positive", "negative"):
-        # Of the masked tokens the share with this sign of advantage; of the tokens with this sign the share masked.
+        # The share of masked tokens with this sign of advantage; the masked share of tokens with this sign.
         found[f"masked_advantage_{sign}/{group}mean"] = sums[f"masked_{sign}"] / masked
         found[f"masked_share/{sign}/{group}mean"] = sums[f"masked_{sign}"] / max(sums[sign], 1.0)
     if sums["ref_kl_tokens"]:

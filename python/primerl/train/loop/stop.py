@@ -1,4 +1,8 @@
-"""SIGTERM, SIGINT and SIGHUP as one exception, so that a stop unwinds through the same clean-up as an error."""
+"""How training ends early: asked to by a signal, or because a step's numbers are not finite.
+
+SIGTERM, SIGINT and SIGHUP become one exception, so that a stop unwinds through the same clean-up as an error. A step
+that is not finite ends the run; the message names what it trained on, and the batch is kept for inspection.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +16,10 @@ from types import FrameType
 
 from primerl.train.checkpoint.files import whole_folder
 
-# A step whose numbers are not finite ends the run: what it trained on is named, and kept as it was.
-
-NAMED = 32
-"""The rest is counted."""
-
-
-class TrainingDiverged(Exception):  # noqa: N818 (what happened)
-    """Loss, gradient or weights are not finite. The message names the step and, where they matter, what it trained."""
-
-
-def listed(names: Iterable[object], separator: str = ", ") -> str:
-    """`1, 2, 3 and 4 more`."""
-    every = [str(name) for name in names]
-    rest = f" and {len(every) - NAMED} more" if len(every) > NAMED else ""
-    return separator.join(every[:NAMED]) + rest
-
-
-def keep_batch(output_dir: Path, step: int, rank: int, file: str, content: bytes | bytearray) -> str:
-    """For whoever looks for the reason; each rank keeps what it trained. Says where, or why it cannot be kept."""
-    folder = output_dir / "diverged" / f"step_{step}_rank_{rank}"
-    try:
-        with whole_folder(folder, replace=True) as new:
-            (new / file).write_bytes(content)
-    except OSError as error:
-        return f"the batch could not be kept: {error}"
-    return f"the batch is in {folder / file}"
-
-
 log = logging.getLogger(__name__)
+
+MOST_LISTED = 32
+"""Names in a message; the rest are counted."""
 
 
 class Stopped(BaseException):
@@ -82,3 +61,25 @@ def stop_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class TrainingDiverged(Exception):  # noqa: N818 (what happened)
+    """Loss, gradient or weights are not finite. The message names the step and, where they matter, what it trained."""
+
+
+def listed(names: Iterable[object], separator: str = ", ") -> str:
+    """`1, 2, 3 and 4 more`."""
+    every = [str(name) for name in names]
+    rest = f" and {len(every) - MOST_LISTED} more" if len(every) > MOST_LISTED else ""
+    return separator.join(every[:MOST_LISTED]) + rest
+
+
+def keep_batch(output_dir: Path, step: int, rank: int, file: str, content: bytes | bytearray) -> str:
+    """Writes the batch of this rank to `<output_dir>/diverged`; returns where it is, or why it could not be written."""
+    folder = output_dir / "diverged" / f"step_{step}_rank_{rank}"
+    try:
+        with whole_folder(folder, replace=True) as new:
+            (new / file).write_bytes(content)
+    except OSError as error:
+        return f"the batch could not be kept: {error}"
+    return f"the batch is in {folder / file}"

@@ -1,4 +1,4 @@
-"""Loss on rows that are not trained on."""
+"""Validation: the loss on held-out rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from primerl.train.data.rows import Rows
 from primerl.train.distributed.fsdp import nothing
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.loop.progress import progress
-from primerl.train.loop.stop import NAMED, TrainingDiverged, listed
+from primerl.train.loop.stop import MOST_LISTED, TrainingDiverged, listed
 from primerl.train.loss.cross_entropy import row_losses, summed_loss
 
 
@@ -50,7 +50,7 @@ class Validation:
             with progress("validating") as report:
                 for done, (subset, batch) in enumerate(batches, start=1):
                     loss = summed_loss(model, batch).double().cpu()
-                    if not bool(loss.isfinite()) and len(suspects) < NAMED:
+                    if not bool(loss.isfinite()) and len(suspects) < MOST_LISTED:
                         suspects.append(batch)
                     losses[subset] += loss
                     tokens[subset] += batch.targets.shape[0]

@@ -37,29 +37,30 @@ from primerl.train import losses
 from primerl.train.data.batch import Batch, BatchError, MicroBatch, sequence_at
 from primerl.train.import_path import ImportFailedError, find_by_path
 from primerl.train.losses import LossFunction, PolicyLoss, Tokens
-from primerl.train.settings import ConfigError, LossConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import LossConfig
 
 log = logging.getLogger(__name__)
 
 COMPONENTS = ("rl", "ce", "ref_kl")
 SAMPLED = ("rl", "ref_kl")
-"""Components that need what the engine said of a token."""
+"""Components that need the engine's log-probability of a token."""
 
 
 MOST_LOG_RATIO = 30.0
-"""Nats. A token that the engine sampled is at most e^30 times as likely to the trainer: above that the engine's
-log-probability is wrong, by any policy, and the ratio's square would overflow in the norm of the gradient."""
+"""Nats. If a sampled token is more than e^30 times as likely to the trainer as to the engine, the engine's
+log-probability must be wrong, and the ratio's square would overflow in the norm of the gradient."""
 
 TAKEN = {
     *("advantage", "empty_rollouts", "entropy", "errored_rollouts", "is_truncated", "loss", "masked"),
     *("masked_advantage_negative", "masked_advantage_positive", "mismatch_abs_log_ratio", "mismatch_kl"),
     *("masked_share", "num_turns", "ref_kl", "reward", "seq_len", "staleness"),
 }
-"""Names of metrics, the part before `/all`, that trainer or orchestrator write: none for a loss of one's own."""
+"""Names of metrics, the part before `/all`, that trainer or orchestrator write; a custom loss may not use them."""
 
 
 class LossError(ValueError):
-    """A loss function failed, or did not answer with what it should. The message names the function."""
+    """A loss function failed, or returned something invalid. The message names the function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Targets:
     sequences: Tensor  # [M] int64
     sampled: Tensor  # [M] bool
     weights: dict[str, Tensor]
-    """Component -> [M] fp32; 0 where the token is none of its own."""
+    """Component -> [M] fp32; 0 if the token does not belong to it."""
 
     def to(self, device: torch.device) -> Targets:
         weights = {name: weight.to(device) for name, weight in self.weights.items()}
@@ -79,15 +80,15 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class TokenValues:
-    """What is measured of M tokens, without gradient: `columns` by name, [M] each, and which of them count."""
+    """Measurements of M tokens, without gradient: `columns` by name, [M] each, and which tokens count."""
 
     columns: dict[str, Tensor]
     sampled: Tensor  # [M] bool
-    discarded: Tensor  # [M] bool: of sequences that are left out of the step
+    discarded: Tensor  # [M] bool: tokens of sequences that are excluded from the step
 
 
 class Loss:
-    """The loss that a config asks for."""
+    """The loss that a config describes."""
 
     def __init__(self, config: LossConfig) -> None:
         """Raises ConfigError: there is no such loss, or no such function."""
@@ -141,8 +142,8 @@ class Loss:
         return column
 
     def plain(self, targets: Targets, micro_batch: MicroBatch) -> Tensor | None:
-        """[K] int64, those of the targets whose log-probability p1 of `ref_kl` has to be computed: all of its tokens.
-        None where it is log p."""
+        """[K] int64, indices of the targets whose log-probability p1 has to be computed for `ref_kl`; None if it equals
+        log p."""
         if "ref_kl" not in targets.weights:
             return None
         chosen = targets.weights["ref_kl"].nonzero().squeeze(1)
@@ -158,9 +159,9 @@ class Loss:
         )
 
     def check_counts(self, counts: Tensor, batch: Batch) -> None:
-        """Raises BatchError: the ranks do not hold what the orchestrator says it cut."""
+        """Raises BatchError if the ranks do not hold as many tokens as the orchestrator cut."""
         extra = {name for micro_batch in batch.micro_batches for name in micro_batch.extra}
-        # A component without a column of its own is of all sampled tokens; what a teacher wrote has one.
+        # A component without a column of its own covers all sampled tokens; tokens that a teacher wrote have one.
         whole = [name for name in self._weights if f"{name}_weights" not in extra]
         if not whole and list(self._weights) == ["ce"]:
             whole = ["ce"]
@@ -209,10 +210,10 @@ class Loss:
         tokens = replace(tokens, engine_logprobs=torch.where(discarded, logprobs.detach(), tokens.engine_logprobs))
         divisors = dict(zip(COMPONENTS, counts.clamp(min=1.0).tolist(), strict=True))
         values: dict[str, Tensor] = {"is_masked": torch.zeros_like(targets.sampled)}
-        # So that there is a gradient, of 0, where everything is discarded: other ranks wait for this one's.
+        # A zero gradient even if everything is discarded: other ranks wait for this one's.
         loss = logprobs.masked_fill(~logprobs.isfinite(), 0.0) * 0.0
         for name, weight in self._weights.items():
-            # What could be computed of other components' tokens may be infinite: they are left out, not made 0.
+            # Values for other components' tokens may be infinite: they are excluded, not multiplied by 0.
             of_any = targets.weights[name].nonzero().squeeze(1)
             stays = ~discarded[of_any]
             chosen = of_any[stays]
@@ -231,7 +232,7 @@ class Loss:
         return loss.sum(), TokenValues(values, targets.sampled & ~discarded, discarded)
 
     def _compute(self, name: str, tokens: Tokens, entropy: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The component `name` of each of its tokens, and what it says of them."""
+        """The component `name` for each of its tokens, and its measurements."""
         if name == "ce":
             return -tokens.logprobs, {}
         if name == "ref_kl":
@@ -240,7 +241,7 @@ class Loss:
             distance = tokens.logprobs - tokens.teacher_logprobs
             measured = {"ref_kl": distance.detach(), "ref_kl_tokens": torch.ones_like(distance)}
             return ratio * distance.square() / 2.0, measured
-        answer = self._ask(tokens)
+        answer = self._call_policy_loss(tokens)
         measured = {f"metric/{metric}": values.detach().double() for metric, values in answer.metrics.items()}
         if answer.masked is not None:
             measured["is_masked"] = answer.masked
@@ -248,19 +249,17 @@ class Loss:
         own = answer.loss.to(tokens.logprobs.dtype)
         return (own - bonus * entropy if bonus else own), measured
 
-    def _ask(self, tokens: Tokens) -> PolicyLoss:
-        """What the policy loss says of the tokens. Raises LossError."""
-        if self.config.custom is None:
-            where, answer = f"loss.type ({self.config.type})", self._policy_loss(tokens)
-        else:
-            where = f"loss.custom ({self.config.custom})"
-            try:
-                # Left off by one call, gradients would be off for all that follows.
-                with torch.enable_grad():
-                    answer = self._policy_loss(tokens)
-            except (Exception, SystemExit) as error:
-                log.exception("%s failed", where)
-                raise LossError(f"{where} raised {type(error).__name__}: {error}") from error
+    def _call_policy_loss(self, tokens: Tokens) -> PolicyLoss:
+        """Calls the policy loss and checks its answer. Raises LossError."""
+        custom = self.config.custom
+        where = f"loss.type ({self.config.type})" if custom is None else f"loss.custom ({custom})"
+        try:
+            # A function that switches gradients off would leave them off for all that follows.
+            with torch.enable_grad():
+                answer = self._policy_loss(tokens)
+        except (Exception, SystemExit) as error:
+            log.exception("%s failed", where)
+            raise LossError(f"{where} raised {type(error).__name__}: {error}") from error
         if isinstance(answer, Tensor):
             answer = PolicyLoss(answer)
         self._check_answer(where, answer, tokens)
@@ -316,7 +315,7 @@ def load_policy_loss(config: LossConfig) -> LossFunction:
 def _discarded(tokens: Tokens, sampled: Tensor) -> Tensor:
     """[M] bool, whole sequences in which the engine's log-probability of a sampled token cannot be right.
 
-    Only where the trainer's own is finite: weights that are not are no fault of a rollout.
+    Only if the trainer's own is finite: weights that are not finite are no fault of a rollout.
     """
     wrong = sampled & tokens.logprobs.isfinite() & ~(tokens.log_ratio <= MOST_LOG_RATIO)
     of_sequence = torch.zeros(tokens.sequence_count, dtype=torch.bool, device=wrong.device)

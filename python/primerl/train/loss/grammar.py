@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from primerl.train.data.batch import BatchError, MicroBatch, sequence_at
+from primerl.train.loss.bitmasks import unpacked
 from primerl.train.loss.logprobs import LogitsHook
 
 if TYPE_CHECKING:
@@ -37,10 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Which tokens could have been in the place of each of N tokens."""
+    """Which tokens were allowed at each of N places."""
 
-    bits: Tensor  # [M, bytes] uint8, the different sets, the lowest bit the lowest id; the first set is all tokens
-    index: Tensor  # [N] int64, which of them
+    bits: Tensor  # [M, bytes] uint8, the distinct sets, the lowest bit the lowest id; the first set is all tokens
+    index: Tensor  # [N] int64, which set
 
     def __getitem__(self, index: Tensor | slice) -> Allowed:
         return Allowed(self.bits, self.index[index])
@@ -51,9 +52,7 @@ class Allowed:
     def masks(self, vocabulary: int) -> Tensor:
         """[N, vocabulary] bool. An id behind the tokens of the model is in no set but the first."""
         different, places = torch.unique(self.index, return_inverse=True)
-        bits = self.bits[different].unsqueeze(-1)
-        shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-        masks = bits.bitwise_right_shift(shifts).bitwise_and(1).bool().flatten(1)[:, :vocabulary]
+        masks = unpacked(self.bits[different], vocabulary)
         if masks.shape[1] < vocabulary:
             masks = torch.nn.functional.pad(masks, (0, vocabulary - masks.shape[1]))
             masks[different == 0] = True
@@ -61,8 +60,8 @@ class Allowed:
 
 
 def leaving_out(allowed: Allowed, then: LogitsHook | None = None) -> LogitsHook:
-    """What `primerl.train.loss.logprobs.token_logprobs` calls for each chunk of these N tokens; `then` sees what is
-    left."""
+    """The hook that `primerl.train.loss.logprobs.token_logprobs` calls for each chunk of these N tokens; `then` gets
+    what is left."""
 
     def leave_out(scaled: Tensor, rows: slice) -> Tensor:
         scaled = scaled.masked_fill(~allowed[rows].masks(scaled.shape[1]), -torch.inf)
@@ -72,7 +71,7 @@ def leaving_out(allowed: Allowed, then: LogitsHook | None = None) -> LogitsHook:
 
 
 class Replay:
-    """The grammars of one model's answers. Its vocabulary is read at the first of them."""
+    """Replays the grammars of one model's answers. Its vocabulary is read for the first one."""
 
     def __init__(self, model: Path) -> None:
         """`model`: a folder with `config.json` and `tokenizer.json`."""
@@ -80,7 +79,7 @@ class Replay:
         self._masks: GrammarMasks | None = None
 
     def allowed(self, micro_batch: MicroBatch) -> Allowed | None:
-        """Of each of the micro-batch's T tokens; None where no answer in it was structured.
+        """Allowed tokens for each of the micro-batch's T tokens; None if no answer in it was structured.
 
         Raises:
             BatchError: a recorded answer is not one of its grammar, or another library or vocabulary made its sets.

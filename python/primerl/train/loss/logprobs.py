@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 2**26
-"""Logits of a chunk: 256 MiB in fp32. About three times that is alive at once."""
+"""Logits of a chunk: 256 MiB in fp32. About three times as much is allocated at once."""
 
 LOWEST = -1e30
-"""Stands for minus infinity, whose product with the probability 0 is not a number."""
+"""Replaces minus infinity, whose product with the probability 0 would be NaN."""
 
 LogitsHook = Callable[[Tensor, slice], Tensor]
 """`(logits [n, V], rows) -> logits`: leaves tokens out of the distribution by setting their logits to minus infinity.
@@ -99,7 +99,7 @@ class _Plan:
     def logits(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor, rows: slice
     ) -> tuple[Tensor, Tensor | None]:
-        """z of the chunk, [n, V], and the derivative of the cap, where there is one."""
+        """z of the chunk, [n, V], and the derivative of the cap, if there is one."""
         head = OutputHead(weight, bias, self.scale, self.softcap)
         logits, slope = head.logits(hidden[rows]), None
         if self.softcap is not None:
@@ -146,7 +146,7 @@ class _TokenLogprobs(torch.autograd.Function):
         wanted_hidden, wanted_weight, wanted_bias = ctx.needs_input_grad[:3]
         dtype = normalizers.dtype
         for_hidden = torch.empty_like(hidden) if wanted_hidden else None
-        # Added up over the chunks in fp32, whatever the weights are in.
+        # Summed over the chunks in fp32, whatever dtype the weights have.
         for_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if wanted_weight else None
         for_bias = torch.zeros(bias.shape, dtype=dtype, device=bias.device) if wanted_bias else None
         for rows in ctx.plan.chunks(token_ids.shape[0]):

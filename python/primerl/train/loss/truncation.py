@@ -18,7 +18,7 @@ What is exact and what is not. With the weights that sampled, both sides keep th
 edge), and the ratio of trainer to engine is 1. With newer weights each side keeps its own set, and the ratio is that of
 the two truncated policies, with two departures:
 - y may have left the trainer's set. Its probability is 0 then, and the ratio would stop every gradient; y is kept
-  nevertheless, with the probability it has beside the others. The ratio is too large by that.
+  nevertheless, with the probability it has next to the others. The ratio is too large by that.
 - What only the trainer keeps was never sampled, so the expectation of the ratio is below 1 by its probability.
 Both vanish with staleness. The alternative is to have the engine send its set and to apply that one ("Keep Sampling
 Mask", DeepSeek-V3.2, arXiv:2512.02556, section 3.1): both sides share one support, and the ratio is unbiased for the
@@ -64,7 +64,7 @@ def truncate(scaled: Tensor, token_ids: Tensor, truncation: Truncation) -> Tenso
 
 
 def replaying(token_ids: Tensor, truncation: Truncation) -> LogitsHook:
-    """What `primerl.train.loss.logprobs.token_logprobs` calls for each chunk of these N tokens."""
+    """The hook that `primerl.train.loss.logprobs.token_logprobs` calls for each chunk of these N tokens."""
 
     def leave_out(scaled: Tensor, rows: slice) -> Tensor:
         return truncate(scaled, token_ids[rows], truncation[rows])

@@ -1,12 +1,13 @@
-"""Policy losses, one file each: `trainer.loss.type` is the name of a module here, `trainer.loss.args` its `Options`.
+"""Policy losses, one file each: `trainer.loss.type` is the name of a file here, `trainer.loss.args` its `Options`.
 
-A module has
+A file has
 
     Options                         a frozen dataclass: what may be set, with defaults and, if need be, `check()`
     policy_loss(tokens, options)    the loss of each token, a `PolicyLoss`
 
-and nothing else has to know of it. The modules import no torch of their own, so that a config is checked without it.
-A loss outside this package is a function: see docs/custom-losses.md.
+and nothing else has to list it. A package of its own offers the same as an entry point in the group `primerl.losses`,
+or is named as `module:name` (`primerl.train.registry`); a function without options is `trainer.loss.custom`
+(docs/custom-losses.md). The files import no torch of their own, so that a config is checked without it.
 
 The trainer makes one update of each batch, so its policy at the batch is the one the gradient is taken at, and what
 the literature calls the old policy is the engine's: rho = trainer's probability / engine's probability, of the
@@ -17,10 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from primerl.train.registry import module_of, options_of
+from primerl.train.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,16 +78,10 @@ class PolicyLoss:
 LossFunction = Callable[[Tokens], "PolicyLoss | Tensor"]
 
 
-def options(kind: str, args: dict[str, Any], where: str = "loss.") -> Any:
-    """The `Options` of the loss `kind` with `args` set. Raises ConfigError, naming the key below `where`."""
-    return options_of(_module(kind, where), args, where)
+REGISTRY = Registry(__name__, "primerl.losses", "policy_loss")
 
 
 def load(kind: str, args: dict[str, Any]) -> LossFunction:
     """Raises ConfigError."""
-    module, given = _module(kind, "loss."), options(kind, args)
-    return lambda tokens: module.policy_loss(tokens, given)
-
-
-def _module(kind: str, where: str) -> ModuleType:
-    return module_of(__name__, __path__, kind, where)
+    policy_loss, given = REGISTRY.load(kind, args, "loss.")
+    return lambda tokens: policy_loss(tokens, given)

@@ -1,11 +1,11 @@
-"""What some of `transformers`' architectures need done to them so that packed rows are computed exactly, and as engines
-compute them. `load_model` does it.
+"""Adapts some of `transformers`' architectures so that packed rows are computed exactly, and as engines compute them.
+`load_model` applies it.
 
-dropout                  is set to 0, since engines compute without: the policy that is trained is the one that samples
-`packed` is not handed   on by the layers of StableLM and Nemotron: it is left where their attention finds it
-chunked attention        of Llama 4: a token sees its own chunk of its sequence only
-scaled by place          queries of Llama 4 are, by the token's place in the row: here by that in its sequence
-states and convolutions  of linear attention and Mamba-2 begin anew with each sequence: see `recurrent`
+dropout                  is set to 0, as engines compute without it: the trained policy has to be the one that samples
+passing `packed` on      layers of StableLM and Nemotron drop it: it is left where their attention finds it
+chunked attention        Llama 4: a token sees only its own chunk of its sequence
+position scaling         Llama 4 scales queries by the token's position in the row: here by that in its sequence
+states and convolutions  of linear attention and Mamba-2 restart with each sequence: see `recurrent`
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ NOTE = "primerl_note"
 
 @dataclass(slots=True)
 class Note:
-    """What an attention module is told beside what it is called with."""
+    """What an attention module needs besides the arguments it is called with."""
 
     packed: Any = None
-    """What its layer was called with, where the layer does not hand it on."""
+    """What its layer was called with, for layers that do not pass it on."""
     chunk: int | None = None
-    """Tokens of a sequence that are attended to by themselves."""
+    """Tokens of a sequence that attend only to each other."""
     scale: tuple[float, float] | None = None
     """(a, n): the query at position p is multiplied by 1 + a * log(1 + floor((p + 1) / n))."""
 
@@ -46,7 +46,7 @@ def note_of(module: torch.nn.Module) -> Note | None:
 def decoder(model: Any) -> Any:
     """The model without its output layer."""
     base = model.base_model
-    # `base_model` goes by a name that the class gives, under which Llama 4 has nothing.
+    # `base_model` looks up a name that the class gives, under which Llama 4 has nothing.
     return getattr(model, "model", model) if base is model else base
 
 
@@ -57,7 +57,7 @@ def text_decoder(model: Any) -> Any:
 
 
 def decoder_layers(model: Any) -> list[torch.nn.Module]:
-    """The decoder's layers, one after the other; none where they are not known."""
+    """The decoder's layers in order; empty if they are unknown."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     text = text_decoder(model)
@@ -68,7 +68,7 @@ def decoder_layers(model: Any) -> list[torch.nn.Module]:
 
 
 def without_dropout(config: Any) -> Any:
-    """The model's config with every dropout set to 0, which is said."""
+    """The model's config with every dropout set to 0; logs which were not."""
     found = {}
     for part in {id(part): part for part in (config, config.get_text_config())}.values():
         for name, value in part.to_dict().items():
@@ -90,8 +90,8 @@ def query_scale(note: Note, positions: Tensor) -> Tensor:
 
 
 def limit_of_positions(config: Any, lengths: Sequence[int]) -> int | None:
-    """With rotary positions of type `longrope` and `dynamic` (Phi 3.5), all tokens of a row are turned by what its
-    longest sequence asks for. Where other sequences of these lengths ask for something else: how long they may be."""
+    """With rotary positions of type `longrope` and `dynamic` (Phi 3.5), the longest sequence of a row decides the
+    rotation of all its tokens. Returns the longest allowed length if sequences of these lengths need different ones."""
     given = getattr(config, "rope_parameters", None) or {}
     for rope in (given, *given.values()):  # of all layers, or of each type of them
         kind = rope.get("rope_type") if isinstance(rope, dict) else None
@@ -104,8 +104,8 @@ def limit_of_positions(config: Any, lengths: Sequence[int]) -> int | None:
 
 
 def annotate(model: Any, attention: str) -> None:
-    """Leave notes for the attention modules that need one, and have layers with a state told where sequences begin.
-    `attention`: the name it is registered by."""
+    """Leave notes for the attention modules that need one, and pass sequence boundaries to layers with a state.
+    `attention`: the name our attention is registered under."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ()
     for module in _attentions(model):
@@ -125,7 +125,7 @@ def annotate(model: Any, attention: str) -> None:
 
 
 def _as_sequence_ids(_module: Any, given: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Convolutions of LFM2 are handed `seq_idx` and no other argument."""
+    """Convolutions of LFM2 receive only `seq_idx`."""
     return given, keywords | {"seq_idx": keywords.get("packed")}
 
 
@@ -143,8 +143,8 @@ def _note(module: torch.nn.Module) -> Note:
     return note
 
 
-class _Reached(Exception):  # noqa: N818 (no error: how the forward pass is left)
-    """The first attention was called; with `packed` or without."""
+class _Reached(Exception):  # noqa: N818 (not an error: ends the forward pass)
+    """The first attention was called, with `packed` or without."""
 
     def __init__(self, told: bool) -> None:
         super().__init__()
@@ -152,9 +152,9 @@ class _Reached(Exception):  # noqa: N818 (no error: how the forward pass is left
 
 
 def reached(model: Any, attention: str) -> bool | None:
-    """Whether the keyword `packed` reaches the model's attention; None where no attention is called by its name.
+    """Whether the keyword `packed` reaches the model's attention; None if no registered attention is called.
 
-    The forward pass is left at the first one, so it costs next to nothing."""
+    The forward pass ends at the first attention, so this costs next to nothing."""
     from transformers import AttentionInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -179,7 +179,7 @@ def reached(model: Any, attention: str) -> bool | None:
 
 
 def _hand_on(model: Any) -> None:
-    """Where layers are given `packed` and drop it: noted, as they are called, for the attention within them."""
+    """Note `packed` for the attention of layers that are called with it and drop it."""
     for layer in decoder_layers(model):
         notes = [_note(module) for module in _attentions(layer)]
 

@@ -30,13 +30,12 @@ import torch
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loop.metrics import peak_memory
 from primerl.train.model.architectures import text_decoder
-
-# What the attention of each layer multiplies, as a model's config tells it.
+from primerl.train.model.support import WITH_STATE
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Of one layer."""
+    """Attention of one layer."""
 
     width: float
     """Query heads times the mean of a query's and a value's size."""
@@ -61,14 +60,11 @@ COMPUTE_MORE = {
     "diffllama": "it attends twice in a layer",
     "jetmoe": "its attention has experts",
 }
-"""Architectures that the formula does not hold of -> why."""
-
-WITH_STATE = {"linear_attention", "mamba", "conv", "hybrid"}
-"""Of `layer_types`: layers that carry a state from token to token, or mix neighbours by a convolution."""
+"""Architectures that the formula does not hold for -> why."""
 
 
 def attentions(config: Any) -> tuple[Attention, ...]:
-    """Of all layers of a model with this text config. Raises ValueError."""
+    """Attention of each layer of a model with this text config. Raises ValueError."""
     if config.model_type in COMPUTE_MORE:
         raise ValueError(f"{config.model_type}: {COMPUTE_MORE[config.model_type]}")
     kinds = getattr(config, "layer_types", None)
@@ -102,10 +98,9 @@ def _pairs(length: int, window: int | None) -> int:
     return window * (window + 1) // 2 + (length - window) * window
 
 
-# What devices can do: dense TFLOP/s in bf16 and in fp32 (without TF32), from their vendors' data sheets.
-
 PEAKS: dict[str, tuple[float | None, float | None]] = {
-    # Whole words of the device's name, one after another -> bf16, fp32; None where it is not known.
+    # Consecutive words of the device's name -> dense TFLOP/s in bf16, and in fp32 without TF32, by the vendors' data
+    # sheets; None if unknown.
     "GB300": (2500.0, None),
     "GB200": (2500.0, 80.0),
     "B300": (2250.0, None),
@@ -147,7 +142,7 @@ PEAKS: dict[str, tuple[float | None, float | None]] = {
     "MI355X": (2516.6, 157.3),
     "MI325X": (1307.4, 163.4),
     "MI300X": (1307.4, 163.4),
-    # Of one of the card's two dies, each of which is a device.
+    # One of the card's two dies, each of which is a device.
     "MI250X": (191.5, 23.9),
     "MI250": (181.0, 22.6),
     "MI210": (181.0, 22.6),
@@ -189,7 +184,7 @@ class ModelShape:
     """That one token is multiplied by, output layer aside; of one that is not trained, two thirds."""
     output_parameters: float
     attentions: tuple[Attention, ...]
-    """Of all layers."""
+    """Attention of each layer."""
 
     @classmethod
     def of(cls, model: Any) -> ModelShape:
@@ -209,7 +204,7 @@ class ModelShape:
         return cls(matrices, output.numel() * _work(output), attentions(config))
 
     def flops(self, lengths: Iterable[int], trained_tokens: int) -> float:
-        """Of forward and backward over sequences of these lengths."""
+        """FLOPs of forward and backward over sequences of these lengths."""
         lengths = list(lengths)
         dense = self.matrix_parameters * sum(lengths) + self.output_parameters * trained_tokens
         return 6.0 * dense + 12.0 * sum(attention.products(lengths) for attention in self.attentions)
@@ -222,12 +217,12 @@ class Performance:
     shape: ModelShape | None
     """None where it is not known."""
     peak: float | None
-    """Of the device, FLOP/s."""
+    """Peak of the device, FLOP/s."""
     ranks: Ranks
 
     @classmethod
     def of(cls, model: Any, dtype: torch.dtype, ranks: Ranks, peak_tflops: float | None = None) -> Performance:
-        """Of a model that is not divided among the ranks yet. `peak_tflops`: of the device, in place of the table's."""
+        """To be called before the model is divided among ranks. `peak_tflops` replaces the device's table entry."""
         peak = peak_flops(ranks.device, dtype) if peak_tflops is None else 1e12 * peak_tflops
         if peak is None and ranks.device.type == "cuda":
             name = torch.cuda.get_device_name(ranks.device)
@@ -245,7 +240,7 @@ class Performance:
         return cls(shape, peak, ranks)
 
     def flops(self, lengths: Iterable[int], trained_tokens: int) -> float:
-        """Of this rank; 0 where nothing is made of it."""
+        """FLOPs of this rank; 0 if no metric uses them."""
         return 0.0 if self.shape is None or self.peak is None else self.shape.flops(lengths, trained_tokens)
 
     def metrics(self, tokens: float, flops: float, seconds: float) -> dict[str, float]:
@@ -262,7 +257,7 @@ class Performance:
 
 
 def _matrices(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Of a decoder: all that a token's vector is multiplied by."""
+    """Parameters of a decoder that a token's vector is multiplied by."""
     for where, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding) or "norm" in where.rsplit(".", 1)[-1].lower():
             continue
@@ -278,7 +273,7 @@ def _work(parameter: torch.Tensor) -> float:
 
 
 def _share_of_experts(config: Any) -> float:
-    """Of a mixture's experts, those a token is sent to; 1 of a model that is none."""
+    """Share of a mixture's experts that a token is sent to; 1 for a dense model."""
     experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     # LongCat's router has some that compute nothing.
     nothing = _first(config, "zero_expert_num") or 0

@@ -1,4 +1,4 @@
-"""`transformers`, imported with one look at its sources."""
+"""Imports `transformers` while its sources are scanned only once."""
 
 from __future__ import annotations
 

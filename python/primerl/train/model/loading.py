@@ -1,5 +1,6 @@
 """From a model folder to a model that can be trained, on one rank or divided among several.
 
+    start_folder  the folder that supervised fine-tuning starts from: one that exists, or a tiny model made from scratch
     load          leading rank: whole, on the CPU, in fp32       others: its shape, without memory for it
     make_ready    proved (by the leading rank), adapter, what is computed again, compiled, divided;
                   then each tensor from the leading rank to the others, who keep their share
@@ -32,77 +33,24 @@ from primerl.train.distributed.fsdp import shard
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.model.flops import Performance
 from primerl.train.model.import_once import import_transformers
-from primerl.train.model.memory import prepare
+from primerl.train.model.layers import prepare
 from primerl.train.model.packed_model import DTYPES, ModelError, dtype_on, load_model, model_shape
 from primerl.train.model.proof import check_same, prove, sample
 from primerl.train.model.recurrent import check_kernels
 from primerl.train.optim import START
-from primerl.train.settings import ComputationConfig, ConfigError, LoraConfig
+from primerl.train.reader import ConfigError
+from primerl.train.settings import ComputationConfig, LoraConfig
 from primerl.train.sft_settings import SFTConfig
 
 if TYPE_CHECKING:
     from primerl.models.tiny import TinyConfig
 
 
-# The model that supervised fine-tuning starts from: a folder that is there, or one that is made.
-
-
-def model_folder(config: SFTConfig) -> Path:
-    return Path(config.model.path or Path(config.output_dir) / "weights" / "step_0")
-
-
-@contextmanager
-def start_folder(config: SFTConfig, ranks: Ranks) -> Iterator[Path]:
-    """The model to start from. One that is made from scratch, by the leading rank, is kept only when the block ends
-    well: after a mistake in the settings or the data the same command can be given again.
-
-    Raises:
-        ConfigError: there cannot be such a model, or the run has begun with another one.
-        SavingError: it cannot be written.
-    """
-    target, tiny = model_folder(config), config.model.tiny
-    makes = tiny is not None and ranks.leads and not target.is_dir()
-    try:
-        if tiny is not None and not makes and target.is_dir():
-            _check(config, tiny, target)
-        if tiny is not None and makes:
-            _make(target, tiny, config.seed)
-        ranks.wait()
-        yield target
-    except BaseException:
-        if makes:
-            shutil.rmtree(target, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                target.parent.rmdir()  # where nothing else is in it
-        raise
-
-
-def _check(config: SFTConfig, tiny: TinyConfig, target: Path) -> None:
-    from primerl.models.tiny import differences
-
-    other = differences(target, tiny)
-    if other:
-        raise ConfigError(
-            f"model.tiny is not what the run in {config.output_dir} was made with: {'; '.join(other)}; set it as it "
-            "was, or give another output_dir"
-        )
-
-
-def _make(target: Path, tiny: TinyConfig, seed: int) -> None:
-    from primerl.models.tiny import write_model
-
-    with saving(target), whole_folder(target) as folder:
-        try:
-            write_model(folder, tiny, seed=seed)
-        except ValueError as error:
-            raise ConfigError(f"model.tiny: {error}") from error
-
-
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 SAFETENSORS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
-"""Floating-point types, as files call them."""
+"""Floating-point types -> their names in safetensors files."""
 
 
 def import_models() -> None:
@@ -119,9 +67,60 @@ def import_models() -> None:
     )
 
 
+def model_folder(config: SFTConfig) -> Path:
+    return Path(config.model.path or Path(config.output_dir) / "weights" / "step_0")
+
+
+@contextmanager
+def start_folder(config: SFTConfig, ranks: Ranks) -> Iterator[Path]:
+    """The model to start from. One that the leading rank makes from scratch is kept only if the block succeeds, so that
+    the same command can be repeated after a mistake in the settings or the data.
+
+    Raises:
+        ConfigError: there cannot be such a model, or the run was started with another one.
+        SavingError: it cannot be written.
+    """
+    target, tiny = model_folder(config), config.model.tiny
+    makes = tiny is not None and ranks.leads and not target.is_dir()
+    try:
+        if tiny is not None and not makes and target.is_dir():
+            _check_tiny(config, tiny, target)
+        if tiny is not None and makes:
+            _make_tiny(target, tiny, config.seed)
+        ranks.wait()
+        yield target
+    except BaseException:
+        if makes:
+            shutil.rmtree(target, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                target.parent.rmdir()  # where nothing else is in it
+        raise
+
+
+def _check_tiny(config: SFTConfig, tiny: TinyConfig, target: Path) -> None:
+    from primerl.models.tiny import differences
+
+    other = differences(target, tiny)
+    if other:
+        raise ConfigError(
+            f"model.tiny is not what the run in {config.output_dir} was made with: {'; '.join(other)}; set it as it "
+            "was, or give another output_dir"
+        )
+
+
+def _make_tiny(target: Path, tiny: TinyConfig, seed: int) -> None:
+    from primerl.models.tiny import write_model
+
+    with saving(target), whole_folder(target) as folder:
+        try:
+            write_model(folder, tiny, seed=seed)
+        except ValueError as error:
+            raise ConfigError(f"model.tiny: {error}") from error
+
+
 def load(folder: Path, dtype: str, ranks: Ranks) -> Any:
-    """No rank waits for another: a thread may do it. What it raises on the leading rank is raised on all of them where
-    the answer goes through `together`.
+    """No rank waits for another, so a thread may call it. Pass it through `together` to raise the leading rank's error
+    on all of them.
 
     Raises ModelError.
     """
@@ -133,11 +132,11 @@ def load(folder: Path, dtype: str, ranks: Ranks) -> Any:
 def make_ready(
     model: Any, config: ComputationConfig, lora: LoraConfig | None, folder: Path, seed: int, ranks: Ranks
 ) -> tuple[Adapter | None, Performance]:
-    """What `load` has loaded from `folder` becomes what is trained. All ranks have to call it.
+    """Prepare the model that `load` has loaded from `folder` for training. All ranks have to call it.
 
     Raises:
-        ModelError: it does not compute here what it computes by itself; its layers cannot be run as they should be.
-        ConfigError: the adapter.
+        ModelError: packed, it does not compute what it computes alone; its layers cannot be run as configured.
+        ConfigError: the adapter cannot be added.
     """
     dtype = DTYPES[dtype_on(ranks.device, config.dtype)]
     together(ranks, lambda: check_kernels(model, ranks.device))
@@ -187,7 +186,7 @@ def more_precise(folder: Path, dtypes: set[torch.dtype]) -> bool:
 
 
 def together(ranks: Ranks, action: Callable[[], Answer]) -> Answer:
-    """Each rank does it; a ModelError or ConfigError of one is raised on all of them."""
+    """Run `action` on each rank; a ModelError or ConfigError of one is raised on all."""
     answer, error = None, None
     try:
         answer = action()
@@ -221,7 +220,7 @@ def _check_shape(leading: dict[str, torch.Size], own: dict[str, Tensor]) -> None
     if other:
         raise ModelError(
             f"its config.json describes another model than its files hold ({min(other)}), so it cannot be divided "
-            "among ranks; mend config.json (tie_word_embeddings, or sizes), or train it on one rank"
+            "among ranks; fix config.json (tie_word_embeddings, or sizes), or train it on one rank"
         )
 
 
@@ -242,8 +241,8 @@ def fill(model: Any, whole: dict[str, Tensor], ranks: Ranks) -> None:
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, Tensor, Callable[[Tensor], None]]]:
-    """Parameters, buffers, and what modules hold besides, each once and in the same order on all ranks; with how to
-    put another one in its place."""
+    """Parameters, buffers and other tensors of modules, each once and in the same order on all ranks, with a function
+    that replaces it."""
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         own = {**module._parameters, **module._buffers}

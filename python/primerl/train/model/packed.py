@@ -1,4 +1,5 @@
-"""Where the sequences of a packed row are, and how a layer computes them one by one where no kernel knows of packing.
+"""Where the sequences of a packed row are, and how a layer computes them one by one if no kernel knows of packing:
+bucket by bucket, as rows of similar length, and attention written out for what fused kernels do not have.
 
 Axes in names and comments: T tokens of the micro-batch, t of them in a bucket, S sequences, L longest of a bucket.
 """
@@ -14,74 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-# Attention written out, for what fused kernels do not know: capped scores (Gemma 2) and sinks (GPT-OSS).
-#
-# A few queries at a time, with only the keys they can see, computed again in the backward pass: the scores of a whole
-# sequence never exist.
-
-QUERIES = 512
-"""Of a block."""
-
-
-def written_out(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None, sinks: Tensor | None
-) -> Tensor:
-    """Causal attention, scores and shares in fp32.
-
-    Args:
-        q: [S, H, L, D].
-        k, v: [S, H_kv, L, D].
-        window: keys a query sees, its own included; all before it when None.
-        softcap: scores s become softcap * tanh(s / softcap).
-        sinks: [H], one more score in each head's softmax, of a key without a value.
-    """
-    heads, length = q.shape[1], q.shape[2]
-    k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
-    parts = []
-    for start in range(0, length, QUERIES):
-        end = min(start + QUERIES, length)
-        first = 0 if window is None else max(0, start - window + 1)
-        given = (
-            q[:, :, start:end],
-            k[:, :, first:end],
-            v[:, :, first:end],
-            sinks,
-            start - first,
-            scale,
-            window,
-            softcap,
-        )
-        if length > QUERIES and torch.is_grad_enabled():
-            parts.append(checkpoint(_block, *given, use_reentrant=False))
-        else:
-            parts.append(_block(*given))
-    return torch.cat(parts, dim=2)
-
-
-def _block(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    offset: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    """The query i is at the key `offset` + i."""
-    scores = (q @ k.transpose(2, 3)).float() * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    at = torch.arange(q.shape[2], device=q.device).unsqueeze(1) + offset
-    distance = at - torch.arange(k.shape[2], device=q.device)
-    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    scores = scores.masked_fill(hidden, -torch.inf)
-    if sinks is None:
-        shares = scores.softmax(dim=-1)
-    else:
-        sink = sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        shares = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
-    return shares.to(v.dtype) @ v
+BLOCK_QUERIES = 512
+"""Queries of a block of written-out attention."""
 
 
 class ModelError(ValueError):
@@ -110,7 +45,7 @@ class PackedSequences:
 
     lengths: tuple[int, ...]
     longest: int
-    """Of the lengths. With `max(lengths)` in a layer, torch would compile it again for each number of sequences."""
+    """The largest length. `max(lengths)` in a layer would be compiled again for each number of sequences."""
     position_ids: Tensor  # [1, T] int64
     boundaries: Tensor  # [S + 1] int32
     starts: Tensor  # [S + 1] int64: the boundaries, as some kernels want them
@@ -192,3 +127,66 @@ def to_rows(x: Tensor, bucket: Bucket) -> Tensor:
     if x.shape[0] != slots:
         x = x.new_zeros(slots, *x.shape[1:]).index_copy(0, bucket.slots, x)
     return x.reshape(bucket.rows, bucket.length, *x.shape[1:])
+
+
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Causal attention with capped scores (Gemma 2) and sinks (GPT-OSS), which fused kernels do not have; scores and
+    shares in fp32. A few queries at a time attend to the keys they can see, and are computed again in the backward
+    pass, so the scores of a whole sequence never exist.
+
+    Args:
+        q: [S, H, L, D].
+        k, v: [S, H_kv, L, D].
+        window: keys a query sees, its own included; all before it when None.
+        softcap: scores s become softcap * tanh(s / softcap).
+        sinks: [H], one more score in each head's softmax, of a key without a value.
+    """
+    heads, length = q.shape[1], q.shape[2]
+    k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
+    parts = []
+    for start in range(0, length, BLOCK_QUERIES):
+        end = min(start + BLOCK_QUERIES, length)
+        first = 0 if window is None else max(0, start - window + 1)
+        given = (
+            q[:, :, start:end],
+            k[:, :, first:end],
+            v[:, :, first:end],
+            sinks,
+            start - first,
+            scale,
+            window,
+            softcap,
+        )
+        if length > BLOCK_QUERIES and torch.is_grad_enabled():
+            parts.append(checkpoint(_block, *given, use_reentrant=False))
+        else:
+            parts.append(_block(*given))
+    return torch.cat(parts, dim=2)
+
+
+def _block(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    offset: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """The query i is at the key `offset` + i."""
+    scores = (q @ k.transpose(2, 3)).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    at = torch.arange(q.shape[2], device=q.device).unsqueeze(1) + offset
+    distance = at - torch.arange(k.shape[2], device=q.device)
+    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is None:
+        shares = scores.softmax(dim=-1)
+    else:
+        sink = sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        shares = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
+    return shares.to(v.dtype) @ v

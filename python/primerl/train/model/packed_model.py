@@ -2,7 +2,7 @@
 attention, and no sequence attends to another.
 
 A packed micro-batch is one row of T tokens, the sequences one after another. Everything but attention works on
-single tokens, so only attention has to know where sequences begin; it is told through `transformers`' own
+single tokens, so only attention has to know where sequences begin; it learns that through `transformers`' own
 attention interface, by the keyword argument `packed`.
 
 Axes in names: T tokens of the micro-batch, S sequences, L longest sequence of a bucket, H heads, D head size,
@@ -11,6 +11,7 @@ V vocabulary.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -23,6 +24,7 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from primerl.train.loss.logprobs import OutputHead
+from primerl.train.model import support
 from primerl.train.model.architectures import (
     annotate,
     decoder,
@@ -46,18 +48,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def takes_gqa(kernel: Callable[..., Any]) -> bool:
-    """Whether torch's flash attention has to be asked for fewer key heads than query heads. That of torch 2.11 takes
-    them as they are, and has no such argument."""
+    """Whether torch's flash attention needs an argument for fewer key heads than query heads; that of torch 2.11 has no
+    such argument."""
     return "enable_gqa" in signature(kernel).parameters
 
 
 FLASH_TAKES_GQA = takes_gqa(varlen.varlen_attn)
-"""Of the installed torch; here, as compiled code cannot look at signatures."""
+"""For the installed torch; at import, since compiled code cannot look at signatures."""
 
 
 def dtype_on(device: torch.device, wanted: str | None) -> str:
-    """What a model computes in on this device: what is wanted, else bfloat16 on a GPU that has it, where attention over
-    packed rows has its fast kernels in half precision only, and float32 on a CPU, which has next to none."""
+    """The model's dtype on this device: `wanted` if given, else bfloat16 on a GPU that has it, since the fast attention
+    kernels over packed rows need half precision, and float32 on a CPU."""
     if wanted is not None:
         return wanted
     half = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -108,7 +110,7 @@ def flash_sizes(query: int, value: int) -> bool:
 def _checked(
     module: torch.nn.Module, packed: PackedSequences | None, dropout: float, mask: Tensor | None
 ) -> PackedSequences:
-    """Raises ModelError for what is asked of attention that is not computed here."""
+    """Raises ModelError for a request that this attention does not compute."""
     name = type(module).__name__
     if packed is None:
         raise ModelError(
@@ -283,10 +285,13 @@ def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
     try:
         config = without_dropout(AutoConfig.from_pretrained(folder, local_files_only=True))
         kind = config.model_type
+        refused = support.refusal(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        if refused is not None:
+            raise ModelError(refused)
         yield folder, config
     except ModelError as error:
         raise ModelError(f"model folder {folder}: {error}") from None
-    except Exception as error:  # of whatever a config or a file that is not sound runs into
+    except Exception as error:  # a broken config or file may raise anything
         if isinstance(error, KeyError) and error.args == (ATTENTION,):
             raise ModelError(
                 f"model folder {folder}: transformers has this architecture ({kind}) with attention of its own, which "

@@ -1,9 +1,9 @@
-"""Before a model is trained: proof, on a few random tokens, that it computes here what it computes by itself.
+"""Proves before training, on a few random tokens, that a model computes the same packed as it computes alone.
 
-Packing is exact only where all that looks at other tokens is told where sequences begin, and log-probabilities are
-right only where the output layer is understood. Both differ between architectures, and a model for which one does not
-hold would be trained on something else without a sign of it. So it is tried, and refused with the reason. Where layers
-carry a state from token to token, gradients are tried too: their kernels have backward passes of their own.
+Packing is exact only if everything that looks at other tokens knows where sequences begin, and log-probabilities are
+right only if the output layer is understood. Both differ between architectures, and a model for which one does not
+hold would silently be trained on something else. So each model is tried, and refused with the reason. If layers carry
+a state from token to token, gradients are compared too: their kernels have backward passes of their own.
 """
 
 from __future__ import annotations
@@ -17,24 +17,20 @@ from torch import Tensor
 
 from primerl.train.distributed.fsdp import packed_logprobs
 from primerl.train.model.architectures import reached
-from primerl.train.model.flops import WITH_STATE
-from primerl.train.model.model_types import refusal
 from primerl.train.model.packed_model import ATTENTION, ModelError, PackedSequences, output_head, predicted_hidden
 from primerl.train.model.recurrent import longest_chunk, mixers, untold
+from primerl.train.model.support import SUPPORTED, WITH_STATE
 
 LENGTHS = (7, 9, 5)
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
-"""Of the norm of the difference, as a share of the values': sums are in another order, and in bf16 a router may then
-choose another of two experts that are nearly equal. What is not exact is off by the values' own size."""
+"""Largest norm of the difference, as a share of the values' norm: sums run in another order, and in bf16 a router may
+then choose another of two nearly equal experts. What is not exact is off by the size of the values themselves."""
 
 
 DRAWS = 5
-"""Times that a model which draws random numbers has to compute the same."""
+"""How often a model that draws random numbers has to compute the same."""
 EXACT_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "moe", "mlp"}
-"""Of `layer_types` in a config: those whose tokens are mixed by attention, which is told where sequences begin, or not
-at all."""
-
-SUPPORTED = "docs/models.md lists what is supported"
+"""Values of `layer_types` whose tokens are mixed by attention, which knows where sequences begin, or not at all."""
 
 
 def prove(model: Any) -> None:
@@ -47,7 +43,7 @@ def prove(model: Any) -> None:
     with torch.no_grad(), _naming(model):
         before = _random_state(device)
         alone = _states(model, [sequences[1]])
-        # Some draw numbers for a dropout that is 0.
+        # Some draw numbers even for a dropout of 0.
         draws = not torch.equal(before, _random_state(device))
         noisy = draws and any(not torch.equal(alone, _states(model, [sequences[1]])) for _ in range(DRAWS))
         packed = _states(model, sequences)[first - 1 : first + second - 2]
@@ -77,7 +73,7 @@ def prove(model: Any) -> None:
 
 
 def _prove_gradients(model: Any, sequences: list[Tensor], tolerance: float) -> None:
-    """Of the second sequence's hidden states: as when it is alone, and none reaches the other sequences' tokens."""
+    """Gradients of the second sequence's hidden states equal those it has alone, and none reaches other sequences."""
     with _naming(model):
         alone = _gradients(model, [sequences[1]], len(sequences[1]))
         packed = _gradients(model, sequences, len(sequences[0]) + len(sequences[1]))
@@ -96,8 +92,8 @@ def _prove_gradients(model: Any, sequences: list[Tensor], tolerance: float) -> N
 
 
 def _gradients(model: Any, sequences: list[Tensor], end: int) -> dict[str, Tensor]:
-    """Of a random projection of the hidden states of the sequence that ends before the packed index `end`: with respect
-    to what the embedding answers for each token ("tokens"), and to the small parameters of layers with a state."""
+    """Gradients of a random projection of the hidden states of the sequence that ends before the packed index `end`,
+    with respect to each token's embedding ("tokens") and to the small parameters of layers with a state."""
     given: list[Tensor] = []
 
     def keep(_module: Any, _given: Any, output: Tensor) -> Tensor:
@@ -133,8 +129,8 @@ def sample(model: Any) -> list[float]:
 
 
 def check_same(model: Any, expected: list[float], dtype: torch.dtype) -> None:
-    """Of a model that is divided among ranks, which computes in `dtype`: it has to compute what it did before. All
-    ranks have to call it. Raises ModelError."""
+    """Compares a model that was divided among ranks, computing in `dtype`, with what it computed before. All ranks have
+    to call it. Raises ModelError."""
     found = sample(model)
     if not _near(torch.tensor(found), torch.tensor(expected), TOLERANCE[dtype]):
         raise ModelError(
@@ -163,7 +159,7 @@ def _lengths(model: Any) -> tuple[int, ...]:
 
 @contextmanager
 def _naming(model: Any) -> Iterator[None]:
-    """Whatever its forward pass fails with becomes a ModelError that says of which architecture it is."""
+    """Turns any error of the forward pass into a ModelError that names the architecture."""
     try:
         yield
     except ModelError:
@@ -183,9 +179,6 @@ def _random_state(device: torch.device) -> Tensor:
 
 def _check_config(model: Any, name: str) -> None:
     config = model.config.get_text_config()
-    reason = refusal(config.model_type)
-    if reason is not None:
-        raise ModelError(f"{name}: {reason}")
     of_layers = [kind for kind in getattr(config, "layer_types", None) or () if kind not in EXACT_LAYERS]
     with_state = [kind for kind in of_layers if kind in WITH_STATE]
     known = untold(model) is None and len(with_state) <= len(mixers(model))

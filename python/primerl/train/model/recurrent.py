@@ -1,17 +1,17 @@
 """Layers that carry a state from token to token (gated delta rule, Mamba-2, short convolutions), over packed rows.
 
-`transformers` computes them by functions that it looks up in the module of each architecture, and hands the keyword
-arguments of the model's forward pass on to them. `install` puts others in their place, which take the argument
-`packed` and start from an empty state at the beginning of each sequence; without it they are `transformers`' own.
+`transformers` computes them by functions that it looks up in the module of each architecture, and passes the keyword
+arguments of the model's forward pass to them. `install` replaces these by functions that take the argument `packed` and
+start from an empty state at each sequence; without it they are `transformers`' own.
 
                        on a CPU                                       on a GPU
     convolution        torch, with zeros between sequences            causal-conv1d with `seq_idx`; without it, torch
     gated delta rule   `transformers`' torch code, sequences as rows  flash-linear-attention with `cu_seqlens`
     Mamba-2 scan       the same                                       mamba-ssm with `seq_idx`
 
-Which of them is decided by where the tensors are: `transformers` takes the packages wherever they can be imported, and
-they compute on GPUs only. The fused kernel of a whole Mamba-2 layer is not used, since it reads the weights of the
-layer's last matrix and would leave out an adapter there.
+The tensors' device decides between them: `transformers` takes the packages whenever they can be imported, but they
+compute on GPUs only. The fused kernel of a whole Mamba-2 layer is not used, since it reads the weights of the layer's
+last matrix and would ignore an adapter there.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primerl.train.model.model_types import needs
 from primerl.train.model.packed import ModelError, PackedSequences, by_bucket
+from primerl.train.model.support import missing_package
 
 MARK = "primerl_packed"
-"""Attribute of functions that are put in the place of `transformers`' own."""
+"""Attribute of functions that replace `transformers`' own."""
 SCAN_OPTIONS = ("chunk_size", "D", "dt_bias", "dt_softplus", "dt_limit")
 UNTOLD = ("mamba_selective_scan",)
-"""Functions of layers whose kernels have no argument for the beginnings of sequences (Mamba-1)."""
+"""Functions of layers whose kernels have no argument for sequence boundaries (Mamba-1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,17 @@ class Kernel:
     """A function of a package that computes on GPUs."""
 
     package: str
-    """As it is installed."""
+    """Name of the distribution."""
     module: str
     name: str
     needed: bool
-    """Whether torch code in its place would be slower by far."""
+    """Whether torch code in its place would be far slower."""
 
     def find(self) -> Callable[..., Any] | None:
-        """Raises ModelError where it is needed and not there."""
+        """Raises ModelError if it is needed and missing."""
         found, problem = _imported(self.module, self.name)
         if found is None and self.needed:
-            raise ModelError(needs(self.package, problem))
+            raise ModelError(missing_package(self.package, problem))
         return found
 
 
@@ -75,7 +75,7 @@ def on_gpu(tensor: Tensor) -> bool:
 
 
 def _packed_of(given: dict[str, Any]) -> PackedSequences | None:
-    """Taken from a function's keyword arguments: `packed`, or `seq_idx` where a layer hands on nothing else."""
+    """Pops `packed` from a function's keyword arguments, or `seq_idx` if the layer passes nothing else on."""
     packed = given.pop("packed", None)
     if isinstance(given.get("seq_idx"), PackedSequences):
         packed = given.pop("seq_idx")
@@ -88,7 +88,7 @@ def _packed_of(given: dict[str, Any]) -> PackedSequences | None:
 
 
 def convolution(own: Callable[..., Tensor], kernel: Kernel) -> Callable[..., Tensor]:
-    """Of `causal_conv1d_fn(x [1, C, T], weight [C, K], bias, activation)`."""
+    """Replaces `causal_conv1d_fn(x [1, C, T], weight [C, K], bias, activation)`."""
     in_torch = inspect.unwrap(own)
 
     @wraps(own)
@@ -118,8 +118,8 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def delta_rule(own: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
-    """Of `chunk_gated_delta_rule(q, k, v [1, T, H, D], g, beta)` and of Kimi's, which answer with the output and the
-    last state."""
+    """Replaces `chunk_gated_delta_rule(q, k, v [1, T, H, D], g, beta)` and Kimi's, which return the output and the last
+    state."""
     in_torch = inspect.unwrap(own)
 
     @wraps(own)
@@ -143,7 +143,7 @@ def delta_rule(own: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
 
 
 def scan(own: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
-    """Of `mamba2_chunk_scan(x [1, T, H, P], dt [1, T, H], A [H], B, C [1, T, G, N])`."""
+    """Replaces `mamba2_chunk_scan(x [1, T, H, P], dt [1, T, H], A [H], B, C [1, T, G, N])`."""
     in_torch = inspect.unwrap(own)
 
     @wraps(own)
@@ -169,7 +169,7 @@ def scan(own: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
 
 
 def in_parts(own: Callable[..., Any], _kernel: Kernel) -> Callable[..., Any]:
-    """Of the fused kernel of a whole layer: None says that there is none, and the layer calls its parts."""
+    """Replaces the fused kernel of a whole layer by one that returns None, so that the layer calls its parts."""
 
     @wraps(own)
     def whole_layer(*args: Any, **given: Any) -> Any:
@@ -189,8 +189,8 @@ TOLD: dict[str, tuple[Callable[..., Callable[..., Any]], Kernel]] = {
 
 
 def install(model: Any) -> None:
-    """Put the functions above in the place of those that the layers of this model call, and see to it that the layers
-    are given `packed`. Other models of these architectures in this process compute what they did."""
+    """Replace the functions that the layers of this model call by those above. Other models of these architectures in
+    this process compute as before."""
     for module in {_home(mixer) for mixer in mixers(model)}:
         for name, (replace, kernel) in TOLD.items():
             own = getattr(module, name, None)
@@ -201,8 +201,7 @@ def install(model: Any) -> None:
 
 
 def mixers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The layers' parts that carry a state from token to token, where it is known how; a convolution is in all of
-    them."""
+    """The layers' parts that carry a state from token to token in a known way; all of them have a convolution."""
     return [
         module
         for module in model.modules()
@@ -212,13 +211,13 @@ def mixers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def untold(model: torch.nn.Module) -> str | None:
-    """The name of a class whose scan cannot be given the beginnings of sequences."""
+    """Name of a class whose scan takes no sequence boundaries."""
     named = (type(mixer).__name__ for mixer in mixers(model) if any(hasattr(_home(mixer), name) for name in UNTOLD))
     return next(named, None)
 
 
 def check_kernels(model: torch.nn.Module, device: torch.device) -> None:
-    """Raises ModelError where a package is missing without which training on this device would be slow by far."""
+    """Raises ModelError if a package is missing without which training on this device would be far slower."""
     if device.type == "cuda":
         for module in {_home(mixer) for mixer in mixers(model)}:
             for name, (_, kernel) in TOLD.items():
@@ -227,13 +226,13 @@ def check_kernels(model: torch.nn.Module, device: torch.device) -> None:
 
 
 def needs_sequence_ids(mixer: torch.nn.Module) -> bool:
-    """Whether it takes `seq_idx` and no other argument that says where sequences begin."""
+    """Whether `seq_idx` is its only argument for sequence boundaries."""
     parameters = inspect.signature(mixer.forward).parameters
     return "seq_idx" in parameters and not any(one.kind == one.VAR_KEYWORD for one in parameters.values())
 
 
 def longest_chunk(model: torch.nn.Module) -> int:
-    """Tokens that a scan computes at once, of the layer with most; 0 where no layer has a scan."""
+    """The largest number of tokens that a layer's scan computes at once; 0 without scans."""
     return max(_chunks(model), default=0)
 
 

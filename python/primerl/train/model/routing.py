@@ -1,4 +1,4 @@
-"""How a mixture's router spreads tokens over experts.
+"""Measures how a mixture's routers spread tokens over experts.
 
 max_vio: of each layer, the most loaded expert's tokens over the mean's, minus 1 (MaxVio of Wang et al.,
 "Auxiliary-Loss-Free Load Balancing", arXiv:2408.15664), over the step; its mean over the layers. 0 is balance.
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class RoutingLoad:
-    """Counts what the routers of a model choose while it records; it has none where the model has none."""
+    """Counts what the routers of a model choose while it records."""
 
     def __init__(self, model: Any) -> None:
         self._recording = False
@@ -36,7 +36,7 @@ class RoutingLoad:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """For the forward pass: what the backward pass computes again is not counted twice."""
+        """Around the forward pass only: what the backward pass recomputes is not counted again."""
         self._recording = True
         try:
             yield
@@ -74,14 +74,14 @@ class RoutingLoad:
         counted = torch.tensor([float(any(load is None for load in self._loads))], device=ranks.device)
         loads, confidence = self._loads, self._confidence
         self._loads, self._confidence = [None] * len(loads), [None] * len(loads)
-        # All ranks have to come to the same decision. One without micro-batches has counted nothing.
+        # All ranks have to decide alike; one without micro-batches has counted nothing.
         if ranks.largest(counted).item():
             return None
         of_layers = torch.stack([load for load in loads if load is not None])
         return ranks.sum(of_layers), ranks.sum(torch.stack([sums for sums in confidence if sums is not None]))
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """Of a step; none where the model has no routers."""
+        """Metrics of a step; empty if the model has no routers."""
         routed = self.take(ranks)
         return routing_metrics(*routed) if routed else {}
 
@@ -92,7 +92,7 @@ def routers(model: Any) -> list[tuple[torch.nn.Module, int]]:
     kinds: list[tuple[type[torch.nn.Module], int]] = []
     for recorder in known if isinstance(known, list) else [known]:
         kind = getattr(recorder, "target_class", recorder)
-        # One by name is of a class that others have too.
+        # A router that is found by name has a class that other modules have too.
         if isinstance(kind, type) and not getattr(recorder, "layer_name", None):
             kinds.append((kind, getattr(recorder, "index", 0)))
     return [(module, place) for module in model.modules() for kind, place in kinds if isinstance(module, kind)]
@@ -130,7 +130,7 @@ def _confidence(logits: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
 
 
 def routing_metrics(loads: Tensor, confidence: Tensor) -> dict[str, float]:
-    """Of sums over micro-batches and data ranks."""
+    """Metrics from sums over micro-batches and data ranks."""
     violation = loads.amax(1) / loads.mean(1).clamp(min=1e-9) - 1.0
     share, tokens = confidence.sum(0).tolist()
     return {"max_vio/mean": violation.mean().item(), "routing_confidence/mean": share / max(tokens, 1.0)}

@@ -1,27 +1,29 @@
-"""Optimizers, one file each: `optim.type` is the name of a module here, `optim.args` its `Options`.
+"""Optimizers, one file each: `optim.type` is the name of a file here, `optim.args` its `Options`.
 
-A module has
+A file has
 
-    Options                         a frozen dataclass: what may be set beside `lr`, `betas`, `eps` and `weight_decay`
+    Options                              a frozen dataclass: settings besides `lr`, `betas`, `eps`, `weight_decay`
     build(parameters, config, options)   torch optimizers that hold each parameter once
 
-and nothing else has to know of it. The learning rates of the groups a module makes are set each step, to that of the
-schedule. The modules import torch where they use it, so that a config is checked without it.
+and nothing else has to list it. A package of its own offers the same as an entry point in the group
+`primerl.optimizers`, or is named as `module:name` (`primerl.train.registry`). The trainer sets the learning rate of all
+parameter groups at each step, to that of the schedule. The files import torch where they use it, so that a config is
+checked without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from primerl.train.registry import module_of, options_of
-from primerl.train.settings import OptimConfig
+from primerl.train.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer as TorchOptimizer
+
+    from primerl.train.settings import OptimConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +45,10 @@ def groups(parameters: Iterable[NamedParameter]) -> list[dict[str, Any]]:
     return [{"params": tensors, "weight_decay": decay} for decay, tensors in by_decay.items()]
 
 
-def options(kind: str, args: dict[str, Any], where: str = "optim.") -> Any:
-    """The `Options` of the optimizer `kind` with `args` set. Raises ConfigError, naming the key below `where`."""
-    return options_of(_module(kind, where), args, where)
+REGISTRY = Registry(__name__, "primerl.optimizers", "build")
 
 
 def build(parameters: list[NamedParameter], config: OptimConfig) -> list[TorchOptimizer]:
     """Raises ConfigError."""
-    given = options(config.type, config.args)
-    return _module(config.type, "optim.").build(parameters, config, given)  # type: ignore[no-any-return]
-
-
-def _module(kind: str, where: str) -> ModuleType:
-    return module_of(__name__, __path__, kind, where)
+    function, given = REGISTRY.load(config.type, config.args, "optim.")
+    return function(parameters, config, given)  # type: ignore[no-any-return]

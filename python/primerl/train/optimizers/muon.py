@@ -16,11 +16,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from primerl.train.optimizers import NamedParameter, adamw, groups
-from primerl.train.settings import OptimConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
+
+    from primerl.train.settings import OptimConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from primerl.train.optimizers import NamedParameter, groups
-from primerl.train.settings import OptimConfig
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+    from primerl.train.settings import OptimConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,14 @@
 """Broadcasts off the critical path: a step copies its weights, and a thread hashes, writes and announces them while
-training goes on.
+training continues.
 
-    step k:   wait for the broadcast of policy v(k-1)     (`finish`; long over, where writing takes less than a step)
-              copy the weights of policy v(k)             (`begin`; a moment of the model, which may change after it)
+    step k:   wait for the broadcast of policy v(k-1)     (`finish`; already done if writing takes less than a step)
+              copy the weights of policy v(k)             (`begin`; the model may change after it)
     thread:   hash, write, sync, rename                   (`WeightsPublisher.write`)
-              tell the orchestrator                       (the leading rank's)
+              announce to the orchestrator                (the leading rank's thread)
 
-One is in flight at a time, so versions are announced in their order. What the thread fails at, the trainer raises: in
-the next `check`, `finish` or `begin`. A process that is killed leaves a broadcast that is whole or none, and goes on
-from a checkpoint, whose policy it publishes again.
+One broadcast is in flight at a time, so versions are announced in order. The trainer raises the thread's errors in the
+next `check`, `finish` or `begin`. A process that is killed leaves a complete broadcast or none, and resumes from a
+checkpoint, whose policy it publishes again.
 
 With several ranks each copies, hashes and writes its share; the leading one completes the folder when all have.
 """
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 STOPPING_S = 1.0
 ENDING_S = 5.0
-"""What a process that ends early gives the thread to write what it has."""
+"""How long a process that ends early waits for the thread to finish writing."""
 
 
 class BroadcastError(Exception):
@@ -47,19 +47,19 @@ class BroadcastError(Exception):
 
 
 class Snapshot:
-    """Copies of tensors on the CPU, in memory that the next copies use again: the model's size, pinned where a GPU
-    copies into it. So the copies before have to be done with."""
+    """Copies of tensors on the CPU, in memory that is reused by the next copies (so the previous ones must no longer be
+    needed): the model's size, pinned if a GPU copies into it."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Tensor] = {}
 
     def take(self, shares: Shares, model: Any) -> tuple[Files, Callable[[], None]]:
-        """The copies, and what to call before they are read. The model may change at once."""
+        """The copies, and a function to call before reading them. The model may change immediately."""
         changing = {_storage(local(tensor)) for tensor in model.state_dict().values()}
         copies: Files = {}
         wait_for_copies: Callable[[], None] = lambda: None  # noqa: E731 (one of two)
         for file, name, tensor in shares:
-            # What was gathered from other ranks, merged or converted may be a copy already.
+            # A tensor that was gathered from other ranks, merged or converted may be a copy already.
             apart = _is_apart(tensor, changing)
             copies.setdefault(file, {})[name] = tensor.contiguous() if apart else self._copy((file, name), tensor)
             if tensor.is_cuda:
@@ -84,7 +84,7 @@ def _is_apart(tensor: Tensor, changing: set[int]) -> bool:
 
 
 class Broadcasts:
-    """The one that is in flight, if any. Each rank has a thread, which writes its share; the leading one announces."""
+    """The broadcast in flight, if any. Each rank's thread writes its share; the leading one announces."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Broadcasts:
         doing: Callable[[str | None], None] = lambda what: None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`client`: the thread's own. `doing`: is told what the thread is at, and None when it is done."""
+        """`client`: used by the thread alone. `doing`: called with what the thread does; None when it is done."""
         self._publisher = publisher
         self._client = client
         self._doing = doing
@@ -107,7 +107,7 @@ class Broadcasts:
         self._thread: threading.Thread | None = None
 
     def begin(self, model: Any, version: int) -> None:
-        """Returns when the model may change. All ranks have to call it. Raises what `finish` does."""
+        """Start a broadcast; returns when the model may change. All ranks have to call it. Raises as `finish`."""
         self.finish()
         files, wait_for_copies = self._snapshot.take(self._publisher.shares(model), model)
         flight: Future[float] = Future()
@@ -118,7 +118,7 @@ class Broadcasts:
             try:
                 wait_for_copies()
                 self._publish(version, files)
-            except BaseException as error:  # noqa: BLE001 (whatever it is, it has to reach the thread that trains)
+            except BaseException as error:  # noqa: BLE001 (raised in the training thread)
                 failure = error
             self._doing(None)
             if failure is None:
@@ -127,7 +127,7 @@ class Broadcasts:
                 flight.set_exception(failure)
 
         self._version, self._flight = version, flight
-        # A daemon: a process that was told to stop does not wait for an orchestrator that is gone.
+        # A daemon: a process that is stopping does not wait for an orchestrator that is gone.
         self._thread = threading.Thread(target=publish, name="broadcast", daemon=True)
         self._thread.start()
 
@@ -135,7 +135,7 @@ class Broadcasts:
         refusal = self._write_and_announce(version, files)
         if refusal is None:
             return
-        # What was written is gone or damaged, and the copies are here.
+        # The files are gone or damaged, but the copies still exist.
         log.warning("%s; the weights of policy %d are written again", refusal, version)
         refusal = self._write_and_announce(version, files)
         if refusal is not None:
@@ -143,7 +143,7 @@ class Broadcasts:
             raise BroadcastError(f"the weights of policy {version} were written to {where} twice, and {refusal}")
 
     def _write_and_announce(self, version: int, files: Files) -> str | None:
-        """Why the orchestrator cannot read them, if it cannot; the same on all ranks."""
+        """Why the orchestrator cannot read the files, or None; the same on all ranks."""
         self._say(f"writing the weights of policy {version}")
         try:
             manifest = self._publisher.write(version, files)
@@ -151,8 +151,8 @@ class Broadcasts:
             where = self._publisher.folder
             raise BroadcastError(f"the weights of policy {version} cannot be written to {where}: {error}") from error
         self._say(f"announcing policy {version}")
-        # The others wait, so that none is gone while engines are told where to ask.
-        refusal: str | None = self._publisher.meeting.lead(
+        # The others wait, so that all are there when engines learn where to ask.
+        refusal: str | None = self._publisher.barrier.lead(
             lambda: self._announce(version, manifest), "announce the weights"
         )
         return refusal
@@ -163,11 +163,11 @@ class Broadcasts:
         except ManifestRefused as refusal:
             return str(refusal)
         except NoMoreBatches as over:
-            log.info("policy %d is in %s, which nobody loads any more: %s", version, manifest.parent, over)
+            log.info("policy %d is in %s, which no one loads any more: %s", version, manifest.parent, over)
         except OrchestratorError:
             if not self._client.is_leaving:
                 raise
-            log.info("policy %d is in %s; the orchestrator was not there to be told", version, manifest.parent)
+            log.info("policy %d is in %s; the orchestrator could not be reached", version, manifest.parent)
         return None
 
     def _say(self, what: str) -> None:
@@ -179,12 +179,12 @@ class Broadcasts:
         return self._flight is not None
 
     def check(self) -> None:
-        """Raises what the one in flight has failed with, if it has."""
+        """Raises the error of the broadcast in flight, if it has failed."""
         if self._flight is not None and self._flight.done():
             self._flight.result()
 
     def finish(self) -> float | None:
-        """Wait for the one in flight; returns how many seconds its thread took, None where there is none.
+        """Wait for the broadcast in flight; returns how many seconds its thread took, or None if there is none.
 
         Raises:
             BroadcastError: it cannot be written, or takes too long.
@@ -206,19 +206,19 @@ class Broadcasts:
         return took
 
     def end(self) -> float | None:
-        """As `finish`, of a run that is over: an orchestrator that is gone is no failure any more."""
+        """As `finish`, when the run is over: an orchestrator that is gone is no longer a failure."""
         self._client.leave()
         return self.finish()
 
     def close(self) -> None:
-        """What is in flight may come to its end, within moments."""
+        """Give the broadcast in flight a few seconds to finish."""
         self._client.leave()
         if self._thread is not None:
             self._thread.join(ENDING_S)
         self._publisher.close()
         if self._thread is not None and self._thread.is_alive():
             log.warning("left while %s", self._at)
-            # It stops where it only waits for other ranks.
+            # It stops if it only waits for other ranks.
             self._thread.join(STOPPING_S)
             return
         self._client.close()

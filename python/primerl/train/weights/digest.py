@@ -1,5 +1,5 @@
-"""By which tensors are known, wherever they are: see docs/architecture.md, "Weights". No torch: files are read before
-it is imported."""
+"""Hashes and digests that identify tensors anywhere (docs/architecture.md, "Weights"). No torch: files are read
+before it is imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import xxhash
 
 DIGEST_BYTES = 16
-"""Of a digest, which is written in hex."""
+"""Bytes of a digest, which is written in hex."""
 
 
 def hash_of(data: bytes | bytearray | memoryview) -> str:

@@ -1,5 +1,5 @@
-"""Weights for the engines: safetensors with a manifest that proves what was loaded. The format is in
-docs/architecture.md, "Weights"."""
+"""Publishes weights for the engines: safetensors, with a manifest whose hashes and probe prove what an engine loaded.
+The format is in docs/architecture.md, "Weights"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from primerl.train.checkpoint.files import check_room, settle, sync, write_text
 from primerl.train.checkpoint.step_folders import remove_step, saved_steps
 from primerl.train.distributed.fsdp import packed_logprobs
-from primerl.train.distributed.rank_barrier import Meeting
+from primerl.train.distributed.rank_barrier import RankBarrier
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.model.packed_model import PackedSequences
 from primerl.train.weights.digest import digest_of
@@ -23,18 +23,19 @@ from primerl.train.weights.shards import MAX_SHARD_BYTES, Files, Shares, by_file
 from primerl.train.weights.tensors import NAMES, tensor_hash
 from primerl.train.weights.transfer import Sender
 
-# A few tokens that are published with weights, and what the trainer makes of them: an engine that has loaded the
-# weights has to make the same of them before what it samples is taken. Hashes prove what it was given, not what it
-# uses.
-
-TOKENS = 16
+PROBE_TOKENS = 16
+_PIECE_BYTES = 1 << 24
+_HEADER_BYTES = 100_000_000
+"""The most that safetensors reads."""
 
 
 class Probe(TypedDict):
-    """As in a manifest."""
+    """A few tokens and the log-probabilities that the trainer computes for them, in a manifest. An engine that has
+    loaded the weights has to compute the same before anything it samples is used: hashes prove which weights it
+    received, a probe proves which it computes with."""
 
     token_ids: list[int]
-    """[N], random: what no text has says as much about weights as what every text has."""
+    """[N], random: as telling about the weights as any text."""
     logprobs: list[float]
     """[N], nats, of each token after those before it, at temperature 1; 0 for the first."""
 
@@ -44,15 +45,10 @@ def probe_of(model: Any, ranks: Ranks = ALONE) -> Probe:
     """What this model computes now. All ranks have to call it."""
     device = ranks.device
     words = min(model.get_input_embeddings().num_embeddings, model.config.get_text_config().vocab_size)
-    token_ids = torch.randint(words, (TOKENS,), generator=torch.Generator().manual_seed(0)).to(device)
-    packed = PackedSequences.from_lengths([TOKENS], device)
-    logprobs, *_ = packed_logprobs(model, token_ids, packed, torch.arange(1, TOKENS, device=device))
+    token_ids = torch.randint(words, (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0)).to(device)
+    packed = PackedSequences.from_lengths([PROBE_TOKENS], device)
+    logprobs, *_ = packed_logprobs(model, token_ids, packed, torch.arange(1, PROBE_TOKENS, device=device))
     return {"token_ids": token_ids.tolist(), "logprobs": [0.0, *logprobs.tolist()]}
-
-
-_PIECE_BYTES = 1 << 24
-_HEADER_BYTES = 100_000_000
-"""The most that safetensors reads."""
 
 
 def manifest(version: int, tensors: dict[str, Tensor], file: str, file_bytes: int) -> dict[str, Any]:
@@ -72,7 +68,7 @@ def manifest_of(version: int, files: list[dict[str, Any]], tensors: list[dict[st
 
 
 def tensor_entries(files: Files) -> list[dict[str, Any]]:
-    """A manifest's entries of tensors, which are contiguous on the CPU; this is what takes the time."""
+    """A manifest's entries of tensors, which are contiguous on the CPU; hashing them takes most of the time."""
     return [
         {
             "name": name,
@@ -87,7 +83,7 @@ def tensor_entries(files: Files) -> list[dict[str, Any]]:
 
 
 class WeightsPublisher:
-    """Writes `<output_dir>/broadcasts/step_<k>`, each rank its share, and removes what no engine needs any more."""
+    """Writes `<output_dir>/broadcasts/step_<k>`, each rank its share, and removes versions that no engine needs."""
 
     def __init__(
         self,
@@ -101,8 +97,8 @@ class WeightsPublisher:
         sender: Sender | None = None,
         probes: bool = False,
     ) -> None:
-        """`dtype`: of what is published, what the model computes in where it is left out. `sender`: sends what was
-        published to those that ask. `probes`: manifests hold what the model computes of a few tokens."""
+        """`dtype`: of the published tensors; defaults to what the model computes in. `sender`: sends what was published
+        to engines that ask for it. `probes`: add a `Probe` to manifests."""
         self.folder = output_dir / "broadcasts"
         self._keep_last = keep_last
         self._keep_all = keep_all
@@ -112,18 +108,18 @@ class WeightsPublisher:
         self._sender = sender
         self._probes = probes
         self._probe: Probe | None = None
-        self.meeting = Meeting(ranks, "broadcasts")
+        self.barrier = RankBarrier(ranks, "broadcasts")
 
     def publish(self, model: Any, version: int) -> Path:
         """Write policy `version`; returns the path of its manifest. All ranks have to call it, each writes its share.
 
-        `broadcast.Broadcasts` does the same while training goes on.
+        `broadcast.Broadcasts` does the same while training continues.
         """
         return self.write(version, by_file(self.shares(model)))
 
     def shares(self, model: Any) -> Shares:
-        """This rank's share of what is published. All ranks have to call it and take all of it. What was published
-        before is not sent to anybody any more."""
+        """This rank's share of the published tensors. All ranks have to call it and consume all of it. What was
+        published before is no longer sent."""
         if self._sender is not None:
             self._sender.withdraw()
         if self._probes:
@@ -135,27 +131,27 @@ class WeightsPublisher:
         return shares(model, self._ranks, shards, self._dtype)
 
     def write(self, version: int, files: Files) -> Path:
-        """Write these tensors, contiguous on the CPU, as this rank's share of policy `version`, and return when all
-        ranks have: the path of its manifest.
+        """Write these tensors, contiguous on the CPU, as this rank's share of policy `version`; returns the path of its
+        manifest when all ranks have written.
 
-        A trainer that went on from a checkpoint comes by versions that are there already. Files of the same
-        contents stay as they are, for an engine may be reading them; others, or damaged ones, are replaced.
+        A trainer that resumed from a checkpoint repeats versions that exist already. Files with the same contents stay,
+        since an engine may be reading them; others, or damaged ones, are replaced.
 
         Raises:
             RankError: another rank could not write its share, or did not in time.
         """
         manifest = self.folder / f"step_{version}" / "manifest.json"
-        sizes = self.meeting.each(lambda: bytes_of(files), "say how much it will write")
-        self.meeting.lead(lambda: check_room(manifest.parent, sum(sizes)), "find room for the weights")
-        with self.meeting.folder(manifest.parent) as folder:
+        sizes = self.barrier.each(lambda: bytes_of(files), "say how much it will write")
+        self.barrier.lead(lambda: check_room(manifest.parent, sum(sizes)), "find room for the weights")
+        with self.barrier.folder(manifest.parent) as folder:
             share = lambda: self._share(folder, manifest.parent, version, files)  # noqa: E731 (one line)
-            parts = self.meeting.each(share, "write its share of the weights")
-            self.meeting.lead(lambda: self._complete(version, folder, parts), "complete the weights")
+            parts = self.barrier.each(share, "write its share of the weights")
+            self.barrier.lead(lambda: self._complete(version, folder, parts), "complete the weights")
         return manifest
 
     def close(self) -> None:
-        """Whoever waits for other ranks stops, and nothing is sent any more."""
-        self.meeting.leave()
+        """Stop waiting for other ranks, and stop sending."""
+        self.barrier.leave()
         if self._sender is not None:
             self._sender.close()
 
@@ -186,7 +182,7 @@ class WeightsPublisher:
         if self._probe is not None:
             contents["probe"] = self._probe
         target = self.folder / f"step_{version}"
-        # What is there by a size that is right may be damaged: an engine would refuse it, at every start.
+        # A file of the right size may still be damaged, and an engine would refuse it at every start.
         held = self._held(target) if all(part["there"] for part in parts) else None
         if held is not None and _weights_of(held) == _weights_of(contents):
             if held != contents:
@@ -199,7 +195,7 @@ class WeightsPublisher:
             self._remove_before(version - self._keep_last + 1)
 
     def _held(self, folder: Path) -> dict[str, Any] | None:
-        """The manifest of what was published there before, where that is whole."""
+        """The manifest of what was published there before, if it is complete."""
         try:
             held: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
             whole = all((folder / entry["name"]).stat().st_size == entry["bytes"] for entry in held["files"])
@@ -214,7 +210,7 @@ class WeightsPublisher:
 
 
 def _same_contents(one: Path, other: Path) -> bool:
-    """Of two safetensors files; the entries of their metadata are in no order."""
+    """Whether two safetensors files are equal; the entries of their metadata have no order."""
     try:
         with one.open("rb") as a, other.open("rb") as b:
             if _header(a) != _header(b):
@@ -230,7 +226,7 @@ def _same_contents(one: Path, other: Path) -> bool:
 
 
 def _header(file: BinaryIO) -> Any:
-    """What stands before the tensors, with its length in bytes. Raises ValueError where it is damaged."""
+    """The header and its length in bytes. Raises ValueError if it is damaged."""
     length = int.from_bytes(file.read(8), "little")
     if length > _HEADER_BYTES:
         raise ValueError("no header of safetensors is so long")
@@ -238,7 +234,7 @@ def _header(file: BinaryIO) -> Any:
 
 
 def _weights_of(contents: dict[str, Any]) -> dict[str, Any]:
-    """A manifest without senders, which are others after a restart whatever they send, and without the probe, which
-    another number of ranks adds up in another order."""
+    """A manifest without senders, which change at a restart, and without the probe, which another number of ranks sums
+    in another order."""
     files = [{key: entry[key] for key in entry if key != "sender"} for entry in contents["files"]]
     return {key: contents[key] for key in contents if key != "probe"} | {"files": files}

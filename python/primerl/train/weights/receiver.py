@@ -16,7 +16,7 @@ that the manifest says. So workers need not agree on which of the two they did.
     sender  -> workers   the file's tensors, by name, as one row of bytes in buckets: {next}, then a broadcast
 
 The group is NCCL's for a CUDA device, else gloo's. Neither is encrypted, nor is the store that it is made with: the
-secret keeps out whoever does not belong to the run, on a network whose traffic nobody else reads.
+secret keeps out whoever does not belong to the run, on a network that no one else can read.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def receive(
     """All tensors of one file of a published version, on `device`.
 
     Args:
-        manifest: path of `manifest.json`, as the engine was told.
+        manifest: path of `manifest.json`, as the engine received it.
         file: name of one of its files.
         world: workers of this engine that call it, each with another `rank`.
         engine: the same for all workers of an engine, and of no other engine; may be left out for one worker.
@@ -99,7 +99,7 @@ def receive(
         engine = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
     wanted = sorted((entry for entry in contents["tensors"] if entry["file"] == file), key=lambda entry: entry["name"])
     who = _Worker(engine, world, rank, torch.device(device), timeout_s)
-    # Of a trainer that was started again.
+    # From a trainer that was restarted.
     close_links(but={entry["sender"] for entry in contents["files"] if "sender" in entry})
     tensors = _from_sender(entry["sender"], path.parent.parent, who, contents["policy_version"], file, wanted)
     for entry in wanted:
@@ -178,7 +178,7 @@ class _Link:
 
 
 _links: dict[tuple[str, int, str], _Link] = {}
-"""Kept for later versions. One that is in use is not in it."""
+"""Idle connections, kept for later versions."""
 
 
 def _from_sender(
@@ -195,7 +195,7 @@ def _from_sender(
             raise
         except BaseException as error:
             link.close()
-            # The kept one may be of a sender, or a group, that has ended since.
+            # The sender or group of a kept connection may have ended since.
             if kept is not None and isinstance(error, PeerGoneError | OSError | RuntimeError):
                 continue
             raise _as_gone(error, address) from error
@@ -204,7 +204,7 @@ def _from_sender(
 
 
 def close_links(but: Collection[str] = ()) -> None:
-    """End this process's connections to senders, but for those at these addresses."""
+    """Close this process's connections to senders, except those at these addresses."""
     for key in [key for key in _links if key[2] not in but]:
         _links.pop(key).close()
 

@@ -1,10 +1,10 @@
-"""Whole weights as files, divided among the ranks: each has a share to gather, hash and write, and none has all.
+"""Divides whole weights among the ranks as files: each gathers, hashes and writes a share, and none holds everything.
 
     plan(model, ranks, ...)      which tensors go to which file, and which rank makes it; the same on all ranks
     shares(model, ranks, plan)   gathers; each rank gets the tensors of its own files, one group at a time
 
-A group is a layer, or what stands outside the layers: where tensors are merged (an adapter), split or joined (a
-mixture's experts), what belongs together is in one group.
+A group is a layer, or what is outside the layers: tensors that are merged (an adapter), split or joined (a mixture's
+experts) are in one group.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from primerl.train.distributed.ranks import Ranks
 
 FILE = "model.safetensors"
 MAX_SHARD_BYTES = 5_000_000_000
-"""Size of a file above which another one is begun."""
+"""Size of a file above which another one is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Shard:
 
     file: str
     rank: int
-    """Which makes it."""
+    """The rank that writes it."""
     groups: tuple[tuple[str, ...], ...]
     """Names in the model's state."""
 
@@ -41,17 +41,17 @@ class Shard:
 Files = dict[str, dict[str, Tensor]]
 """Tensors by their names, by the names of their files."""
 Shares = Iterable[tuple[str, str, Tensor]]
-"""File, name and tensor of what a rank writes. It may take all ranks to come by the next."""
+"""File, name and tensor of what a rank writes. Producing the next one may take all ranks."""
 
 
 def own_tensors(model: Any) -> dict[str, Tensor]:
-    """The model's state, tied tensors once, without what is not saved. A share of each where it is divided."""
+    """The model's state, tied tensors once, without what is not saved; of a divided model, this rank's shares."""
     left_out = {*(getattr(model, "all_tied_weights_keys", None) or {}), *(model._keys_to_ignore_on_save or ())}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
 
 
 def computing_dtype(model: Any) -> torch.dtype:
-    """Of a model that is divided among ranks, whose own tensors are in fp32, the dtype that it computes in."""
+    """The dtype that a model computes in; one that is divided among ranks has its own tensors in fp32."""
     dtype: torch.dtype = getattr(model, "computes_in", None) or model.dtype
     return dtype
 
@@ -59,8 +59,8 @@ def computing_dtype(model: Any) -> torch.dtype:
 def plan(
     model: Any, ranks: Ranks, max_shard_bytes: int = MAX_SHARD_BYTES, dtype: torch.dtype | None = None
 ) -> list[Shard]:
-    """Whole groups to each rank, of about the same number of bytes; files of at most `max_shard_bytes`, where no group
-    alone is larger."""
+    """Assigns whole groups to ranks, about the same number of bytes each, in files of at most `max_shard_bytes` unless
+    a single group is larger."""
     dtype = dtype or computing_dtype(model)
     groups: dict[str, list[str]] = {}
     sizes: dict[str, int] = {}
@@ -71,7 +71,7 @@ def plan(
         sizes[group] = sizes.get(group, 0) + (0 if is_adapter(name) else tensor.numel() * itemsize)
     loads = [0] * ranks.size
     ranks_of: dict[str, int] = {}
-    # The largest first, each to who has least yet.
+    # The largest first, each to the rank with the fewest bytes.
     for group in sorted(groups, key=lambda group: -sizes[group]):
         rank = loads.index(min(loads))
         ranks_of[group] = rank
@@ -99,17 +99,17 @@ def _group(name: str) -> str:
 
 
 def _file(number: int, count: int) -> str:
-    """As transformers names them."""
+    """The name that transformers would give it."""
     return FILE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
 def shares(
     model: Any, ranks: Ranks, shards: list[Shard], dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """File, name and tensor of this rank's part of a Hugging Face checkpoint, an adapter merged, as `dtype` where it is
-    given, else as what the model computes in. They may be the model's own, wherever these are.
+    """File, name and tensor of this rank's part of a Hugging Face checkpoint, with an adapter merged, as `dtype` or
+    what the model computes in. They may be the model's own tensors, on its device.
 
-    All ranks have to call it, and take all of it: each tensor is gathered by all of them, which hold one group at most.
+    All ranks have to call and exhaust it: each tensor is gathered by all of them, which hold one group at most.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -126,7 +126,7 @@ def shares(
 
 
 def by_file(shares: Shares) -> Files:
-    """All of them, contiguous on the CPU."""
+    """All tensors, contiguous on the CPU."""
     files: Files = {}
     for file, name, tensor in shares:
         files.setdefault(file, {})[name] = tensor.cpu().contiguous()
@@ -134,13 +134,13 @@ def by_file(shares: Shares) -> Files:
 
 
 def bytes_of(files: Files) -> int:
-    """What the tensors take on the disk, but for the files' headers."""
+    """Size on disk without the files' headers."""
     return sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
 
 
 def gathered(model: Any, state: dict[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
-    """Whole tensors where they are to be kept, in the dtype that the model computes in, else none. All ranks that the
-    model is divided among have to call it."""
+    """Whole tensors in the dtype that the model computes in, if `keep`, else none. All ranks that the model is divided
+    among have to call it."""
     tensors = {}
     for name, tensor in state.items():
         if isinstance(tensor, DTensor):

@@ -1,4 +1,4 @@
-"""Tensors as safetensors has them: dtypes by its words, and bytes."""
+"""Tensors as in safetensors files: names of dtypes, and bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LOADABLE = {name: DTYPES[name] for name in ("F32", "BF16", "F16")}
-"""Of the weights that engines load."""
+"""Types of the weights that engines load."""
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -28,6 +28,6 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def tensor_hash(tensor: Tensor) -> str:
-    """Of its values in the order of its indices, wherever it is."""
-    # As bytes: numpy, whose buffer is hashed without a copy, knows no bfloat16.
+    """Hash of the values in the order of the indices, on any device."""
+    # As bytes: numpy, whose buffer is hashed without a copy, has no bfloat16.
     return hash_of(as_bytes(tensor.cpu().contiguous()).numpy().data)

@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 
 BUCKET_BYTES = 256 * 2**20
 TIMEOUT_S = 60.0
-"""For a worker to answer, and for a bucket to get over."""
+"""For a worker to answer, and for a bucket to be sent."""
 PROOF_S = 10.0
-"""For whoever connects to show that it knows the secret."""
+"""For a new connection to prove that it knows the secret."""
 CLOSING_S = 5.0
 ACCEPT_AGAIN_S = 0.5
 ENDING_S = 20.0
@@ -62,7 +62,7 @@ class _Offer:
 
 @dataclass
 class _Group:
-    """Workers of one engine. The first of them to be gone ends it."""
+    """Workers of one engine. It ends when the first of them is gone."""
 
     wires: list[Wire]
     store: Any = None
@@ -78,7 +78,7 @@ class _Group:
 
 
 class Sender:
-    """One rank's. It has a thread that accepts connections, and one for each engine."""
+    """Sends one rank's tensors, with a thread that accepts connections and one for each engine."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Sender:
         return self.address
 
     def withdraw(self) -> None:
-        """Returns when nobody reads the tensors any more, within `ENDING_S`."""
+        """Returns when no one reads the tensors any more, within `ENDING_S`."""
         with self._changed:
             offer, self._offer = self._offer, None
             if offer is None:
@@ -130,7 +130,7 @@ class Sender:
             wires = [wire for coming in self._coming.values() for wire in coming.values()]
             groups = list(self._groups.values())
         self._closed.set()
-        # A thread that waits in `accept` does not see that the socket was closed.
+        # A thread that waits in `accept` does not notice a closed socket.
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -138,12 +138,10 @@ class Sender:
             wire.close()
         for group in groups:
             group.close()
-        # A process may not end while a thread of it is within torch.
+        # A process must not end while one of its threads is inside torch.
         deadline = time.monotonic() + CLOSING_S
         for thread in list(self._serving):
             thread.join(max(0.0, deadline - time.monotonic()))
-
-    # Threads --------------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while True:
@@ -152,14 +150,14 @@ class Sender:
             except OSError as error:
                 if self._closed.is_set():
                     return
-                # Of one connection, or of too many open files.
+                # One connection failed, or too many files are open.
                 log.warning("no receiver of weights was accepted: %s", error)
                 self._closed.wait(ACCEPT_AGAIN_S)
                 continue
             threading.Thread(target=self._meet, args=(Wire(connection),), name="weights-sender", daemon=True).start()
 
     def _meet(self, wire: Wire) -> None:
-        """The last worker of an engine to come brings the thread that serves them."""
+        """The last worker of an engine to connect starts the thread that serves them."""
         try:
             wire.ask_proof(read_secret(self._folder), PROOF_S)
             hello = wire.receive(PROOF_S)
@@ -197,7 +195,7 @@ class Sender:
             former.close()
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-            # Not the stream that trains.
+            # Not the stream of the training.
             torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
         try:
             own.store, told = self._new_store()
@@ -221,7 +219,7 @@ class Sender:
                 leave_group(own.group)
 
     def _new_store(self) -> tuple[Any, dict[str, Any]]:
-        """Where a group meets, and what its workers are told of it."""
+        """Where a group meets, and what its workers need to know."""
         listening = socket.create_server((self._host, 0), family=self._server.family)
         port = listening.getsockname()[1]
         store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
@@ -280,7 +278,7 @@ class _Staging:
 
 
 def make_secret(folder: Path) -> None:
-    """Of the run, once, readable for its user only; several ranks may try."""
+    """Write the run's secret once, readable by its user only; several ranks may try."""
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f"{SECRET_FILE}.{os.getpid()}.{secrets.token_hex(4)}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,5 +1,5 @@
-"""What senders and receivers of weights have in common (`transfer`, `receiver`): messages, the proof of the secret,
-groups, buckets. Needs torch only."""
+"""What senders and receivers of weights share (`transfer`, `receiver`): messages, the proof of the secret, groups and
+buckets. Needs torch only."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ import torch
 from torch import Tensor
 
 SECRET_FILE = ".secret"
-"""In `broadcasts`: hex digits that senders and receivers know."""
+"""File in `broadcasts` with hex digits that senders and receivers know."""
 SECRET_BYTES = 64
 MOST_BYTES = 1 << 26
-"""Of a message."""
+"""Largest size of a message."""
 
 
 class TransferError(Exception):
-    """Weights cannot be had from their sender; the file can. The message names the sender."""
+    """Weights cannot be received from their sender, but can be read from files. The message names the sender."""
 
 
 class NoSenderError(TransferError):
-    """The manifest names none: the trainer publishes files only."""
+    """The manifest names no sender: the trainer publishes files only."""
 
 
 class SecretError(TransferError):
@@ -42,7 +42,7 @@ class SecretError(TransferError):
 
 
 class VersionGoneError(TransferError):
-    """The sender has a later version, or none yet. It was not begun, or cut off by the next version."""
+    """The sender has a later version, or none yet: the transfer did not start, or the next version interrupted it."""
 
 
 class PeerGoneError(TransferError):
@@ -50,11 +50,11 @@ class PeerGoneError(TransferError):
 
 
 class HashError(TransferError):
-    """What came is not what the manifest says."""
+    """Received tensors do not match the manifest."""
 
 
 class Wire:
-    """A connection on which JSON goes both ways."""
+    """A connection that carries JSON messages both ways."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -67,7 +67,7 @@ class Wire:
         self._write(struct.pack(">I", len(data)) + data)
 
     def receive(self, timeout_s: float | None) -> dict[str, Any]:
-        """Raises PeerGoneError where there is none in time; no time is for a wait that the other side's end ends."""
+        """Raises PeerGoneError if no message arrives in time; None waits until the other side closes."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         (length,) = struct.unpack(">I", self._read(4, deadline))
         if length > MOST_BYTES:
@@ -86,7 +86,7 @@ class Wire:
         self._write(_proof(secret, b"sender" + nonces))
 
     def prove(self, secret: bytes, timeout_s: float) -> None:
-        """Show that this side knows the secret, and see that the other does. Raises SecretError, PeerGoneError."""
+        """Prove that this side knows the secret, and verify that the other does. Raises SecretError, PeerGoneError."""
         deadline, own = time.monotonic() + timeout_s, secrets.token_bytes(32)
         nonces = self._read(32, deadline) + own
         self._write(own + _proof(secret, b"receiver" + nonces))
@@ -98,7 +98,7 @@ class Wire:
             raise SecretError("whoever answers there does not know the secret")
 
     def close(self) -> None:
-        # So that a thread that waits on it wakes.
+        # Wakes a thread that waits on it.
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
@@ -128,13 +128,13 @@ def _proof(secret: bytes, what: bytes) -> bytes:
 
 
 def read_secret(folder: Path) -> bytes:
-    """Of the run whose `broadcasts` is `folder`. Raises SecretError."""
+    """The secret of the run whose `broadcasts` is `folder`. Raises SecretError."""
     try:
         secret = (folder / SECRET_FILE).read_bytes()
     except OSError as error:
         raise SecretError(f"no secret to show: {error}") from error
     if len(secret) < SECRET_BYTES:
-        # As a machine that lost its power may leave it; whoever has nothing would know it.
+        # A power loss may leave it empty, and an empty secret is known to everyone.
         raise SecretError(f"{folder / SECRET_FILE} has {len(secret)} bytes; delete it, and start the trainer again")
     return secret
 
@@ -168,7 +168,7 @@ def buckets(sizes: list[int], most: int) -> Iterator[list[Piece]]:
 
 
 def new_group(told: dict[str, Any], rank: int, size: int, device: torch.device, host: str, timeout_s: float) -> Any:
-    """A process group beside whatever groups this process has; `host` is this machine's address in it.
+    """A process group independent of other groups of this process; `host` is this machine's address in it.
 
     Raises PeerGoneError where the others do not come to one of NCCL in time, RuntimeError where NCCL refuses them.
     """

@@ -1,4 +1,4 @@
-"""How a model's layers run: what the backward pass computes again, and compiled or not."""
+"""How a decoder's layers run: what the backward pass recomputes, and whether they are compiled."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ KEPT = (
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
 )
-"""What selective checkpointing keeps: what takes the time. Everything else of a layer is computed again."""
+"""Operators whose results selective checkpointing keeps, since they take most of the time; the rest is recomputed."""
 
 
 def prepare(model: Any, activation_checkpointing: str, compile_layers: bool, backend: str = "inductor") -> None:
-    """Raises ModelError where the model does not allow it."""
+    """Raises ModelError if the model does not support it."""
     if activation_checkpointing != "none":
         how: dict[str, Any] = {"use_reentrant": False}
         if activation_checkpointing == "selective":

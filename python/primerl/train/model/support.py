@@ -1,0 +1,260 @@
+"""What a model's `config.json` alone says about it: whether it can be trained, adapted, served and divided, or why not.
+
+Preflight, dry runs, `primerl run models`, `primerl models check` and the trainer all ask here, so they agree; tests
+compare the answers with what loading and proving a model finds. Imports no torch and reads no file, so a model can be
+judged before its weights are downloaded. `primerl.train.model.footprint` estimates its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+Config = Mapping[str, Any]
+"""The content of a `config.json`."""
+
+SUPPORTED = "docs/models.md lists what is supported"
+
+WITH_STATE = frozenset({"linear_attention", "mamba", "conv", "hybrid"})
+"""Values of `layer_types`: layers that carry a state from token to token, or mix neighbours by a convolution."""
+
+GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+"""Endings of the names in `architectures` that generate text."""
+
+MAMBA_1 = "the scan of its Mamba-1 layers cannot be told where packed sequences begin"
+RECURRENCE = "its recurrence cannot be told where packed sequences begin"
+INDEXER = "its indexer picks the tokens that are attended to, over the whole packed row"
+OWN_ATTENTION = (
+    "transformers has this architecture with attention of its own, which cannot be told where packed sequences begin"
+)
+REFUSED = {
+    # Layers with a state.
+    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), MAMBA_1),
+    **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), RECURRENCE),
+    "minimax": "its lightning attention cannot be told where packed sequences begin",
+    # Attention.
+    **dict.fromkeys(("axk2", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4"), INDEXER),
+    **dict.fromkeys(
+        (
+            *("bloom", "codegen", "falcon", "gpt_neo", "gpt_neox_japanese", "gptj", "mpt", "xglm"),
+            *("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart"),
+        ),
+        OWN_ATTENTION,
+    ),
+    "doge": "its attention computes a mask of its own of what its tokens see",
+    # The rest of the model.
+    "phimoe": "its router computes with random numbers while it is trained, and engines do not",
+    "modernbert-decoder": "its output layer has arithmetic that its config does not name",
+}
+"""`model_type` -> why models of that type are not trained. Others are proved when they are loaded."""
+
+ENCODERS = frozenset({"bert", "camembert", "electra", "ernie", "megatron-bert", "rembert", "roberta", "xlm-roberta"})
+"""Types whose tokens see later ones, unless `is_decoder` is set."""
+
+FLASH_LINEAR_ATTENTION = ("flash-linear-attention", "fla")
+MAMBA_SSM = ("mamba-ssm", "mamba_ssm")
+GPU_PACKAGES = {
+    **dict.fromkeys(
+        ("kimi_linear", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), FLASH_LINEAR_ATTENTION
+    ),
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"), MAMBA_SSM),
+}
+"""`model_type` -> the package that its layers with a state need on a GPU, as it is installed and as it is imported."""
+
+WITHOUT_LAYERS = frozenset({"ctrl"})
+"""Types without a list of layers, which several ranks and `compile` need."""
+
+GATED_FAMILIES = (
+    *("aria_text", "bitnet", "cohere", "cohere2", "cwm", "diffllama", "dots1", "ernie4_5", "ernie4_5_moe"),
+    *("exaone4", "exaone_moe", "gemma", "gemma2", "gemma3_text", "gemma4_unified_text", "glm4_moe"),
+    *("granite", "granite_swa", "helium", "hrm_text", "hunyuan_v1_dense", "hy_v3", "hyperclovax", "llama"),
+    *("mimo_v2_flash", "ministral", "ministral3", "mistral", "olmo", "olmo2", "olmo3", "qwen2", "qwen3"),
+    *("seed_oss", "smollm3", "solar_open", "stablelm", "vaultgemma"),
+)
+"""Families with the usual attention, and a gate in their dense feed-forward layers and shared experts."""
+EXPERTS_ONLY = (
+    *("cohere2_moe", "flex_olmo", "gpt_oss", "granitemoe", "granitemoe_swa", "mellum", "minimax_m2"),
+    *("mixtral", "olmoe", "qwen3_moe"),
+)
+"""Families whose feed-forward layers are all experts."""
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+GATED = ("gate_proj", "up_proj", "down_proj")
+PLAIN = ("up_proj", "down_proj")
+LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+DELTA_RULE = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
+PROJECTIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(GATED_FAMILIES, (*ATTENTION, *GATED)),
+    **dict.fromkeys(EXPERTS_ONLY, ATTENTION),
+    **dict.fromkeys(("apertus", "arcee", "jais2", "nemotron"), (*ATTENTION, *PLAIN)),
+    **dict.fromkeys(
+        ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"),
+        (*LATENT, *GATED),
+    ),
+    "qwen3_5_text": (*ATTENTION, *GATED, *DELTA_RULE),
+    "qwen3_5_moe_text": (*ATTENTION, *GATED, *DELTA_RULE, "shared_expert_gate"),
+    "qwen3_vl_text": (*ATTENTION, *GATED),
+    "nemotron_h": (*ATTENTION, *PLAIN, "in_proj"),
+    "gpt2": (),
+}
+"""`model_type` -> last names of the linear layers that an adapter of `all-linear` reaches; others are known by their
+weights."""
+
+EMBEDDED_TYPES = ("llama", "qwen2", "qwen3")
+"""Types that the embedded engine computes."""
+
+EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""Keys of the number of experts in a layer, by family."""
+
+
+def text_config(config: Config) -> Config:
+    """The part that describes the text model; another one only in models that read images or sound too."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
+
+
+def model_type(config: Config) -> str:
+    """Type of the text model, which is what is trained."""
+    return str(text_config(config).get("model_type") or config.get("model_type"))
+
+
+def training_refusal(config: Config) -> str | None:
+    """Why a model of this architecture cannot be trained; None where nothing in its config forbids that."""
+    kind = model_type(config)
+    if kind in REFUSED:
+        return f"{REFUSED[kind]}, so this architecture ({kind}) is not supported; {SUPPORTED}"
+    names = _architectures(config)
+    if names and not any(name.endswith(GENERATES) for name in names):
+        return f"it is a {', '.join(names)}, which does not generate text; give a model ..ForCausalLM"
+    if kind in ENCODERS and not text_config(config).get("is_decoder"):
+        return (
+            f"its attention lets tokens see later ones ({kind} is an encoder), so it gives no probabilities of the "
+            "next token; train a decoder (an encoder may be one with `is_decoder` true in its config.json)"
+        )
+    return None
+
+
+def weights_refusal(config: Config) -> str | None:
+    """Why the weights that belong to this `config.json` cannot be trained, to be said after `weights are`."""
+    if config.get("quantization_config") or text_config(config).get("quantization_config"):
+        return (
+            "quantised (config.json has a quantization_config), which cannot be trained; give the model in bfloat16 "
+            "or float32"
+        )
+    return None
+
+
+def refusal(config: Config) -> str | None:
+    """Why the trainer refuses a model with this `config.json`, on whatever device."""
+    of_weights = weights_refusal(config)
+    return training_refusal(config) if of_weights is None else f"its weights are {of_weights}"
+
+
+def device_refusal(config: Config) -> str | None:
+    """Why a model with this `config.json` cannot be trained on a GPU of this machine: a package that is missing."""
+    needed = GPU_PACKAGES.get(model_type(config))
+    if needed is None or not has_state(config) or find_spec(needed[1]) is not None:
+        return None
+    return missing_package(needed[0], f"no module {needed[1]}")
+
+
+def missing_package(package: str, problem: str) -> str:
+    return (
+        f"this model's layers of linear attention need the package {package} on a GPU ({problem}); install it "
+        f"(`pip install {package}`), or train on the CPU with an empty CUDA_VISIBLE_DEVICES"
+    )
+
+
+def layout_refusal(config: Config, ranks: int, *, compiles: bool = False) -> str | None:
+    """Why the model cannot be divided among `ranks`, or compiled layer by layer."""
+    kind = model_type(config)
+    if kind in WITHOUT_LAYERS and (ranks > 1 or compiles):
+        return (
+            f"this architecture ({kind}) has no list of layers, which compile and several ranks need; leave compile "
+            "out, and train on one rank"
+        )
+    return None
+
+
+def has_state(config: Config) -> bool:
+    """Whether layers carry a state from token to token, or mix neighbours by a convolution."""
+    text = text_config(config)
+    kinds = text.get("layer_types") or text.get("layers_block_type")
+    if isinstance(kinds, list):
+        return not WITH_STATE.isdisjoint(map(str, kinds))  # Granite 4 also comes without Mamba
+    return model_type(config) in GPU_PACKAGES
+
+
+def experts(config: Config) -> int:
+    """Experts of a layer; 0 for a dense model."""
+    text = text_config(config)
+    counts = (text.get(name) for name in EXPERT_COUNTS)
+    return next((int(count) for count in counts if isinstance(count, int) and count > 1), 0)
+
+
+def embedded_engine_refusal(config: Config) -> str | None:
+    """Why the embedded engine cannot compute this model exactly."""
+    kind = config.get("model_type")
+    if kind not in EMBEDDED_TYPES:
+        return f"the embedded engine serves {', '.join(EMBEDDED_TYPES)}, not {kind!r}; serve this model with vLLM"
+    neutral: dict[str, tuple[Any, ...]] = {
+        "hidden_act": ("silu", None),
+        "use_sliding_window": (False, None),
+        "quantization_config": (None,),
+        "partial_rotary_factor": (1, 1.0, None),
+    }
+    for name, values in neutral.items():
+        if config.get(name) not in values:
+            return f"the embedded engine cannot serve {name} = {config[name]!r}; use vLLM"
+    if others := set(config.get("layer_types") or []) - {"full_attention"}:
+        return f"the embedded engine has no layers of type {', '.join(sorted(others))}; use vLLM"
+    rope = rope_parameters(config)
+    if float(rope.get("partial_rotary_factor", 1.0)) != 1.0:
+        return "partial rotary embeddings need vLLM"
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    if scaling not in ("default", "llama3"):
+        return f"rope type {scaling!r} is not served by the embedded engine; use vLLM"
+    return None
+
+
+def rope_parameters(config: Config) -> Config:
+    """Settings of rotary positions: transformers 5 writes `rope_parameters`, earlier versions `rope_scaling`."""
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """All of the answers about one model."""
+
+    model_type: str
+    training: str | None
+    """Why it cannot be trained; None where nothing in its config forbids that."""
+    device: str | None
+    """Why it cannot be trained on a GPU of this machine."""
+    state: bool
+    experts: int
+    embedded_engine: str | None
+    """Why the embedded engine cannot serve it; vLLM may."""
+    several_ranks: str | None
+    """Why it can be trained on one rank only."""
+    projections: tuple[str, ...] | None
+    """Last names of the linear layers that an adapter of `all-linear` reaches; None where only its weights tell."""
+
+
+def support(config: Config) -> Support:
+    return Support(
+        model_type=model_type(config),
+        training=refusal(config),
+        device=device_refusal(config),
+        state=has_state(config),
+        experts=experts(config),
+        embedded_engine=embedded_engine_refusal(config),
+        several_ranks=layout_refusal(config, 2),
+        projections=PROJECTIONS.get(model_type(config)),
+    )
+
+
+def _architectures(config: Config) -> list[str]:
+    named = config.get("architectures")
+    return [str(name) for name in named] if isinstance(named, list) else []
