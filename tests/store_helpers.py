@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from primerl.config.store import StoreWorkerConfig
+from primerl.config.schema.services import StoreWorkerConfig
 from primerl.runs.store import Store
 from primerl.runs.uploads import Uploader
 

@@ -16,16 +16,17 @@ from typing import Any
 import pytest
 import tomli_w
 from primerl.cli.processes import BadInputError, read_toml
-from primerl.config import resolve
-from primerl.config.environment import EnvWorkerConfig
-from primerl.config.field_docs import field_doc
-from primerl.config.inference import InferenceConfig
-from primerl.config.load import ConfigError, load
-from primerl.config.orchestrator import OrchestratorConfig
-from primerl.config.rl import RLConfig
-from primerl.config.sft import SFTConfig
-from primerl.config.simulate import SimulateConfig
-from primerl.config.trainer import TrainerConfig
+from primerl.config.command_line.load import load
+from primerl.config.describe.fields import field_doc
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import resolve
+from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.inference import InferenceConfig
+from primerl.config.schema.orchestrator import OrchestratorConfig
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.sft import SFTConfig
+from primerl.config.schema.simulate import SimulateConfig
+from primerl.config.schema.trainer import TrainerConfig
 from primerl.launch.preflight.sft import LAUNCHER_ONLY
 from pydantic import BaseModel, ValidationError
 

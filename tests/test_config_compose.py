@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from primerl.config import resolve
-from primerl.config.load import ConfigError, load
-from primerl.config.rl import RLConfig
+from primerl.config.command_line.load import load
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import resolve
+from primerl.config.schema.rl import RLConfig
 from primerl.inference.settings import InferenceConfig
 from primerl.launch import run, secrets
 from test_config import tree

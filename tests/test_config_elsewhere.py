@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import tomli_w
-from primerl.config import elsewhere, fields, forms
-from primerl.config.load import ConfigError, load
-from primerl.config.run_forms import load_run
-from primerl.config.sft import SFTConfig
+from primerl.config.command_line.load import load
+from primerl.config.describe import fields, forms
+from primerl.config.errors import foreign_keys
+from primerl.config.errors.fail import ConfigError
+from primerl.config.hosted.load_run import load_run
+from primerl.config.schema.sft import SFTConfig
 from primerl.train.settings import ConfigError as SettingError
 from primerl.train.sft_settings import SFTConfig as Settings
 
@@ -44,9 +46,9 @@ SFT: dict[str, Any] = {
     "val": {},
 }
 FORMS = {
-    "rl": (FULL, elsewhere.PRIME_RL),
-    "hosted": (SHORT, elsewhere.HOSTED),
-    "sft": ({**SFT, "val": {"data": {"path": "d.jsonl"}}}, elsewhere.PRIME_RL_SFT),
+    "rl": (FULL, foreign_keys.PRIME_RL),
+    "hosted": (SHORT, foreign_keys.HOSTED),
+    "sft": ({**SFT, "val": {"data": {"path": "d.jsonl"}}}, foreign_keys.PRIME_RL_SFT),
 }
 # What is here too, and means another thing.
 KNOWN = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engine_helpers import model_tensors, new_model
-from primerl.config.inference import InferenceConfig as EngineProcess
+from primerl.config.schema.inference import InferenceConfig as EngineProcess
 from primerl.inference import torch_backend
 from primerl.inference.sampling import Rows, sample
 from primerl.inference.settings import InferenceConfig

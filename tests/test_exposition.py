@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from primerl.config.environment import TrainEnvironment
-from primerl.config.load import ConfigError as LoadError
+from primerl.config.errors.fail import ConfigError as LoadError
+from primerl.config.schema.environment import TrainEnvironment
 from primerl.envs.meter import Meter
 from primerl.envs.settings import WorkerConfig
 from primerl.net.prometheus import PortTakenError
@@ -93,7 +93,7 @@ def test_a_port_that_cannot_be_had_is_named(tmp_path: Path) -> None:
 
 
 def test_each_worker_of_an_environment_has_a_port_of_its_own() -> None:
-    from primerl.config.resolve import port_of
+    from primerl.config.process_files.resolve import port_of
 
     assert [port_of(9000, index) for index in range(3)] == [9000, 9001, 9002]
     assert (port_of(0, 2), port_of(None, 2)) == (0, None)

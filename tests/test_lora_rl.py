@@ -17,9 +17,9 @@ import torch
 from end_to_end import column, launch, read_lines, until
 from engine_helpers import PROMPT, Engine, running, torch_command
 from primerl import verify
-from primerl.config import resolve
-from primerl.config.load import ConfigError as CommandError
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError as CommandError
+from primerl.config.process_files import resolve
+from primerl.config.schema.rl import RLConfig
 from primerl.launch.preflight import policy, training
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.adapters.lora import Adapter, AdapterPublisher, add_adapter

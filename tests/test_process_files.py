@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import tomli_w
 from primerl.cli import main, processes
-from primerl.config import fields
-from primerl.config.environment import EnvWorkerConfig
-from primerl.config.fields import Knob
-from primerl.config.inference import InferenceConfig
-from primerl.config.monitors import MonitorConfig
-from primerl.config.orchestrator import OrchestratorConfig
-from primerl.config.store import StoreWorkerConfig
-from primerl.config.trainer import TrainerConfig
+from primerl.config.describe import fields
+from primerl.config.describe.fields import Knob
+from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.inference import InferenceConfig
+from primerl.config.schema.monitors import MonitorConfig
+from primerl.config.schema.orchestrator import OrchestratorConfig
+from primerl.config.schema.services import StoreWorkerConfig
+from primerl.config.schema.trainer import TrainerConfig
 from primerl.envs import settings as worker_settings
 from primerl.inference import settings as engine_settings
 from primerl.launch.supervise.guard import MARK
@@ -179,7 +179,7 @@ def test_files_of_the_launcher_are_read_without_the_config_library(monkeypatch: 
     def loads(*_: Any, **__: Any) -> None:
         raise AssertionError("the config library is loaded")
 
-    monkeypatch.setattr("primerl.config.load.load", loads)
+    monkeypatch.setattr("primerl.config.command_line.load.load", loads)
     with monkeypatch.context() as within:
         within.setenv(MARK, "1")
         assert [started(command, good) for command, (_, good) in FILES.items()] == [0] * len(FILES)

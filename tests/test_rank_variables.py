@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from primerl import cli
 from primerl.cli import processes
-from primerl.config.environment import EnvWorkerConfig
-from primerl.config.resolve import ProcessConfig
+from primerl.config.process_files.files import ProcessConfig
+from primerl.config.schema.environment import EnvWorkerConfig
 from primerl.launch.supervise.starting import environment_of
 from primerl.process.rank_variables import NAMES, forget_unless_rank, is_rank
 

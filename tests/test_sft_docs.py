@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from primerl.config.sft import SFTConfig
+from primerl.config.schema.sft import SFTConfig
 from primerl.launch.preflight.sft import LAUNCHER_ONLY
 from primerl.models.tiny import write_model
 from primerl.train.checkpoint.state import Checkpoints

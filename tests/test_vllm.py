@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 from engine_helpers import model_tensors, write_checkpoint
-from primerl.config import resolve
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import resolve
+from primerl.config.schema.rl import RLConfig
 from primerl.inference.settings import InferenceConfig
 from primerl.inference.vllm import checkpoint, flags, installation, serve
 from primerl.inference.vllm.installation import Installation, UnusableError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from primerl.cli.arguments import parse, parse_known
 from primerl.cli.run.common import BAD_INPUT, add_json, show, size
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.runs.entries import Entry, StoreError, model_digest
 from primerl.runs.registry import known
 from primerl.runs.state import StateError, private_folder

@@ -19,7 +19,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primerl.config import asked
+from primerl.config.command_line.arguments import asks_for_help
 from primerl.launch.supervise.guard import MARK
 from primerl.process import signals
 from primerl.process.imports import importing
@@ -37,7 +37,7 @@ class BadInputError(Exception):
 
 def trainer(arguments: list[str]) -> int:
     try:
-        settings = settings_from(arguments, "primerl.config.trainer:TrainerConfig", "trainer")
+        settings = settings_from(arguments, "primerl.config.schema.trainer:TrainerConfig", "trainer")
     except BadInputError as error:
         return refuse(error)
     from primerl.train.distributed import torchrun
@@ -58,7 +58,7 @@ def trainer(arguments: list[str]) -> int:
 
 def inference(arguments: list[str]) -> int:
     try:
-        settings = settings_from(arguments, "primerl.config.inference:InferenceConfig", "inference")
+        settings = settings_from(arguments, "primerl.config.schema.inference:InferenceConfig", "inference")
         with importing():
             from primerl.inference.server import serve
             from primerl.inference.settings import InferenceConfig
@@ -73,7 +73,7 @@ def env_worker(arguments: list[str]) -> int:
     if any(argument == "--join" or argument.startswith("--join=") for argument in arguments):
         return join_as_env_worker(arguments)
     try:
-        settings = settings_from(arguments, "primerl.config.environment:EnvWorkerConfig", "env-worker")
+        settings = settings_from(arguments, "primerl.config.schema.environment:EnvWorkerConfig", "env-worker")
         from primerl.envs.settings import WorkerConfig
         from primerl.envs.worker import run_worker
 
@@ -86,8 +86,9 @@ def env_worker(arguments: list[str]) -> int:
 def join_as_env_worker(arguments: list[str]) -> int:
     """`--join URL --env NAME`: workers for a run on another machine."""
     from primerl.cli.runs import keep_state
-    from primerl.config.environment import JoinConfig
-    from primerl.config.load import ConfigError, load
+    from primerl.config.command_line.load import load
+    from primerl.config.errors.fail import ConfigError
+    from primerl.config.schema.environment import JoinConfig
     from primerl.forking import servers
     from primerl.launch import remote_workers
     from primerl.launch.preflight import checker
@@ -109,7 +110,7 @@ def join_as_env_worker(arguments: list[str]) -> int:
 
 def monitor(arguments: list[str]) -> int:
     try:
-        settings = settings_from(arguments, "primerl.config.monitors:MonitorConfig", "monitor")
+        settings = settings_from(arguments, "primerl.config.schema.monitors:MonitorConfig", "monitor")
     except BadInputError as error:
         return refuse(error)
     from primerl.monitors.process import main
@@ -119,7 +120,7 @@ def monitor(arguments: list[str]) -> int:
 
 def store_worker(arguments: list[str]) -> int:
     try:
-        settings = settings_from(arguments, "primerl.config.store:StoreWorkerConfig", "store-worker")
+        settings = settings_from(arguments, "primerl.config.schema.services:StoreWorkerConfig", "store-worker")
     except BadInputError as error:
         return refuse(error)
     from primerl.runs.uploads import main
@@ -135,15 +136,15 @@ def orchestrator(arguments: list[str]) -> int:
     is_file = is_resolved_file(checked)
     if is_file and is_checked():
         return leave(native_orchestrator(["--config", arguments[1], *once]))
-    if not any(word.startswith("@") for word in arguments) and not asked.for_help(arguments):
+    if not any(word.startswith("@") for word in arguments) and not asks_for_help(arguments):
         return leave(native_orchestrator(arguments))
     try:
-        settings = settings_from(checked, "primerl.config.orchestrator:OrchestratorConfig", "orchestrator")
+        settings = settings_from(checked, "primerl.config.schema.orchestrator:OrchestratorConfig", "orchestrator")
     except BadInputError as error:
         return refuse(error)
     if is_file:  # which messages name
         return leave(native_orchestrator(["--config", arguments[1], *once]))
-    from primerl.config.resolve import dump_toml
+    from primerl.config.process_files.files import dump_toml
 
     with tempfile.TemporaryDirectory(prefix="primerl-") as folder:
         file = Path(folder) / "orchestrator.toml"
@@ -190,7 +191,8 @@ def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, 
         return read_toml(Path(arguments[1]))
     from importlib import import_module
 
-    from primerl.config.load import ConfigError, load
+    from primerl.config.command_line.load import load
+    from primerl.config.errors.fail import ConfigError
 
     module, name = schema.split(":")
     cls: type[BaseModel] = getattr(import_module(module), name)

@@ -41,7 +41,7 @@ class Model:
 
 
 def look(folder: Path, machine: Machine) -> Model:
-    from primerl.config.load import ConfigError
+    from primerl.config.errors.fail import ConfigError
     from primerl.launch.preflight.model_folder import check_model, check_trainable, read_json
 
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
@@ -70,7 +70,7 @@ def look(folder: Path, machine: Machine) -> Model:
 
 def _check_architecture(config: dict[str, Any]) -> None:
     """Raises ConfigError for a model that continues no text, whose folder lacks other things as well."""
-    from primerl.config.load import ConfigError
+    from primerl.config.errors.fail import ConfigError
 
     named = config.get("architectures")
     names = [str(name) for name in named] if isinstance(named, list) else []

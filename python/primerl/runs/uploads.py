@@ -29,9 +29,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from primerl.config.load import describe
-from primerl.config.resolve import write_text
-from primerl.config.store import StoreWorkerConfig
+from primerl.config.errors.validation_errors import describe
+from primerl.config.process_files.files import write_text
+from primerl.config.schema.services import StoreWorkerConfig
 from primerl.runs.entries import SNAPSHOT, StoreError, begun_with
 from primerl.runs.saved import ADAPTER_FOLDER
 from primerl.runs.state import process_started

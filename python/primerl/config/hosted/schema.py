@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
-from primerl.config.base import (
+from primerl.config.errors.foreign_keys import HOSTED, Names
+from primerl.config.schema.base import (
     MOST_ROLLOUTS,
     NAME_LENGTH,
     NAME_PATTERN,
@@ -27,11 +28,10 @@ from primerl.config.base import (
     check_dry_run,
     check_whole_groups,
 )
-from primerl.config.elsewhere import HOSTED, Names
-from primerl.config.environment import Interpreter, Limits, validation_label
-from primerl.config.environment_checks import evaluation_labels
-from primerl.config.orchestrator import Buffer
-from primerl.config.tailscale import Tailscale
+from primerl.config.schema.environment import Interpreter, Limits, validation_label
+from primerl.config.schema.environment_checks import evaluation_labels
+from primerl.config.schema.orchestrator import Buffer
+from primerl.config.schema.services import Tailscale
 from primerl.typed import MOST_COUNT
 
 REFERENCE = re.compile(r"[\w./-]+:\w+|[\w.]+\.\w+")
@@ -276,7 +276,7 @@ class HostedInfrastructure(Section):
 class HostedConfig(Section):
     """The short form of `primerl rl`: LoRA training of a model on environments."""
 
-    elsewhere: ClassVar[Names] = HOSTED
+    foreign_keys: ClassVar[Names] = HOSTED
 
     model: str = Field(min_length=1)
     """The model to train: a name of the hub (`owner/name`), or a folder."""

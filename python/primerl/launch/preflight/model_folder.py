@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from primerl.config.load import ConfigError
+from primerl.config.errors.fail import ConfigError
 from primerl.inference.vllm.installation import has_cuda
 from primerl.train.model.model_types import missing_package, refusal
 

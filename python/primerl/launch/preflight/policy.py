@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from primerl.config import resolve
-from primerl.config.complaint import Problems
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError, Problems
+from primerl.config.process_files import files, resolve
+from primerl.config.schema.rl import RLConfig
 from primerl.inference.shape import Shape, UnsupportedModelError
 from primerl.inference.vllm import installation
 from primerl.launch.preflight import model_folder
@@ -18,7 +17,7 @@ from primerl.train.settings import TrainerLoraConfig, read
 
 def check(config: RLConfig, *, weights: bool = True) -> None:
     """Raises ConfigError with every problem, one a line. `weights`: whether they are there yet."""
-    folder = Path(resolve.absolute(config.model.path))
+    folder = Path(files.absolute(config.model.path))
     problems = Problems()
     with problems.noted():
         model_folder.check_model(folder, weights=weights)

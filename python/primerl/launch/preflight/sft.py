@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from primerl import extras
-from primerl.config import resolve
-from primerl.config.complaint import Problems
-from primerl.config.load import ConfigError
-from primerl.config.sft import SFTConfig
+from primerl.config.errors.fail import ConfigError, Problems
+from primerl.config.process_files import resolve
+from primerl.config.schema.sft import SFTConfig
 from primerl.launch import monitors
 from primerl.launch.preflight import hub, training
 from primerl.launch.preflight.model_folder import check_model, check_trainable, longest_sequence
@@ -35,7 +34,7 @@ def prepared(given: SFTConfig) -> tuple[SFTConfig, dict[str, Any]]:
     """The config with the model's folder, and the settings as the trainer is given them. Weights of the hub are
     downloaded when all else is judged.
 
-    Raises `primerl.config.load.ConfigError` with every problem, one a line.
+    Raises `primerl.config.errors.fail.ConfigError` with every problem, one a line.
     """
     if given.model.path is not None and hub.is_hub_name(given.model.path):
         problems = Problems()
@@ -64,7 +63,7 @@ def check(
     weights: bool = True,
     model: bool = True,
 ) -> None:
-    """Raises `primerl.config.load.ConfigError` with every problem, one a line.
+    """Raises `primerl.config.errors.fail.ConfigError` with every problem, one a line.
 
     Args:
         values: The settings as the trainer is given them.
