@@ -27,6 +27,7 @@ from primerl.envs.settings import WorkerConfig
 from primerl.launch import secrets
 from primerl.launch.preflight import hub
 from primerl.launch.supervise.starting import environment_of
+from primerl.typed import from_mapping
 
 REPOSITORY = Path(__file__).parent.parent
 LEAST: dict[str, Any] = {
@@ -495,7 +496,8 @@ def test_workers_are_spread_over_the_cores(size: str, workers: int, memory_mb: i
     assert {(worker.memory_mb, worker.cpus) for worker in told} == {(memory_mb, cpus)}
     assert [worker.first_cpu for worker in told] == [number * cpus for number in range(len(told))]
     # As the file of the process has it, which a worker that is started again reads.
-    assert WorkerConfig.from_dict(tomllib.loads(process_files.to_toml(told[-1]))).first_cpu == (len(told) - 1) * cpus
+    read = from_mapping(WorkerConfig, tomllib.loads(process_files.to_toml(told[-1])))
+    assert read.first_cpu == (len(told) - 1) * cpus
 
 
 def test_workers_without_a_bound_are_told_none(tmp_path: Path) -> None:

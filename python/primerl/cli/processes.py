@@ -1,9 +1,9 @@
 """The processes of a run, one subcommand each. The launcher starts them with a resolved file and nothing else.
 
-Such a file was checked when it was written, and is read without the config library, which would cost each process half
-a second of start-up, and which a machine that only trains, or an environment's own interpreter, need not have. What
-anyone else gives is checked by the config's class first, which names file, line and the nearest key; the process's own
-reader refuses what is wrong just as well, in fewer words.
+Such a file was checked and filled when it was written, and is read without the config library, which would cost each
+process half a second of start-up, and which a machine that only trains, or an environment's own interpreter, need not
+have. What anyone else gives is read by the config's class, which names file, line and the nearest key, and fills in
+what is left out.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import tempfile
 import threading
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from primerl.config.command_line.arguments import asks_for_help
 from primerl.launch.supervise.guard import MARK
 from primerl.process import signals
 from primerl.process.imports import importing
 from primerl.process.rank_variables import is_rank
+from primerl.typed import from_mapping
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 BAD_INPUT = 2
+Settings = TypeVar("Settings")
 
 
 class BadInputError(Exception):
@@ -36,24 +38,22 @@ class BadInputError(Exception):
 
 
 def trainer(arguments: list[str]) -> int:
+    from primerl.train.settings import TrainerConfig
+
     try:
         settings = settings_from(arguments, "primerl.config.schema.trainer:TrainerConfig", "trainer")
+        config = read_as(TrainerConfig, settings, arguments)
     except BadInputError as error:
         return refuse(error)
     from primerl.train.distributed import torchrun
-    from primerl.train.settings import ConfigError, TrainerConfig
 
-    if torchrun.are_wanted(settings):
-        try:
-            ranks = TrainerConfig.from_dict(settings).ranks
-        except ConfigError as error:
-            return refuse(error)
-        return torchrun.run(ranks, ["trainer", *arguments])
+    if torchrun.are_wanted(config.ranks):
+        return torchrun.run(config.ranks, ["trainer", *arguments])
     torchrun.die_with_parent()
     with importing():
         from primerl.train.loop.rl import main
 
-    return int(main(settings))
+    return int(main(config))
 
 
 def inference(arguments: list[str]) -> int:
@@ -63,8 +63,8 @@ def inference(arguments: list[str]) -> int:
             from primerl.inference.server import serve
             from primerl.inference.settings import InferenceConfig
 
-        config = InferenceConfig.from_toml(settings)
-    except (BadInputError, ValueError) as error:
+        config = read_as(InferenceConfig, settings, arguments)
+    except BadInputError as error:
         return refuse(error)
     return int(serve(config))
 
@@ -77,8 +77,8 @@ def env_worker(arguments: list[str]) -> int:
         from primerl.envs.settings import WorkerConfig
         from primerl.envs.worker import run_worker
 
-        config = WorkerConfig.from_dict(settings)
-    except (BadInputError, ValueError) as error:
+        config = read_as(WorkerConfig, settings, arguments)
+    except BadInputError as error:
         return refuse(error)
     return int(run_worker(config))
 
@@ -193,6 +193,7 @@ def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, 
 
     from primerl.config.command_line.load import load
     from primerl.config.errors.fail import ConfigError
+    from primerl.config.process_files.files import keys_of
 
     module, name = schema.split(":")
     cls: type[BaseModel] = getattr(import_module(module), name)
@@ -200,7 +201,19 @@ def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, 
         config = load(cls, arguments, program=f"primerl {command}")
     except ConfigError as error:
         raise BadInputError(str(error)) from None
-    return config.model_dump(mode="json", exclude_none=True)
+    return keys_of(config)
+
+
+def read_as(cls: type[Settings], settings: dict[str, Any], arguments: list[str]) -> Settings:
+    """The settings of a process, from all keys of its file. Raises BadInputError."""
+    try:
+        return from_mapping(cls, settings)
+    except ValueError as error:
+        # Only what no config class has read: `@ file`.
+        raise BadInputError(
+            f"{arguments[-1]}: {error}; give a file with every key, as `primerl rl --dry-run` and `primerl sft "
+            "--dry-run` write it, or install primerl's config library, which fills in what is left out"
+        ) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from primerl.forking import preload, servers
 from primerl.launch.preflight import checker
 from primerl.process.imports import importing
 from primerl.process.rank_variables import is_rank
+from primerl.typed import from_mapping
 
 
 def rl(arguments: list[str]) -> int:
@@ -90,7 +91,7 @@ def sft(arguments: list[str]) -> int:
                 registered(given, folder, print, goes_on=goes_on) as session,
                 monitors.beside(config, folder, print) as ended,
             ):
-                if torchrun.are_wanted(settings):
+                if torchrun.are_wanted(config.ranks):
                     if not config.fork_server:
                         os.environ[servers.VARIABLE] = servers.OFF
                     file = folder / sft.CONFIG_FILE
@@ -98,8 +99,9 @@ def sft(arguments: list[str]) -> int:
                 else:
                     with importing():
                         from primerl.train.loop.sft import main
+                        from primerl.train.sft_settings import SFTConfig as Settings
 
-                    session.exit_code = int(main(settings))
+                    session.exit_code = int(main(from_mapping(Settings, settings)))
                 return ended(session.exit_code)
     except ConfigError as error:
         return fail(str(error))
@@ -107,18 +109,19 @@ def sft(arguments: list[str]) -> int:
 
 def sft_rank(arguments: list[str]) -> int:
     """One of several processes, by a resolved file: who started them has checked everything."""
-    from primerl.cli.processes import BadInputError, read_toml, refuse
+    from primerl.cli.processes import BadInputError, read_as, read_toml, refuse
     from primerl.config.errors.fail import ConfigError
     from primerl.train.distributed import torchrun
+    from primerl.train.sft_settings import SFTConfig
 
     if len(arguments) != 2 or arguments[0] != "@":
         return refuse(ConfigError("as a rank, `primerl sft @ configs/sft.toml` takes a resolved file and nothing else"))
     torchrun.die_with_parent()
     try:
-        settings = read_toml(Path(arguments[1]))
+        config = read_as(SFTConfig, read_toml(Path(arguments[1])), arguments)
     except BadInputError as error:
         return refuse(error)
     with importing():
         from primerl.train.loop.sft import main
 
-    return int(main(settings))
+    return int(main(config))

@@ -23,7 +23,7 @@ from primerl.inference.vllm import installation
 from primerl.inference.vllm.process import VllmEndedError, VllmServer
 from primerl.net.addresses import told_to
 from primerl.net.requests import open_url
-from primerl.process.log_levels import LEVELS
+from primerl.process.log_levels import LEVELS, LogLevel
 from primerl.process.signals import stop_signals
 from primerl.run_key import run_key_header
 
@@ -93,7 +93,7 @@ def serve(config: InferenceConfig) -> int:
             signal.signal(number, handler)
 
 
-def _log_from(level: str) -> None:
+def _log_from(level: LogLevel) -> None:
     """All three logs that are in this process's: Python's, the engine's server in Rust, vLLM's."""
     logging.basicConfig(level=LEVELS[level], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # What the user set for the libraries themselves counts.

@@ -1,44 +1,19 @@
-"""What `primerl inference` is told: the contents of a resolved file, read without the config library."""
+"""Settings of `primerl inference`: names and types of the keys in a resolved file; `primerl.config.schema.inference`
+says what they mean, and has their defaults and bounds."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from primerl import typed
-from primerl.inference.vllm import flags
-from primerl.process.log_levels import LEVELS
-
-CHOICES = {
-    "backend": ("auto", "torch", "vllm"),
-    "dtype": (None, "float32", "bfloat16"),
-    "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
-}
-DEVICE_PATTERN = r"^(auto|cpu|cuda(:[0-9]{1,3})?)$"
-# More than any engine decodes at a time, and than the orchestrator takes connections.
-MOST_NUM_SEQS = 65_536
-RANGES: typed.Ranges = {
-    "max_model_len": (2, typed.MOST_COUNT),
-    "max_num_seqs": (1, MOST_NUM_SEQS),
-    "kv_cache_tokens": (2, typed.MOST_LARGE_COUNT),
-    "threads": (1, typed.MOST_THREADS),
-    "port": (0, typed.MOST_PORTS),
-    "seed": (0, typed.MOST_LARGE_COUNT),
-    "start_s": (0, typed.LONGEST_S),
-}
-LORA_RANGES: typed.Ranges = {"rank": (1, typed.MOST_COUNT), "max_adapters": (1, typed.MOST_COUNT)}
+from primerl.process.log_levels import LogLevel
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     path: str
-    """Model folder."""
-    name: str | None = None
-    """Name under which it is served; the folder's name where it is left out."""
+    name: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,105 +22,36 @@ class LoraConfig:
 
     rank: int
     target_modules: list[str]
-    max_adapters: int = 4
-    """Of vLLM: those that requests are answered by at the same time."""
+    max_adapters: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    level: str = "info"
-    """Least severe level that is logged."""
+    level: LogLevel
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceConfig:
     model: ModelConfig
-    backend: str = "auto"
-    """`vllm`, `torch` (the embedded engine), or `auto`: vLLM where there is a CUDA GPU and vLLM is installed."""
-    python: str | None = None
-    """Interpreter of the environment that vLLM is installed in; this one where it is left out."""
-    vllm: dict[str, Any] = field(default_factory=dict)
-    """vLLM's own options."""
-    start_s: float = 300.0
-    """Seconds until the engine has generated a token."""
-    host: str = "127.0.0.1"
-    port: int = 0
-    """0 takes a free one."""
-    join: str | None = None
-    """URL of an orchestrator to join once the engine is ready."""
-    join_as: str | None = None
-    """Name to join by: an engine that joins by it again, at another address, takes its place."""
-    max_model_len: int | None = None
-    """Longest prompt and completion together, in tokens; the model's own limit where it is left out."""
-    max_num_seqs: int = 128
-    """Requests that are decoded at the same time."""
-    kv_cache_tokens: int | None = None
-    """Tokens the KV cache holds; enough for max_num_seqs where it is left out."""
-    seed: int = 0
-    dtype: str | None = None
-    """float32, of vLLM on a GPU bfloat16, where it is left out."""
-    device: str = "cpu"
-    """Where the embedded engine computes: `cpu`, `cuda`, `cuda:<n>`, or `auto`: a GPU where there is one."""
-    logprobs_mode: str = "raw_logprobs"
-    threads: int = 1
-    """CPU threads of the model."""
-    lora: LoraConfig | None = None
-    log: LogConfig = LogConfig()
-
-    @classmethod
-    def from_toml(cls, settings: Mapping[str, Any]) -> InferenceConfig:
-        """Checks the contents of a resolved file; a ValueError names the field."""
-        values = _known("", settings, cls)
-        model = values.get("model")
-        if not isinstance(model, Mapping) or not isinstance(model.get("path"), str):
-            raise ValueError("model.path: give the folder of a model")
-        values["model"] = ModelConfig(**_known("model.", model, ModelConfig))
-        typed.check(values["model"], {}, "model.")
-        if values.get("lora") is not None:
-            values["lora"] = _lora(values["lora"])
-        if "log" in values:
-            values["log"] = _log(values["log"])
-        config = cls(**values)
-        for name, choices in CHOICES.items():
-            if getattr(config, name) not in choices:
-                known = ", ".join(choice for choice in choices if choice is not None)
-                raise ValueError(f"{name}: must be one of {known}, not {getattr(config, name)!r}")
-        typed.check(config, RANGES)
-        if not re.fullmatch(DEVICE_PATTERN, config.device):
-            raise ValueError(f"device: must be auto, cpu, cuda or cuda:<number>, not {config.device!r}")
-        flags.check(config.vllm)
-        return config
+    backend: Literal["auto", "torch", "vllm"]
+    python: str | None
+    vllm: dict[str, Any]
+    start_s: float
+    host: str
+    port: int
+    join: str | None
+    join_as: str | None
+    max_model_len: int | None
+    max_num_seqs: int
+    kv_cache_tokens: int | None
+    seed: int
+    dtype: Literal["float32", "bfloat16"] | None
+    device: str
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"]
+    threads: int
+    lora: LoraConfig | None
+    log: LogConfig
 
     @property
     def served_name(self) -> str:
         return self.model.name or Path(self.model.path).name
-
-
-def _known(prefix: str, settings: Mapping[str, Any], section: type[Any]) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(section)}
-    if unknown := sorted(settings.keys() - names):
-        raise ValueError(f"{prefix}{unknown[0]}: no such setting; there are {', '.join(sorted(names))}")
-    return dict(settings)
-
-
-def _log(settings: object) -> LogConfig:
-    if not isinstance(settings, Mapping):
-        raise ValueError("log: must be a table with a `level`")
-    found = LogConfig(**_known("log.", settings, LogConfig))
-    typed.check(found, {}, "log.")
-    if found.level not in LEVELS:
-        raise ValueError(f"log.level: must be one of {', '.join(LEVELS)}, not {found.level!r}")
-    return found
-
-
-def _lora(settings: object) -> LoraConfig:
-    if not isinstance(settings, Mapping):
-        raise ValueError("lora: must be a table with `rank` and `target_modules`")
-    found = _known("lora.", settings, LoraConfig)
-    if missing := sorted({"rank", "target_modules"} - found.keys()):
-        raise ValueError(f"lora.{missing[0]}: is missing")
-    lora = LoraConfig(**found)
-    typed.check(lora, LORA_RANGES, "lora.")
-    if not lora.target_modules:
-        raise ValueError("lora.target_modules: must not be empty")
-    return lora

@@ -9,7 +9,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from primerl.train.settings import ConfigError, read
+from primerl.train.settings import ConfigError
+from primerl.typed import from_mapping
 
 
 def module_of(package: str, path: Iterable[str], kind: str, where: str) -> ModuleType:
@@ -22,7 +23,10 @@ def module_of(package: str, path: Iterable[str], kind: str, where: str) -> Modul
 
 def options_of(module: ModuleType, args: dict[str, Any], where: str) -> Any:
     """The module's `Options` with `args` set, checked. Raises ConfigError."""
-    options = read(module.Options, args, f"{where}args.")
+    try:
+        options = from_mapping(module.Options, args, f"{where}args.")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     for field in dataclasses.fields(options):
         if get_type_hints(module.Options)[field.name] in (float, float | None):
             value = getattr(options, field.name)

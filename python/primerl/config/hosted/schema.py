@@ -30,7 +30,7 @@ from primerl.config.schema.base import (
 )
 from primerl.config.schema.environment import Interpreter, Limits, validation_label
 from primerl.config.schema.environment_checks import evaluation_labels
-from primerl.config.schema.orchestrator import Buffer
+from primerl.config.schema.rollouts import Buffer
 from primerl.config.schema.services import Tailscale
 from primerl.typed import MOST_COUNT
 

@@ -13,13 +13,8 @@ from primerl.config.schema.base import NAME_LENGTH, Log
 from primerl.config.schema.environment import EvaluationSampling, ServedEvaluationSource
 from primerl.config.schema.evaluation import EvalConfig, MeasuredEnvironment
 from primerl.config.schema.inference import EngineModel
-from primerl.config.schema.orchestrator import (
-    OrchestratorConfig,
-    OrchestratorTimeouts,
-    Retention,
-    Sampling,
-    ServedModel,
-)
+from primerl.config.schema.orchestrator import OrchestratorConfig, OrchestratorTimeouts, Retention, ServedModel
+from primerl.config.schema.rollouts import Sampling
 
 # The results are read from the journal, so nothing of it may go.
 WHOLE_JOURNAL_MB = 2**30

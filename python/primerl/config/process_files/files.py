@@ -65,9 +65,19 @@ def shared(config: BaseModel, target: type[BaseModel]) -> dict[str, Any]:
     return {name: getattr(config, name) for name in type(config).model_fields if name in target.model_fields}
 
 
+def keys_of(config: BaseModel) -> dict[str, Any]:
+    """What a resolved file holds: every key but those that are None, for which TOML has no word."""
+    found: dict[str, Any] = config.model_dump(mode="json", exclude_none=True)
+    return found
+
+
+def resolved(cls: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of what was given, with all defaults. Raises pydantic's ValidationError."""
+    return keys_of(cls.model_validate(given))
+
+
 def to_toml(config: BaseModel) -> str:
-    # TOML has no null: a key that is left out is one that was not given.
-    return dump_toml(config.model_dump(mode="json", exclude_none=True))
+    return dump_toml(keys_of(config))
 
 
 def dump_toml(settings: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from primerl.config.process_files import monitored
 from primerl.config.process_files.files import ProcessConfig, absolute, process, shared
-from primerl.config.schema.base import Log, LogLevel, RolloutLog
+from primerl.config.schema.base import Log, RolloutLog
 from primerl.config.schema.environment import (
     Environment,
     EnvWorkerConfig,
@@ -39,6 +39,7 @@ from primerl.config.schema.trainer import (
 )
 from primerl.inference.vllm.flags import default_dtype
 from primerl.inference.vllm.installation import UnusableError, chosen_backend, find
+from primerl.process.log_levels import LogLevel
 
 Source = TypeVar("Source", bound=Environment)
 EXACT_TOLERANCE = 1e-3

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import pydantic_config
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
+from primerl.process.log_levels import LogLevel
 from primerl.typed import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT, MOST_PORTS, MOST_THREADS
 
 if TYPE_CHECKING:
@@ -67,7 +68,6 @@ def _as_toml(value: Any, place: str = "") -> Any:
 
 # A table whose keys are an environment's, a template's or another program's.
 Settings = Annotated[dict[str, Any], AfterValidator(_as_toml)]
-LogLevel = Literal["trace", "debug", "info", "warn", "error"]
 
 
 class Section(pydantic_config.BaseConfig):
@@ -86,7 +86,7 @@ class Section(pydantic_config.BaseConfig):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        from primerl.config.describe.fields import field_doc
+        from primerl.config.describe.field_docs import field_doc
 
         schema = handler(core_schema)
         properties = handler.resolve_ref_schema(schema).get("properties", {})

@@ -8,9 +8,12 @@ from pydantic import Field, model_validator
 
 from primerl.config.schema.base import Log, Name, Port, Seconds, Section, Seed, Settings, Threads
 from primerl.config.schema.trainer import EngineLora
-from primerl.inference.settings import DEVICE_PATTERN, MOST_NUM_SEQS
 from primerl.inference.vllm import flags
 from primerl.typed import MOST_COUNT, MOST_LARGE_COUNT
+
+DEVICE_PATTERN = r"^(auto|cpu|cuda(:[0-9]{1,3})?)$"
+# More than any engine decodes at a time, and than the orchestrator takes connections.
+MOST_NUM_SEQS = 65_536
 
 
 class InferenceSettings(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,9 +10,11 @@ from pydantic import Field, model_validator
 from primerl.config.errors.foreign_keys import PRIME_RL_SFT, Names
 from primerl.config.schema.base import Count, Fraction, LargeCount, Name, Section, Seed, check_dry_run
 from primerl.config.schema.monitors import Monitored
-from primerl.config.schema.trainer import CheckpointWeights, Computation, Lora, Optimizer, TrainerLog
+from primerl.config.schema.trainer import CheckpointWeights, Computation, Lora, Optimizer, TrainerLog, check_resume
 from primerl.typed import MOST_COUNT, MOST_LARGE_COUNT
 
+# Sums of larger ones would lose the smaller, or overflow.
+MOST_RATIO = 1e12
 SeqLen = Annotated[int, Field(ge=2, le=MOST_COUNT)]
 
 
@@ -84,7 +87,7 @@ class Subset(Section):
     """Configuration of a dataset that has several."""
     split: str = "train"
     """Split, also a part of one: `train[:5%]`. A single file is all of `train`."""
-    ratio: float | None = Field(default=None, gt=0)
+    ratio: float | None = Field(default=None, gt=0, le=MOST_RATIO)
     """Share of the samples that come from this subset, relative to the others'; given for all of them or for none."""
     label: Name | None = None
     """Name in metrics and messages; made from `path` where it is left out."""
@@ -190,3 +193,56 @@ class SFTConfig(Monitored, Computation):
     def _is_dry_or_cleans(self) -> Self:
         check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
         return self
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        if self.max_steps is None and self.data.epochs is None:
+            raise ValueError("set `max_steps` or `data.epochs` (or both: training ends with what comes first)")
+        return self
+
+    @model_validator(mode="after")
+    def _has_rows_to_train_on(self) -> Self:
+        data = self.data
+        if data.batch_size < data.seq_len:
+            raise ValueError(
+                f"data.batch_size is {data.batch_size}, data.seq_len {data.seq_len}: a step counts its tokens and has "
+                "to hold the longest row; raise data.batch_size or lower data.seq_len"
+            )
+        if not any(data.loss_mask.model_dump().values()):
+            raise ValueError("data.loss_mask leaves nothing to train on; set one of its keys to true")
+        check_rows(data, "data.")
+        if self.val is not None:
+            check_rows(self.val.data, "val.data.")
+            if any(subset.ratio is not None for subset in self.val.data.subsets):
+                raise ValueError("val.data.subsets: a validation reads every row once; leave `ratio` out")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_resumed(self) -> Self:
+        if self.ckpt is None:
+            return self
+        check_resume(self.ckpt.resume_step, weights_only=self.ckpt.weights_only)
+        if self.ckpt.weights.save_adapter_separately and self.model.lora is None:
+            raise ValueError("ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save")
+        return self
+
+
+def check_rows(rows: Rows, prefix: str) -> None:
+    """Raises ValueError. `prefix`: of the keys."""
+    from primerl.train.sft_settings import title_of
+
+    subsets = f"{prefix}subsets"
+    if (rows.path is None) == (not rows.subsets):
+        is_named = rows.path is None and rows.name is not None
+        hint = "; `name` is a configuration of the dataset, which is `path` (prime-rl calls that `name`)"
+        raise ValueError(
+            f"{prefix.rstrip('.')}: give either `path` or `[[{subsets}]]`, not both{hint if is_named else ''}"
+        )
+    if rows.subsets and (rows.name is not None or rows.split != "train"):
+        raise ValueError(f"{subsets}: `name` and `split` belong into each subset")
+    if len({subset.ratio is None for subset in rows.subsets}) > 1:
+        raise ValueError(f"{subsets}: give `ratio` for all of them, or for none (each row once an epoch)")
+    titles = Counter(title_of(subset.path, subset.name, subset.label) for subset in rows.subsets)
+    for title, times in titles.items():
+        if times > 1:
+            raise ValueError(f"{subsets}: {times} of them are called {title!r}; set `label` to tell them apart")

@@ -205,6 +205,14 @@ class Weights(Section):
     proves by hash the very memory that it computes with."""
 
 
+def check_resume(step: int | None, *, weights_only: bool) -> None:
+    """Raises ValueError."""
+    if step == 0:
+        raise ValueError("ckpt.resume_step is 0; give a step, or -1 for the newest checkpoint")
+    if step is not None and weights_only:
+        raise ValueError("ckpt.weights_only saves nothing to go on from; leave it out, or ckpt.resume_step")
+
+
 class Checkpoints(Section):
     """From what a run that was stopped goes on: `<output_dir>/checkpoints`."""
 
@@ -230,10 +238,7 @@ class Checkpoints(Section):
 
     @model_validator(mode="after")
     def _can_be_resumed(self) -> Self:
-        # Here, as the trainer's own check comes when everything else was started. Imports no torch.
-        from primerl.train import settings
-
-        settings.check_resume(self.resume_step, weights_only=self.weights_only)
+        check_resume(self.resume_step, weights_only=self.weights_only)
         return self
 
 
@@ -242,6 +247,13 @@ class TrainerLog(Section):
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
+
+
+NO_CONTEXT_PARALLEL = (
+    "only 1 is supported: torch's context parallelism divides each sequence evenly and attends over all of its row, "
+    "while rows here are packed with sequences of any length that may not see each other; raise `ranks` (each has "
+    "its own sequences) or set activation_checkpointing"
+)
 
 
 class Computation(Section):
@@ -262,7 +274,7 @@ class Computation(Section):
     """Groups of ranks that each hold the whole model between them (HSDP); it divides `ranks`."""
     context_parallel: Count = 1
     """Ranks that share a sequence; only 1 is supported, since sequences are packed."""
-    # Shorter than torch can count, or longer than it can hold, is none; `primerl.train.settings` has the same bounds.
+    # Shorter than torch can count, or longer than it can hold, is none.
     dist_timeout_s: Annotated[float, Field(ge=1, le=365 * 24 * 3600)] = 600.0
     """Give up when another rank has not come this long to where all meet."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
@@ -270,10 +282,10 @@ class Computation(Section):
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> Self:
-        # Here, as the trainer's own check comes when everything else was started. Imports no torch.
-        from primerl.train import settings
-
-        settings.check_ranks(self)
+        if self.ranks % self.dp_replicate:
+            raise ValueError(f"dp_replicate is {self.dp_replicate}; it must divide ranks ({self.ranks})")
+        if self.context_parallel != 1:
+            raise ValueError(f"context_parallel is {self.context_parallel}; {NO_CONTEXT_PARALLEL}")
         return self
 
 

@@ -12,7 +12,8 @@ from primerl.inference.vllm import installation
 from primerl.launch.preflight import model_folder
 from primerl.train.adapters.files import check_lora_files, has_experts
 from primerl.train.settings import ConfigError as SettingError
-from primerl.train.settings import TrainerLoraConfig, read
+from primerl.train.settings import TrainerLoraConfig
+from primerl.typed import from_mapping
 
 
 def check(config: RLConfig, *, weights: bool = True) -> None:
@@ -51,8 +52,7 @@ def _adapts(config: RLConfig, folder: Path) -> None:
     lora = resolve.trained_lora(config)
     if lora is None:
         return
-    # As the trainer reads them.
-    settings = read(TrainerLoraConfig, lora.model_dump(exclude_none=True), "trainer.model.lora.")
+    settings = from_mapping(TrainerLoraConfig, files.keys_of(lora), "trainer.model.lora.")
     try:
         check_lora_files(settings, folder, "trainer.model.lora.")
     except SettingError as error:

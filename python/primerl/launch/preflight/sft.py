@@ -10,6 +10,7 @@ from typing import Any
 from primerl import extras
 from primerl.config.errors.fail import ConfigError, Problems
 from primerl.config.process_files import resolve
+from primerl.config.process_files.files import keys_of
 from primerl.config.schema.sft import SFTConfig
 from primerl.launch import monitors
 from primerl.launch.preflight import hub, training
@@ -22,6 +23,7 @@ from primerl.train.data.sources import DataError, Source, sources
 from primerl.train.settings import ConfigError as SettingError
 from primerl.train.sft_settings import RowsConfig
 from primerl.train.sft_settings import SFTConfig as Settings
+from primerl.typed import from_mapping
 
 CONFIG_FILE = Path("configs") / "sft.toml"
 LAUNCHER_ONLY = {"clean_output_dir", "dry_run", "fork_server", "wandb", "monitors", "monitor"}
@@ -51,8 +53,7 @@ def prepared(given: SFTConfig) -> tuple[SFTConfig, dict[str, Any]]:
 
 def settings_of(config: SFTConfig) -> dict[str, Any]:
     """What the launcher alone understands stays here."""
-    values: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude=LAUNCHER_ONLY)
-    return values
+    return {name: value for name, value in keys_of(config).items() if name not in LAUNCHER_ONLY}
 
 
 def check(
@@ -73,10 +74,7 @@ def check(
     """
     extras.require("`primerl sft`", "torch", "transformers")
     problems = problems or Problems()
-    try:
-        settings = Settings.from_dict(values)
-    except SettingError as error:
-        raise ConfigError("\n".join([*problems.found, str(error)])) from None
+    settings = from_mapping(Settings, values)
     if settings.resumes and config.clean_output_dir:
         raise ConfigError("ckpt.resume_step goes on with the run that clean_output_dir deletes; leave one of them out")
     with problems.noted():
