@@ -16,10 +16,11 @@ from primerl.config.command_line.arguments import Location, dotted
 from primerl.config.command_line.flags import Key, look_up
 from primerl.config.command_line.sources import Written
 from primerl.config.errors import foreign_keys
+from primerl.config.schema.base import RefusedError
 
 NO_TABLE = ("model_type", "model_attributes_type", "dict_type")
 NO_LIST = ("list_type", "tuple_type")
-# A key that words begin with.
+# A key that words begin with, of those that carry none.
 LEADING = re.compile(r"[a-z_]\w*(?:\[\d+\]|\.\w[\w-]*)*")
 
 
@@ -31,6 +32,8 @@ class Mistake:
     """There is nothing at the place."""
     of_section: bool = False
     """The message is about keys below the place."""
+    keys: tuple[str, ...] = ()
+    """These, dotted."""
 
 
 def describe(
@@ -63,15 +66,21 @@ def _of_section(
 ) -> tuple[Location, str, str]:
     """Place, words and where it was written: of the key that the words begin with, or of another whose value they
     tell."""
-    location, message = mistake.location, mistake.message
-    named = LEADING.match(message)
-    if named is not None and message[named.end() :].startswith(": "):
-        inner = own((*location, *_place(named[0])))
-        if written.at(inner):
-            return inner, message[named.end() + 2 :], written.at(inner)
-    names = [named[0]] if named is not None else []
-    places = (own((*location, *_place(name))) for name in [*names, *re.findall(r"([\w.]+) \(", message)])
-    return own(location), message, next(filter(None, map(written.at, places)), where)
+    message = mistake.message
+    places = [own((*mistake.location, *_place(key))) for key in mistake.keys]
+    if places and message.startswith(f"{mistake.keys[0]}: ") and written.at(places[0]):
+        return places[0], message.removeprefix(f"{mistake.keys[0]}: "), written.at(places[0])
+    return own(mistake.location), message, next(filter(None, map(written.at, places)), where)
+
+
+def _keys_of(detail: ErrorDetails) -> tuple[str, ...]:
+    """Keys that a message about a section is of; in the words of others, such as a loss's own checks, the key that they
+    begin with."""
+    error = detail.get("ctx", {}).get("error")
+    if isinstance(error, RefusedError):
+        return error.keys
+    named = LEADING.match(str(error or ""))
+    return () if named is None else (named[0],)
 
 
 def _place(name: str) -> Location:
@@ -101,7 +110,8 @@ def told(detail: ErrorDetails, cls: type[BaseModel], listed: set[Location]) -> M
         message = _no_list(key, given)
     also = foreign_keys.added(other_names(cls), _names(location), given, is_missing=False)
     if isinstance(given, dict | list | BaseModel):
-        return Mistake(location, message + also, of_section=kind not in (*NO_TABLE, *NO_LIST))
+        of_section = kind not in (*NO_TABLE, *NO_LIST)
+        return Mistake(location, message + also, of_section=of_section, keys=_keys_of(detail) if of_section else ())
     if given is None or SecretStr in key.shapes:
         return Mistake(location, message + also)
     return Mistake(location, f"{message} (it is {_shown(given)}){also}")

@@ -24,6 +24,16 @@ class Bound:
     text: str
 
 
+class RefusedError(ValueError):
+    """What a section's own checks refuse. It carries the keys, so that whoever shows it finds where they are
+    written."""
+
+    def __init__(self, message: str, *keys: str) -> None:
+        """`keys`: dotted, below the section; first the one to change, then others whose values the message tells."""
+        super().__init__(message)
+        self.keys = keys
+
+
 # The orchestrator's integers, and bounds of all others: a number that nobody means is told by its place in the user's
 # file, and not by the process that would fail on it.
 Count = Annotated[int, Field(gt=0, le=MOST_COUNT)]
@@ -106,7 +116,7 @@ class Section(pydantic_config.BaseConfig):
             if name in cls.model_fields and any(isinstance(one, bool) for one in values):
                 found = kinds(cls.model_fields[name].annotation)
                 if found & {int, float} and not found & {bool, Any}:
-                    raise ValueError(f"{name} is true or false, where a number is expected; write the number")
+                    raise RefusedError(f"{name} is true or false, where a number is expected; write the number", name)
         return given
 
 
@@ -116,17 +126,20 @@ def check_whole_groups(batch: str, batch_size: int, group: str, group_size: int)
     if rest:
         lower = batch_size - rest
         nearest = " or ".join(str(size) for size in (lower, lower + group_size) if size)
-        raise ValueError(
-            f"{batch} ({batch_size}) must be a multiple of {group} ({group_size}); set {batch} to {nearest}"
+        raise RefusedError(
+            f"{batch} ({batch_size}) must be a multiple of {group} ({group_size}); set {batch} to {nearest}",
+            batch,
+            group,
         )
 
 
 def check_dry_run(*, dry_run: bool, clean_output_dir: bool) -> None:
     """Raises ValueError: who asks what would happen must not lose a run over it."""
     if dry_run and clean_output_dir:
-        raise ValueError(
+        raise RefusedError(
             "dry_run and clean_output_dir are both set, but a dry run deletes nothing; leave clean_output_dir out "
-            "(--no-clean-output-dir where the file sets it), or dry_run to delete and start"
+            "(--no-clean-output-dir where the file sets it), or dry_run to delete and start",
+            "dry_run",
         )
 
 

@@ -17,6 +17,7 @@ from primerl.config.schema.base import (
     Port,
     Processes,
     ProcessesOrZero,
+    RefusedError,
     RolloutLog,
     Seconds,
     Section,
@@ -55,9 +56,10 @@ class Environment(Section):
     @model_validator(mode="after")
     def _has_a_name(self) -> Self:
         if len(self.label) > NAME_LENGTH or not re.match(NAME_PATTERN, self.label):
-            raise ValueError(
+            raise RefusedError(
                 f"id ({self.id!r}) makes {self.label!r}, which cannot name metrics and files; set `name` to letters, "
-                "digits, '.', '_' and '-'"
+                "digits, '.', '_' and '-'",
+                "id",
             )
         return self
 
@@ -79,14 +81,15 @@ class Interpreter(Section):
     @model_validator(mode="after")
     def _is_one_of_two(self) -> Self:
         if (self.path is None) == (self.requirements is None):
-            raise ValueError(
-                "python: give one of `path` (what you have installed) and `requirements` (to be installed)"
+            raise RefusedError(
+                "python: give one of `path` (what you have installed) and `requirements` (to be installed)", "python"
             )
         for requirement in self.requirements or []:
             if requirement.startswith("-"):
-                raise ValueError(
+                raise RefusedError(
                     f"python.requirements: {requirement!r} is an option of an installer; give requirements only, or "
-                    "install them yourself and give the virtualenv's `path`"
+                    "install them yourself and give the virtualenv's `path`",
+                    "python.requirements",
                 )
         return self
 
@@ -95,9 +98,11 @@ def check_ports(first: int | None, workers: int, name: str) -> None:
     """Raises ValueError where not each worker has one."""
     last = (first or 0) + workers - 1
     if first and last > MOST_PORTS:
-        raise ValueError(
+        raise RefusedError(
             f"metrics_port ({first}): the last of {name} ({workers}) would have port {last}; choose a lower one, or 0 "
-            "for any free ones"
+            "for any free ones",
+            "metrics_port",
+            name,
         )
 
 
@@ -143,7 +148,7 @@ class Workers(Section):
     def _is_given_once(self) -> Self:
         for name in ("taskset", "harness"):
             if getattr(self, name) and name in self.args:
-                raise ValueError(f"{name} and args.{name} are both given; leave one of them out")
+                raise RefusedError(f"{name} and args.{name} are both given; leave one of them out", name)
         return self
 
 
@@ -240,9 +245,10 @@ class Validation(Section):
     @model_validator(mode="after")
     def _holds_some_out(self) -> Self:
         if self.num_examples is None and not self.has_split:
-            raise ValueError(
+            raise RefusedError(
                 "num_examples is all of them, but all would then be held out, and none is left to train on; give how "
-                'many, or name the validation split in taskset, such as { split = "eval" }'
+                'many, or name the validation split in taskset, such as { split = "eval" }',
+                "num_examples",
             )
         return self
 

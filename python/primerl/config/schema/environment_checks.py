@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from primerl.config.schema.base import NAME_LENGTH
+from primerl.config.schema.base import NAME_LENGTH, RefusedError
 from primerl.config.schema.environment import (
     Environment,
     EvaluationEnvironment,
@@ -108,14 +108,16 @@ def check_distinct(environments: Sequence[tuple[str, Environment]]) -> None:
     seen: set[str] = set()
     for place, environment in environments:
         if environment.label == "all" or environment.label.startswith("staleness_"):
-            raise ValueError(
+            raise RefusedError(
                 f"{place}: an environment is called {environment.label!r}, which is a name of metrics; give it "
-                "another `name`"
+                "another `name`",
+                place,
             )
         if environment.label in seen:
-            raise ValueError(
+            raise RefusedError(
                 f"{place}: two environments are called {environment.label!r}; "
-                "give one of them another `name` (it names metrics, logs and files)"
+                "give one of them another `name` (it names metrics, logs and files)",
+                place,
             )
         seen.add(environment.label)
 
@@ -124,9 +126,10 @@ def check_validated(trained: Sequence[TrainSource], evaluated: Sequence[Evaluati
     names = [environment.label for environment in trained]
     for environment in evaluated:
         if environment.validates is not None and environment.validates not in names:
-            raise ValueError(
+            raise RefusedError(
                 f"eval.env {environment.label!r}: validates ({environment.validates}) is no training environment; give "
-                "the name of one in train.env, or leave it out"
+                "the name of one in train.env, or leave it out",
+                "eval.env",
             )
 
 
@@ -134,15 +137,17 @@ def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]
     if ratios is None:
         return
     if len(ratios) != len(environments):
-        raise ValueError(
+        raise RefusedError(
             f"buffer.env_ratios has {len(ratios)} numbers for the {len(environments)} environments of train.env; "
-            "give one for each, in the order of train.env"
+            "give one for each, in the order of train.env",
+            "buffer.env_ratios",
         )
     for environment in environments:
         if environment.ratio is not None:
-            raise ValueError(
+            raise RefusedError(
                 f"buffer.env_ratios is set, and so is the ratio of train.env {environment.label!r}; "
-                "leave one of the two out"
+                "leave one of the two out",
+                "buffer.env_ratios",
             )
 
 
@@ -151,11 +156,14 @@ def check_limits(orchestration: Orchestration, environments: Sequence[TrainSourc
     check_rollout_times(orchestration.timeouts.rollout_s, environments)
     for environment in environments:
         time_s, own = environment.limits.time_s, environment.rollout_s
-        longest, key = (own, "its rollout_s") if own else (orchestration.timeouts.rollout_s, "timeouts.rollout_s")
+        longest, key = (own, "rollout_s") if own else (orchestration.timeouts.rollout_s, "timeouts.rollout_s")
+        its = "its " if own else ""
         if time_s is not None and time_s >= longest:
-            raise ValueError(
-                f"limits.time_s ({time_s:g}) of environment {environment.label!r} is not below {key} "
-                f"({longest:g}), at which a rollout that was not reported has failed; lower it, or raise the other"
+            raise RefusedError(
+                f"limits.time_s ({time_s:g}) of environment {environment.label!r} is not below {its}{key} "
+                f"({longest:g}), at which a rollout that was not reported has failed; lower it, or raise the other",
+                "limits.time_s",
+                key,
             )
 
 
@@ -163,9 +171,11 @@ def check_rollout_times(longest: float, environments: Sequence[_Timed]) -> None:
     """`longest`: of all environments, `timeouts.rollout_s`."""
     for environment in environments:
         if environment.rollout_s is not None and environment.rollout_s > longest:
-            raise ValueError(
+            raise RefusedError(
                 f"rollout_s ({environment.rollout_s:g}) of environment {environment.label!r} is above "
-                f"timeouts.rollout_s ({longest:g}), the most that any rollout has; lower it, or raise the other"
+                f"timeouts.rollout_s ({longest:g}), the most that any rollout has; lower it, or raise the other",
+                "rollout_s",
+                "timeouts.rollout_s",
             )
 
 
@@ -175,7 +185,8 @@ def check_groups(orchestration: Orchestration, environments: Sequence[TrainSourc
         return
     algorithms = [environment.algorithm or orchestration.algorithm for environment in environments]
     if orchestration.group_size == 1 and any(algorithm.is_relative for algorithm in algorithms):
-        raise ValueError(
+        raise RefusedError(
             "group_size is 1: an advantage compares a rollout with the others of its group, and alone it is "
-            "always 0; set group_size to at least 2"
+            "always 0; set group_size to at least 2",
+            "group_size",
         )

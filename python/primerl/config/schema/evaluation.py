@@ -12,6 +12,7 @@ from primerl.config.schema.base import (
     Count,
     CountOrZero,
     Name,
+    RefusedError,
     RolloutLog,
     Seconds,
     Section,
@@ -140,8 +141,9 @@ class EvalConfig(Section):
     def _is_dry_or_cleans(self) -> Self:
         check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
         if self.retry_errors and self.clean_output_dir:
-            raise ValueError(
-                "clean_output_dir deletes the evaluation that retry_errors goes on with; leave one of the two out"
+            raise RefusedError(
+                "clean_output_dir deletes the evaluation that retry_errors goes on with; leave one of the two out",
+                "clean_output_dir",
             )
         return self
 
@@ -150,8 +152,9 @@ class EvalConfig(Section):
         check_distinct(numbered("env", self.env))
         idle = next((entry for entry in self.env if entry.num_workers == 0), None)
         if idle is not None:
-            raise ValueError(
-                f"num_workers of env {idle.label!r} is 0: nobody would run its rollouts; set it to at least 1"
+            raise RefusedError(
+                f"num_workers of env {idle.label!r} is 0: nobody would run its rollouts; set it to at least 1",
+                "num_workers",
             )
         return self
 
@@ -162,18 +165,25 @@ class EvalConfig(Section):
             self.client()
             for name in ("inference", "parsers", "seq_len", "served_name"):
                 if name in self.model_fields_set:
-                    raise ValueError(
+                    raise RefusedError(
                         f"{name} is of a checkpoint that is served here, but base_url names an endpoint; leave one of "
-                        "the two out"
+                        "the two out",
+                        name,
                     )
         elif self.api_key_env is not None:
-            raise ValueError("api_key_env is the key of an endpoint, but there is none; give base_url, or leave it out")
+            raise RefusedError(
+                "api_key_env is the key of an endpoint, but there is none; give base_url, or leave it out",
+                "api_key_env",
+            )
         elif self.inference.replicas == 0:
-            raise ValueError("inference.replicas is 0, and base_url names no endpoint; set one of them")
+            raise RefusedError(
+                "inference.replicas is 0, and base_url names no endpoint; set one of them", "inference.replicas"
+            )
         elif self.inference.replicas > 1 and self.inference.port:
-            raise ValueError(
+            raise RefusedError(
                 f"inference.port ({self.inference.port}) cannot be shared by {self.inference.replicas} replicas; set "
-                "it to 0"
+                "it to 0",
+                "inference.port",
             )
         return self
 
@@ -183,9 +193,11 @@ class EvalConfig(Section):
         for entry in self.env:
             longest = entry.max_tokens or self.max_tokens
             if self.seq_len is not None and longest >= self.seq_len:
-                raise ValueError(
+                raise RefusedError(
                     f"max_tokens ({longest}) must be below seq_len ({self.seq_len}), which holds the prompt too; lower "
-                    "one or raise the other"
+                    "one or raise the other",
+                    "max_tokens",
+                    "seq_len",
                 )
         return self
 

@@ -7,7 +7,16 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, field_validator, model_validator
 
-from primerl.config.schema.base import Fraction, LargeCount, Name, Seconds, SecondsOrZero, Section, Settings
+from primerl.config.schema.base import (
+    Fraction,
+    LargeCount,
+    Name,
+    RefusedError,
+    Seconds,
+    SecondsOrZero,
+    Section,
+    Settings,
+)
 
 WANDB, PRIME = "wandb", "prime"
 MONITOR_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -153,7 +162,9 @@ class Monitored(Section):
         names = [WANDB, PRIME, *(monitor.label for monitor in self.monitors)]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"monitors: two are called {twice!r} (wandb and prime are taken); give one another `name`")
+            raise RefusedError(
+                f"monitors: two are called {twice!r} (wandb and prime are taken); give one another `name`", "monitors"
+            )
         return self
 
 
@@ -207,6 +218,6 @@ def check_url(url: str, name: str, like: str = "https://host/path") -> None:
     except ValueError:
         is_url = False
     if not is_url:
-        raise ValueError(f"{name} ({url}) is no URL like {like}; give one")
+        raise RefusedError(f"{name} ({url}) is no URL like {like}; give one", name)
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-        raise ValueError(f"{name} has a user, a query or a fragment; leave them out (keys are sent as headers)")
+        raise RefusedError(f"{name} has a user, a query or a fragment; leave them out (keys are sent as headers)", name)

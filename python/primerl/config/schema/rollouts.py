@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from primerl.config.schema.base import Count, Fraction, Seconds, Section, Seed, Settings
+from primerl.config.schema.base import Count, Fraction, RefusedError, Seconds, Section, Seed, Settings
 
 
 class Algorithm(Section):
@@ -36,12 +36,15 @@ class Algorithm(Section):
     @model_validator(mode="after")
     def _fits_the_type(self) -> Self:
         if self.normalize_std and self.type != "grpo":
-            raise ValueError("normalize_std divides GRPO's advantages and no other type's; leave it false")
+            raise RefusedError(
+                "normalize_std divides GRPO's advantages and no other type's; leave it false", "normalize_std"
+            )
         if (self.type == "custom") != (self.path is not None):
-            raise ValueError('path names the function of type = "custom"; set both or neither')
+            raise RefusedError('path names the function of type = "custom"; set both or neither', "path")
         if self.type == "custom" and self.shuffle_advantages:
-            raise ValueError(
-                "shuffle_advantages cannot exchange advantages of single tokens; shuffle them in your function"
+            raise RefusedError(
+                "shuffle_advantages cannot exchange advantages of single tokens; shuffle them in your function",
+                "shuffle_advantages",
             )
         return self
 
@@ -81,9 +84,10 @@ class Sampling(Section):
             for name, neutral in {"top_p": 1.0, "top_k": 0, "min_p": 0.0}.items():
                 value = getattr(self, name)
                 if value != neutral and not (name == "top_k" and value == -1):
-                    raise ValueError(
+                    raise RefusedError(
                         f"{name} ({value}) changes the distribution the trainer assumes; leave it at {neutral}, or set "
-                        'truncated to "replay", with which the trainer leaves out the same tokens'
+                        'truncated to "replay", with which the trainer leaves out the same tokens',
+                        name,
                     )
         return self
 
@@ -114,9 +118,11 @@ class Buffer(Section):
     @model_validator(mode="after")
     def _hard_below_easy(self) -> Self:
         if self.hard_threshold >= self.easy_threshold:
-            raise ValueError(
+            raise RefusedError(
                 f"hard_threshold ({self.hard_threshold}) must be below easy_threshold ({self.easy_threshold}): an "
-                "example would be both; lower the first or raise the second"
+                "example would be both; lower the first or raise the second",
+                "hard_threshold",
+                "easy_threshold",
             )
         return self
 
@@ -145,8 +151,11 @@ class Admission(Section):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if not self.min_per_engine <= self.start_per_engine <= self.max_per_engine:
-            raise ValueError(
+            raise RefusedError(
                 f"start_per_engine ({self.start_per_engine}) must lie between min_per_engine ({self.min_per_engine}) "
-                f"and max_per_engine ({self.max_per_engine}); move one of them"
+                f"and max_per_engine ({self.max_per_engine}); move one of them",
+                "start_per_engine",
+                "min_per_engine",
+                "max_per_engine",
             )
         return self

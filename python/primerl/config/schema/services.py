@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from primerl.config.schema.base import Bound, LargeCountOrZero, Seconds, SecondsOrZero, Section
+from primerl.config.schema.base import Bound, LargeCountOrZero, RefusedError, Seconds, SecondsOrZero, Section
 from primerl.typed import MOST_COUNT
 
 KEY_PREFIX = "tskey-auth-"
@@ -37,10 +37,14 @@ class Tailscale(Section):
     @model_validator(mode="after")
     def _as_told(self) -> Self:
         if self.auth_key is not None and not self.auth_key.get_secret_value().startswith(KEY_PREFIX):
-            raise ValueError(f"auth_key does not begin with {KEY_PREFIX!r}; give an auth key of Tailscale, no API key")
+            raise RefusedError(
+                f"auth_key does not begin with {KEY_PREFIX!r}; give an auth key of Tailscale, no API key", "auth_key"
+            )
         if not PREFIX_PATTERN.fullmatch(self.hostname_prefix):
-            raise ValueError(
-                f"hostname_prefix ({self.hostname_prefix!r}) must be 1 to 30 of a-z, 0-9 and -, and begin with a letter"
+            raise RefusedError(
+                f"hostname_prefix ({self.hostname_prefix!r}) must be 1 to 30 of a-z, 0-9 and -, and begin with a "
+                "letter",
+                "hostname_prefix",
             )
         return self
 
@@ -100,12 +104,12 @@ class Client(Section):
         for url in self.base_urls:
             _check_url(url)
         if not self.base_urls:
-            raise ValueError("base_url is an empty list; give a URL like http://host:port/v1")
+            raise RefusedError("base_url is an empty list; give a URL like http://host:port/v1", "base_url")
         # Beside /v1 other routes are asked: with it or without it, it is the same server.
         roots = [url.rstrip("/").removesuffix("/v1").rstrip("/") for url in self.base_urls]
         twice = next((url for url, root in zip(self.base_urls, roots, strict=True) if roots.count(root) > 1), None)
         if twice is not None:
-            raise ValueError(f"base_url names {twice} twice; name each server once")
+            raise RefusedError(f"base_url names {twice} twice; name each server once", "base_url")
         return self
 
     @property
@@ -115,26 +119,30 @@ class Client(Section):
     def check_type(self, name: str, wanted: ClientType) -> None:
         """Raises ValueError: the server, which `name` names, is there for something else than its client_type."""
         if wanted != "renderer" and len(self.base_urls) > 1:
-            raise ValueError(
+            raise RefusedError(
                 f"{name}.base_url names {len(self.base_urls)} servers, and only a teacher that scores (training_mode = "
-                '"opd") may be several; give one URL (a proxy in front of several servers has one)'
+                '"opd") may be several; give one URL (a proxy in front of several servers has one)',
+                f"{name}.base_url",
             )
         if self.client_type in (None, wanted):
             return
         why = "which is for engines: messages go to this server, and text comes back"
         if wanted == "renderer":
             why = 'but the teacher of training_mode = "opd" is an engine that gives log-probabilities of token ids'
-        raise ValueError(f"{name}.client_type ({self.client_type}), {why}; use {wanted}, or leave it out")
+        raise RefusedError(
+            f"{name}.client_type ({self.client_type}), {why}; use {wanted}, or leave it out", f"{name}.client_type"
+        )
 
 
 def _check_url(base_url: str) -> None:
     url = urlsplit(base_url)
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise ValueError("base_url is no URL like http://host:port/v1 or https://host/v1; give one")
+        raise RefusedError("base_url is no URL like http://host:port/v1 or https://host/v1; give one", "base_url")
     if url.username is not None or url.password is not None or url.query or url.fragment:
-        raise ValueError(
+        raise RefusedError(
             "base_url has a user, a query or a fragment; leave them out, and name the variable that holds the key "
-            "in api_key_env"
+            "in api_key_env",
+            "base_url",
         )
 
 

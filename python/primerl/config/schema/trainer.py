@@ -13,6 +13,7 @@ from primerl.config.schema.base import (
     LargeCountOrZero,
     Port,
     Processes,
+    RefusedError,
     Seconds,
     Section,
     Seed,
@@ -43,7 +44,9 @@ class Lora(Section):
     @model_validator(mode="after")
     def _all_or_names(self) -> Self:
         if "all-linear" in self.target_modules and len(self.target_modules) > 1:
-            raise ValueError("target_modules: all-linear means every linear layer; leave the other names out")
+            raise RefusedError(
+                "target_modules: all-linear means every linear layer; leave the other names out", "target_modules"
+            )
         return self
 
 
@@ -57,9 +60,10 @@ class TrainerLora(Lora):
     @model_validator(mode="after")
     def _samples_and_trains_one_policy(self) -> Self:
         if self.dropout:
-            raise ValueError(
+            raise RefusedError(
                 f"dropout is {self.dropout}, but in reinforcement learning the trainer's probabilities have to be the "
-                "engine's, which has no dropout; set it to 0"
+                "engine's, which has no dropout; set it to 0",
+                "dropout",
             )
         return self
 
@@ -175,13 +179,15 @@ class Loss(Section):
         from primerl.train import losses
 
         if not (self.rl_weight or self.ce_weight or self.ref_kl_weight):
-            raise ValueError("rl_weight, ce_weight and ref_kl_weight are all 0; nothing is trained")
+            raise RefusedError("rl_weight, ce_weight and ref_kl_weight are all 0; nothing is trained", "rl_weight")
         if self.entropy_weight and not self.rl_weight:
-            raise ValueError("entropy_weight is set, but rl_weight is 0; the bonus is over the rl tokens")
+            raise RefusedError(
+                "entropy_weight is set, but rl_weight is 0; the bonus is over the rl tokens", "entropy_weight"
+            )
         if self.custom is None:
             losses.options(self.type, self.args, "")
         elif self.type != "dppo":
-            raise ValueError("custom and type are both set; leave one of the two out")
+            raise RefusedError("custom and type are both set; leave one of the two out", "custom")
         return self
 
 
@@ -208,9 +214,11 @@ class Weights(Section):
 def check_resume(step: int | None, *, weights_only: bool) -> None:
     """Raises ValueError."""
     if step == 0:
-        raise ValueError("ckpt.resume_step is 0; give a step, or -1 for the newest checkpoint")
+        raise RefusedError("ckpt.resume_step is 0; give a step, or -1 for the newest checkpoint", "ckpt.resume_step")
     if step is not None and weights_only:
-        raise ValueError("ckpt.weights_only saves nothing to go on from; leave it out, or ckpt.resume_step")
+        raise RefusedError(
+            "ckpt.weights_only saves nothing to go on from; leave it out, or ckpt.resume_step", "ckpt.weights_only"
+        )
 
 
 class Checkpoints(Section):
@@ -283,9 +291,13 @@ class Computation(Section):
     @model_validator(mode="after")
     def _ranks_fit(self) -> Self:
         if self.ranks % self.dp_replicate:
-            raise ValueError(f"dp_replicate is {self.dp_replicate}; it must divide ranks ({self.ranks})")
+            raise RefusedError(
+                f"dp_replicate is {self.dp_replicate}; it must divide ranks ({self.ranks})", "dp_replicate", "ranks"
+            )
         if self.context_parallel != 1:
-            raise ValueError(f"context_parallel is {self.context_parallel}; {NO_CONTEXT_PARALLEL}")
+            raise RefusedError(
+                f"context_parallel is {self.context_parallel}; {NO_CONTEXT_PARALLEL}", "context_parallel"
+            )
         return self
 
 
@@ -320,13 +332,18 @@ class TrainerSettings(Computation):
     def _adapters_have_one_dtype(self) -> Self:
         lora = self.model.lora
         if self.weights.dtype is not None and lora is not None and lora.broadcast == "adapter":
-            raise ValueError("weights.dtype: adapters are published in float32 (model.lora.broadcast); leave it out")
+            raise RefusedError(
+                "weights.dtype: adapters are published in float32 (model.lora.broadcast); leave it out", "weights.dtype"
+            )
         return self
 
     def check_adapter(self) -> None:
         """Raises ValueError."""
         if self.ckpt is not None and self.ckpt.weights.save_adapter_separately and self.model.lora is None:
-            raise ValueError("ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save")
+            raise RefusedError(
+                "ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save",
+                "ckpt.weights.save_adapter_separately",
+            )
 
 
 class TrainedModel(AdaptedModel):
