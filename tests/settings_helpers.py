@@ -37,8 +37,12 @@ SCHEMA: dict[Any, type[BaseModel]] = {
 
 def filled(cls: type[D], **given: Any) -> D:
     """The settings, filled and checked as a user's file. Raises pydantic's ValidationError."""
-    values = resolved(SCHEMA[cls], given)
-    return from_mapping(cls, {name: value for name, value in values.items() if name not in LAUNCHER_ONLY})
+    return from_mapping(cls, values(cls, given))
+
+
+def values(cls: type[Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What the resolved file of such settings holds."""
+    return {name: value for name, value in resolved(SCHEMA[cls], given).items() if name not in LAUNCHER_ONLY}
 
 
 def refusal(cls: type[Any], given: dict[str, Any]) -> str:
@@ -80,8 +84,8 @@ TRAINER = (
 
 
 def trainer_json(given: dict[str, Any]) -> str:
-    return json.dumps(resolved(trainer.TrainerConfig, given))
+    return json.dumps(values(trainer_settings.TrainerConfig, given))
 
 
 def worker_json(given: dict[str, Any]) -> str:
-    return json.dumps(resolved(environment.EnvWorkerConfig, given))
+    return json.dumps(values(worker_settings.WorkerConfig, given))

@@ -187,9 +187,10 @@ def test_a_resolved_file_is_refused_by_the_name_of_a_key_of_the_wrong_kind(comma
 def test_a_resolved_file_lacks_no_key(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Where the config library, which would fill it in, is not installed."""
     cls, good = FILES[command]
     whole = resolved(cls, good)
-    monkeypatch.setenv(MARK, "1")
+    monkeypatch.setattr(processes, "has_config_library", lambda: False)
     assert started(command, whole) == 0, capsys.readouterr().err
     for knob in fields.table_of(cls).all_knobs():
         section, _, name = knob.path.rpartition(".")
@@ -220,6 +221,12 @@ def test_files_of_the_launcher_are_read_without_the_config_library(monkeypatch: 
         assert started("trainer", resolved(*FILES["trainer"])) == 0
     with pytest.raises(AssertionError, match="the config library is loaded"):
         started("trainer", FILES["trainer"][1])
+
+
+def test_ranks_of_a_users_own_take_a_file_that_leaves_keys_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert started("trainer", FILES["trainer"][1]) == 0
 
 
 def test_the_native_orchestrator_holds_every_number_that_its_class_takes(capfd: pytest.CaptureFixture[str]) -> None:

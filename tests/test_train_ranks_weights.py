@@ -162,15 +162,15 @@ def test_two_ranks_train_experts_and_compiled_layers(tmp_path: Path, mixture: Pa
 
 COMPILED = """
 from functools import partial
-from primerl.train import memory, sft
-sft.prepare = partial(memory.prepare, backend="aot_eager")
+from primerl.train.model import loading, memory
+loading.prepare = partial(memory.prepare, backend="aot_eager")
 """
 """What torch.compile makes of layers that are gathered around it; without minutes of a C++ compiler."""
 
 
 BROKEN = """
 import os, signal
-from primerl.train import weights
+from primerl.train.weights import publish as weights
 save_file = weights.save_file
 def broken(tensors, path, **options):
     if os.environ["RANK"] == "1" and ".step_2." in str(path):

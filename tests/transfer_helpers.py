@@ -17,7 +17,7 @@ SENDER = """
 import json, os, signal, sys, threading
 from pathlib import Path
 import torch
-from primerl.train import transfer, weights
+from primerl.train.weights import publish as weights, transfer
 from primerl.train.weights.broadcast import Snapshot
 from primerl.train.distributed.ranks import RankError, Ranks
 from primerl.train.model.packed_model import DTYPES, load_model
@@ -84,7 +84,7 @@ for line in sys.stdin:
 WORKER = """
 import json, os, signal, sys
 import xxhash
-from primerl.train import receiver
+from primerl.train.weights import receiver
 from primerl.train.weights.tensors import as_bytes
 
 new_group, broadcast = receiver.new_group, receiver.broadcast

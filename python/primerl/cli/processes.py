@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,8 +42,7 @@ def trainer(arguments: list[str]) -> int:
     from primerl.train.settings import TrainerConfig
 
     try:
-        settings = settings_from(arguments, "primerl.config.schema.trainer:TrainerConfig", "trainer")
-        config = read_as(TrainerConfig, settings, arguments)
+        config = settings_of(TrainerConfig, arguments, "primerl.config.schema.trainer:TrainerConfig", "trainer")
     except BadInputError as error:
         return refuse(error)
     from primerl.train.distributed import torchrun
@@ -57,29 +57,29 @@ def trainer(arguments: list[str]) -> int:
 
 
 def inference(arguments: list[str]) -> int:
-    try:
-        settings = settings_from(arguments, "primerl.config.schema.inference:InferenceConfig", "inference")
-        with importing():
-            from primerl.inference.server import serve
-            from primerl.inference.settings import InferenceConfig
+    from primerl.inference.settings import InferenceConfig
 
-        config = read_as(InferenceConfig, settings, arguments)
+    try:
+        config = settings_of(InferenceConfig, arguments, "primerl.config.schema.inference:InferenceConfig", "inference")
     except BadInputError as error:
         return refuse(error)
+    with importing():
+        from primerl.inference.server import serve
+
     return int(serve(config))
 
 
 def env_worker(arguments: list[str]) -> int:
     if any(argument == "--join" or argument.startswith("--join=") for argument in arguments):
         return join_as_env_worker(arguments)
-    try:
-        settings = settings_from(arguments, "primerl.config.schema.environment:EnvWorkerConfig", "env-worker")
-        from primerl.envs.settings import WorkerConfig
-        from primerl.envs.worker import run_worker
+    from primerl.envs.settings import WorkerConfig
 
-        config = read_as(WorkerConfig, settings, arguments)
+    try:
+        config = settings_of(WorkerConfig, arguments, "primerl.config.schema.environment:EnvWorkerConfig", "env-worker")
     except BadInputError as error:
         return refuse(error)
+    from primerl.envs.worker import run_worker
+
     return int(run_worker(config))
 
 
@@ -182,13 +182,38 @@ def is_resolved_file(arguments: list[str]) -> bool:
 def is_checked() -> bool:
     """Whether who started this process has checked its file: the launcher, or the first of several ranks. Else, whether
     there is nothing to check it by."""
-    return MARK in os.environ or is_rank(os.environ) or importlib.util.find_spec("pydantic_config") is None
+    return MARK in os.environ or is_rank(os.environ) or not has_config_library()
+
+
+def has_config_library() -> bool:
+    return importlib.util.find_spec("pydantic_config") is not None
 
 
 def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, Any]:
     """The keys of a resolved file, or of files and overrides checked by the config library."""
     if is_resolved_file(arguments) and is_checked():
         return read_toml(Path(arguments[1]))
+    return checked(arguments, schema, command)
+
+
+def settings_of(cls: type[Settings], arguments: list[str], schema: str, command: str) -> Settings:
+    """The settings of a process, from the same. Raises BadInputError."""
+    if is_resolved_file(arguments) and is_checked():
+        try:
+            return from_mapping(cls, read_toml(Path(arguments[1])))
+        except ValueError as error:
+            if not has_config_library():
+                raise BadInputError(
+                    f"{arguments[1]}: {error}; give a file with every key, as `primerl rl --dry-run` and `primerl sft "
+                    "--dry-run` write it, or install primerl's config library, which fills in what is left out"
+                ) from None
+        # Written by hand, for ranks that `torchrun` started, say.
+    values, own = checked(arguments, schema, command), {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    return from_mapping(cls, {name: value for name, value in values.items() if name in own})
+
+
+def checked(arguments: list[str], schema: str, command: str) -> dict[str, Any]:
+    """Every key, by the config library."""
     from importlib import import_module
 
     from primerl.config.command_line.load import load
@@ -202,18 +227,6 @@ def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, 
     except ConfigError as error:
         raise BadInputError(str(error)) from None
     return keys_of(config)
-
-
-def read_as(cls: type[Settings], settings: dict[str, Any], arguments: list[str]) -> Settings:
-    """The settings of a process, from all keys of its file. Raises BadInputError."""
-    try:
-        return from_mapping(cls, settings)
-    except ValueError as error:
-        # Only what no config class has read: `@ file`.
-        raise BadInputError(
-            f"{arguments[-1]}: {error}; give a file with every key, as `primerl rl --dry-run` and `primerl sft "
-            "--dry-run` write it, or install primerl's config library, which fills in what is left out"
-        ) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from primerl.config.command_line.arguments import PUBLISHED, with_long_names
 from primerl.forking import preload, servers
@@ -109,7 +108,7 @@ def sft(arguments: list[str]) -> int:
 
 def sft_rank(arguments: list[str]) -> int:
     """One of several processes, by a resolved file: who started them has checked everything."""
-    from primerl.cli.processes import BadInputError, read_as, read_toml, refuse
+    from primerl.cli.processes import BadInputError, refuse, settings_of
     from primerl.config.errors.fail import ConfigError
     from primerl.train.distributed import torchrun
     from primerl.train.sft_settings import SFTConfig
@@ -118,7 +117,7 @@ def sft_rank(arguments: list[str]) -> int:
         return refuse(ConfigError("as a rank, `primerl sft @ configs/sft.toml` takes a resolved file and nothing else"))
     torchrun.die_with_parent()
     try:
-        config = read_as(SFTConfig, read_toml(Path(arguments[1])), arguments)
+        config = settings_of(SFTConfig, arguments, "primerl.config.schema.sft:SFTConfig", "sft")
     except BadInputError as error:
         return refuse(error)
     with importing():

@@ -34,7 +34,7 @@ class Key:
     """`any`: below a table whose keys are not ours. `below`: it goes on below a key that has none. `unnumbered`: so it
     does below a list of tables, without the number of an entry."""
     annotation: Any = None
-    """Of the field; of an entry of a list, the section's class."""
+    """Annotation of the field; for an entry of a list, the section's class."""
     sections: tuple[type[BaseModel], ...] = ()
     """Whose keys may stand there; several to be chosen from by their `type`."""
 
@@ -116,7 +116,7 @@ class Flag(NamedTuple):
     """A flag that was read."""
 
     name: str
-    """As it was given, `--ckpt.interval`."""
+    """The flag as it was given, `--ckpt.interval`."""
     place: Location
     value: Any
 
@@ -156,7 +156,7 @@ def read(cls: type[BaseModel], arguments: list[str]) -> list[Flag]:
 
 
 def _off(cls: type[BaseModel], name: str, text: str | None) -> Flag | None:
-    """Of `--no-KEY`; None where it is none, or a key's own name begins so."""
+    """Reads `--no-KEY`; None for other flags, also if a key's own name begins with `no-`."""
     if not name.startswith("--no-") or look_up(cls, names_of(name)).kind != "unknown":
         return None
     given = f"--{name.removeprefix('--no-')}"
@@ -247,7 +247,7 @@ def _json(name: str, text: str, wanted: type[list[Any]] | type[dict[str, Any]]) 
 
 
 def _guessed(text: str) -> Any:
-    """Of keys that are not ours: JSON where it is some."""
+    """Value of a key that is not ours: JSON, if it is valid JSON."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -97,7 +97,7 @@ class Written:
         return ""
 
     def near(self, location: Location) -> str:
-        """Of a key that is missing: of its table, else the file that should have it."""
+        """Where a missing key should be: its table, else the file."""
         for length in range(len(location) - 1, 0, -1):
             where = self.at(location[:length])
             if where:
@@ -134,7 +134,7 @@ def of_file(path: str) -> dict[Location, int]:
 
 
 def of_text(text: str) -> dict[Location, int]:
-    """The same of the text of a valid file.
+    """As `of_file`, for the text of a valid file.
 
     `tomllib` tells no lines, but it does tell whether a few lines are whole: a statement (a table's header, or a key
     with its value) ends with the first line at which it can be read.
@@ -178,7 +178,7 @@ def _names(header: dict[str, Any]) -> list[str]:
 
 
 def _place(names: list[str], entries: dict[Location, int], *, appends: bool) -> Location:
-    """Of a header's table: its names, with the number of the entry wherever one is a list."""
+    """Place of a header's table: its names, with the number of the entry for each list."""
     place: Location = ()
     for index, name in enumerate(names):
         place = (*place, name)

@@ -18,10 +18,10 @@ from primerl.config.schema.base import Bound, Section
 from primerl.typed import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT
 
 ANY_NAME = ".NAME"
-"""Of a section within a table of sections, whose names are the user's."""
+"""Stands for the name of a section in a table of sections, whose names are the user's."""
 LEFT_OUT, REQUIRED = "left out", "required"
 UNSAID = (MOST_COUNT, MOST_LARGE_COUNT, LONGEST_S)
-"""Bounds that nobody meets; the reference page names them once."""
+"""Bounds that no run meets; the reference page names them once."""
 PLAIN: dict[Any, tuple[str, str]] = {
     bool: ("true or false", "booleans"),
     SecretStr: ("string", "strings"),
@@ -39,7 +39,7 @@ class Knob:
     path: str
     kind: str
     default: str
-    """As TOML has it; `LEFT_OUT` for None, `REQUIRED` where there is none."""
+    """The default in TOML; `LEFT_OUT` for None, `REQUIRED` where there is none."""
     bound: str
     """Empty where the type says it all."""
     meaning: str
@@ -106,7 +106,7 @@ def table_of(
         if is_list or is_dict or len(sections) > 1:
             table.knobs.append(_knob(cls, name, where, info, default))
         for section in sections:
-            # Of a list and of a choice of several the field's own row has the words.
+            # For a list, or a choice of several, the field's own row has the text.
             described = one_line(field_doc(cls, name)) if len(sections) == 1 and not (is_list or is_dict) else ""
             instance = default if isinstance(default, section) else None
             kind = section.model_fields["type"].default if len(sections) > 1 else ""
@@ -150,7 +150,7 @@ def origins(annotation: Any) -> set[Any]:
 
 
 def type_text(annotation: Any, *, plural: bool = False) -> str:
-    """`list[float] | None` -> `list of numbers`; None is told by the default."""
+    """`list[float] | None` -> `list of numbers`; None is shown as the default."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return type_text(parts[0], plural=plural)
@@ -177,7 +177,7 @@ def _items(annotation: Any) -> str:
 
 
 def _inner_metadata(annotation: Any) -> list[Any]:
-    """Of `Annotated[int, Ge(1)] | None`, whose bounds pydantic leaves with the part."""
+    """Metadata of the parts of a union, such as `Annotated[int, Ge(1)] | None`, where pydantic leaves the bounds."""
     if get_origin(annotation) not in (Union, types.UnionType):
         return []
     parts = [part for part in get_args(annotation) if get_origin(part) is Annotated]
@@ -211,7 +211,7 @@ def bounds(metadata: Any) -> str:
 
 
 def number(value: float) -> str:
-    """Of a bound: `86400.0` -> `86400`, 2**62 -> `2^62`."""
+    """A bound as text: `86400.0` -> `86400`, 2**62 -> `2^62`."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if isinstance(value, int) and value >= 2**24 and value & (value - 1) == 0:
@@ -220,7 +220,7 @@ def number(value: float) -> str:
 
 
 def literal(value: Any) -> str:
-    """As TOML has it, but that None is `LEFT_OUT`."""
+    """The value in TOML; `LEFT_OUT` for None."""
     if value is None:
         return LEFT_OUT
     if isinstance(value, bool):

@@ -102,7 +102,7 @@ class Form:
     called: str = ""
     """Tells the forms of one command apart: `short form`."""
     help_by: str = ""
-    """Of such a form: how its help is asked for."""
+    """The command that shows the help of such a form."""
 
     @property
     def title(self) -> str:

@@ -71,7 +71,7 @@ def _in_file(path: str) -> str:
 
 
 def header(section: str) -> str:
-    """As it stands in a file: `env[].limits` -> `[env.limits]`, `env[]` -> `[[env]]`."""
+    """The section's header in a file: `env[].limits` -> `[env.limits]`, `env[]` -> `[[env]]`."""
     name = section.replace("[]", "")
     return f"[[{name}]]" if section.endswith("[]") else f"[{name}]"
 

@@ -1,5 +1,5 @@
-"""What is found wrong after the config was read, by checks that need files or environments, told as early mistakes are:
-with the key as the user wrote it, its file and line.
+"""Reports what checks find wrong after the config was read (they need files or environments) as mistakes of the config
+are: with the key as the user wrote it, its file and line.
 
 Checks name keys of the full form and know nothing of files; environments are named by their label. Here, and only here,
 their words become the user's.
@@ -26,7 +26,7 @@ WORD = r"[a-z_]\w*(?:\[\d+\])*(?:\.[A-Za-z_]\w*(?:\[\d+\])*)*"
 # Neither part of a path or a flag, nor quoted.
 KEY = re.compile(rf"(?<![\w./'\"~@<-]){WORD}(?![\w/'\"]|\.\w|-\w)")
 LEADING = re.compile(rf"({WORD})(: | \(| = | is | must |, line )")
-# Of a file that a process shows, as TOML's parser does.
+# A line of a file that a process quotes, as TOML's parser does.
 FRAME = re.compile(r"\s*\d*\s*\|")
 ENVIRONMENT = re.compile(r"environment '([^']+)'(?:: )?")
 # The orchestrator and the engine name keys of their own configs.
@@ -166,7 +166,7 @@ def environment_places(config: Any) -> Iterator[tuple[str, Location]]:
 
 @contextlib.contextmanager
 def placed(config: BaseModel, arguments: list[str], *, short: bool = False) -> Iterator[None]:
-    """Within the block, what a check raises about `config` is told with its place in `arguments`.
+    """Within the block, what a check raises about `config` is reported with its place in `arguments`.
 
     Args:
         short: Whether they are in the short form.

@@ -26,7 +26,7 @@ MONITORS = {
     "monitor.wandb": "W&B is [wandb]; monitors of your own are [[monitors]]",
 }
 
-# Of a trainer; `{}` stands for where its keys are.
+# Keys of a trainer; `{}` stands for their section.
 TRAINER = {
     "scheduler": "it is {}optim.schedule, with {}optim.warmup_steps, {}optim.decay_steps and {}optim.final_lr_ratio (a "
     "share of the peak)",

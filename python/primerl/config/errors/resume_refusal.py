@@ -1,5 +1,5 @@
-"""Why the orchestrator refuses to go on with a run, by keys of the config: what it was begun with is named by the core,
-which knows environments by number and no sections."""
+"""Says by keys of the config why the orchestrator refuses to resume a run: the core names what the run was started
+with, and knows environments by number and no sections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ELSEWHERE = {
     "spool_steps": "orchestrator.retention.spool_steps",
     "teacher": "orchestrator.teacher.client.model",
 }
-"""Of the core's names, those that are not of the section `orchestrator`."""
+"""Names of the core whose keys are not in the section `orchestrator`."""
 KIND = {"kind": "type", "kind.custom.path": "path", "kind.custom.timeout": "timeout_s"}
 FIELD = re.compile(r"(\w+): (Some\([^)]*\)|[^,}]+?)(?=,| })")
 
@@ -89,7 +89,7 @@ def _of_environment(config: RLConfig, number: int, field: str) -> str:
 
 
 def _sampling(config: RLConfig, what: str, number: int, was: str, now: str) -> tuple[str, str, str]:
-    """Of an environment's sampling the first value that differs; an evaluation's may be its own."""
+    """The first value of an environment's sampling that differs; an evaluation may have its own."""
     if what == "chat_template_kwargs":
         return "orchestrator.sampling.chat_template_kwargs", was, now
     if what == "truncated sampling":

@@ -16,7 +16,7 @@ from primerl.config.command_line.arguments import Location, dotted
 from primerl.config.command_line.flags import Key, look_up
 from primerl.config.command_line.sources import Written
 from primerl.config.errors import foreign_keys
-from primerl.config.schema.base import RefusedError
+from primerl.config.schema.base import BadKeysError
 
 NO_TABLE = ("model_type", "model_attributes_type", "dict_type")
 NO_LIST = ("list_type", "tuple_type")
@@ -77,14 +77,14 @@ def _keys_of(detail: ErrorDetails) -> tuple[str, ...]:
     """Keys that a message about a section is of; in the words of others, such as a loss's own checks, the key that they
     begin with."""
     error = detail.get("ctx", {}).get("error")
-    if isinstance(error, RefusedError):
+    if isinstance(error, BadKeysError):
         return error.keys
     named = LEADING.match(str(error or ""))
     return () if named is None else (named[0],)
 
 
 def _place(name: str) -> Location:
-    """As it is written: keys that are not ours may have dashes."""
+    """The place of a key as messages write it; keys that are not ours may have dashes."""
     parts = re.sub(r"\[(\d+)\]", r".\1", name).split(".")
     return tuple(int(part) if part.isdigit() else part for part in parts)
 

@@ -39,7 +39,7 @@ def load_run(arguments: list[str], program: str) -> RLConfig:
     try:
         config: RLConfig = RLConfig.model_validate(compile_hosted(short))
         if short.seq_len is None:
-            config.model_fields_set.discard("seq_len")  # nobody gave it: it follows what the model can attend to
+            config.model_fields_set.discard("seq_len")  # not given: it follows what the model can attend to
         if "output_dir" not in short.model_fields_set:
             config.model_fields_set.discard("output_dir")  # each run gets its own
         return config

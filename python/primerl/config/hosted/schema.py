@@ -13,6 +13,7 @@ from primerl.config.schema.base import (
     NAME_LENGTH,
     NAME_PATTERN,
     AnswerTokens,
+    BadKeysError,
     BatchSize,
     Bound,
     Count,
@@ -21,7 +22,6 @@ from primerl.config.schema.base import (
     LargeCountOrZero,
     Name,
     Oversampling,
-    RefusedError,
     Seconds,
     Section,
     Seed,
@@ -59,7 +59,7 @@ Kept = Annotated[int, *ALL_OR_SOME, AfterValidator(all_or_some)]
 def check_examples(num_examples: int | None) -> None:
     """Raises ValueError for 0: -1 is how all of them are asked for."""
     if num_examples == 0:
-        raise RefusedError("num_examples is 0; give how many, or -1 for all of them", "num_examples")
+        raise BadKeysError("num_examples is 0; give how many, or -1 for all of them", "num_examples")
 
 
 class HostedSampling(Section):
@@ -77,12 +77,12 @@ class HostedSampling(Section):
     @model_validator(mode="after")
     def _one_way_to_think(self) -> Self:
         if self.enable_thinking is not None and self.reasoning_effort is not None:
-            raise RefusedError(
+            raise BadKeysError(
                 "enable_thinking and reasoning_effort are both set, and a model has one of the two; leave one out",
                 "enable_thinking",
             )
         if self.temperature < LOWEST_TEMPERATURE:
-            raise RefusedError(
+            raise BadKeysError(
                 f"temperature ({self.temperature:g}) makes all rollouts of an example the same, with nothing to "
                 f"compare; set it to {LOWEST_TEMPERATURE} or more",
                 "temperature",
@@ -103,7 +103,7 @@ class HostedReward(Section):
     @model_validator(mode="after")
     def _is_a_reference(self) -> Self:
         if not REFERENCE.fullmatch(self.fn):
-            raise RefusedError(
+            raise BadKeysError(
                 f"fn ({self.fn!r}) is no function like `module:function` or `path/to/file.py:function`", "fn"
             )
         return self
@@ -157,17 +157,17 @@ class HostedSource(Section):
     @model_validator(mode="after")
     def _can_be_named(self) -> Self:
         if len(self.label) > NAME_LENGTH or not re.match(NAME_PATTERN, self.label):
-            raise RefusedError(
+            raise BadKeysError(
                 f"id ({self.id!r}) makes {self.label!r}, which cannot name metrics and files; set `name` to letters, "
                 "digits, '.', '_' and '-'",
                 "id",
             )
         if self.label == "all" or self.label.startswith("staleness_"):
             key = "id" if self.name is None else "name"
-            raise RefusedError(f"{key} makes {self.label!r}, which is a name of metrics; set another `name`", key)
+            raise BadKeysError(f"{key} makes {self.label!r}, which is a name of metrics; set another `name`", key)
         for key, table in [("taskset", self.taskset.model_fields_set), ("harness", self.harness)]:
             if table and key in self.args:
-                raise RefusedError(
+                raise BadKeysError(
                     f"args.{key} and {key} are the same settings, and both are given; leave one of them out",
                     f"args.{key}",
                 )
@@ -234,7 +234,7 @@ class HostedValidation(Section):
     def _some(self) -> Self:
         check_examples(self.num_examples)
         if self.num_examples == -1 and not self.taskset:
-            raise RefusedError(
+            raise BadKeysError(
                 "num_examples is -1, but all examples would then be held out, and none is left to train on; give how "
                 'many, or name the validation split in taskset, such as { split = "eval" }',
                 "num_examples",
@@ -351,7 +351,7 @@ class HostedConfig(Section):
     @model_validator(mode="after")
     def _one_name_for_files(self) -> Self:
         if self.env_files and self.env_file:
-            raise RefusedError(
+            raise BadKeysError(
                 "env_files and env_file are the same setting, and both are given; put all into env_files, today's name",
                 "env_files",
             )
@@ -365,7 +365,7 @@ class HostedConfig(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.seq_len is not None and self.sampling.max_tokens >= self.seq_len:
-            raise RefusedError(
+            raise BadKeysError(
                 f"sampling.max_tokens ({self.sampling.max_tokens}) must be below seq_len ({self.seq_len}), which holds "
                 "the prompt too; lower one or raise the other",
                 "sampling.max_tokens",
@@ -385,7 +385,7 @@ class HostedConfig(Section):
         seen: set[str] = set()
         for place, label in labels:
             if label in seen:
-                raise RefusedError(
+                raise BadKeysError(
                     f"{place}: two environments are called {label!r}; give one of them another `name` (it names "
                     "metrics, logs and files)",
                     place,
@@ -393,7 +393,7 @@ class HostedConfig(Section):
             seen.add(label)
         ratios = self.buffer.env_ratios
         if ratios is not None and len(ratios) != len(self.env):
-            raise RefusedError(
+            raise BadKeysError(
                 f"buffer.env_ratios has {len(ratios)} numbers, and there are {len(self.env)} [[env]]; give one for "
                 "each, in order",
                 "buffer.env_ratios",

@@ -19,7 +19,7 @@ from primerl.config.schema.rollouts import Sampling
 # The results are read from the journal, so nothing of it may go.
 WHOLE_JOURNAL_MB = 2**30
 TEXT_FOLDER = Path("run") / "text"
-"""Of an endpoint nobody here knows the tokenizer: a byte-level one stands in its place, for counts that agents may ask
+"""The tokenizer of an endpoint is unknown here: a byte-level one stands in its place, for counts that agents may ask
 for. Requests go to the endpoint as messages."""
 
 
@@ -88,14 +88,14 @@ def env_workers(config: EvalConfig, orchestrator_url: str) -> list[ProcessConfig
 
 
 def model_folder(config: EvalConfig) -> Path:
-    """Of the checkpoint; of an endpoint, the tokenizer that stands in the place of its own."""
+    """Folder of the checkpoint; for an endpoint, of the tokenizer that replaces its own."""
     if config.base_url is not None:
         return Path(absolute(config.output_dir)) / TEXT_FOLDER
     return Path(absolute(config.model))
 
 
 def model_name(config: EvalConfig) -> str:
-    """As environments see it. An endpoint is asked by its own name for the model, whatever that is made of."""
+    """Name of the model as environments see it. Requests to an endpoint carry the endpoint's own name for it."""
     if config.base_url is not None:
         return re.sub(r"[^A-Za-z0-9._-]+", "-", config.model).strip("._-")[:NAME_LENGTH] or "model"
     return config.served_name or Path(absolute(config.model)).name

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import tomli_w
 from pydantic import BaseModel
 
 from primerl.config.schema.evaluation import EvalConfig
@@ -29,7 +28,7 @@ class ProcessConfig:
     log: Path
     threads: int
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of its environment alone: keys and secrets, which are in no file."""
+    """Environment variables for this process only: keys and secrets, which are in no file."""
     python: str | None = None
     """Interpreter that runs it, where it is not this one."""
 
@@ -72,7 +71,7 @@ def keys_of(config: BaseModel) -> dict[str, Any]:
 
 
 def resolved(cls: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of what was given, with all defaults. Raises pydantic's ValidationError."""
+    """Checks `given` by its class and fills in the defaults. Raises pydantic's ValidationError."""
     return keys_of(cls.model_validate(given))
 
 
@@ -81,6 +80,8 @@ def to_toml(config: BaseModel) -> str:
 
 
 def dump_toml(settings: dict[str, Any]) -> str:
+    import tomli_w
+
     return tomli_w.dumps(settings)
 
 
@@ -94,7 +95,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_parts(path: Path, parts: Iterable[str]) -> None:
-    """The same of a text that is not in memory at once."""
+    """As `write_text`, for a text that is produced in parts."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -44,7 +44,7 @@ def entries(config: RLConfig | SFTConfig) -> list[MonitorEntry]:
         args = prime.model_dump(mode="json", exclude_none=True, exclude={"log_extras"})
         if config.wandb is not None and config.wandb.name is not None:
             args.setdefault("run_name", config.wandb.name)
-        # Of tokens there are histograms only, which the platform does not take.
+        # Tokens have histograms only, which the platform does not take.
         found.append(_entry(PRIME, "primerl.monitors.prime:PrimeMonitor", args, prime.log_extras, None))
     for custom in config.monitors:
         extras = custom.log_extras if is_rl else None

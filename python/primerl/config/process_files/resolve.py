@@ -47,7 +47,7 @@ EXACT_TOLERANCE = 1e-3
 MOST_LIVE_VERSIONS = 6
 """vLLM keeps room for each adapter in the GPU's memory."""
 TRAINER_LEVELS = {"trace": "debug", "warn": "warning"}
-"""As the trainer, which has Python's names, calls the run's levels."""
+"""The run's log levels by the names that the trainer uses, which are Python's."""
 
 
 def orchestrator(config: RLConfig, variables: Mapping[str, list[str]] | None = None) -> ProcessConfig:
@@ -130,7 +130,7 @@ def engines(
 
 
 def _engine_lora(config: RLConfig, lora: TrainerLora) -> EngineLora:
-    # Rollouts in flight are no older than so many versions; the newest is loaded beside those that they began with.
+    # Rollouts in flight are no older than this; the newest version is loaded next to those they started with.
     live = min(config.orchestrator.max_off_policy_steps, MOST_LIVE_VERSIONS) + 2
     return EngineLora(**shared(lora, EngineLora), max_adapters=live)
 
@@ -150,7 +150,7 @@ def engine_backend(config: RLConfig | EvalConfig) -> str:
 
 
 def engine_dtype(config: RLConfig) -> str:
-    """Of the engines that the run starts: what they compute in where it is left out."""
+    """Number format that the run's own engines compute in."""
     if config.inference.dtype is not None:
         return config.inference.dtype
     if engine_backend(config) == "torch":
@@ -229,7 +229,7 @@ def workers(
                     "orchestrator_url": orchestrator_url,
                     "environment": label,
                     "role": role,
-                    # As its process is called, whose log is named by it too.
+                    # The name of its process and of its log.
                     "worker_name": f"env_{label}_{index}",
                     "args": environment.arguments,
                     "seed": config.seed,
@@ -248,7 +248,7 @@ def _rollout_log(config: RLConfig) -> RolloutLog:
 
 
 def port_of(first: int | None, index: int) -> int | None:
-    """Of the worker with this number."""
+    """Port of the worker with this number."""
     return first + index if first else first
 
 
@@ -261,7 +261,7 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
     if "keep_last" not in config.trainer.weights.model_fields_set:
         changes["keep_last"] = max(config.trainer.weights.keep_last, adapters_to_keep(config) or 0)
     weights = config.trainer.weights.model_copy(update=changes)
-    # The launcher goes back to that step, once; a trainer that is started again goes on from the newest.
+    # The launcher goes back to that step, once; a restarted trainer resumes from the newest checkpoint.
     ckpt = config.trainer.ckpt and config.trainer.ckpt.model_copy(update={"resume_step": None})
     resolved = TrainerConfig.model_validate(
         {
@@ -283,7 +283,7 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
 
 
 def log_level(config: RLConfig | EvalConfig, own: Log) -> LogLevel:
-    """Of a process: its own, else the run's."""
+    """The level of a process: its own if given, else the run's."""
     return own.level if "level" in own.model_fields_set else config.log.level
 
 

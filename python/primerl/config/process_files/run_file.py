@@ -26,7 +26,7 @@ STAMP = r"\d{4}(-\d\d){2}_\d\d(-\d\d){2}"
 
 
 def located(config: C) -> C:
-    """The config with an `output_dir`, where none was given. Raises ConfigError where it is to go on with none."""
+    """The config with an `output_dir`, if none was given. Raises ConfigError if there is no folder to resume from."""
     if "output_dir" in config.model_fields_set:
         return config
     # The default is where all of these are.
@@ -39,8 +39,8 @@ def located(config: C) -> C:
 
 
 def with_folder(message: str, config: RLConfig | SFTConfig | EvalConfig) -> str:
-    """Of words that say what goes on with the run: where the folder was not given, the same command alone would begin
-    another one. (With `--retry-errors`, say, it finds the folder.)"""
+    """Adds `--output-dir` to the command that a message says resumes the run: if the folder was not given, the same
+    command alone would start another run. (With `--retry-errors`, for instance, it finds the folder.)"""
     if not config._chosen:
         return message
     return re.sub("the same command(?! with)", f"the same command with --output-dir {config.output_dir}", message)
@@ -57,14 +57,14 @@ def label_of(config: RLConfig | SFTConfig | EvalConfig) -> str:
 
 
 def goes_on(config: RLConfig | SFTConfig | EvalConfig) -> str | None:
-    """The key that asks to go on with what is there."""
+    """The key that asks for resuming, if any."""
     if isinstance(config, EvalConfig):
         return "retry_errors" if config.retry_errors else None
     return "ckpt.resume_step" if config.ckpt is not None and config.ckpt.resume_step is not None else None
 
 
 def newest(beside: Path, label: str, key: str) -> str:
-    """Of the folders with that label. Raises ConfigError."""
+    """The newest folder with that label. Raises ConfigError."""
     from primerl.config.process_files.files import absolute
 
     folder = Path(absolute(str(beside)))
@@ -99,7 +99,7 @@ def settings(config: RLConfig | EvalConfig | SFTConfig) -> dict[str, Any]:
         exclude["trainer"] = {"ckpt"}  # the same settings
     found: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude_unset=True, exclude=exclude)
     if isinstance(config, RLConfig):
-        # Where nobody gave it, what it became follows from the short form or the model.
+        # If it was not given, its value follows from the short form or the model.
         found = {"seq_len": config.seq_len, **found}
         if config.orchestrator.val is not None:
             _without_validation(found["orchestrator"])

@@ -24,7 +24,7 @@ class Bound:
     text: str
 
 
-class RefusedError(ValueError):
+class BadKeysError(ValueError):
     """What a section's own checks refuse. It carries the keys, so that whoever shows it finds where they are
     written."""
 
@@ -43,9 +43,9 @@ LargeCountOrZero = Annotated[int, Field(ge=0, le=MOST_LARGE_COUNT)]
 # A file is written for each.
 Processes = Annotated[int, Field(gt=0, le=10_000)]
 ProcessesOrZero = Annotated[int, Field(ge=0, le=10_000)]
-# As `seq_len` is a power of two of at least four answers, where it is left out.
+# `seq_len` defaults to a power of two that holds at least four answers.
 AnswerTokens = Annotated[int, Field(gt=0, le=2**29)]
-# Of a batch, and in flight as a multiple of it: within what 32 bits count, and beyond any run.
+# Rollouts of a batch. Those in flight are a multiple of it, and have to fit into 32 bits.
 MOST_ROLLOUTS = 1_000_000
 BatchSize = Annotated[int, Field(gt=0, le=MOST_ROLLOUTS)]
 Oversampling = Annotated[float, Field(ge=1, le=1000)]
@@ -116,7 +116,7 @@ class Section(pydantic_config.BaseConfig):
             if name in cls.model_fields and any(isinstance(one, bool) for one in values):
                 found = kinds(cls.model_fields[name].annotation)
                 if found & {int, float} and not found & {bool, Any}:
-                    raise RefusedError(f"{name} is true or false, where a number is expected; write the number", name)
+                    raise BadKeysError(f"{name} is true or false, where a number is expected; write the number", name)
         return given
 
 
@@ -126,7 +126,7 @@ def check_whole_groups(batch: str, batch_size: int, group: str, group_size: int)
     if rest:
         lower = batch_size - rest
         nearest = " or ".join(str(size) for size in (lower, lower + group_size) if size)
-        raise RefusedError(
+        raise BadKeysError(
             f"{batch} ({batch_size}) must be a multiple of {group} ({group_size}); set {batch} to {nearest}",
             batch,
             group,
@@ -136,7 +136,7 @@ def check_whole_groups(batch: str, batch_size: int, group: str, group_size: int)
 def check_dry_run(*, dry_run: bool, clean_output_dir: bool) -> None:
     """Raises ValueError: who asks what would happen must not lose a run over it."""
     if dry_run and clean_output_dir:
-        raise RefusedError(
+        raise BadKeysError(
             "dry_run and clean_output_dir are both set, but a dry run deletes nothing; leave clean_output_dir out "
             "(--no-clean-output-dir where the file sets it), or dry_run to delete and start",
             "dry_run",

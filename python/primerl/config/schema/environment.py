@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from primerl.config.schema.base import (
     NAME_LENGTH,
     NAME_PATTERN,
+    BadKeysError,
     Count,
     CountOrZero,
     LargeCount,
@@ -17,7 +18,6 @@ from primerl.config.schema.base import (
     Port,
     Processes,
     ProcessesOrZero,
-    RefusedError,
     RolloutLog,
     Seconds,
     Section,
@@ -56,7 +56,7 @@ class Environment(Section):
     @model_validator(mode="after")
     def _has_a_name(self) -> Self:
         if len(self.label) > NAME_LENGTH or not re.match(NAME_PATTERN, self.label):
-            raise RefusedError(
+            raise BadKeysError(
                 f"id ({self.id!r}) makes {self.label!r}, which cannot name metrics and files; set `name` to letters, "
                 "digits, '.', '_' and '-'",
                 "id",
@@ -81,12 +81,12 @@ class Interpreter(Section):
     @model_validator(mode="after")
     def _is_one_of_two(self) -> Self:
         if (self.path is None) == (self.requirements is None):
-            raise RefusedError(
+            raise BadKeysError(
                 "python: give one of `path` (what you have installed) and `requirements` (to be installed)", "python"
             )
         for requirement in self.requirements or []:
             if requirement.startswith("-"):
-                raise RefusedError(
+                raise BadKeysError(
                     f"python.requirements: {requirement!r} is an option of an installer; give requirements only, or "
                     "install them yourself and give the virtualenv's `path`",
                     "python.requirements",
@@ -98,7 +98,7 @@ def check_ports(first: int | None, workers: int, name: str) -> None:
     """Raises ValueError where not each worker has one."""
     last = (first or 0) + workers - 1
     if first and last > MOST_PORTS:
-        raise RefusedError(
+        raise BadKeysError(
             f"metrics_port ({first}): the last of {name} ({workers}) would have port {last}; choose a lower one, or 0 "
             "for any free ones",
             "metrics_port",
@@ -148,7 +148,7 @@ class Workers(Section):
     def _is_given_once(self) -> Self:
         for name in ("taskset", "harness"):
             if getattr(self, name) and name in self.args:
-                raise RefusedError(f"{name} and args.{name} are both given; leave one of them out", name)
+                raise BadKeysError(f"{name} and args.{name} are both given; leave one of them out", name)
         return self
 
 
@@ -245,7 +245,7 @@ class Validation(Section):
     @model_validator(mode="after")
     def _holds_some_out(self) -> Self:
         if self.num_examples is None and not self.has_split:
-            raise RefusedError(
+            raise BadKeysError(
                 "num_examples is all of them, but all would then be held out, and none is left to train on; give how "
                 'many, or name the validation split in taskset, such as { split = "eval" }',
                 "num_examples",

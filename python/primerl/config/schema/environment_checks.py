@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from primerl.config.schema.base import NAME_LENGTH, RefusedError
+from primerl.config.schema.base import NAME_LENGTH, BadKeysError
 from primerl.config.schema.environment import (
     Environment,
     EvaluationEnvironment,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_held_out(trained: Sequence[TrainEnvironment], evaluated: Sequence[EvaluationEnvironment]) -> None:
-    """Of names that were checked. Raises ValueError that names both environments and what to do.
+    """Expects names that were checked. Raises ValueError that names both environments and what to do.
 
     One with other settings (`taskset`, `args`) is taken to measure a split of its own: which examples a setting chooses
     only the environment knows.
@@ -108,13 +108,13 @@ def check_distinct(environments: Sequence[tuple[str, Environment]]) -> None:
     seen: set[str] = set()
     for place, environment in environments:
         if environment.label == "all" or environment.label.startswith("staleness_"):
-            raise RefusedError(
+            raise BadKeysError(
                 f"{place}: an environment is called {environment.label!r}, which is a name of metrics; give it "
                 "another `name`",
                 place,
             )
         if environment.label in seen:
-            raise RefusedError(
+            raise BadKeysError(
                 f"{place}: two environments are called {environment.label!r}; "
                 "give one of them another `name` (it names metrics, logs and files)",
                 place,
@@ -126,7 +126,7 @@ def check_validated(trained: Sequence[TrainSource], evaluated: Sequence[Evaluati
     names = [environment.label for environment in trained]
     for environment in evaluated:
         if environment.validates is not None and environment.validates not in names:
-            raise RefusedError(
+            raise BadKeysError(
                 f"eval.env {environment.label!r}: validates ({environment.validates}) is no training environment; give "
                 "the name of one in train.env, or leave it out",
                 "eval.env",
@@ -137,14 +137,14 @@ def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]
     if ratios is None:
         return
     if len(ratios) != len(environments):
-        raise RefusedError(
+        raise BadKeysError(
             f"buffer.env_ratios has {len(ratios)} numbers for the {len(environments)} environments of train.env; "
             "give one for each, in the order of train.env",
             "buffer.env_ratios",
         )
     for environment in environments:
         if environment.ratio is not None:
-            raise RefusedError(
+            raise BadKeysError(
                 f"buffer.env_ratios is set, and so is the ratio of train.env {environment.label!r}; "
                 "leave one of the two out",
                 "buffer.env_ratios",
@@ -159,7 +159,7 @@ def check_limits(orchestration: Orchestration, environments: Sequence[TrainSourc
         longest, key = (own, "rollout_s") if own else (orchestration.timeouts.rollout_s, "timeouts.rollout_s")
         its = "its " if own else ""
         if time_s is not None and time_s >= longest:
-            raise RefusedError(
+            raise BadKeysError(
                 f"limits.time_s ({time_s:g}) of environment {environment.label!r} is not below {its}{key} "
                 f"({longest:g}), at which a rollout that was not reported has failed; lower it, or raise the other",
                 "limits.time_s",
@@ -171,7 +171,7 @@ def check_rollout_times(longest: float, environments: Sequence[_Timed]) -> None:
     """`longest`: of all environments, `timeouts.rollout_s`."""
     for environment in environments:
         if environment.rollout_s is not None and environment.rollout_s > longest:
-            raise RefusedError(
+            raise BadKeysError(
                 f"rollout_s ({environment.rollout_s:g}) of environment {environment.label!r} is above "
                 f"timeouts.rollout_s ({longest:g}), the most that any rollout has; lower it, or raise the other",
                 "rollout_s",
@@ -185,7 +185,7 @@ def check_groups(orchestration: Orchestration, environments: Sequence[TrainSourc
         return
     algorithms = [environment.algorithm or orchestration.algorithm for environment in environments]
     if orchestration.group_size == 1 and any(algorithm.is_relative for algorithm in algorithms):
-        raise RefusedError(
+        raise BadKeysError(
             "group_size is 1: an advantage compares a rollout with the others of its group, and alone it is "
             "always 0; set group_size to at least 2",
             "group_size",

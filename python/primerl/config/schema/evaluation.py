@@ -8,11 +8,11 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from primerl.config.schema.base import (
     AnswerTokens,
+    BadKeysError,
     BatchSize,
     Count,
     CountOrZero,
     Name,
-    RefusedError,
     RolloutLog,
     Seconds,
     Section,
@@ -141,7 +141,7 @@ class EvalConfig(Section):
     def _is_dry_or_cleans(self) -> Self:
         check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
         if self.retry_errors and self.clean_output_dir:
-            raise RefusedError(
+            raise BadKeysError(
                 "clean_output_dir deletes the evaluation that retry_errors goes on with; leave one of the two out",
                 "clean_output_dir",
             )
@@ -152,7 +152,7 @@ class EvalConfig(Section):
         check_distinct(numbered("env", self.env))
         idle = next((entry for entry in self.env if entry.num_workers == 0), None)
         if idle is not None:
-            raise RefusedError(
+            raise BadKeysError(
                 f"num_workers of env {idle.label!r} is 0: nobody would run its rollouts; set it to at least 1",
                 "num_workers",
             )
@@ -165,22 +165,22 @@ class EvalConfig(Section):
             self.client()
             for name in ("inference", "parsers", "seq_len", "served_name"):
                 if name in self.model_fields_set:
-                    raise RefusedError(
+                    raise BadKeysError(
                         f"{name} is of a checkpoint that is served here, but base_url names an endpoint; leave one of "
                         "the two out",
                         name,
                     )
         elif self.api_key_env is not None:
-            raise RefusedError(
+            raise BadKeysError(
                 "api_key_env is the key of an endpoint, but there is none; give base_url, or leave it out",
                 "api_key_env",
             )
         elif self.inference.replicas == 0:
-            raise RefusedError(
+            raise BadKeysError(
                 "inference.replicas is 0, and base_url names no endpoint; set one of them", "inference.replicas"
             )
         elif self.inference.replicas > 1 and self.inference.port:
-            raise RefusedError(
+            raise BadKeysError(
                 f"inference.port ({self.inference.port}) cannot be shared by {self.inference.replicas} replicas; set "
                 "it to 0",
                 "inference.port",
@@ -193,7 +193,7 @@ class EvalConfig(Section):
         for entry in self.env:
             longest = entry.max_tokens or self.max_tokens
             if self.seq_len is not None and longest >= self.seq_len:
-                raise RefusedError(
+                raise BadKeysError(
                     f"max_tokens ({longest}) must be below seq_len ({self.seq_len}), which holds the prompt too; lower "
                     "one or raise the other",
                     "max_tokens",

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, field_validator, model_validator
 
 from primerl.config.schema.base import (
+    BadKeysError,
     Fraction,
     LargeCount,
     Name,
-    RefusedError,
     Seconds,
     SecondsOrZero,
     Section,
@@ -162,7 +162,7 @@ class Monitored(Section):
         names = [WANDB, PRIME, *(monitor.label for monitor in self.monitors)]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise RefusedError(
+            raise BadKeysError(
                 f"monitors: two are called {twice!r} (wandb and prime are taken); give one another `name`", "monitors"
             )
         return self
@@ -218,6 +218,6 @@ def check_url(url: str, name: str, like: str = "https://host/path") -> None:
     except ValueError:
         is_url = False
     if not is_url:
-        raise RefusedError(f"{name} ({url}) is no URL like {like}; give one", name)
+        raise BadKeysError(f"{name} ({url}) is no URL like {like}; give one", name)
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-        raise RefusedError(f"{name} has a user, a query or a fragment; leave them out (keys are sent as headers)", name)
+        raise BadKeysError(f"{name} has a user, a query or a fragment; leave them out (keys are sent as headers)", name)

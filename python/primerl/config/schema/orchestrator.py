@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from primerl.config.schema.base import (
     MOST_ROLLOUTS,
+    BadKeysError,
     BatchSize,
     Count,
     LargeCount,
@@ -17,7 +18,6 @@ from primerl.config.schema.base import (
     Oversampling,
     Port,
     Processes,
-    RefusedError,
     RolloutLog,
     Seconds,
     Section,
@@ -159,7 +159,7 @@ class Orchestration(Section):
     @model_validator(mode="after")
     def _trainable_answers(self) -> Self:
         if self.client_type == "openai_chat_completions":
-            raise RefusedError(
+            raise BadKeysError(
                 "client_type (openai_chat_completions) gives text: without the ids and log-probabilities of what was "
                 "sampled nothing can be trained; use renderer or openai_chat_completions_token (an evaluation "
                 "environment may have a `client` of that type)",
@@ -171,14 +171,14 @@ class Orchestration(Section):
     def _taught_by_whom(self) -> Self:
         if self.training_mode == "rl":
             if self.teacher is not None:
-                raise RefusedError(
+                raise BadKeysError(
                     'teacher is given, but training_mode "rl" learns from rewards; leave teacher out, or set '
                     'training_mode to "opd" or "sft"',
                     "teacher",
                 )
             return self
         if self.teacher is None:
-            raise RefusedError(
+            raise BadKeysError(
                 f"training_mode ({self.training_mode}) learns from a teacher; give [orchestrator.teacher.client] with "
                 "base_url and model",
                 "training_mode",
@@ -186,7 +186,7 @@ class Orchestration(Section):
         wanted: ClientType = "renderer" if self.training_mode == "opd" else "openai_chat_completions"
         self.teacher.client.check_type("teacher.client", wanted)
         if self.buffer.online_difficulty_filtering:
-            raise RefusedError(
+            raise BadKeysError(
                 "buffer.online_difficulty_filtering leaves out groups whose rewards are all equal, but training_mode "
                 f"({self.training_mode}) learns from a teacher, not from rewards; set it to false",
                 "buffer.online_difficulty_filtering",
@@ -203,7 +203,7 @@ class Orchestration(Section):
     @model_validator(mode="after")
     def _trains_what_is_generated(self) -> Self:
         if self.max_off_policy_steps < self.max_async_level:
-            raise RefusedError(
+            raise BadKeysError(
                 f"max_off_policy_steps ({self.max_off_policy_steps}) must be at least max_async_level "
                 f"({self.max_async_level}): rollouts would be generated only to be too old to train on; raise the "
                 "first, or lower the second",
@@ -215,7 +215,7 @@ class Orchestration(Section):
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
         if self.min_group_size is not None and self.min_group_size > self.group_size:
-            raise RefusedError(
+            raise BadKeysError(
                 f"min_group_size ({self.min_group_size}) must be at most group_size ({self.group_size}); lower it, or "
                 "leave it out to train whole groups only",
                 "min_group_size",
@@ -244,13 +244,13 @@ class OrchestratorSettings(Orchestration):
         others = [environment for environment in self.eval.env if environment != names.get(environment.label)]
         twice = next((entry for entry in others if entry.validates is not None), None)
         if twice is not None:
-            raise RefusedError(
+            raise BadKeysError(
                 f"val validates {twice.validates!r}, and so does eval.env {twice.label!r}; leave one of the two out",
                 "val",
             )
         trained = next((entry for entry in self.train.env if entry.held_out not in (0, held_out)), None)
         if trained is not None:
-            raise RefusedError(
+            raise BadKeysError(
                 f"val holds {held_out} examples of {trained.label!r} out, and its held_out is {trained.held_out}; "
                 "leave one of the two out",
                 "val",
@@ -313,19 +313,19 @@ class OrchestratorConfig(Orchestration):
     @model_validator(mode="after")
     def _has_something_to_do(self) -> Self:
         if self.max_steps and not self.train.env:
-            raise RefusedError(
+            raise BadKeysError(
                 "train.env is empty: there is no training environment; add at least one, or set max_steps to 0 to "
                 "evaluate only",
                 "train.env",
             )
         if not self.max_steps and self.train.env:
-            raise RefusedError(
+            raise BadKeysError(
                 "max_steps (0) is for a run that only evaluates, but train.env has environments; set it to at least 1, "
                 "or leave them out",
                 "max_steps",
             )
         if not self.max_steps and not self.eval.env:
-            raise RefusedError(
+            raise BadKeysError(
                 "max_steps (0) is for a run that only evaluates, but eval.env is empty; add an environment", "max_steps"
             )
         return self

@@ -8,13 +8,13 @@ from pydantic import Field, model_validator
 
 from primerl.config.errors.foreign_keys import PRIME_RL, Names
 from primerl.config.schema.base import (
+    BadKeysError,
     Count,
     CountOrZero,
     LargeCount,
     Log,
     Name,
     ProcessesOrZero,
-    RefusedError,
     Seconds,
     Section,
     Seed,
@@ -138,7 +138,7 @@ class RLConfig(Monitored):
     @model_validator(mode="after")
     def _has_something_to_skip(self) -> Self:
         if self.clean_output_dir and self.skip_event is not None:
-            raise RefusedError(
+            raise BadKeysError(
                 "clean_output_dir deletes the journal that skip_event is about; leave one of the two out",
                 "clean_output_dir",
             )
@@ -155,18 +155,18 @@ class RLConfig(Monitored):
         without = {"rl": ("ref_kl_weight",), "opd": (), "sft": ("rl_weight", "ref_kl_weight")}
         for name in without[mode]:
             if getattr(loss, name):
-                raise RefusedError(
+                raise BadKeysError(
                     f'trainer.loss.{name} is set, but with orchestrator.training_mode "{mode}" no token has such a '
                     "loss; leave it out",
                     f"trainer.loss.{name}",
                 )
         if loss.entropy_weight and not loss.rl_weight:
-            raise RefusedError(
+            raise BadKeysError(
                 "trainer.loss.entropy_weight is set, but rl_weight is 0; the bonus is over the rl tokens",
                 "trainer.loss.entropy_weight",
             )
         if mode != "rl" and not getattr(loss, own):
-            raise RefusedError(
+            raise BadKeysError(
                 f'trainer.loss.{own} is 0, but it is what orchestrator.training_mode "{mode}" trains; leave it out',
                 f"trainer.loss.{own}",
             )
@@ -179,7 +179,7 @@ class RLConfig(Monitored):
         if self.ckpt is None:
             return self
         if self.trainer.ckpt not in (None, self.ckpt):
-            raise RefusedError(
+            raise BadKeysError(
                 "ckpt and trainer.ckpt are the same settings, and both are given; leave one of them out", "ckpt"
             )
         self.trainer = self.trainer.model_copy(update={"ckpt": self.ckpt})
@@ -190,7 +190,7 @@ class RLConfig(Monitored):
     def _has_something_to_go_back_to(self) -> Self:
         ckpt = self.trainer.ckpt
         if self.clean_output_dir and ckpt is not None and ckpt.resume_step is not None:
-            raise RefusedError(
+            raise BadKeysError(
                 "clean_output_dir deletes the checkpoint that ckpt.resume_step names; leave one of the two out",
                 "clean_output_dir",
             )
@@ -203,7 +203,7 @@ class RLConfig(Monitored):
         if weights.keep_last >= needed:
             return self
         if "keep_last" in weights.model_fields_set:
-            raise RefusedError(
+            raise BadKeysError(
                 f"trainer.weights.keep_last ({weights.keep_last}) must be at least orchestrator.max_async_level + 2 "
                 f"({needed}): weights that an engine has yet to load would be deleted; raise it, or leave it out",
                 "trainer.weights.keep_last",
@@ -217,7 +217,7 @@ class RLConfig(Monitored):
     def _logprobs_are_of_what_is_sampled(self) -> Self:
         sampling = self.orchestrator.sampling
         if self.inference.replicas and self.inference.logprobs_mode == "raw_logprobs" and not sampling.is_plain:
-            raise RefusedError(
+            raise BadKeysError(
                 "inference.logprobs_mode is raw_logprobs, but with orchestrator.sampling.temperature "
                 f"{sampling.temperature} and truncated {sampling.truncated!r} rollouts are not sampled from the "
                 "model's own distribution, but the trainer needs log-probabilities of what they are sampled from: "
@@ -230,7 +230,7 @@ class RLConfig(Monitored):
     def _fits(self) -> Self:
         longest = self.orchestrator.sampling.max_tokens
         if longest >= self.seq_len:
-            raise RefusedError(
+            raise BadKeysError(
                 f"orchestrator.sampling.max_tokens ({longest}) must be below seq_len ({self.seq_len}), "
                 "which holds the prompt too; lower one or raise the other",
                 "orchestrator.sampling.max_tokens",
@@ -238,7 +238,7 @@ class RLConfig(Monitored):
             )
         context = self.inference.max_model_len
         if context is not None and longest >= context:
-            raise RefusedError(
+            raise BadKeysError(
                 f"orchestrator.sampling.max_tokens ({longest}) must be below inference.max_model_len ({context}), "
                 "which holds the prompt too; lower one or raise the other",
                 "orchestrator.sampling.max_tokens",
@@ -246,25 +246,25 @@ class RLConfig(Monitored):
             )
         cache, context = self.inference.kv_cache_tokens, context or self.seq_len
         if cache is not None and cache < context:
-            raise RefusedError(
+            raise BadKeysError(
                 f"inference.kv_cache_tokens ({cache}) does not hold one sequence of {context} tokens; "
                 "raise it, or lower inference.max_model_len",
                 "inference.kv_cache_tokens",
             )
         if self.inference.replicas == 0 and not self.orchestrator.engines:
-            raise RefusedError(
+            raise BadKeysError(
                 "inference.replicas is 0 and orchestrator.engines names no engine; set one of them (engines of "
                 'other machines are named there, as in ["http://node:8001"])',
                 "inference.replicas",
             )
         if self.inference.replicas > 1 and self.inference.port:
-            raise RefusedError(
+            raise BadKeysError(
                 f"inference.port ({self.inference.port}) cannot be shared by "
                 f"{self.inference.replicas} replicas; set it to 0",
                 "inference.port",
             )
         if self.inference.replicas and self.inference.port and self.inference.port == self.orchestrator.port:
-            raise RefusedError(
+            raise BadKeysError(
                 f"inference.port and orchestrator.port are both {self.inference.port}; choose another for one of them, "
                 "or 0 for any free one",
                 "inference.port",

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from primerl.config.schema.base import Count, Fraction, RefusedError, Seconds, Section, Seed, Settings
+from primerl.config.schema.base import BadKeysError, Count, Fraction, Seconds, Section, Seed, Settings
 
 
 class Algorithm(Section):
@@ -36,13 +36,13 @@ class Algorithm(Section):
     @model_validator(mode="after")
     def _fits_the_type(self) -> Self:
         if self.normalize_std and self.type != "grpo":
-            raise RefusedError(
+            raise BadKeysError(
                 "normalize_std divides GRPO's advantages and no other type's; leave it false", "normalize_std"
             )
         if (self.type == "custom") != (self.path is not None):
-            raise RefusedError('path names the function of type = "custom"; set both or neither', "path")
+            raise BadKeysError('path names the function of type = "custom"; set both or neither', "path")
         if self.type == "custom" and self.shuffle_advantages:
-            raise RefusedError(
+            raise BadKeysError(
                 "shuffle_advantages cannot exchange advantages of single tokens; shuffle them in your function",
                 "shuffle_advantages",
             )
@@ -84,7 +84,7 @@ class Sampling(Section):
             for name, neutral in {"top_p": 1.0, "top_k": 0, "min_p": 0.0}.items():
                 value = getattr(self, name)
                 if value != neutral and not (name == "top_k" and value == -1):
-                    raise RefusedError(
+                    raise BadKeysError(
                         f"{name} ({value}) changes the distribution the trainer assumes; leave it at {neutral}, or set "
                         'truncated to "replay", with which the trainer leaves out the same tokens',
                         name,
@@ -118,7 +118,7 @@ class Buffer(Section):
     @model_validator(mode="after")
     def _hard_below_easy(self) -> Self:
         if self.hard_threshold >= self.easy_threshold:
-            raise RefusedError(
+            raise BadKeysError(
                 f"hard_threshold ({self.hard_threshold}) must be below easy_threshold ({self.easy_threshold}): an "
                 "example would be both; lower the first or raise the second",
                 "hard_threshold",
@@ -151,7 +151,7 @@ class Admission(Section):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if not self.min_per_engine <= self.start_per_engine <= self.max_per_engine:
-            raise RefusedError(
+            raise BadKeysError(
                 f"start_per_engine ({self.start_per_engine}) must lie between min_per_engine ({self.min_per_engine}) "
                 f"and max_per_engine ({self.max_per_engine}); move one of them",
                 "start_per_engine",

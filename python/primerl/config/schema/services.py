@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from primerl.config.schema.base import Bound, LargeCountOrZero, RefusedError, Seconds, SecondsOrZero, Section
+from primerl.config.schema.base import BadKeysError, Bound, LargeCountOrZero, Seconds, SecondsOrZero, Section
 from primerl.typed import MOST_COUNT
 
 KEY_PREFIX = "tskey-auth-"
@@ -37,11 +37,11 @@ class Tailscale(Section):
     @model_validator(mode="after")
     def _as_told(self) -> Self:
         if self.auth_key is not None and not self.auth_key.get_secret_value().startswith(KEY_PREFIX):
-            raise RefusedError(
+            raise BadKeysError(
                 f"auth_key does not begin with {KEY_PREFIX!r}; give an auth key of Tailscale, no API key", "auth_key"
             )
         if not PREFIX_PATTERN.fullmatch(self.hostname_prefix):
-            raise RefusedError(
+            raise BadKeysError(
                 f"hostname_prefix ({self.hostname_prefix!r}) must be 1 to 30 of a-z, 0-9 and -, and begin with a "
                 "letter",
                 "hostname_prefix",
@@ -104,12 +104,12 @@ class Client(Section):
         for url in self.base_urls:
             _check_url(url)
         if not self.base_urls:
-            raise RefusedError("base_url is an empty list; give a URL like http://host:port/v1", "base_url")
+            raise BadKeysError("base_url is an empty list; give a URL like http://host:port/v1", "base_url")
         # Beside /v1 other routes are asked: with it or without it, it is the same server.
         roots = [url.rstrip("/").removesuffix("/v1").rstrip("/") for url in self.base_urls]
         twice = next((url for url, root in zip(self.base_urls, roots, strict=True) if roots.count(root) > 1), None)
         if twice is not None:
-            raise RefusedError(f"base_url names {twice} twice; name each server once", "base_url")
+            raise BadKeysError(f"base_url names {twice} twice; name each server once", "base_url")
         return self
 
     @property
@@ -119,7 +119,7 @@ class Client(Section):
     def check_type(self, name: str, wanted: ClientType) -> None:
         """Raises ValueError: the server, which `name` names, is there for something else than its client_type."""
         if wanted != "renderer" and len(self.base_urls) > 1:
-            raise RefusedError(
+            raise BadKeysError(
                 f"{name}.base_url names {len(self.base_urls)} servers, and only a teacher that scores (training_mode = "
                 '"opd") may be several; give one URL (a proxy in front of several servers has one)',
                 f"{name}.base_url",
@@ -129,7 +129,7 @@ class Client(Section):
         why = "which is for engines: messages go to this server, and text comes back"
         if wanted == "renderer":
             why = 'but the teacher of training_mode = "opd" is an engine that gives log-probabilities of token ids'
-        raise RefusedError(
+        raise BadKeysError(
             f"{name}.client_type ({self.client_type}), {why}; use {wanted}, or leave it out", f"{name}.client_type"
         )
 
@@ -137,9 +137,9 @@ class Client(Section):
 def _check_url(base_url: str) -> None:
     url = urlsplit(base_url)
     if url.scheme not in ("http", "https") or not url.hostname:
-        raise RefusedError("base_url is no URL like http://host:port/v1 or https://host/v1; give one", "base_url")
+        raise BadKeysError("base_url is no URL like http://host:port/v1 or https://host/v1; give one", "base_url")
     if url.username is not None or url.password is not None or url.query or url.fragment:
-        raise RefusedError(
+        raise BadKeysError(
             "base_url has a user, a query or a fragment; leave them out, and name the variable that holds the key "
             "in api_key_env",
             "base_url",

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from primerl.config.errors.foreign_keys import PRIME_RL_SFT, Names
-from primerl.config.schema.base import Count, Fraction, LargeCount, Name, RefusedError, Section, Seed, check_dry_run
+from primerl.config.schema.base import BadKeysError, Count, Fraction, LargeCount, Name, Section, Seed, check_dry_run
 from primerl.config.schema.monitors import Monitored
 from primerl.config.schema.trainer import CheckpointWeights, Computation, Lora, Optimizer, TrainerLog, check_resume
 from primerl.typed import MOST_COUNT, MOST_LARGE_COUNT
@@ -204,20 +204,20 @@ class SFTConfig(Monitored, Computation):
     def _has_rows_to_train_on(self) -> Self:
         data = self.data
         if data.batch_size < data.seq_len:
-            raise RefusedError(
+            raise BadKeysError(
                 f"data.batch_size is {data.batch_size}, data.seq_len {data.seq_len}: a step counts its tokens and has "
                 "to hold the longest row; raise data.batch_size or lower data.seq_len",
                 "data.batch_size",
             )
         if not any(data.loss_mask.model_dump().values()):
-            raise RefusedError(
+            raise BadKeysError(
                 "data.loss_mask leaves nothing to train on; set one of its keys to true", "data.loss_mask"
             )
         check_rows(data, "data.")
         if self.val is not None:
             check_rows(self.val.data, "val.data.")
             if any(subset.ratio is not None for subset in self.val.data.subsets):
-                raise RefusedError(
+                raise BadKeysError(
                     "val.data.subsets: a validation reads every row once; leave `ratio` out", "val.data.subsets"
                 )
         return self
@@ -228,7 +228,7 @@ class SFTConfig(Monitored, Computation):
             return self
         check_resume(self.ckpt.resume_step, weights_only=self.ckpt.weights_only)
         if self.ckpt.weights.save_adapter_separately and self.model.lora is None:
-            raise RefusedError(
+            raise BadKeysError(
                 "ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save",
                 "ckpt.weights.save_adapter_separately",
             )
@@ -243,17 +243,17 @@ def check_rows(rows: Rows, prefix: str) -> None:
     if (rows.path is None) == (not rows.subsets):
         is_named = rows.path is None and rows.name is not None
         hint = "; `name` is a configuration of the dataset, which is `path` (prime-rl calls that `name`)"
-        raise RefusedError(
+        raise BadKeysError(
             f"{prefix.rstrip('.')}: give either `path` or `[[{subsets}]]`, not both{hint if is_named else ''}",
             prefix.rstrip("."),
         )
     if rows.subsets and (rows.name is not None or rows.split != "train"):
-        raise RefusedError(f"{subsets}: `name` and `split` belong into each subset", subsets)
+        raise BadKeysError(f"{subsets}: `name` and `split` belong into each subset", subsets)
     if len({subset.ratio is None for subset in rows.subsets}) > 1:
-        raise RefusedError(f"{subsets}: give `ratio` for all of them, or for none (each row once an epoch)", subsets)
+        raise BadKeysError(f"{subsets}: give `ratio` for all of them, or for none (each row once an epoch)", subsets)
     titles = Counter(title_of(subset.path, subset.name, subset.label) for subset in rows.subsets)
     for title, times in titles.items():
         if times > 1:
-            raise RefusedError(
+            raise BadKeysError(
                 f"{subsets}: {times} of them are called {title!r}; set `label` to tell them apart", subsets
             )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, model_validator
 
-from primerl.config.schema.base import Fraction, Oversampling, RefusedError, Section, Seed
+from primerl.config.schema.base import BadKeysError, Fraction, Oversampling, Section, Seed
 
 # The bounds of `primerl_simulate::plan`: more, or longer times, make a plan that would hardly ever end.
 LONGEST_S = 86_400.0
@@ -42,7 +42,7 @@ class Uniform(Section):
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.min > self.max:
-            raise RefusedError(f"min ({self.min}) is above max ({self.max}); swap them", "min", "max")
+            raise BadKeysError(f"min ({self.min}) is above max ({self.max}); swap them", "min", "max")
         return self
 
 

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from primerl.config.schema.base import (
+    BadKeysError,
     Count,
     LargeCount,
     LargeCountOrZero,
     Port,
     Processes,
-    RefusedError,
     Seconds,
     Section,
     Seed,
@@ -44,7 +44,7 @@ class Lora(Section):
     @model_validator(mode="after")
     def _all_or_names(self) -> Self:
         if "all-linear" in self.target_modules and len(self.target_modules) > 1:
-            raise RefusedError(
+            raise BadKeysError(
                 "target_modules: all-linear means every linear layer; leave the other names out", "target_modules"
             )
         return self
@@ -60,7 +60,7 @@ class TrainerLora(Lora):
     @model_validator(mode="after")
     def _samples_and_trains_one_policy(self) -> Self:
         if self.dropout:
-            raise RefusedError(
+            raise BadKeysError(
                 f"dropout is {self.dropout}, but in reinforcement learning the trainer's probabilities have to be the "
                 "engine's, which has no dropout; set it to 0",
                 "dropout",
@@ -98,7 +98,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 def pair(given: Any) -> Any:
-    """Of the command line, where the config library takes lists and no pairs."""
+    """Reads a pair given on the command line, where the config library takes only lists."""
     if not isinstance(given, str):
         return given
     try:
@@ -179,15 +179,15 @@ class Loss(Section):
         from primerl.train import losses
 
         if not (self.rl_weight or self.ce_weight or self.ref_kl_weight):
-            raise RefusedError("rl_weight, ce_weight and ref_kl_weight are all 0; nothing is trained", "rl_weight")
+            raise BadKeysError("rl_weight, ce_weight and ref_kl_weight are all 0; nothing is trained", "rl_weight")
         if self.entropy_weight and not self.rl_weight:
-            raise RefusedError(
+            raise BadKeysError(
                 "entropy_weight is set, but rl_weight is 0; the bonus is over the rl tokens", "entropy_weight"
             )
         if self.custom is None:
             losses.options(self.type, self.args, "")
         elif self.type != "dppo":
-            raise RefusedError("custom and type are both set; leave one of the two out", "custom")
+            raise BadKeysError("custom and type are both set; leave one of the two out", "custom")
         return self
 
 
@@ -214,9 +214,9 @@ class Weights(Section):
 def check_resume(step: int | None, *, weights_only: bool) -> None:
     """Raises ValueError."""
     if step == 0:
-        raise RefusedError("ckpt.resume_step is 0; give a step, or -1 for the newest checkpoint", "ckpt.resume_step")
+        raise BadKeysError("ckpt.resume_step is 0; give a step, or -1 for the newest checkpoint", "ckpt.resume_step")
     if step is not None and weights_only:
-        raise RefusedError(
+        raise BadKeysError(
             "ckpt.weights_only saves nothing to go on from; leave it out, or ckpt.resume_step", "ckpt.weights_only"
         )
 
@@ -291,11 +291,11 @@ class Computation(Section):
     @model_validator(mode="after")
     def _ranks_fit(self) -> Self:
         if self.ranks % self.dp_replicate:
-            raise RefusedError(
+            raise BadKeysError(
                 f"dp_replicate is {self.dp_replicate}; it must divide ranks ({self.ranks})", "dp_replicate", "ranks"
             )
         if self.context_parallel != 1:
-            raise RefusedError(
+            raise BadKeysError(
                 f"context_parallel is {self.context_parallel}; {NO_CONTEXT_PARALLEL}", "context_parallel"
             )
         return self
@@ -332,7 +332,7 @@ class TrainerSettings(Computation):
     def _adapters_have_one_dtype(self) -> Self:
         lora = self.model.lora
         if self.weights.dtype is not None and lora is not None and lora.broadcast == "adapter":
-            raise RefusedError(
+            raise BadKeysError(
                 "weights.dtype: adapters are published in float32 (model.lora.broadcast); leave it out", "weights.dtype"
             )
         return self
@@ -340,7 +340,7 @@ class TrainerSettings(Computation):
     def check_adapter(self) -> None:
         """Raises ValueError."""
         if self.ckpt is not None and self.ckpt.weights.save_adapter_separately and self.model.lora is None:
-            raise RefusedError(
+            raise BadKeysError(
                 "ckpt.weights.save_adapter_separately: there is no `model.lora`, so no adapter to save",
                 "ckpt.weights.save_adapter_separately",
             )
