@@ -56,7 +56,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Case:
-    """One run. `kind`: sft or rl."""
+    """One run. `kind`: sft or rl; another for a program of the test's own, which gets its values as they are."""
 
     kind: str
     ranks: int
@@ -75,7 +75,8 @@ class Case:
         return Path(self.values["output_dir"])
 
     def told(self) -> dict[str, Any]:
-        values = settings_helpers.values(TrainerConfig if self.kind == "rl" else SFTConfig, self.values)
+        kind = {"rl": TrainerConfig, "sft": SFTConfig}.get(self.kind)
+        values = self.values if kind is None else settings_helpers.values(kind, self.values)
         given = {"kind": self.kind, "ranks": self.ranks, "values": values, "places": self.meeting.environment}
         return given | {"copied_from": self.copied_from, "code": self.code}
 

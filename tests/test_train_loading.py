@@ -66,7 +66,7 @@ ranks.leave()
 
 
 def on_ranks(folders: list[str], *, lora: bool = False) -> str:
-    case = Case("sft", RANKS, {"folders": folders, "lora": lora, "output_dir": ""}, meeting=Meeting())
+    case = Case("loading", RANKS, {"folders": folders, "lora": lora, "output_dir": ""}, meeting=Meeting())
     processes = start_ranks([case], PROGRAM)
     said = [process.communicate(timeout=200)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(said)
