@@ -23,12 +23,15 @@ sys.path.insert(0, os.fspath(Path(__file__).resolve().parent.parent / "tests"))
 
 from aiohttp import web
 from env_orchestrator import Chat, Orchestrator, completion
+from primerl.config.process_files.files import resolved
+from primerl.config.schema.environment import EnvWorkerConfig
 
 GOAL_MS = 5.0
 WARM_UP = 200
 MAIN = (
     "import json, sys; from primerl.envs.settings import WorkerConfig; from primerl.envs.worker import run_worker;"
-    "sys.exit(run_worker(WorkerConfig.from_dict(json.loads(sys.argv[1]))))"
+    "from primerl.process.setting_checks import from_mapping;"
+    "sys.exit(run_worker(from_mapping(WorkerConfig, json.loads(sys.argv[1]))))"
 )
 
 
@@ -55,7 +58,8 @@ def measure(environment: str, rollouts: int, concurrent: int) -> tuple[float, fl
             "id": environment,
             "max_concurrent": concurrent,
         }
-        worker = subprocess.Popen([sys.executable, "-c", MAIN, json.dumps(config)], stdout=log, stderr=log)
+        settings = json.dumps(resolved(EnvWorkerConfig, config))
+        worker = subprocess.Popen([sys.executable, "-c", MAIN, settings], stdout=log, stderr=log)
         try:
             for example in range(WARM_UP):
                 orchestrator.add(example)

@@ -44,7 +44,7 @@ from primerl.train.data.sources import sources
 from primerl.train.loop import sft
 from primerl.train.loop.metrics import Clock, MetricsWriter, log_to_stdout
 from primerl.train.model.packed_model import load_model
-from primerl.train.sft_settings import LossMaskConfig, RowsConfig, SFTConfig
+from primerl.train.sft_settings import SFTConfig
 from step_parts import WARM_UP, report
 
 MODELS = {
@@ -139,6 +139,15 @@ def settings(model: Path, data: Path, batch_tokens: int, output_dir: Path, steps
     }
 
 
+def settings_of(values: dict[str, Any]) -> SFTConfig:
+    """With the defaults of what is left out."""
+    from primerl.config.schema.sft import SFTConfig as Given
+    from primerl.launch.preflight import sft as launcher
+    from primerl.process.setting_checks import from_mapping
+
+    return from_mapping(SFTConfig, launcher.settings_of(Given.model_validate(values)))
+
+
 def ours(values: dict[str, Any]) -> Callable[[Callable[[int], None]], None]:
     """`primerl sft`'s own loop: a step ends when its line of metrics is written."""
 
@@ -155,7 +164,7 @@ def ours(values: dict[str, Any]) -> Callable[[Callable[[int], None]], None]:
         with contextlib.redirect_stdout(NOWHERE):
             log_to_stdout("info")
         sft.MetricsWriter = Turns  # type: ignore[misc]
-        sft.train(SFTConfig.from_dict(values))
+        sft.train(settings_of(values))
 
     return train
 
@@ -164,7 +173,7 @@ def alone(values: dict[str, Any], now: Callable[[], float]) -> list[dict[str, An
     """`primerl sft` by itself, by that clock: its lines of metrics."""
     sft.Clock = partial(Clock, now)  # type: ignore[misc, assignment]
     with contextlib.redirect_stdout(NOWHERE):
-        code = sft.main(values)
+        code = sft.main(settings_of(values))
     sft.Clock = Clock  # type: ignore[misc]
     if code:
         raise SystemExit(code)
@@ -276,9 +285,10 @@ def made_of(name: str, given: argparse.Namespace, model: Path, data: Path) -> bo
 def compared(name: str, given: argparse.Namespace, model: Path, data: Path) -> bool:
     """Tokens a second, by those of the others."""
     folder = data.parent
-    masker = Masker(model, LossMaskConfig(), time.time())
+    config = settings_of(settings(model, data, given.batch_tokens, folder, 1)).data
+    masker = Masker(model, config.loss_mask, time.time())
     limits = Limits(SEQ_LEN, "drop", 0.0, "data.")
-    rows = load_rows(sources(RowsConfig(path=str(data)), "data."), masker, limits, folder / "bad.jsonl")
+    rows = load_rows(sources(config, "data."), masker, limits, folder / "bad.jsonl")
     contenders = [
         Contender("primerl sft", ours(settings(model, data, given.batch_tokens, folder / "ours", 10**6))),
         Contender("TRL SFTTrainer, packing", trl(model, rows, given.batch_tokens, folder / "trl")),

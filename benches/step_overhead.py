@@ -67,8 +67,12 @@ def serve(steps: int, connection: Connection) -> None:
 
 def trained(name: str, folder: Path, steps: int, now: Callable[[], float] = time.perf_counter) -> list[dict[str, Any]]:
     """Lines of metrics."""
+    from primerl.config.process_files.files import resolved
+    from primerl.config.schema import trainer as schema
     from primerl.models.tiny import write_model
+    from primerl.process.setting_checks import from_mapping
     from primerl.train.loop import metrics, policy_trainer, rl
+    from primerl.train.settings import TrainerConfig
 
     policy_trainer.Clock = partial(metrics.Clock, now)  # type: ignore[attr-defined]
     write_model(folder / "model", MODELS[name], seed=0)
@@ -86,7 +90,7 @@ def trained(name: str, folder: Path, steps: int, now: Callable[[], float] = time
         "log": {"level": "warning"},
     }
     try:
-        code = rl.main(values)
+        code = rl.main(from_mapping(TrainerConfig, resolved(schema.TrainerConfig, values)))
     finally:
         ours.send("over")
         server.join()

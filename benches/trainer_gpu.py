@@ -25,7 +25,7 @@ import statistics as median_of
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,30 @@ from primerl.train.optim import Optimizer
 from primerl.train.settings import LossConfig, OptimConfig
 from torch import Tensor
 
+LOSS = LossConfig(
+    type="dppo",
+    args={},
+    custom=None,
+    rl_weight=1.0,
+    ce_weight=0.0,
+    ref_kl_weight=0.0,
+    ref_kl_max_ratio=2.0,
+    entropy_weight=0.0,
+)
+OPTIM = OptimConfig(
+    type="adamw",
+    args={},
+    lr=1e-5,
+    betas=(0.9, 0.95),
+    eps=1e-8,
+    weight_decay=0.0,
+    weight_decay_by_name={},
+    max_norm=1.0,
+    schedule="constant",
+    warmup_steps=0,
+    decay_steps=None,
+    final_lr_ratio=0.1,
+)
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
         "vocab_size": 151_936,
@@ -115,7 +139,7 @@ def micro_batch(tokens: int, vocabulary: int) -> MicroBatch:
 
 
 def policy_gradient(model: Any, batch: MicroBatch, device: torch.device) -> Callable[[], float]:
-    loss = Loss(LossConfig())
+    loss = Loss(LOSS)
 
     def run() -> float:
         targets = loss.targets(batch)
@@ -257,7 +281,7 @@ def measured_part(part: Part, batch: MicroBatch, given: Any) -> Measured:
     prove(model)
     activations = given.activation_checkpointing or part.activations
     prepare(model, activations, given.compile)
-    optimizer = Optimizer(model.named_parameters(), OptimConfig(type=given.optimizer), 1000)
+    optimizer = Optimizer(model.named_parameters(), replace(OPTIM, type=given.optimizer), 1000)
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     print(f"{part.name} of {millions:.0f}M parameters, activation checkpointing: {activations}", flush=True)
     return measure(part.name, part.objective(model, batch, device), optimizer, batch, ModelShape.of(model), given)

@@ -21,19 +21,19 @@ from docs_pages import Block, Command, Page, PageError
 from primerl.cli import COMMANDS, main
 from primerl.cli.processes import settings_from
 from primerl.cli.run.start import DETACH
-from primerl.config.evaluation import EvalConfig
-from primerl.config.load import load
-from primerl.config.run_forms import load_run
-from primerl.config.sft import SFTConfig
+from primerl.config.command_line.load import load
+from primerl.config.hosted.load_run import load_run
+from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.sft import SFTConfig
 
 TIMEOUT_S = 400
 SECRET = "the-value-of-a-secret"
 # Read by `primerl NAME @ FILE`, beside rl, run and sft.
 SCHEMAS = {
-    "inference": "primerl.config.inference:InferenceConfig",
-    "trainer": "primerl.config.trainer:TrainerConfig",
-    "orchestrator": "primerl.config.orchestrator:OrchestratorConfig",
-    "env-worker": "primerl.config.environment:EnvWorkerConfig",
+    "inference": "primerl.config.schema.inference:InferenceConfig",
+    "trainer": "primerl.config.schema.trainer:TrainerConfig",
+    "orchestrator": "primerl.config.schema.orchestrator:OrchestratorConfig",
+    "env-worker": "primerl.config.schema.environment:EnvWorkerConfig",
 }
 # Programs that are run as they are, by bash.
 TOOLS = {"cat", "cp", "head", "ls", "mkdir", "primerl", "primerl-orchestrate", "python", "tail"}

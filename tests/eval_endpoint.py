@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from primerl.config.evaluation import EvalConfig
+from primerl.config.schema.evaluation import EvalConfig
 
 KEY = "sk-a-key-that-nobody-else-has"
 TASK = {"split": "eval", "num_examples": 4, "letters": "a-j", "min_length": 3, "max_length": 6}

@@ -9,6 +9,7 @@ import render_helpers as helpers
 from primerl.train.data.conversations import RowError
 from primerl.train.data.masks import Columns
 from primerl.train.sft_settings import LossMaskConfig
+from settings_helpers import filled
 from sft_helpers import assistant
 from transformers import AutoTokenizer
 
@@ -23,11 +24,11 @@ STOPS = {
     "gemma3": "<end_of_turn>",
 }
 ALL_MASKS = [
-    LossMaskConfig(),
-    LossMaskConfig(user=True),
-    LossMaskConfig(system=True, tool=True),
-    LossMaskConfig(assistant=False, system=True, user=True, tool=True),
-    LossMaskConfig(system=True, user=True, tool=True),
+    filled(LossMaskConfig),
+    filled(LossMaskConfig, user=True),
+    filled(LossMaskConfig, system=True, tool=True),
+    filled(LossMaskConfig, assistant=False, system=True, user=True, tool=True),
+    filled(LossMaskConfig, system=True, user=True, tool=True),
 ]
 CALL = {"type": "function", "function": {"name": "clock", "arguments": {"n": 1}}}
 THOUGHT = {**assistant("a"), "reasoning_content": "hm"}

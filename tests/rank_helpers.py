@@ -10,12 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import settings_helpers
+from primerl.train.settings import TrainerConfig
+from primerl.train.sft_settings import SFTConfig
 from safetensors.torch import load_file
 from torch.distributed import TCPStore
 
 MAIN = """
 import json, os, shutil, sys
 from importlib import import_module
+from primerl.train.settings import TrainerConfig
+from primerl.train.sft_settings import SFTConfig
+from primerl.process.setting_checks import from_mapping
+KINDS = {"rl": TrainerConfig, "sft": SFTConfig}
 rank = int(os.environ["RANK"])
 for case in json.load(sys.stdin):
     if rank >= case["ranks"]:
@@ -24,7 +31,8 @@ for case in json.load(sys.stdin):
     if case["copied_from"] and rank == 0:
         # The others wait for this one to begin.
         shutil.copytree(case["copied_from"], case["values"]["output_dir"])
-    code = import_module("primerl.train.loop." + case["kind"]).main(case["values"])
+    config = from_mapping(KINDS[case["kind"]], case["values"])
+    code = import_module("primerl.train.loop." + case["kind"]).main(config)
     if code != case["code"]:
         sys.exit(f"rank {rank} of {case['values']}: {code}")
 """
@@ -48,7 +56,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Case:
-    """One run. `kind`: sft or rl."""
+    """One run. `kind`: sft or rl; another for a program of the test's own, which gets its values as they are."""
 
     kind: str
     ranks: int
@@ -67,7 +75,9 @@ class Case:
         return Path(self.values["output_dir"])
 
     def told(self) -> dict[str, Any]:
-        given = {"kind": self.kind, "ranks": self.ranks, "values": self.values, "places": self.meeting.environment}
+        kind = {"rl": TrainerConfig, "sft": SFTConfig}.get(self.kind)
+        values = self.values if kind is None else settings_helpers.values(kind, self.values)
+        given = {"kind": self.kind, "ranks": self.ranks, "values": values, "places": self.meeting.environment}
         return given | {"copied_from": self.copied_from, "code": self.code}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from primerl.cli import main
-from primerl.config.rl import RLConfig
+from primerl.config.schema.rl import RLConfig
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.runs.registry import Registry
 

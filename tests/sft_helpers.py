@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from primerl.train.data.masks import Masker
 from primerl.train.data.rows import Limits, Rows, load_rows
 from primerl.train.data.sources import sources
 from primerl.train.sft_settings import LossMaskConfig, RowsConfig, SubsetConfig
+from settings_helpers import filled
 
 NOW = 1.7e9
 
@@ -31,8 +33,12 @@ def load(
     folder: Path, data: Path | list[SubsetConfig], bad_rows: Path, *, mask: LossMaskConfig | None = None, **limits: Any
 ) -> Rows:
     """The rows of a file or of several datasets, by the tokenizer and template in `folder`."""
-    config = RowsConfig(path=str(data)) if isinstance(data, Path) else RowsConfig(subsets=data)
-    masker = Masker(folder, mask or LossMaskConfig(), NOW)
+    config = (
+        filled(RowsConfig, path=str(data))
+        if isinstance(data, Path)
+        else filled(RowsConfig, subsets=[asdict(subset) for subset in data])
+    )
+    masker = Masker(folder, mask or filled(LossMaskConfig), NOW)
     given = {"seq_len": 200, "long_rows": "drop", "max_bad_share": 0.0, "key": "data.", **limits}
     return load_rows(sources(config, "data."), masker, Limits(**given), bad_rows)
 

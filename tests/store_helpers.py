@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from primerl.config.store import StoreWorkerConfig
+from primerl.config.schema.services import StoreWorkerConfig
 from primerl.stores.store import Store
 from primerl.stores.worker import Uploader
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import forks
 import pytest
-from primerl.config import resolve
-from primerl.config.rl import RLConfig
+from primerl.config.process_files import resolve
+from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
 from primerl.forking.popen import ForkedPopen
 from primerl.forking.preload import ENVIRONMENTS

@@ -15,7 +15,7 @@ import primerl as primerl_package
 import pytest
 from end_to_end import until
 from primerl.cli import COMMANDS, main
-from primerl.config.load import ConfigError
+from primerl.config.errors.fail import ConfigError
 from primerl.launch.preflight.training import check_output_dir
 from primerl.launch.supervise.guard import MARK, marked
 from primerl.runs import report

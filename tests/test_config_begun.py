@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from end_to_end import until
-from primerl.config import begun, resolve
-from primerl.config.late import placed
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
-from primerl.config.run_forms import is_short, load_run
+from primerl.config.errors import resume_refusal
+from primerl.config.errors.error_locations import placed
+from primerl.config.errors.fail import ConfigError
+from primerl.config.hosted.load_run import is_short, load_run
+from primerl.config.process_files import files, resolve
+from primerl.config.schema.rl import RLConfig
 from primerl.launch.preflight import training
 from primerl.models.tiny import write_model
 
@@ -54,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "model", seed=0)
     (folder / "rl.toml").write_text(FULL.format(folder=folder))
     orchestrator = resolve.orchestrator(given(folder))
-    resolve.write(orchestrator)
+    files.write(orchestrator)
     process = subprocess.Popen([sys.executable, "-m", "primerl", "orchestrator", "@", str(orchestrator.file)])
     try:
         until((folder / "run" / "run" / "orchestrator.json").is_file, 60, "the orchestrator")
@@ -70,7 +71,7 @@ def given(folder: Path, *overrides: str) -> RLConfig:
 
 def refused(config: RLConfig) -> list[str]:
     problems = training.check_beside(resolve.orchestrator(config), [], 60.0, print, begins=False)
-    return [begun.in_words_of(config, problem) for problem in problems]
+    return [resume_refusal.in_words_of(config, problem) for problem in problems]
 
 
 @pytest.mark.parametrize(
@@ -144,11 +145,11 @@ def test_the_short_form_has_its_own_words(folder: Path, tmp_path: Path) -> None:
     ):
         message = f"/f holds a run that was begun with {name} = 1, and now {name} = 3: go on with the same config, or x"
         with pytest.raises(ConfigError) as caught, placed(config, arguments, short=is_short(arguments)):
-            raise ConfigError(begun.in_words_of(config, message))
+            raise ConfigError(resume_refusal.in_words_of(config, message))
         assert f"begun with {key} = 1, and now {key} = 3: go on with" in str(caught.value)
         assert place.removeprefix(f" (in {file}") in str(caught.value)
 
 
 @pytest.mark.parametrize("message", ["", "another", "holds a run that was begun with x = 1, and now y = 2: go on with"])
 def test_other_messages_stay_as_they_are(folder: Path, message: str) -> None:
-    assert begun.in_words_of(given(folder), message) == message
+    assert resume_refusal.in_words_of(given(folder), message) == message

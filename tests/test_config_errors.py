@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from primerl.cli import main
-from primerl.config.load import ConfigError, load
-from primerl.config.run_forms import load_run
-from primerl.config.sft import SFTConfig
-from primerl.config.simulate import SimulateConfig
+from primerl.config.command_line.load import load
+from primerl.config.errors.fail import ConfigError
+from primerl.config.hosted.load_run import load_run
+from primerl.config.schema.sft import SFTConfig
+from primerl.config.schema.simulate import SimulateConfig
 
 SHORT = """\
 model = "owner/name"

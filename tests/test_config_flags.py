@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import tomli_w
-from primerl.config import flags, forms
-from primerl.config.evaluation import EvalConfig
-from primerl.config.fields import Knob
+from primerl.config.command_line import flags
+from primerl.config.command_line.load import load
+from primerl.config.describe import forms
+from primerl.config.describe.fields import Knob
+from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted import HostedConfig
-from primerl.config.load import ConfigError, load
-from primerl.config.rl import RLConfig
-from primerl.config.sft import SFTConfig
+from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.sft import SFTConfig
 from pydantic import BaseModel
 from test_config import SFT, tree
 

@@ -14,18 +14,20 @@ from typing import Any
 
 import pytest
 import tomli_w
-from primerl.config import resolve, run_file
-from primerl.config.environment import EnvWorkerConfig
+from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.hosted.compile import sequence_length
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
-from primerl.config.run_forms import load_run
-from primerl.config.sft import SFTConfig
+from primerl.config.hosted.load_run import load_run
+from primerl.config.process_files import files as process_files
+from primerl.config.process_files import resolve, run_file
+from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.sft import SFTConfig
 from primerl.envs.settings import WorkerConfig
 from primerl.launch import secrets
 from primerl.launch.preflight import hub
 from primerl.launch.supervise.starting import environment_of
+from primerl.process.setting_checks import from_mapping
 
 REPOSITORY = Path(__file__).parent.parent
 LEAST: dict[str, Any] = {
@@ -319,7 +321,7 @@ def test_env_files_reach_env_workers_only_and_no_file(tmp_path: Path) -> None:
     [worker] = resolve.env_workers(config, "http://o:1")
     told = secrets.with_variables(worker, variables)
     assert environment_of(told).items() >= expected.items()
-    assert "s3cret" not in repr(told) + resolve.to_toml(told.config) + run_file.to_toml(config)
+    assert "s3cret" not in repr(told) + process_files.to_toml(told.config) + run_file.to_toml(config)
     for other in [resolve.orchestrator(config), resolve.trainer(config, "http://o:1")]:
         assert secrets.with_variables(other, variables).variables == {}
         assert "JUDGE_KEY" not in environment_of(other)
@@ -494,7 +496,8 @@ def test_workers_are_spread_over_the_cores(size: str, workers: int, memory_mb: i
     assert {(worker.memory_mb, worker.cpus) for worker in told} == {(memory_mb, cpus)}
     assert [worker.first_cpu for worker in told] == [number * cpus for number in range(len(told))]
     # As the file of the process has it, which a worker that is started again reads.
-    assert WorkerConfig.from_dict(tomllib.loads(resolve.to_toml(told[-1]))).first_cpu == (len(told) - 1) * cpus
+    read = from_mapping(WorkerConfig, tomllib.loads(process_files.to_toml(told[-1])))
+    assert read.first_cpu == (len(told) - 1) * cpus
 
 
 def test_workers_without_a_bound_are_told_none(tmp_path: Path) -> None:

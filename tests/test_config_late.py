@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from primerl.cli import main
 from primerl.cli.evaluation import written_out
-from primerl.config.evaluation import EvalConfig
-from primerl.config.late import Source, placed, told
-from primerl.config.load import ConfigError, load
-from primerl.config.run_forms import is_short, load_run
+from primerl.config.command_line.load import load
+from primerl.config.errors.error_locations import Source, placed, told
+from primerl.config.errors.fail import ConfigError
+from primerl.config.hosted.load_run import is_short, load_run
+from primerl.config.schema.evaluation import EvalConfig
 from primerl.launch import run
 from primerl.train.loss import components
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from primerl.cli import main
-from primerl.config import fields, forms, reference
-from primerl.config.base import Section
-from primerl.config.explain import UnknownFieldError, explain
+from primerl.config.describe import fields, forms, reference
+from primerl.config.describe.help import UnknownFieldError, explain
+from primerl.config.schema.base import Section
 from pydantic import Field
 from test_config import CONFIGS
 

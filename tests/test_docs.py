@@ -35,12 +35,13 @@ import pytest
 from docs_commands import Reader
 from docs_pages import Block, Page, PageError, pages, reads, shown
 from end_to_end import read_lines
-from primerl.config.evaluation import EvalConfig
-from primerl.config.load import ConfigError, load
-from primerl.config.rl import RLConfig
-from primerl.config.run_forms import keys_of_one_form, load_run
-from primerl.config.sft import SFTConfig
-from primerl.config.simulate import SimulateConfig
+from primerl.config.command_line.load import load
+from primerl.config.errors.fail import ConfigError
+from primerl.config.hosted.load_run import keys_of_one_form, load_run
+from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.sft import SFTConfig
+from primerl.config.schema.simulate import SimulateConfig
 from primerl.launch.preflight import training
 from run_helpers import CONFIG, write_run
 from sft_helpers import write_rows

@@ -14,10 +14,10 @@ import outside
 import pytest
 from engine_helpers import read_url
 from eval_endpoint import evaluate
-from primerl.config import resolve
-from primerl.config.inference import InferenceConfig as CheckedConfig
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
+from primerl.config.command_line.load import ConfigError
+from primerl.config.process_files import resolve
+from primerl.config.schema.inference import InferenceConfig as CheckedConfig
+from primerl.config.schema.rl import RLConfig
 from primerl.evals import results
 from primerl.inference import backends
 from primerl.inference.settings import InferenceConfig

@@ -18,6 +18,7 @@ from primerl.inference.torch.backend import engine_settings
 from primerl.inference.torch.step import TorchBackend
 from primerl.render import Renderer
 from primerl.train.loss.bitmasks import unpacked
+from settings_helpers import filled
 from transformers import AutoModelForCausalLM
 
 SCHEMA = {
@@ -37,9 +38,7 @@ SEEDS = 40
 class Local:
     def __init__(self, model: Path) -> None:
         self.model = model
-        config = InferenceConfig.from_toml(
-            {"model": {"path": str(model), "name": "m"}, "max_num_seqs": 16, "max_model_len": 1024}
-        )
+        config = filled(InferenceConfig, model={"path": str(model), "name": "m"}, max_num_seqs=16, max_model_len=1024)
         backend = TorchBackend(
             model, dtype="float32", max_num_seqs=16, max_model_len=1024, logprobs_mode="processed_logprobs"
         )

@@ -22,6 +22,7 @@ from primerl import _core
 from primerl.inference.settings import InferenceConfig
 from primerl.inference.torch.backend import engine_settings
 from primerl.inference.torch.step import TorchBackend
+from settings_helpers import filled, refusal
 
 
 class Orchestrator:
@@ -152,14 +153,15 @@ def test_missing_model_and_port_in_use_end_with_code_2(model: Path, tmp_path: Pa
     assert f"port: cannot listen on 127.0.0.1:{port}" in result.stderr
 
 
-def test_from_toml_needs_a_model() -> None:
-    with pytest.raises(ValueError, match=r"model\.path"):
-        InferenceConfig.from_toml({"model": {"name": "x"}})
-    with pytest.raises(ValueError, match=r"model\.seed: no such setting"):
-        InferenceConfig.from_toml({"model": {"path": "x", "seed": 1}})
-    with pytest.raises(ValueError, match="max_num_seqs: must be a whole number from 1 to 65536, not 0"):
-        InferenceConfig.from_toml({"model": {"path": "x"}, "max_num_seqs": 0})
-    assert InferenceConfig.from_toml({"model": {"path": "a/b"}}).served_name == "b"
+def test_settings_name_a_key_that_is_wrong() -> None:
+    for given, message in [
+        ({"model": {"name": "x"}}, "model.path: missing"),
+        ({"model": {"path": "x", "seed": 1}}, "model.seed: unknown key"),
+        ({"model": {"path": "x"}, "max_num_seqs": 0}, "max_num_seqs: Input should be greater than 0 (it is 0)"),
+        ({"model": {"path": "x"}, "max_num_seqs": 65_537}, "max_num_seqs: Input should be less than or equal to 65536"),
+    ]:
+        assert message in refusal(InferenceConfig, given)
+    assert filled(InferenceConfig, model={"path": "a/b"}).served_name == "b"
 
 
 # The binding --------------------------------------------------------------------------------------------------------
@@ -167,7 +169,7 @@ def test_from_toml_needs_a_model() -> None:
 
 @pytest.fixture
 def engine(model: Path) -> Iterator[_core.InferenceEngine]:
-    config = InferenceConfig.from_toml({"model": {"path": str(model)}, "max_model_len": 256, "max_num_seqs": 4})
+    config = filled(InferenceConfig, model={"path": str(model)}, max_model_len=256, max_num_seqs=4)
     backend = TorchBackend(model, dtype="float32", max_num_seqs=4, max_model_len=256)
     engine = _core.InferenceEngine(engine_settings(config, 256), backend, host="127.0.0.1", port=0)
     yield engine
@@ -227,7 +229,7 @@ def test_an_exception_of_the_model_ends_the_engine(model: Path) -> None:
             raise ZeroDivisionError("the model is broken")
 
     backend = Broken(model, dtype="float32", max_num_seqs=4, max_model_len=256)
-    config = InferenceConfig.from_toml({"model": {"path": str(model)}, "max_num_seqs": 4})
+    config = filled(InferenceConfig, model={"path": str(model)}, max_num_seqs=4)
     engine = _core.InferenceEngine(engine_settings(config, 256), backend, host="127.0.0.1", port=0)
     answer = httpx.post(f"{engine.url}/inference/v1/generate", json=request([1], max_tokens=1))
     assert answer.status_code == 500

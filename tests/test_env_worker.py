@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import random
 import signal
@@ -19,12 +18,13 @@ import outside
 import pytest
 from aiohttp import web
 from env_orchestrator import Chat, Orchestrator, completion
-from primerl.config.environment import TrainEnvironment
-from primerl.config.load import ConfigError
+from primerl.config.command_line.load import ConfigError
+from primerl.config.schema.environment import TrainEnvironment
 from primerl.envs import check, machine
 from primerl.envs.generations import choice
 from primerl.envs.settings import WorkerConfig
 from primerl.launch.preflight import environments
+from settings_helpers import refusal, worker_json
 
 pytestmark = pytest.mark.processes
 
@@ -32,7 +32,8 @@ ENVIRONMENTS = Path(__file__).parent / "environments"
 KINDS = ["plain", "reward_raises", "reward_blocks", "setup_cancels", "never_ends"]
 MAIN = (
     "import json, sys; from primerl.envs.settings import WorkerConfig; from primerl.envs.worker import run_worker;"
-    "sys.exit(run_worker(WorkerConfig.from_dict(json.loads(sys.argv[1]))))"
+    "from primerl.process.setting_checks import from_mapping; sys.exit(run_worker(from_mapping(WorkerConfig, "
+    "json.loads(sys.argv[1]))))"
 )
 # Long enough for a loaded machine to import verifiers.
 START_S = 180.0
@@ -45,7 +46,7 @@ class Worker:
         self.log = log
         with log.open("w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", MAIN, json.dumps(config)],
+                [sys.executable, "-c", MAIN, worker_json(config)],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ENVIRONMENTS), *sys.path])},
@@ -113,20 +114,23 @@ def test_the_worker_and_verifiers_log_from_levels_of_their_own(log: dict[str, st
 import json, logging, sys
 from primerl.envs.settings import WorkerConfig
 from primerl.envs.worker import log_to_stderr
-given = {"orchestrator_url": "u", "environment": "e", "id": "e", "log": json.loads(sys.argv[1])}
-log_to_stderr(WorkerConfig.from_dict(given).log)
+from primerl.process.setting_checks import from_mapping
+log_to_stderr(from_mapping(WorkerConfig, json.loads(sys.argv[1])).log)
 ours, theirs = logging.getLogger("primerl.envs"), logging.getLogger("verifiers.v1.rollout")
 ours.debug("ours debug"), ours.info("ours info")
 theirs.debug("theirs debug"), theirs.info("theirs info"), theirs.warning("theirs warning")
 """
-    done = subprocess.run([sys.executable, "-c", code, json.dumps(log)], check=True, capture_output=True, text=True)
+    given = worker_json({"orchestrator_url": "u", "environment": "e", "id": "e", "log": log})
+    done = subprocess.run([sys.executable, "-c", code, given], check=True, capture_output=True, text=True)
     assert [line.rsplit(": ", 1)[1] for line in done.stderr.splitlines()] == seen
 
 
 def test_a_level_that_is_none_is_refused() -> None:
-    for log, message in [({"vf_level": "loud"}, "log.vf_level must be one of trace"), ({"lvl": "info"}, "'log.lvl'")]:
-        with pytest.raises(ValueError, match=message):
-            WorkerConfig.from_dict({"orchestrator_url": "u", "environment": "e", "id": "e", "log": log})
+    for log, message in [
+        ({"vf_level": "loud"}, "log.vf_level: Input should be 'trace', 'debug'"),
+        ({"lvl": "info"}, "log.lvl: unknown key"),
+    ]:
+        assert message in refusal(WorkerConfig, {"orchestrator_url": "u", "environment": "e", "id": "e", "log": log})
 
 
 @pytest.mark.skipif(not machine.cores(), reason="this system binds no process to cores")
@@ -149,12 +153,11 @@ subprocess.run([sys.executable, "-c", "import os; print(sorted(os.sched_getaffin
 
 def test_cores_that_are_none_are_refused() -> None:
     for given, message in [
-        ({"cpus": 0}, "cpus: must be"),
-        ({"cpus": "2"}, "cpus: must"),
-        ({"first_cpu": -1}, "first_cpu"),
+        ({"cpus": 0}, "cpus: Input should be greater than 0"),
+        ({"cpus": "two"}, "cpus: Input should be a valid integer"),
+        ({"first_cpu": -1}, "first_cpu: Input should be greater than or equal to 0"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            WorkerConfig.from_dict({"orchestrator_url": "u", "environment": "e", "id": "e", **given})
+        assert message in refusal(WorkerConfig, {"orchestrator_url": "u", "environment": "e", "id": "e", **given})
 
 
 def test_rollouts_are_leased_run_and_reported_by_a_worker_and_by_the_one_that_replaces_it(
@@ -407,13 +410,14 @@ def test_the_check_accepts_or_says_in_one_line_what_is_wrong(
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"id": "x", "environment": "x"}, "orchestrator_url is missing"),
-        ({"orchestrator_url": "u", "id": "x", "environment": "x", "seeds": 1}, "unknown key 'seeds'"),
-        ({"orchestrator_url": "u", "id": "x", "environment": "x", "role": "test"}, "role: must be"),
-        ({"orchestrator_url": "u", "id": "x", "environment": "x", "max_concurrent": 0}, "max_concurrent: must be"),
-        ({"orchestrator_url": "u", "id": "x", "environment": "x", "unreachable_s": 0}, "unreachable_s: must be"),
+        ({"orchestrator_url": None}, "orchestrator_url: Input should be a valid string"),
+        ({"seeds": 1}, "seeds: unknown key; did you mean 'seed'?"),
+        ({"role": "test"}, "role: Input should be 'train' or 'eval'"),
+        ({"max_concurrent": 0}, "max_concurrent: Input should be greater than 0"),
+        ({"unreachable_s": 0}, "unreachable_s: Input should be greater than 0"),
     ],
 )
 def test_a_config_is_refused_by_the_name_of_its_key(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        WorkerConfig.from_dict(values)
+    given = {"orchestrator_url": "u", "id": "x", "environment": "x"}
+    assert "orchestrator_url: missing" in refusal(WorkerConfig, {"id": "x", "environment": "x"})
+    assert words in refusal(WorkerConfig, {**given, **values})

@@ -22,10 +22,11 @@ from end_to_end import read_lines, until
 from eval_endpoint import KEY, Endpoint, command, config, evaluate, of_endpoint, run_with_key, serving
 from primerl._core import PageServer, PrimerlError, inspect_run
 from primerl.cli.evaluation import written_out
-from primerl.config import run_file
-from primerl.config.evaluation import EvalConfig
-from primerl.config.load import ConfigError, load
-from primerl.config.resolve_evaluation import model_name, orchestrator
+from primerl.config.command_line.load import load
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import run_file
+from primerl.config.process_files.evaluation import model_name, orchestrator
+from primerl.config.schema.evaluation import EvalConfig
 from primerl.evals import endpoint, results
 from primerl.evals.preflight import same_evaluation
 from primerl.forking import servers

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from primerl.config.environment import TrainEnvironment
-from primerl.config.load import ConfigError as LoadError
+from primerl.config.errors.fail import ConfigError as LoadError
+from primerl.config.schema.environment import TrainEnvironment
 from primerl.envs.meter import Meter
 from primerl.envs.settings import WorkerConfig
 from primerl.net.prometheus import PortTakenError
 from primerl.train.loop.metrics import EXPOSITION_FILE, ExposedMetrics, MetricsWriter
-from primerl.train.reader import ConfigError
 from primerl.train.settings import TrainerConfig
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
+from settings_helpers import filled, refusal
 
 
 def samples(url: str) -> dict[tuple[str, str], float]:
@@ -84,17 +84,15 @@ def test_a_port_that_cannot_be_had_is_named(tmp_path: Path) -> None:
             Meter(port, cores=1)
     worker = {"orchestrator_url": "http://x", "environment": "e", "id": "e"}
     trainer = {"output_dir": "o", "orchestrator_url": "http://x", "max_steps": 1, "model": {"path": "m"}}
-    assert WorkerConfig.from_dict(worker).metrics_port is None
-    assert TrainerConfig.from_dict({**trainer, "metrics_port": 0}).metrics_port == 0
+    assert filled(WorkerConfig, **worker).metrics_port is None
+    assert filled(TrainerConfig, **trainer, metrics_port=0).metrics_port == 0
     for bad in (65536, -1):
-        with pytest.raises(ValueError, match="metrics_port"):
-            WorkerConfig.from_dict({**worker, "metrics_port": bad})
-        with pytest.raises(ConfigError, match="metrics_port"):
-            TrainerConfig.from_dict({**trainer, "metrics_port": bad})
+        assert "metrics_port: Input should be" in refusal(WorkerConfig, {**worker, "metrics_port": bad})
+        assert "metrics_port: Input should be" in refusal(TrainerConfig, {**trainer, "metrics_port": bad})
 
 
 def test_each_worker_of_an_environment_has_a_port_of_its_own() -> None:
-    from primerl.config.resolve import port_of
+    from primerl.config.process_files.resolve import port_of
 
     assert [port_of(9000, index) for index in range(3)] == [9000, 9001, 9002]
     assert (port_of(0, 2), port_of(None, 2)) == (0, None)

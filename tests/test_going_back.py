@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from end_to_end import launch, primerl, read_lines, until
-from primerl.config import run_file
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import run_file
+from primerl.config.schema.rl import RLConfig
 from primerl.launch.resume import going_back
 from primerl.models.tiny import TinyConfig, write_model
 from pydantic import ValidationError

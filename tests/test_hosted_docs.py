@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from primerl.cli import main
-from primerl.config import run_file
-from primerl.config.run_forms import load_run
+from primerl.config.hosted.load_run import load_run
+from primerl.config.process_files import run_file
 from primerl.models.tiny import write_model
 
 EXAMPLE = "examples/reverse-text/hosted.toml"

@@ -16,9 +16,9 @@ import classic_helpers
 import pytest
 from end_to_end import arguments_of, column, primerl, read_lines
 from primerl.cli import main
-from primerl.config.environment import Interpreter
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.schema.environment import Interpreter
+from primerl.config.schema.rl import RLConfig
 from primerl.launch import secrets
 from primerl.launch.interpreters import lookup, virtualenvs
 from primerl.launch.preflight import environments, training

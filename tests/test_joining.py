@@ -24,9 +24,9 @@ from end_to_end import read_lines, start, until
 from env_orchestrator import Chat, completion
 from env_orchestrator import Orchestrator as Double
 from primerl._core import Orchestrator, inspect_run
-from primerl.config.environment import JoinConfig
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.schema.environment import JoinConfig
+from primerl.config.schema.rl import RLConfig
 from primerl.envs import listing
 from primerl.envs.generations import v1
 from primerl.forking import servers

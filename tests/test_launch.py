@@ -23,10 +23,10 @@ from typing import Any
 import forks
 import pytest
 import torch
-from primerl.config.environment import EnvWorkerConfig
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
-from primerl.config.trainer import Checkpoints
+from primerl.config.errors.fail import ConfigError
+from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.trainer import Checkpoints
 from primerl.forking.servers import Servers
 from primerl.launch import run as launch_run
 from primerl.launch.preflight import model_folder, training

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.loop import sft
 from rank_helpers import Case, load_shards, run_cases
+from settings_helpers import run_sft
 from sft_helpers import settings, write_rows
 from test_sft_checkpoint import curve
 
@@ -37,7 +37,7 @@ def values_of(folder: Path, output: str, steps: int = 4, **lora: Any) -> dict[st
 
 def test_two_ranks_train_the_adapter_that_one_trains(tmp_path: Path) -> None:
     write_inputs(tmp_path)
-    assert sft.main(values_of(tmp_path, "one")) == 0
+    assert run_sft(values_of(tmp_path, "one")) == 0
     run_cases([Case("sft", 2, values_of(tmp_path, "two"))])
     for step in (2, 4):
         for part in (".", "lora_adapters"):
@@ -47,7 +47,7 @@ def test_two_ranks_train_the_adapter_that_one_trains(tmp_path: Path) -> None:
     # One rank goes on from what two have saved.
     given = values_of(tmp_path, "two", steps=5)
     given["ckpt"]["resume_step"] = -1
-    assert sft.main(given) == 0
+    assert run_sft(given) == 0
 
 
 def test_each_rank_goes_on_with_its_own_random_numbers(tmp_path: Path) -> None:

@@ -17,20 +17,20 @@ import torch
 from end_to_end import column, launch, read_lines, until
 from engine_helpers import PROMPT, Engine, running, torch_command
 from primerl import verify
-from primerl.config import resolve
-from primerl.config.load import ConfigError as CommandError
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError as CommandError
+from primerl.config.process_files import resolve
+from primerl.config.schema.rl import RLConfig
 from primerl.inference.vllm import installation
 from primerl.launch.preflight import training
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.adapters.lora import Adapter, AdapterPublisher, add_adapter
-from primerl.train.loop import rl
 from primerl.train.model.packed_model import load_model
 from primerl.train.settings import LoraConfig
 from primerl.train.weights.shards import FILE
 from pydantic import ValidationError
 from rank_helpers import saved_tensors
 from safetensors.torch import load_file
+from settings_helpers import filled, run_trainer
 from test_config import tree
 from test_train_rl import reference_training, settings, timeless, whole_batch
 from train_helpers import OrchestratorDouble, gone, randomise
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def random_adapter(folder: Path, seed: int, targets: list[str] | None = None) -> tuple[Any, Adapter]:
     model = load_model(folder)
-    config = LoraConfig(rank=RANK, alpha=ALPHA, target_modules=targets or ["all-linear"])
+    config = filled(LoraConfig, rank=RANK, alpha=ALPHA, target_modules=targets or ["all-linear"])
     adapter = add_adapter(model, config, folder, seed=0)
     randomise(model, seed)
     return model, adapter
@@ -68,7 +68,7 @@ def published(output: Path, version: int) -> dict[str, torch.Tensor]:
 def test_trains_as_a_plain_loop_does(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(whole_batch) as double:
         separately = {"weights": {"save_adapter_separately": True}}
-        assert rl.main(adapted_settings(double.url, folder, tmp_path, ckpt=separately)) == 0
+        assert run_trainer(adapted_settings(double.url, folder, tmp_path, ckpt=separately)) == 0
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     begun = tmp_path / "broadcasts" / "step_0"
     expected = reference_training(peft.PeftModel.from_pretrained(plain, begun, is_trainable=True).train(), 3)
@@ -91,14 +91,14 @@ def test_trains_as_a_plain_loop_does(folder: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_of_an_adapter_leaves_no_trace(folder: Path, tmp_path: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(adapted_settings(double.url, folder, whole, max_steps=4)) == 0
+        assert run_trainer(adapted_settings(double.url, folder, whole, max_steps=4)) == 0
     saves = {"interval": 2}
     with OrchestratorDouble(lambda step, rank: whole_batch(step) if step < 4 else gone()) as double:
-        assert rl.main(adapted_settings(double.url, folder, halves, max_steps=4, ckpt=saves)) == 0
+        assert run_trainer(adapted_settings(double.url, folder, halves, max_steps=4, ckpt=saves)) == 0
     assert all("lora_" in name for name in saved_tensors(halves / "checkpoints" / "step_2"))
     digest = json.loads((halves / "broadcasts" / "step_2" / "manifest.json").read_text())["digest"]
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(adapted_settings(double.url, folder, halves, max_steps=4, ckpt=saves)) == 0
+        assert run_trainer(adapted_settings(double.url, folder, halves, max_steps=4, ckpt=saves)) == 0
         assert [fields["version"] for fields in double.called("/trainer/weights")] == [2, 3, 4]
     assert json.loads((halves / "broadcasts" / "step_2" / "manifest.json").read_text())["digest"] == digest
     for version in (3, 4):
@@ -112,7 +112,7 @@ def test_a_warm_start_publishes_the_adapter_it_was_given(folder: Path, tmp_path:
     adapter.save(tmp_path / "given")
     lora = {"adapter_path": str(tmp_path / "given")}
     with OrchestratorDouble(lambda _step, _rank: gone()) as double:
-        assert rl.main(adapted_settings(double.url, folder, tmp_path / "run", lora=lora)) == 0
+        assert run_trainer(adapted_settings(double.url, folder, tmp_path / "run", lora=lora)) == 0
     assert all(torch.equal(tensor, adapter.tensors()[name]) for name, tensor in published(tmp_path / "run", 0).items())
 
 
@@ -121,7 +121,7 @@ def test_what_does_not_fit_ends_the_trainer_before_it_trains(
 ) -> None:
     with OrchestratorDouble(whole_batch) as double:
         given = adapted_settings(double.url, folder, tmp_path, lora={"target_modules": ["embed_tokens"]})
-        assert rl.main(given) == 2
+        assert run_trainer(given) == 2
         assert not double.called("/trainer/weights")
     assert "model.lora.target_modules: model.embed_tokens is the embedding" in capsys.readouterr().out
 

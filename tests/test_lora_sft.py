@@ -14,9 +14,9 @@ import pytest
 import tomli_w
 import torch
 from primerl.train.adapters.merging import is_adapter
-from primerl.train.loop import sft
 from rank_helpers import saved_tensors
 from safetensors.torch import load_file
+from settings_helpers import run_sft
 from sft_helpers import metrics, settings, write_rows
 from test_sft_checkpoint import curve, final_weights, killed_after
 from transformers import AutoModelForCausalLM
@@ -36,7 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         words = [letter * generator.randint(1, 12) for _ in range(23)]
         write_rows(folder / file, *({"prompt": "a", "completion": word} for word in words))
     first = settings(folder, data={"path": str(folder / "before.jsonl"), "batch_size": 150, "seq_len": 100})
-    assert sft.main(first) == 0
+    assert run_sft(first) == 0
     saved = folder / "run" / "weights" / "step_40"
     return saved.rename(folder / "model")
 
@@ -57,7 +57,7 @@ def values(base: Path, output: Path, steps: int = STEPS, **ckpt: Any) -> dict[st
 @pytest.fixture(scope="module")
 def uninterrupted(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs") / "whole"
-    assert sft.main(values(base, output)) == 0
+    assert run_sft(values(base, output)) == 0
     return output
 
 
@@ -93,7 +93,7 @@ def test_a_killed_run_goes_on_bit_by_bit(uninterrupted: Path, base: Path, tmp_pa
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     lines = random.Random(int(os.environ.get("PRIMERL_TEST_SEED", "1"))).randint(5, 20)
     killed_after(lines, process, tmp_path / "run")
-    assert sft.main(values(base, tmp_path / "run", resume_step=-1)) == 0
+    assert run_sft(values(base, tmp_path / "run", resume_step=-1)) == 0
     assert curve(tmp_path / "run") == curve(uninterrupted)
     assert final_weights(tmp_path / "run", STEPS) == final_weights(uninterrupted, STEPS)
 
@@ -102,20 +102,20 @@ def test_begins_with_a_saved_adapter(uninterrupted: Path, base: Path, tmp_path: 
     given = values(base, tmp_path / "run", steps=1)
     saved = uninterrupted / "weights" / f"step_{STEPS}" / "lora_adapters"
     given["model"]["lora"] = {**LORA, "adapter_path": str(saved)}
-    assert sft.main(given) == 0
+    assert run_sft(given) == 0
     assert metrics(tmp_path / "run")[0]["val/loss"] == pytest.approx(metrics(uninterrupted)[-1]["val/loss"], rel=1e-6)
 
 
 def test_another_adapter_than_the_checkpoints_is_refused(
     uninterrupted: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sft.main(values(base, tmp_path / "run", steps=3)) == 0
+    assert run_sft(values(base, tmp_path / "run", steps=3)) == 0
     given = values(base, tmp_path / "run", resume_step=-1)
     for lora in ({**LORA, "rank": 2}, None):
         given["model"] = {"path": str(base), **({"lora": lora} if lora else {})}
         if lora is None:
             given["ckpt"].pop("weights")
-        assert sft.main(given) == 2
+        assert run_sft(given) == 2
         assert "is of another model: " in capsys.readouterr().out
 
 

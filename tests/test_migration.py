@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from primerl.config import elsewhere, fields, forms
+from primerl.config.describe import fields, forms
+from primerl.config.errors import foreign_keys
 
 # Right of a section's tables stand keys of `primerl rl`, but for these.
 FORMS = {"prime-rl: fine-tuning": "sft"}
@@ -74,13 +75,13 @@ def test_the_whole_short_form_has_its_rows(rows: list[Row]) -> None:
     named = set(re.findall(r"\w+", theirs))
     assert {knob.path.split(".")[0].removesuffix("[]") for knob in forms.tree("hosted").all_knobs()} - own <= named
     # And what is refused, each with what to write.
-    assert {key.rpartition(".")[2] for key in elsewhere.HOSTED} - {"lora_rank", "ratio"} <= named
+    assert {key.rpartition(".")[2] for key in foreign_keys.HOSTED} - {"lora_rank", "ratio"} <= named
 
 
 def test_what_a_config_with_other_names_is_told_is_on_the_page(repository: Path) -> None:
     """A name by its end: the page has several of one table in a cell."""
     page = (repository / "docs" / "migration.md").read_text()
     codes = " ".join(CODE.findall(page))
-    for names in (elsewhere.PRIME_RL, elsewhere.PRIME_RL_SFT):
+    for names in (foreign_keys.PRIME_RL, foreign_keys.PRIME_RL_SFT):
         missing = {key for key in names if not re.search(rf"\b{key.split(' = ')[0].rpartition('.')[2]}\b", codes)}
         assert not missing, missing

@@ -11,8 +11,8 @@ import torch
 from families import FAMILIES, MIXTURES, WITH_STATE
 from hosted_models import GPT_OSS, HOSTED, write_hosted
 from primerl.cli import main
-from primerl.config.load import ConfigError
-from primerl.inference.shape import Shape
+from primerl.config.command_line.load import ConfigError
+from primerl.inference.torch.shape import Shape
 from primerl.launch.preflight.model_folder import check_model, check_trainable
 from primerl.train.adapters.lora import target_modules
 from primerl.train.model import footprint, support

@@ -13,11 +13,11 @@ from primerl.cli import main
 from primerl.launch.preflight import model_folder
 from primerl.runs.memory import Machine
 from primerl.runs.models import look
-from primerl.train.loop import sft
 from primerl.train.model import support
 from primerl.train.model.packed_model import ModelError, load_model
 from primerl.train.model.proof import prove
 from primerl.train.model.recurrent import check_kernels
+from settings_helpers import run_sft
 from sft_helpers import settings, write_rows
 
 LARGE = Machine(10**12, "this machine")
@@ -61,7 +61,7 @@ def test_what_is_refused_is_refused_with_one_sentence(
     assert code == 2
     assert f": {reason}" in said
     write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
-    assert sft.main(settings(tmp_path, model={"path": str(folder)}, max_steps=1)) == 2
+    assert run_sft(settings(tmp_path, model={"path": str(folder)}, max_steps=1)) == 2
     output = capsys.readouterr()
     assert reason in output.out + output.err
 

@@ -18,8 +18,8 @@ import outside
 import pytest
 import tomli_w
 from monitor_servers import PrimeServer, WandbServer
-from primerl.config import resolve
-from primerl.config.monitors import MonitorConfig
+from primerl.config.process_files import files
+from primerl.config.schema.monitors import MonitorConfig
 from primerl.monitors import Monitor, Sample, load
 from primerl.monitors.collect import Collector, evaluation_metrics
 from primerl.monitors.records import Records, Tail
@@ -79,7 +79,7 @@ class Folder:
                 file.write(json.dumps({"step": step, "timestamp": 1.0, "loss/mean": 1 / step, "none": None}) + "\n")
 
     def end(self, status: str = "finished") -> None:
-        resolve.write_text(self.folder / END, json.dumps({"status": status, "reason": "all is done"}))
+        files.write_text(self.folder / END, json.dumps({"status": status, "reason": "all is done"}))
 
     @contextmanager
     def monitor(self, **variables: str) -> Iterator[subprocess.Popen[str]]:
@@ -121,7 +121,7 @@ def test_half_a_record_does_not_count_and_a_replaced_file_is_read_anew(tmp_path:
     with (tmp_path / "lines").open("a") as file:
         file.write("}\n")
     assert tail.lines() == [{"n": 2}]
-    resolve.write_text(tmp_path / "lines", '{"n": 3}\n')
+    files.write_text(tmp_path / "lines", '{"n": 3}\n')
     assert tail.lines() == [{"n": 3}]
 
 
@@ -158,7 +158,7 @@ def test_a_step_that_is_trained_again_is_told_once(tmp_path: Path) -> None:
     collector.collect()
     # As the trainer does that goes on from the checkpoint of step 1.
     lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-    resolve.write_text(run.folder / "metrics.jsonl", lines[0] + "\n")
+    files.write_text(run.folder / "metrics.jsonl", lines[0] + "\n")
     run.train(2, 5)
     collector.collect()
     # And as a monitor that is started again, which reads everything anew.

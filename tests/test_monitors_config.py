@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 from monitor_servers import PrimeServer
-from primerl.config import monitored, resolve, run_file
-from primerl.config.load import ConfigError, load
-from primerl.config.monitors import MonitorEntry
-from primerl.config.rl import RLConfig
-from primerl.config.sft import SFTConfig
+from primerl.config.command_line.load import load
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import files, monitored, resolve, run_file
+from primerl.config.schema.monitors import MonitorEntry
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.sft import SFTConfig
 from primerl.launch import monitors as launched
 from primerl.launch.preflight import training
 from primerl.launch.registration import stored_copy
@@ -206,7 +207,7 @@ def test_a_key_is_in_the_monitors_environment_and_nowhere_else() -> None:
     process = launched.wanted(config)
     assert process is not None
     assert process.variables == {"WANDB_API_KEY": "very-secret"}
-    shown = [resolve.to_toml(process.config), resolve.to_toml(config), repr(process), repr(config)]
+    shown = [files.to_toml(process.config), files.to_toml(config), repr(process), repr(config)]
     assert not [text for text in shown if "very-secret" in text]
     with pytest.raises(ConfigError) as refusal:
         load(SFTConfig, ["--wandb.api-key", "1.5e3", "--data.path", "x"], program="x")

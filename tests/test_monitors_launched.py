@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from primerl.config.monitors import MonitorConfig, MonitorEntry
-from primerl.config.resolve import ProcessConfig, write_text
+from primerl.config.process_files.files import ProcessConfig, write_text
+from primerl.config.schema.monitors import MonitorConfig, MonitorEntry
 from primerl.launch.monitors import MonitorWatch
 from primerl.launch.supervise.processes import Processes
 from primerl.monitors.collect import Collector

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from primerl.cli import main
-from primerl.config import own_folder, run_file
-from primerl.config.evaluation import EvalConfig
-from primerl.config.load import ConfigError
-from primerl.config.sft import SFTConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import run_file
+from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.sft import SFTConfig
 from primerl.launch import evaluation
 from primerl.launch import run as launch_run
 from primerl.launch.preflight import checker, sft
@@ -33,7 +33,7 @@ id = "reverse-text"
 """
 SFT = 'max_steps = 1\n[model]\npath = "tiny"\n[data]\npath = "rows/a chat.jsonl"\n'
 EVAL = 'model = "tiny"\n[[env]]\nid = "reverse-text"\n'
-NAME = rf"{own_folder.STAMP}_LABEL_[0-9a-f]{{4}}"
+NAME = rf"{run_file.STAMP}_LABEL_[0-9a-f]{{4}}"
 STARTS = [
     ("rl", RL, "outputs/rl", "reverse-text"),
     ("rl", SHORT, "outputs/rl", "reverse-text"),
@@ -99,20 +99,20 @@ def test_a_start_that_goes_on_takes_the_newest(
 
 
 def test_what_was_chosen_is_kept() -> None:
-    config = own_folder.located(EvalConfig.model_validate({"model": "tiny", "env": [{"id": "reverse-text"}]}))
+    config = run_file.located(EvalConfig.model_validate({"model": "tiny", "env": [{"id": "reverse-text"}]}))
     assert run_file.settings(config)["output_dir"] == config.output_dir
-    assert own_folder.located(config) is config
+    assert run_file.located(config) is config
     words = "interrupted; the same command goes on"
-    assert own_folder.with_folder(words, config) == (
+    assert run_file.with_folder(words, config) == (
         f"interrupted; the same command with --output-dir {config.output_dir} goes on"
     )
     found = "the same command with --retry-errors measures it again"
-    assert own_folder.with_folder(found, config) == found
+    assert run_file.with_folder(found, config) == found
     told = EvalConfig.model_validate({"model": "tiny", "output_dir": "o", "env": [{"id": "reverse-text"}]})
-    assert own_folder.with_folder(words, told) == words
+    assert run_file.with_folder(words, told) == words
 
 
 def test_any_name_of_an_environment_makes_a_name_of_a_folder() -> None:
     for given, label in [("owner/My Env@1.0", "owner-My-Env-1.0"), ("../..", "run"), ("ü" * 80, "run")]:
         config = EvalConfig.model_construct(env=[SimpleNamespace(label=given)])
-        assert own_folder.label_of(config) == label
+        assert run_file.label_of(config) == label

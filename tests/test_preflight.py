@@ -12,9 +12,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
-from primerl.config.evaluation import EvalConfig
-from primerl.config.load import ConfigError
-from primerl.config.sft import SFTConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.sft import SFTConfig
 from primerl.evals import preflight as eval_preflight
 from primerl.launch.preflight import hub, sft, training
 from primerl.models.tiny import TinyConfig, write_model

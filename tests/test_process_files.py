@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
 from primerl.cli import main, processes
-from primerl.config import fields
-from primerl.config.environment import EnvWorkerConfig
-from primerl.config.fields import Knob
-from primerl.config.inference import InferenceConfig
-from primerl.config.monitors import MonitorConfig
-from primerl.config.orchestrator import OrchestratorConfig
-from primerl.config.store import StoreWorkerConfig
-from primerl.config.trainer import TrainerConfig
+from primerl.config.describe import fields
+from primerl.config.describe.fields import Knob
+from primerl.config.process_files.files import resolved
+from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.inference import InferenceConfig
+from primerl.config.schema.monitors import MonitorConfig
+from primerl.config.schema.orchestrator import OrchestratorConfig
+from primerl.config.schema.services import StoreWorkerConfig
+from primerl.config.schema.trainer import TrainerConfig
 from primerl.envs import settings as worker_settings
 from primerl.inference import settings as engine_settings
 from primerl.launch.supervise.guard import MARK
+from primerl.process.setting_checks import from_mapping
 from primerl.train import settings as trainer_settings
 from pydantic import BaseModel, ValidationError
 
@@ -49,6 +52,7 @@ FILES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
             "orchestrator_url": "http://o:1",
             "max_steps": 3,
             "model": {**MODEL, "lora": {"rank": 4}},
+            "ckpt": {},
         },
     ),
     "orchestrator": (
@@ -82,10 +86,11 @@ NEVER: dict[str, list[Any]] = {
 }
 # Bounds of the classes; those of cross-checks with other keys are among the smallest.
 LARGEST = [2**63, 2**63 - 1, 2**62, 2**32 - 1, 2**31 - 1, 1_000_000, 65_535, 10_000, 3000, 1000, 256, 128, 8, 3]
-READ: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "inference": engine_settings.InferenceConfig.from_toml,
-    "env-worker": worker_settings.WorkerConfig.from_dict,
-    "trainer": trainer_settings.TrainerConfig.from_dict,
+# Of those that read it without the config library.
+READ: dict[str, type[Any]] = {
+    "inference": engine_settings.InferenceConfig,
+    "env-worker": worker_settings.WorkerConfig,
+    "trainer": trainer_settings.TrainerConfig,
 }
 
 
@@ -100,7 +105,7 @@ def nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "leave", lambda code: code)
     for place in ("inference.server.serve", "envs.worker.run_worker", "monitors.process.main", "stores.worker.main"):
         monkeypatch.setattr(f"primerl.{place}", lambda _: 0)
-    monkeypatch.setattr("primerl.train.loop.rl.main", lambda values: READ["trainer"](values) and 0)
+    monkeypatch.setattr("primerl.train.loop.rl.main", lambda _: 0)
 
 
 def started(command: str, content: dict[str, Any]) -> int:
@@ -158,37 +163,70 @@ def test_whatever_a_key_holds_is_read_or_refused_by_name(command: str, capsys: p
             assert "(in f.toml, line " in said, what
 
 
-@pytest.mark.parametrize("command", ["inference", "env-worker"])
-def test_a_processs_own_reader_refuses_the_same_kinds(command: str) -> None:
-    """It is alone where the config library is not installed."""
+@pytest.mark.parametrize("command", READ)
+def test_a_resolved_file_is_refused_by_the_name_of_a_key_of_the_wrong_kind(command: str) -> None:
+    """A process reads it without the config library, which is not on every machine."""
     cls, good = FILES[command]
-    READ[command](good)
+    whole = resolved(cls, good)
+    from_mapping(READ[command], whole)
     for knob, value in mutations(command):
-        content = changed(good, knob.path, value)
+        if not any(value == bad and type(value) is type(bad) for bad in never(knob)):
+            continue
+        if knob.kind == "integer" and isinstance(value, int) and not isinstance(value, bool):
+            continue  # beyond a bound, which the file's writer has checked
         problem = None
         try:
-            READ[command](content)
+            from_mapping(READ[command], changed(whole, knob.path, value))
         except ValueError as error:
             problem = str(error)
-            assert knob.name in problem
-        if not accepts(cls, content) and "matches" not in knob.bound:  # a name of the launcher's own
-            assert problem is not None, f"{knob.path} = {value!r}"
+        assert problem is not None, f"{knob.path} = {value!r}"
+        assert knob.name in problem
+
+
+@pytest.mark.parametrize("command", READ)
+def test_a_resolved_file_lacks_no_key(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the config library, which would fill it in, is not installed."""
+    cls, good = FILES[command]
+    whole = resolved(cls, good)
+    monkeypatch.setattr(processes, "has_config_library", lambda: False)
+    assert started(command, whole) == 0, capsys.readouterr().err
+    for knob in fields.table_of(cls).all_knobs():
+        section, _, name = knob.path.rpartition(".")
+        file = json.loads(json.dumps(whole))
+        table = functools.reduce(lambda node, part: node.get(part, {}), section.split("."), file) if section else file
+        if table.pop(name, None) is None or knob.default == fields.LEFT_OUT:
+            continue
+        assert started(command, file) == 2, knob.path
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: f.toml: missing setting `{knob.path}`; give a file with every key"), said
+    misspelt = {**whole, "bacth": 1}
+    assert started(command, misspelt) == 2
+    assert "error: f.toml: unknown setting `bacth`; known here: " in capsys.readouterr().err
 
 
 def test_files_of_the_launcher_are_read_without_the_config_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def loads(*_: Any, **__: Any) -> None:
         raise AssertionError("the config library is loaded")
 
-    monkeypatch.setattr("primerl.config.load.load", loads)
+    monkeypatch.setattr("primerl.config.command_line.load.load", loads)
     with monkeypatch.context() as within:
         within.setenv(MARK, "1")
-        assert [started(command, good) for command, (_, good) in FILES.items()] == [0] * len(FILES)
+        for command, (cls, good) in FILES.items():
+            assert started(command, resolved(cls, good)) == 0, command
     with monkeypatch.context() as within:
         within.setenv("RANK", "1")
         within.setenv("TORCHELASTIC_RUN_ID", "1")
-        assert started("trainer", FILES["trainer"][1]) == 0
+        assert started("trainer", resolved(*FILES["trainer"])) == 0
     with pytest.raises(AssertionError, match="the config library is loaded"):
         started("trainer", FILES["trainer"][1])
+
+
+def test_ranks_of_a_users_own_take_a_file_that_leaves_keys_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert started("trainer", FILES["trainer"][1]) == 0
 
 
 def test_the_native_orchestrator_holds_every_number_that_its_class_takes(capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tomli_w
 from primerl import cli
-from primerl.config.rl import RLConfig
+from primerl.config.schema.rl import RLConfig
 from test_config import tree
 from test_config_hosted import LEAST
 

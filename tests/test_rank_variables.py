@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from primerl import cli
 from primerl.cli import processes
-from primerl.config.environment import EnvWorkerConfig
-from primerl.config.resolve import ProcessConfig
+from primerl.config.process_files.files import ProcessConfig
+from primerl.config.schema.environment import EnvWorkerConfig
 from primerl.launch.supervise.starting import environment_of
 from primerl.process.rank_variables import NAMES, forget_unless_rank, is_rank
+from primerl.train.settings import TrainerConfig
+from settings_helpers import filled
 
 POD = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
@@ -81,6 +83,6 @@ def test_ranks_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     monkeypatch.setattr("primerl.train.distributed.torchrun.run", lambda ranks, _: started.append(ranks) or 0)
     settings = {"ranks": 2, "orchestrator_url": "http://127.0.0.1:1", "output_dir": "out", "model": {"path": "m"}}
-    monkeypatch.setattr(processes, "settings_from", lambda *_: settings | {"max_steps": 1})
+    monkeypatch.setattr(processes, "settings_of", lambda *_: filled(TrainerConfig, **settings, max_steps=1))
     assert cli.main(["trainer", "@", "trainer.toml"]) == 0
     assert started == [2]

@@ -11,9 +11,8 @@ from primerl.train import losses, optimizers
 from primerl.train.loss.components import load_policy_loss
 from primerl.train.losses import Tokens
 from primerl.train.optim import Optimizer
-from primerl.train.reader import ConfigError
 from primerl.train.registry import Registry
-from primerl.train.settings import LossConfig, OptimConfig
+from primerl.train.settings import ConfigError, LossConfig, OptimConfig
 
 LOSS = """
 from dataclasses import dataclass

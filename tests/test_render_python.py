@@ -13,7 +13,7 @@ import primerl
 import primerl.render as rendering
 import pytest
 import render_helpers as helpers
-from primerl.config.orchestrator import Parsers
+from primerl.config.schema.orchestrator import Parsers
 from primerl.render import NotExtendableError, Renderer, RenderError
 
 DOCUMENTATION = Path(__file__).parents[1] / "docs" / "render.md"

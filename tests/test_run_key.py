@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from primerl import run_key
-from primerl.config.inference import InferenceConfig
-from primerl.config.resolve import Kind, ProcessConfig
+from primerl.config.process_files.files import Kind, ProcessConfig
+from primerl.config.schema.inference import InferenceConfig
 from primerl.launch.supervise import starting
 from primerl.run_key import VARIABLE
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from end_to_end import primerl, read_lines, until
 from primerl.cli import main
-from primerl.config import run_file
-from primerl.config.evaluation import EvalConfig
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
-from primerl.config.sft import SFTConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import run_file
+from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.sft import SFTConfig
 from primerl.evals.preflight import same_evaluation
 from primerl.launch.preflight import training
 from primerl.launch.registration import registered, stored_copy

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from primerl.cli.evaluation import written_out
 from primerl.config.hosted import HostedConfig, compile_hosted
-from primerl.config.rl import RLConfig
+from primerl.config.schema.rl import RLConfig
 from primerl.runs import secrets
 from primerl.stores.store import open_store
 from run_helpers import begin, end, told

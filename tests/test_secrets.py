@@ -16,9 +16,8 @@ import pytest
 from end_to_end import start, until
 from primerl._core import PrimerlError, inspect_run
 from primerl.cli import main
-from primerl.config.complaint import fail
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError, fail
+from primerl.config.schema.rl import RLConfig
 from primerl.launch.report.console import Console
 from primerl.launch.secrets import of_workers
 from primerl.launch.supervise.starting import RunFailedError

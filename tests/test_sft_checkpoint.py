@@ -25,10 +25,10 @@ from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.checkpoint import state
 from primerl.train.checkpoint.state import CheckpointError, Checkpoints, TrainerState
 from primerl.train.checkpoint.step_folders import SavingError, keep_newest, remove_unfinished, set_aside_after
-from primerl.train.loop import sft
 from primerl.train.loop.metrics import MetricsWriter
 from primerl.train.optim import Optimizer
 from primerl.train.settings import OptimConfig
+from settings_helpers import filled, run_sft
 from sft_helpers import metrics, settings, write_rows
 from train_helpers import no_room
 
@@ -122,11 +122,14 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from primerl.train.checkpoint.state import Checkpoints, TrainerState
+from primerl.config.process_files.files import resolved
+from primerl.config.schema import trainer as schema
+from primerl.process.setting_checks import from_mapping
 from primerl.train.settings import OptimConfig
 from primerl.train.optim import Optimizer
 checkpoints = Checkpoints(Path(sys.argv[1]), None)
 model = torch.nn.Linear(1000, 1)
-optimizer = Optimizer(model.named_parameters(), OptimConfig(), 9)
+optimizer = Optimizer(model.named_parameters(), from_mapping(OptimConfig, resolved(schema.Optimizer, {})), 9)
 checkpoints.save(TrainerState(1, 0, 0, "adamw"), model, optimizer)
 assert checkpoints.finish() == 1
 finish = FileSystemWriter.finish
@@ -162,7 +165,7 @@ def test_a_checkpoint_cut_off_by_a_kill_is_never_picked(tmp_path: Path) -> None:
         checkpoints.load(2)
     # The next one that is saved takes the remains away.
     model = torch.nn.Linear(2, 1)
-    checkpoints.save(TrainerState(3, 0, 0), model, Optimizer(model.named_parameters(), OptimConfig(), 9))
+    checkpoints.save(TrainerState(3, 0, 0), model, Optimizer(model.named_parameters(), filled(OptimConfig), 9))
     assert checkpoints.finish() == 3
     assert sorted(path.name for path in folder.iterdir()) == ["step_1", "step_3"]
 
@@ -194,7 +197,7 @@ def test_a_run_killed_while_it_saves_goes_on_from_the_save_before(uninterrupted:
 
 def test_what_is_kept(tmp_path: Path) -> None:
     write_data(tmp_path)
-    assert sft.main(values(tmp_path, "run", interval=2, keep_last=2, keep_interval=6)) == 0
+    assert run_sft(values(tmp_path, "run", interval=2, keep_last=2, keep_interval=6)) == 0
     kept = ["step_12", "step_16", "step_17", "step_6"]
     assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == kept
     assert sorted(os.listdir(tmp_path / "run" / "weights")) == ["step_0", *kept]
@@ -206,12 +209,12 @@ def test_what_is_kept(tmp_path: Path) -> None:
 
 def test_weights_only_and_the_end_only(tmp_path: Path) -> None:
     write_data(tmp_path)
-    assert sft.main(values(tmp_path, "weights", interval=8, weights_only=True)) == 0
+    assert run_sft(values(tmp_path, "weights", interval=8, weights_only=True)) == 0
     assert sorted(os.listdir(tmp_path / "weights" / "weights")) == ["step_0", "step_16", "step_17", "step_8"]
     assert not (tmp_path / "weights" / "checkpoints").exists()
-    assert sft.main(values(tmp_path, "end", interval=None)) == 0
+    assert run_sft(values(tmp_path, "end", interval=None)) == 0
     assert os.listdir(tmp_path / "end" / "checkpoints") == ["step_17"]
-    assert sft.main(values(tmp_path, "last", interval=8, weights={"only_last": True})) == 0
+    assert run_sft(values(tmp_path, "last", interval=8, weights={"only_last": True})) == 0
     assert sorted(os.listdir(tmp_path / "last" / "checkpoints")) == ["step_16", "step_17", "step_8"]
     assert sorted(os.listdir(tmp_path / "last" / "weights")) == ["step_0", "step_17"]
 
@@ -221,15 +224,15 @@ def test_going_on_from_a_chosen_step_sets_the_later_ones_aside(
     uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_data(tmp_path)
-    assert sft.main(values(tmp_path, "run")) == 0
-    assert sft.main(values(tmp_path, "run", resume_step=6)) == 0
+    assert run_sft(values(tmp_path, "run")) == 0
+    assert run_sft(values(tmp_path, "run", resume_step=6)) == 0
     assert "resuming from the checkpoint of step 6" in capsys.readouterr().out
     assert curve(tmp_path / "run") == curve(uninterrupted)
     assert final_weights(tmp_path / "run") == final_weights(uninterrupted)
     assert (tmp_path / "run" / "checkpoints" / "replaced_step_9").is_dir()
     # All is trained: nothing happens any more.
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 0
+    assert run_sft(values(tmp_path, "run", resume_step=-1)) == 0
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
     assert "all 17 steps are trained" in capsys.readouterr().out
 
@@ -239,39 +242,39 @@ def test_more_steps_than_before(uninterrupted: Path, tmp_path: Path) -> None:
     write_data(tmp_path)
     # The schedule is of all steps, so it would be another one.
     constant = {"lr": 1e-2, "schedule": "constant", "warmup_steps": 0}
-    assert sft.main({**values(tmp_path, "once"), "optim": constant}) == 0
-    assert sft.main({**values(tmp_path, "twice"), "optim": constant, "max_steps": 8}) == 0
-    assert sft.main({**values(tmp_path, "twice", resume_step=-1), "optim": constant}) == 0
+    assert run_sft({**values(tmp_path, "once"), "optim": constant}) == 0
+    assert run_sft({**values(tmp_path, "twice"), "optim": constant, "max_steps": 8}) == 0
+    assert run_sft({**values(tmp_path, "twice", resume_step=-1), "optim": constant}) == 0
     assert final_weights(tmp_path / "twice") == final_weights(tmp_path / "once")
 
 
 def test_other_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(tmp_path)
-    assert sft.main({**values(tmp_path, "run"), "max_steps": 4}) == 0
+    assert run_sft({**values(tmp_path, "run"), "max_steps": 4}) == 0
     for change, message in [
         ({"seed": 5}, "data's seed (0, and now 5)"),
         ({"shuffle": False}, "data's shuffle (True, and now False)"),
     ]:
         given = values(tmp_path, "run", resume_step=-1)
-        assert sft.main({**given, "data": {**given["data"], **change}}) == 2
+        assert run_sft({**given, "data": {**given["data"], **change}}) == 2
         assert message in capsys.readouterr().out
     write_rows(tmp_path / "b.jsonl", {"prompt": "b", "completion": "another"})
-    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+    assert run_sft(values(tmp_path, "run", resume_step=-1)) == 2
     assert "the rows are not those of the checkpoint of step 4" in capsys.readouterr().out
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(5))
 
 
 def test_an_unreadable_or_missing_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(tmp_path)
-    assert sft.main({**values(tmp_path, "run"), "max_steps": 4}) == 0
-    assert sft.main(values(tmp_path, "run", resume_step=2)) == 2
+    assert run_sft({**values(tmp_path, "run"), "max_steps": 4}) == 0
+    assert run_sft(values(tmp_path, "run", resume_step=2)) == 2
     assert "no checkpoint of step 2" in capsys.readouterr().out
     folder = tmp_path / "run" / "checkpoints" / "step_4" / "trainer"
     for name in ("__0_0.distcp", ".metadata", "state.pt"):
         (folder / name).write_bytes((folder / name).read_bytes()[:100])
-        assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+        assert run_sft(values(tmp_path, "run", resume_step=-1)) == 2
         assert "step_4 to resume from the checkpoint before it" in capsys.readouterr().out
-    assert sft.main(values(tmp_path, "run", resume_step=3)) == 0
+    assert run_sft(values(tmp_path, "run", resume_step=3)) == 0
 
 
 @pytest.mark.parametrize("place", ["state.pt", "trainer/state.pt"])
@@ -292,7 +295,7 @@ def test_random_numbers_that_an_earlier_version_has_kept_are_not_used(
     def state_of(seed: int) -> tuple[torch.nn.Module, Optimizer]:
         torch.manual_seed(seed)
         model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout(dropout))
-        return model, Optimizer(model.named_parameters(), OptimConfig(), 9)
+        return model, Optimizer(model.named_parameters(), filled(OptimConfig), 9)
 
     checkpoints, (saved, optimizer) = Checkpoints(tmp_path, None), state_of(1)
     with monkeypatch.context() as formerly:
@@ -315,12 +318,12 @@ def test_random_numbers_that_an_earlier_version_has_kept_are_not_used(
 
 def test_a_flipped_bit_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(tmp_path)
-    assert sft.main({**values(tmp_path, "run"), "max_steps": 2}) == 0
+    assert run_sft({**values(tmp_path, "run"), "max_steps": 2}) == 0
     (written,) = (tmp_path / "run" / "checkpoints" / "step_2" / "trainer").glob("*.distcp")
     content = bytearray(written.read_bytes())
     content[len(content) // 2] ^= 1
     written.write_bytes(content)
-    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+    assert run_sft(values(tmp_path, "run", resume_step=-1)) == 2
     assert f"step_2 is not what was written: trainer/{written.name}; delete step_2" in capsys.readouterr().out
 
 
@@ -330,9 +333,9 @@ def test_the_same_weights_in_another_architecture_are_refused(
     write_data(tmp_path)
     given = values(tmp_path, "run")
     tiny = given["model"]["tiny"]
-    assert sft.main({**given, "max_steps": 2}) == 0
+    assert run_sft({**given, "max_steps": 2}) == 0
     goes_on = values(tmp_path, "run", resume_step=-1)
-    assert sft.main({**goes_on, "model": {"tiny": {**tiny, "rope_theta": 5e5}}}) == 2
+    assert run_sft({**goes_on, "model": {"tiny": {**tiny, "rope_theta": 5e5}}}) == 2
     said = capsys.readouterr().out
     assert "model.tiny is not what the run in " in said
     assert "rope_theta is 500000.0, and there 10000.0" in said
@@ -340,7 +343,7 @@ def test_the_same_weights_in_another_architecture_are_refused(
     shutil.copytree(tmp_path / "run" / "weights" / "step_0", other)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
-    assert sft.main({**goes_on, "model": {"path": str(other)}}) == 2
+    assert run_sft({**goes_on, "model": {"path": str(other)}}) == 2
     assert "the checkpoint of step 2 is of another model: rms_norm_eps is 0.001, and there 1e-06" in (
         capsys.readouterr().out
     )
@@ -349,21 +352,21 @@ def test_the_same_weights_in_another_architecture_are_refused(
 def test_a_checkpoint_of_the_policy_trainer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(tmp_path)
     model, checkpoints = torch.nn.Linear(2, 1), Checkpoints(tmp_path / "run", None)
-    checkpoints.save(TrainerState(5, 0, 0), model, Optimizer(model.named_parameters(), OptimConfig(), 9))
+    checkpoints.save(TrainerState(5, 0, 0), model, Optimizer(model.named_parameters(), filled(OptimConfig), 9))
     assert checkpoints.finish() == 5
-    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+    assert run_sft(values(tmp_path, "run", resume_step=-1)) == 2
     assert "the checkpoint of step 5 is not of a supervised fine-tuning" in capsys.readouterr().out
 
 
 def test_another_model_or_optimizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(tmp_path)
-    assert sft.main({**values(tmp_path, "run"), "max_steps": 2}) == 0
+    assert run_sft({**values(tmp_path, "run"), "max_steps": 2}) == 0
     given = values(tmp_path, "run", resume_step=-1)
-    assert sft.main({**given, "optim": {"type": "sgd"}}) == 2
+    assert run_sft({**given, "optim": {"type": "sgd"}}) == 2
     assert "the checkpoint of step 2 is of the optimizer 'adamw', and optim.type is 'sgd'" in capsys.readouterr().out
     other = tmp_path / "other"
     write_model(other, TinyConfig(hidden_size=48, intermediate_size=64, num_hidden_layers=1), seed=0)
-    assert sft.main({**given, "model": {"path": str(other)}}) == 2
+    assert run_sft({**given, "model": {"path": str(other)}}) == 2
     assert re.search(r"step 2 is of another model: hidden_size is 48, and there 32", capsys.readouterr().out)
 
 
@@ -384,7 +387,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
 ) -> None:
     write_data(tmp_path)
     given = values(tmp_path, "run", interval=1)
-    assert sft.main({**given, "max_steps": 2}) == 0
+    assert run_sft({**given, "max_steps": 2}) == 0
     weights = (tmp_path / "run" / "weights" / "step_2" / "model.safetensors").stat().st_size
     checkpoint = (tmp_path / "run" / "checkpoints" / "step_2" / "trainer" / "__0_0.distcp").stat().st_size
     lines = (tmp_path / "run" / "metrics.jsonl").stat().st_size
@@ -392,13 +395,13 @@ def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
     # A line comes after what is saved in its step.
     again = values(tmp_path, "run", interval=5 if what == "metrics.jsonl" else 1, resume_step=-1)
     with no_file_above({"weights": weights - 1, "checkpoints": checkpoint - 1, "metrics.jsonl": lines + 100}[what]):
-        assert sft.main(again) == 1
+        assert run_sft(again) == 1
     said = capsys.readouterr().out
     assert re.search(rf"{tmp_path}/run/{what}\b.*Make room there, .*; with --ckpt.resume-step -1 the command", said)
     assert "Traceback" not in said
     # Half of what was written would keep the disk full.
     assert not list((tmp_path / "run").rglob(".step_*"))
-    assert sft.main({**again, "max_steps": 5}) == 0
+    assert run_sft({**again, "max_steps": 5}) == 0
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(6))
 
 
@@ -423,17 +426,17 @@ def test_a_checkpoint_is_complete_once_its_line_of_metrics_is_written(
 
     with monkeypatch.context() as patched:
         patched.setattr(MetricsWriter, "write", watched)
-        assert sft.main(values(tmp_path, "run")) == 1
+        assert run_sft(values(tmp_path, "run")) == 1
     assert seen == [(3, [".step_3.writing"]), (6, [".step_6.writing", "step_3"])]
     assert os.listdir(folder) == ["step_3"]
-    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 0
+    assert run_sft(values(tmp_path, "run", resume_step=-1)) == 0
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(STEPS + 1))
 
 
 def test_a_disk_without_room_for_the_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(tmp_path)
     with no_file_above(1000):
-        assert sft.main(values(tmp_path, "run")) == 1
+        assert run_sft(values(tmp_path, "run")) == 1
     assert re.search(rf"{tmp_path}/run/weights/step_0 cannot be written: .*Make room there", capsys.readouterr().out)
     assert not (tmp_path / "run" / "weights").exists()
 
@@ -445,7 +448,7 @@ def test_room_is_looked_for_before_anything_is_written(
     write_data(tmp_path)
     with monkeypatch.context() as patched:
         no_room(patched, 2000, on=on)
-        assert sft.main(values(tmp_path, "run")) == 1
+        assert run_sft(values(tmp_path, "run")) == 1
     pattern = (
         rf"the disk mounted at /\S* has 2000 bytes free, and {tmp_path}/run/{what} needs \d+ bytes: make room on it"
     )
@@ -455,7 +458,7 @@ def test_room_is_looked_for_before_anything_is_written(
 
 def test_entries_and_sums_of_another_version_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(tmp_path)
-    assert sft.main({**values(tmp_path, "run"), "max_steps": 2}) == 0
+    assert run_sft({**values(tmp_path, "run"), "max_steps": 2}) == 0
     folder = tmp_path / "run" / "checkpoints" / "step_2"
     # No checkpoints, though they are called so.
     (tmp_path / "run" / "checkpoints" / "step_9").write_text("a file")
@@ -463,23 +466,23 @@ def test_entries_and_sums_of_another_version_are_named(tmp_path: Path, capsys: p
     sums = (folder / "sums.json").read_text()
     for wrong in ("[]", "{}"):
         (folder / "sums.json").write_text(wrong)
-        assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+        assert run_sft(values(tmp_path, "run", resume_step=-1)) == 2
         assert "sums.json has no sums; delete step_2 to resume" in capsys.readouterr().out
     (folder / "sums.json").write_text(sums)
     state = folder / "trainer" / "state.pt"
     torch.save({**torch.load(state, weights_only=True), "later": 1}, state)
-    assert sft.main(values(tmp_path, "run", resume_step=-1)) == 2
+    assert run_sft(values(tmp_path, "run", resume_step=-1)) == 2
     assert "state.pt has other entries than this version of primerl writes" in capsys.readouterr().out
 
 
 def test_what_is_no_text_in_the_metrics_is_left_out(tmp_path: Path) -> None:
     write_data(tmp_path)
-    assert sft.main({**values(tmp_path, "run"), "max_steps": 2}) == 0
+    assert run_sft({**values(tmp_path, "run"), "max_steps": 2}) == 0
     before = curve(tmp_path / "run")
     with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
         file.write(b'\xff\x00{"step\xc3')
     (tmp_path / "run" / ".metrics.jsonl.4711.tmp").write_text("of a process that was killed")
-    assert sft.main({**values(tmp_path, "run", resume_step=-1), "max_steps": 3}) == 0
+    assert run_sft({**values(tmp_path, "run", resume_step=-1), "max_steps": 3}) == 0
     assert curve(tmp_path / "run")[:-1] == before
     assert not list((tmp_path / "run").glob(".metrics.jsonl.*"))
 

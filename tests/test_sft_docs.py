@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from primerl.config.sft import SFTConfig
-from primerl.launch.preflight.sft import LAUNCHER_ONLY
+from primerl.config.schema.sft import SFTConfig
+from primerl.launch.preflight.sft import settings_of
 from primerl.models.tiny import write_model
+from primerl.process.setting_checks import from_mapping
 from primerl.train.checkpoint.state import Checkpoints
 from primerl.train.data.conversations import conversation
 from primerl.train.sft_settings import SFTConfig as Settings
@@ -41,7 +42,7 @@ def test_the_configs_are_read(page: str) -> None:
         if "subsets" in given["data"]:
             data.pop("path")
         config = SFTConfig.model_validate({**base, "data": data})
-        Settings.from_dict(config.model_dump(mode="json", exclude_none=True, exclude=LAUNCHER_ONLY))
+        from_mapping(Settings, settings_of(config))
 
 
 def test_every_key_that_is_named_exists(page: str) -> None:

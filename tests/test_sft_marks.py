@@ -13,6 +13,7 @@ from mask_helpers import trained_runs
 from primerl.train.data.conversations import Conversation, RowError, conversation
 from primerl.train.data.masks import Masker
 from primerl.train.sft_settings import LossMaskConfig
+from settings_helpers import filled
 from sft_helpers import NOW, assistant, user
 
 MARKS = [{"weight": 0}, {"weight": 0.0}, {"trainable": False}, {"loss": False}, {"loss_mask": 0}, {"train": False}]
@@ -28,7 +29,7 @@ def test_a_message_that_is_marked_is_not_trained(
     row = conversation({"messages": messages})
     plain = Conversation([user("q"), assistant("WRONG"), user("sure?"), assistant("right")])
     path = model_of(family)
-    marked, unmarked = Masker(path, LossMaskConfig(), NOW).many([row, plain], pool)
+    marked, unmarked = Masker(path, filled(LossMaskConfig), NOW).many([row, plain], pool)
     assert not isinstance(marked, RowError), marked
     assert not isinstance(unmarked, RowError), unmarked
     assert marked[0] == unmarked[0], "the template is given the same"
@@ -38,7 +39,7 @@ def test_a_message_that_is_marked_is_not_trained(
 def test_marks_are_for_every_role(model_of: Callable[[str], Path], pool: ThreadPoolExecutor) -> None:
     messages = [{**user("q"), "weight": 0}, assistant("a"), user("r"), {**assistant("b"), "weight": 0}]
     path = model_of("qwen3")
-    (columns,) = Masker(path, LossMaskConfig(user=True), NOW).many([conversation({"messages": messages})], pool)
+    (columns,) = Masker(path, filled(LossMaskConfig, user=True), NOW).many([conversation({"messages": messages})], pool)
     assert trained_runs(path, columns) == ["a<|im_end|>", "r<|im_end|>"]
 
 
@@ -49,7 +50,7 @@ def test_whose_tokens_are_whose_is_not_guessed(tmp_path: Path, pool: ThreadPoolE
     )
     path = helpers.write_qwen(tmp_path / "joined", joined)
     messages = [user("q"), assistant("a"), {**assistant("b"), "weight": 0}]
-    (refused,) = Masker(path, LossMaskConfig(), NOW).many([conversation({"messages": messages})], pool)
+    (refused,) = Masker(path, filled(LossMaskConfig), NOW).many([conversation({"messages": messages})], pool)
     assert isinstance(refused, RowError)
     assert "messages[2] is marked as not trained" in str(refused)
 
@@ -68,7 +69,7 @@ def test_answers_of_several_stretches_and_of_none_are_not_mixed_up(
     path = helpers.write_qwen(tmp_path / f"several{marked}", template)
     messages = [user("q"), {**assistant("first"), "reasoning_content": "hm"}, user("r"), assistant("second")]
     messages[marked] = {**messages[marked], "weight": 0}
-    (refused,) = Masker(path, LossMaskConfig(), NOW).many([conversation({"messages": messages})], pool)
+    (refused,) = Masker(path, filled(LossMaskConfig), NOW).many([conversation({"messages": messages})], pool)
     assert isinstance(refused, RowError), refused
     assert f"messages[{marked}] is marked as not trained" in str(refused)
 
@@ -93,7 +94,7 @@ UNKNOWN_FIELDS: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("mask", [LossMaskConfig(), LossMaskConfig(user=True)])
+@pytest.mark.parametrize("mask", [filled(LossMaskConfig), filled(LossMaskConfig, user=True)])
 def test_fields_that_would_be_ignored_are_refused(
     mask: LossMaskConfig, tmp_path: Path, model_of: Callable[[str], Path], pool: ThreadPoolExecutor
 ) -> None:
@@ -111,5 +112,5 @@ def test_fields_that_would_be_ignored_are_refused(
     writes = "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}{{ m | tojson }}<|im_end|>{% endfor %}"
     for name, template in (("names", names), ("writes", writes)):
         path = helpers.write_qwen(tmp_path / f"fields-{name}", template)
-        (found,) = Masker(path, LossMaskConfig(), NOW).many([rows[len(HARMLESS)]], pool)
+        (found,) = Masker(path, filled(LossMaskConfig), NOW).many([rows[len(HARMLESS)]], pool)
         assert not isinstance(found, RowError), (name, found)

@@ -16,6 +16,7 @@ from mask_helpers import ALL_MASKS, trained_runs
 from primerl.train.data.conversations import Conversation, RowError
 from primerl.train.data.masks import Masker
 from primerl.train.sft_settings import LossMaskConfig
+from settings_helpers import filled
 from sft_helpers import NOW, assistant, user
 from transformers import AutoTokenizer
 
@@ -136,7 +137,7 @@ def test_past_thinking_that_the_template_strips_is_not_trained(
     path = model_of("qwen3")
     thought = assistant("<think>\nhm\n</think>\n\nSo.")
     row = Conversation([user("Why?"), thought, user("And?"), thought])
-    (columns,) = Masker(path, LossMaskConfig(user=True), NOW).many([row], pool)
+    (columns,) = Masker(path, filled(LossMaskConfig, user=True), NOW).many([row], pool)
     assert trained_runs(path, columns) == [
         "Why?<|im_end|>",
         "So.<|im_end|>",
@@ -152,9 +153,9 @@ def test_empty_thinking_between_two_answers_is_not_trained(
     nothing proves who wrote the thinking before the second's content."""
     path = model_of("qwen3")
     row = Conversation([user("q"), assistant("a"), assistant("b")])
-    (columns,) = Masker(path, LossMaskConfig(), NOW).many([row], pool)
+    (columns,) = Masker(path, filled(LossMaskConfig), NOW).many([row], pool)
     assert trained_runs(path, columns) == ["a<|im_end|>", "b<|im_end|>"]
-    (columns,) = Masker(path, LossMaskConfig(), NOW).many([Conversation(row.messages[:2])], pool)
+    (columns,) = Masker(path, filled(LossMaskConfig), NOW).many([Conversation(row.messages[:2])], pool)
     assert trained_runs(path, columns) == ["<think>\n\n</think>\n\na<|im_end|>"]
 
 
@@ -168,7 +169,7 @@ def test_a_developer_is_the_system_where_the_template_knows_only_that(
         for role in ("developer", "system")
     ]
     if family == "gemma3":  # It writes the system's words into the user's message.
-        mask = LossMaskConfig(assistant=mask.assistant)
+        mask = filled(LossMaskConfig, assistant=mask.assistant)
     developer, system = Masker(model_of(family), mask, NOW).many(rows, pool)
     assert not isinstance(developer, RowError), developer
     assert developer == system
@@ -181,7 +182,7 @@ def test_parts_of_a_content_are_lines(family: str, model_of: Callable[[str], Pat
     rows = [Conversation([user(""), assistant("a")]) for _ in range(2)]
     rows[0].messages[0]["content"] = parts
     rows[1].messages[0]["content"] = "one\ntwo"
-    of_parts, of_text = Masker(model_of(family), LossMaskConfig(user=True), NOW).many(rows, pool)
+    of_parts, of_text = Masker(model_of(family), filled(LossMaskConfig, user=True), NOW).many(rows, pool)
     assert of_parts == of_text
     assert trained_runs(model_of(family), of_parts)[0].startswith("one\ntwo<")
 
@@ -190,7 +191,7 @@ def test_rows_alike_and_unlike_are_rendered_in_their_order(
     model_of: Callable[[str], Path], pool: ThreadPoolExecutor
 ) -> None:
     """Groups with the same tools and variables go in one call; a row that fails fails alone."""
-    masker = Masker(model_of("qwen3"), LossMaskConfig(), NOW)
+    masker = Masker(model_of("qwen3"), filled(LossMaskConfig), NOW)
     rows = [conversation_of("qwen3", seed) for seed in range(30)]
     assert len({str((row.tools, row.template_kwargs)) for row in rows}) > 3
     bad = Conversation([user("x"), {"role": "assistant", "content": [{"type": "image_url"}]}])
@@ -207,7 +208,7 @@ def test_the_day_is_the_runs_own(tmp_path: Path, pool: ThreadPoolExecutor) -> No
     template = "{{ strftime_now('%Y') }}" + turns
     path = helpers.write_qwen(tmp_path / "dated", template)
     row = [Conversation([user("a"), assistant("b")])]
-    (then,) = Masker(path, LossMaskConfig(), 1e9).many(row, pool)
-    (later,) = Masker(path, LossMaskConfig(), 1.7e9).many(row, pool)
+    (then,) = Masker(path, filled(LossMaskConfig), 1e9).many(row, pool)
+    (later,) = Masker(path, filled(LossMaskConfig), 1.7e9).many(row, pool)
     assert then != later
-    assert then == Masker(path, LossMaskConfig(), 1e9 + 60).many(row, pool)[0]
+    assert then == Masker(path, filled(LossMaskConfig), 1e9 + 60).many(row, pool)[0]

@@ -12,8 +12,9 @@ import torch
 from primerl.models.tiny import write_model
 from primerl.train.data.conversations import Conversation, RowError, conversation
 from primerl.train.data.sources import DataError, sources
-from primerl.train.reader import ConfigError
+from primerl.train.settings import ConfigError
 from primerl.train.sft_settings import RowsConfig, SubsetConfig
+from settings_helpers import filled
 from sft_helpers import assistant, load, user, write_rows
 from transformers import AutoTokenizer
 
@@ -242,11 +243,11 @@ def test_every_kind_of_file_gives_the_same_rows(folder: Path, tmp_path: Path) ->
             for index in range(3):
                 assert torch.equal(rows.row(index).token_ids, expected.row(index).token_ids), (name, index)
         for name, row in (("splits", 1), ("parts", 2)):
-            split = [SubsetConfig(path=str(paths[name]), split="test")]
+            split = [filled(SubsetConfig, path=str(paths[name]), split="test")]
             assert torch.equal(
                 load(folder, split, tmp_path / "bad.jsonl").row(0).token_ids, expected.row(row).token_ids
             )
-        part = [SubsetConfig(path=str(paths["jsonl"]), split="train[1:2]")]
+        part = [filled(SubsetConfig, path=str(paths["jsonl"]), split="train[1:2]")]
         assert torch.equal(load(folder, part, tmp_path / "bad.jsonl").row(0).token_ids, expected.row(1).token_ids)
     finally:
         write_model(folder, seed=3)
@@ -271,7 +272,7 @@ def test_a_null_that_was_written_for_a_required_argument_stays(
     )
     path = tmp_path / "rows.parquet"
     datasets.Dataset.from_list(rows).to_parquet(path)
-    (source,) = sources(RowsConfig(path=str(path)), "data.")
+    (source,) = sources(filled(RowsConfig, path=str(path)), "data.")
     with caplog.at_level("WARNING"):
         read = [found.content for found in source.rows()]
     arguments = [
@@ -296,7 +297,7 @@ def test_a_hub_name_is_asked_for_with_its_configuration_and_split(
         return datasets.Dataset.from_list([{"prompt": "a", "completion": "b", "id": 7}])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    subset = SubsetConfig(path="org/chats", name="short", split="train[:5%]")
+    subset = filled(SubsetConfig, path="org/chats", name="short", split="train[:5%]")
     rows = load(folder, [subset], tmp_path / "bad.jsonl")
     assert asked == [(("org/chats", "short"), {"split": "train[:5%]"})]
     assert (len(rows), rows.titles) == (1, ["chats-short"])
@@ -305,19 +306,19 @@ def test_a_hub_name_is_asked_for_with_its_configuration_and_split(
 @pytest.mark.usefixtures("own_cache")
 def test_a_hub_that_cannot_be_reached_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.subsets\[0\]\.path: nobody/nothing cannot be loaded"):
-        load(folder, [SubsetConfig(path="nobody/nothing")], tmp_path / "bad.jsonl")
+        load(folder, [filled(SubsetConfig, path="nobody/nothing")], tmp_path / "bad.jsonl")
 
 
 @pytest.mark.parametrize("path", ["rows.jsonl", "./rows", "/nowhere/rows", "a/b/c", "~/rows.parquet"])
 def test_a_missing_file_is_not_taken_for_a_hub_name(path: str) -> None:
-    (source,) = sources(RowsConfig(path=path), "data.")
+    (source,) = sources(filled(RowsConfig, path=path), "data.")
     with pytest.raises(ConfigError, match=r"data\.path: there is no file"):
         source.check()
 
 
 def test_unreadable_files_are_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("a")
-    (source,) = sources(RowsConfig(path=str(tmp_path / "rows.txt")), "data.")
+    (source,) = sources(filled(RowsConfig, path=str(tmp_path / "rows.txt")), "data.")
     with pytest.raises(ConfigError, match="of no kind that can be read"):
         source.check()
     for name, content, message in [
@@ -355,7 +356,7 @@ def test_a_damaged_table_is_named_with_its_cause(folder: Path, tmp_path: Path, d
 
 def prompts(folder: Path, tmp_path: Path, path: Path, split: str) -> list[str]:
     """What was asked in the rows of a split."""
-    rows = load(folder, [SubsetConfig(path=str(path), split=split)], tmp_path / "bad.jsonl")
+    rows = load(folder, [filled(SubsetConfig, path=str(path), split=split)], tmp_path / "bad.jsonl")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     texts = [tokenizer.decode(rows.row(index).token_ids) for index in range(len(rows))]
     return [text.removeprefix("<|im_start|>user\n").split("<|im_end|>")[0] for text in texts]
@@ -440,7 +441,7 @@ def test_tools_in_two_columns_are_named_once(tmp_path: Path, caplog: pytest.LogC
     both = {"messages": CHAT, "tools": [WRAPPED], "tool_defs": [WEATHER]}
     rows = [{**both, "tools": []}, {**both, "tool_defs": ""}, {"messages": CHAT, "prompt": "p"}, both, both]
     path = write_rows(tmp_path / "rows.jsonl", *rows)
-    (source,) = sources(RowsConfig(path=str(path)), "data.")
+    (source,) = sources(filled(RowsConfig, path=str(path)), "data.")
     with caplog.at_level("WARNING"):
         tools = [found.content.tools for found in source.rows() if isinstance(found.content, Conversation)]
     assert tools == [[WRAPPED], [WRAPPED], None, [WRAPPED], [WRAPPED]]
@@ -463,7 +464,8 @@ import sys
 from pathlib import Path
 from primerl.train.sft_settings import RowsConfig
 from primerl.train.data.sources import sources
-(source,) = sources(RowsConfig(path={str(path)!r}), "data.")
+given = dict(path={str(path)!r}, name=None, split="train", subsets=[], long_rows="drop", max_bad_share=0.0)
+(source,) = sources(RowsConfig(**given), "data.")
 assert len(list(source.rows())) == 1
 assert not {{"datasets", "torch", "pyarrow"}} & set(sys.modules)
 """

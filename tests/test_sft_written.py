@@ -13,6 +13,7 @@ from mask_helpers import ALL_MASKS, CALL, THOUGHT, trained_runs
 from primerl.train.data.conversations import Conversation, RowError, conversation
 from primerl.train.data.masks import Columns, Masker
 from primerl.train.sft_settings import LossMaskConfig
+from settings_helpers import filled
 from sft_helpers import NOW, assistant, user
 
 LEFT_OUT: list[tuple[str, list[dict[str, Any]], str]] = [
@@ -26,7 +27,8 @@ LEFT_OUT: list[tuple[str, list[dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(
-    "mask", [LossMaskConfig(), LossMaskConfig(user=True), LossMaskConfig(user=True, assistant=False)]
+    "mask",
+    [filled(LossMaskConfig), filled(LossMaskConfig, user=True), filled(LossMaskConfig, user=True, assistant=False)],
 )
 @pytest.mark.parametrize(("family", "messages", "reason"), LEFT_OUT)
 def test_a_row_of_which_the_template_leaves_something_out_is_refused(
@@ -64,9 +66,9 @@ def test_what_a_template_rewrites_is_refused_by_its_message(tmp_path: Path, pool
     )
     path = helpers.write_qwen(tmp_path / "shouting", shouting)
     row = Conversation([user("x"), assistant("y")])
-    (columns,) = Masker(path, LossMaskConfig(), NOW).many([row], pool)
+    (columns,) = Masker(path, filled(LossMaskConfig), NOW).many([row], pool)
     assert not isinstance(columns, RowError)
-    (refused,) = Masker(path, LossMaskConfig(user=True), NOW).many([row], pool)
+    (refused,) = Masker(path, filled(LossMaskConfig, user=True), NOW).many([row], pool)
     assert isinstance(refused, RowError)
     assert "messages[0]: the chat template rewrites what the user says" in str(refused)
 
@@ -79,7 +81,7 @@ def test_what_cannot_be_located_is_refused_not_guessed(tmp_path: Path, pool: Thr
     )
     path = helpers.write_qwen(tmp_path / "shouting-answers", shouting)
     row = Conversation([user("x"), assistant("y"), user("y"), assistant("z")])
-    (refused,) = Masker(path, LossMaskConfig(), NOW).many([row], pool)
+    (refused,) = Masker(path, filled(LossMaskConfig), NOW).many([row], pool)
     assert isinstance(refused, RowError)
     assert "messages[1]: the chat template rewrites this assistant message" in str(refused)
 
@@ -96,7 +98,7 @@ DROPS = (
 )
 
 
-@pytest.mark.parametrize("mask", [LossMaskConfig(), LossMaskConfig(assistant=False, user=True)])
+@pytest.mark.parametrize("mask", [filled(LossMaskConfig), filled(LossMaskConfig, assistant=False, user=True)])
 @pytest.mark.parametrize("content", ["a", "A longer question?", [{"type": "text", "text": "a"}]])
 def test_a_template_that_takes_parts_only_is_refused(
     mask: LossMaskConfig, content: Any, tmp_path: Path, pool: ThreadPoolExecutor
@@ -115,7 +117,7 @@ def test_a_content_that_some_template_drops_is_refused(tmp_path: Path, pool: Thr
     called = [user("q"), {**assistant("I look."), "tool_calls": [CALL]}]
     good = [user("q"), {**assistant(""), "tool_calls": [CALL]}]
     rows = [Conversation(asked), Conversation(called), Conversation(good)]
-    first, second, third = Masker(path, LossMaskConfig(), NOW).many(rows, pool)
+    first, second, third = Masker(path, filled(LossMaskConfig), NOW).many(rows, pool)
     for refused, index in ((first, 0), (second, 1)):
         assert isinstance(refused, RowError)
         assert str(refused) == f"messages[{index}].content is not written by the chat template"
@@ -140,13 +142,13 @@ def test_an_answer_without_content_is_refused_where_it_is_trained(
 ) -> None:
     path = model_of(family)
     for messages in ([user("q"), answer], [user("q"), answer, user("r"), assistant("b")]):
-        (refused,) = Masker(path, LossMaskConfig(), NOW).many([Conversation(messages)], pool)
+        (refused,) = Masker(path, filled(LossMaskConfig), NOW).many([Conversation(messages)], pool)
         assert isinstance(refused, RowError), messages
         if "content" in answer or family == "qwen3":  # some templates fail where there is none
             assert "messages[1] is an assistant message without content" in str(refused)
     if "content" in answer:
         row = conversation({"messages": [user("q"), {**answer, "weight": 0}, user("r"), assistant("b")]})
-        (columns,) = Masker(path, LossMaskConfig(), NOW).many([row], pool)
+        (columns,) = Masker(path, filled(LossMaskConfig), NOW).many([row], pool)
         assert trained_runs(path, columns) == trained_runs(path, columns)[-1:]
 
 
@@ -158,13 +160,13 @@ def test_reasoning_alone_is_an_answer_where_it_is_written(
         Conversation([user("q"), thought]),
         Conversation([user("q"), thought, user("r"), {**thought, "content": "4"}]),
     ]
-    last, past = Masker(model_of("qwen3"), LossMaskConfig(), NOW).many(rows, pool)
+    last, past = Masker(model_of("qwen3"), filled(LossMaskConfig), NOW).many(rows, pool)
     assert not isinstance(last, RowError), last
     assert isinstance(past, RowError)
     assert past.kind == "an answer without content"
 
 
-@pytest.mark.parametrize("mask", [LossMaskConfig(), LossMaskConfig(user=True)])
+@pytest.mark.parametrize("mask", [filled(LossMaskConfig), filled(LossMaskConfig, user=True)])
 def test_reasoning_that_is_left_out_is_counted(
     mask: LossMaskConfig, model_of: Callable[[str], Path], pool: ThreadPoolExecutor
 ) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from primerl.config.load import ConfigError, load
-from primerl.config.simulate import SimulateConfig
+from primerl.config.command_line.load import load
+from primerl.config.errors.fail import ConfigError
+from primerl.config.schema.simulate import SimulateConfig
 
 pytestmark = pytest.mark.processes
 

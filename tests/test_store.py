@@ -26,8 +26,8 @@ import pytest
 from docs_pages import shown
 from end_to_end import primerl, read_lines, until
 from primerl.cli import main
-from primerl.config.load import ConfigError
-from primerl.config.run_forms import load_run
+from primerl.config.errors.fail import ConfigError
+from primerl.config.hosted.load_run import load_run
 from primerl.launch.preflight import training
 from primerl.launch.report.console import Console
 from primerl.launch.resume import warm_start

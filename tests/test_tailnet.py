@@ -20,11 +20,11 @@ from aiohttp import web
 from end_to_end import start, until
 from env_orchestrator import Chat, Orchestrator, completion
 from primerl.cli import main
-from primerl.config import resolve, run_file
-from primerl.config.environment import EnvWorkerConfig
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
-from primerl.config.tailscale import Tailscale, node_name
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import resolve, run_file
+from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.services import Tailscale, node_name
 from primerl.envs import tailnet as node
 from primerl.launch import run as launch_run
 from primerl.launch import secrets, tailnet

@@ -19,7 +19,6 @@ import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.adapters.lora import AdapterPublisher, add_adapter
-from primerl.train.loop import rl
 from primerl.train.loop.client import OrchestratorClient, OrchestratorError
 from primerl.train.model.packed_model import load_model
 from primerl.train.settings import LoraConfig
@@ -27,6 +26,7 @@ from primerl.train.weights import broadcast
 from primerl.train.weights.broadcast import BroadcastError, Broadcasts
 from primerl.train.weights.publish import WeightsPublisher
 from safetensors.torch import load_file
+from settings_helpers import TRAINER, filled, run_trainer, trainer_json
 from test_train_rl import published, settings, timeless, whole_batch
 from test_train_weights import small_models
 from train_helpers import Answer, OrchestratorDouble, asks_again, gone, no_room, unreadable_manifest, waiting
@@ -100,7 +100,7 @@ def test_what_is_written_is_the_model_of_that_moment(tmp_path: Path, gate: Gate,
 
 def test_an_adapter_is_that_of_the_moment_too(folder: Path, tmp_path: Path, gate: Gate) -> None:
     model = load_model(folder)
-    adapter = add_adapter(model, LoraConfig(rank=4), folder, seed=1)
+    adapter = add_adapter(model, filled(LoraConfig, rank=4), folder, seed=1)
     expected = {name: tensor.clone() for name, tensor in adapter.tensors().items()}
     with OrchestratorDouble(whole_batch) as double:
         broadcasts = Broadcasts(AdapterPublisher(adapter, tmp_path, 2, True), client(double))
@@ -157,9 +157,8 @@ def test_a_write_that_does_not_end_is_named(
 
 def limited(values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """The trainer where no file may be longer than the model's config: the kernel refuses the rest of the weights."""
-    program = "import json, sys; from primerl.train.loop.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
     return subprocess.run(
-        [sys.executable, "-c", program, json.dumps(values)],
+        [sys.executable, "-c", TRAINER, trainer_json(values)],
         capture_output=True,
         text=True,
         timeout=200,
@@ -189,11 +188,11 @@ def test_weights_that_are_lost_before_they_are_read_are_written_again(folder: Pa
         return None if whole else unreadable_manifest(f"{manifest} is no manifest")
 
     with OrchestratorDouble(whole_batch, before_weights=read) as double:
-        assert rl.main(settings(double.url, folder, tmp_path)) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path)) == 0
     assert [fields["version"] for fields in double.called("/trainer/weights")] == [0, 1, 1, 2, 3]
     assert found == [True, False, True, True, True]
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path / "plain")) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path / "plain")) == 0
     written, expected = published(tmp_path, 1), published(tmp_path / "plain", 1)
     assert all(torch.equal(written[name], expected[name]) for name in expected)
 
@@ -202,7 +201,7 @@ def test_weights_that_cannot_be_read_twice_end_the_run_with_the_reason(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with OrchestratorDouble(whole_batch, before_weights=lambda _: unreadable_manifest("it is a pipe")) as double:
-        assert rl.main(settings(double.url, folder, tmp_path)) == 1
+        assert run_trainer(settings(double.url, folder, tmp_path)) == 1
     assert [fields["version"] for fields in double.called("/trainer/weights")] == [0, 0]
     said = capsys.readouterr().out
     assert f"BroadcastError: the weights of policy 0 were written to {tmp_path / 'broadcasts'} twice" in said
@@ -226,7 +225,7 @@ def test_weights_that_no_engine_can_load_are_written_again_once(
         return asks_again(1, "the manifest is gone")
 
     with OrchestratorDouble(batch) as double:
-        code = rl.main(settings(double.url, folder, tmp_path))
+        code = run_trainer(settings(double.url, folder, tmp_path))
     versions = [fields["version"] for fields in double.called("/trainer/weights")]
     said = capsys.readouterr().out
     assert "no engine can load policy 1, its weights are written again: the manifest is gone" in said
@@ -238,7 +237,7 @@ def test_weights_that_no_engine_can_load_are_written_again_once(
         return
     assert (code, versions) == (0, [0, 1, 1, 2, 3])
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path / "plain")) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path / "plain")) == 0
     for version in (1, 3):
         written, expected = published(tmp_path, version), published(tmp_path / "plain", version)
         assert all(torch.equal(written[name], expected[name]) for name in expected)
@@ -251,7 +250,7 @@ def test_what_engines_lack_of_another_version_is_not_the_trainers(folder: Path, 
         return answers.pop() if step == 2 and answers else whole_batch(step, rank)
 
     with OrchestratorDouble(batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path)) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path)) == 0
     assert [fields["version"] for fields in double.called("/trainer/weights")] == [0, 1, 2, 3]
     assert answers == []
 
@@ -261,7 +260,7 @@ def test_a_disk_without_room_is_named_before_it_is_full(
 ) -> None:
     no_room(monkeypatch, 1000)
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path)) == 1
+        assert run_trainer(settings(double.url, folder, tmp_path)) == 1
     target = tmp_path / "broadcasts" / "step_0"
     pattern = (
         rf"BroadcastError: .*: the disk mounted at /\S* has 1000 bytes free, and {target} needs \d+ bytes: make room"
@@ -291,7 +290,7 @@ def test_a_failure_is_seen_while_the_trainer_waits_for_a_batch(
         return waiting("policy 1 to be published")
 
     with OrchestratorDouble(batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path)) == 1
+        assert run_trainer(settings(double.url, folder, tmp_path)) == 1
     output = capsys.readouterr().out
     assert "BroadcastError: the weights of policy 1 cannot be written to" in output
     assert "No space left on device" in output
@@ -309,14 +308,14 @@ def test_the_last_failure_ends_the_run_before_its_checkpoint_is_told_of(
             return super().answer(path, fields)
 
     with Double(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path, max_steps=2, ckpt={"interval": 1})) == 1
+        assert run_trainer(settings(double.url, folder, tmp_path, max_steps=2, ckpt={"interval": 1})) == 1
         assert double.called("/trainer/checkpoint") == [{"step": 1, "saved": 1}]
     assert "/trainer/weights refused (409): version 2 is not due" in capsys.readouterr().out
 
 
 def test_a_checkpoint_is_told_of_when_its_weights_are(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path, ckpt={"interval": 1})) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path, ckpt={"interval": 1})) == 0
     told: set[int] = set()
     for path, fields in double.calls:
         if path == "/trainer/weights":
@@ -346,7 +345,7 @@ def test_an_orchestrator_that_is_gone_at_the_end_is_no_failure(
         return gone("stopped by hand")
 
     with Double(batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path, orchestrator_timeout_s=60)) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path, orchestrator_timeout_s=60)) == 0
     assert "the orchestrator could not be reached" in capsys.readouterr().out
     assert (tmp_path / "broadcasts" / "step_1" / "manifest.json").is_file()
     # The same of one that still answers, and says so.
@@ -374,13 +373,15 @@ KILLED = """
 import json, os, signal, sys
 from primerl.train.checkpoint import files
 from primerl.train.loop import rl
+from primerl.train.settings import TrainerConfig
+from primerl.process.setting_checks import from_mapping
 rename = files.Path.rename
 def killed(self, target):
     if self.name.startswith(".step_2.") and os.path.basename(str(target)) == sys.argv[2]:
         os.kill(os.getpid(), signal.SIGKILL)
     return rename(self, target)
 files.Path.rename = killed
-sys.exit(rl.main(json.loads(sys.argv[1])))
+sys.exit(rl.main(from_mapping(TrainerConfig, json.loads(sys.argv[1]))))
 """
 
 
@@ -389,10 +390,10 @@ def test_a_trainer_killed_while_it_broadcasts_goes_on_bit_by_bit(folder: Path, t
     """Killed when policy 2 is written under its temporary name; what it left goes, the same bytes come again."""
     whole, output = tmp_path / "whole", tmp_path / "run"
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, whole)) == 0
+        assert run_trainer(settings(double.url, folder, whole)) == 0
     with OrchestratorDouble(whole_batch) as double:
         values = settings(double.url, folder, output, ckpt={"interval": 1})
-        command = [sys.executable, "-c", KILLED, json.dumps(values), "step_2"]
+        command = [sys.executable, "-c", KILLED, trainer_json(values), "step_2"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
         assert [fields["version"] for fields in double.called("/trainer/weights")] == [0, 1]
@@ -401,7 +402,7 @@ def test_a_trainer_killed_while_it_broadcasts_goes_on_bit_by_bit(folder: Path, t
     assert list(broadcasts.glob(".step_2.*")), "what was cut off"
     before = {version: os.stat(broadcasts / f"step_{version}" / "manifest.json") for version in (0, 1)}
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(values | {"orchestrator_url": double.url}) == 0
+        assert run_trainer(values | {"orchestrator_url": double.url}) == 0
         versions = [fields["version"] for fields in double.called("/trainer/weights")]
         assert versions == list(range(versions[0], 4))
     assert sorted(path.name for path in broadcasts.iterdir()) == ["LATEST", "step_0", "step_1", "step_2", "step_3"]
@@ -415,7 +416,7 @@ def test_a_trainer_killed_while_it_broadcasts_goes_on_bit_by_bit(folder: Path, t
 
 def test_the_metrics_tell_the_step_from_the_thread(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path)) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path)) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         assert line["time/broadcast"] > 0

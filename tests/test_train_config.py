@@ -11,10 +11,13 @@ from typing import Any
 
 import primerl.train
 import pytest
+from primerl.config.process_files.files import resolved
+from primerl.config.schema import trainer as schema
 from primerl.models.tiny import TinyConfig
-from primerl.train.reader import ConfigError
+from primerl.process.setting_checks import from_mapping
 from primerl.train.settings import TrainerConfig
 from primerl.train.sft_settings import SFTConfig
+from settings_helpers import filled, refusal
 
 TRAINER: dict[str, Any] = {
     "output_dir": "out",
@@ -26,9 +29,8 @@ SFT: dict[str, Any] = {"output_dir": "out", "max_steps": 3, "model": {"tiny": {}
 
 
 def test_defaults_and_values() -> None:
-    config = TrainerConfig.from_dict(
-        {**TRAINER, "optim": {"lr": 1, "betas": [0.8, 0.9]}, "weights": {"keep_all": True}}
-    )
+    optim = {"lr": 1, "betas": [0.8, 0.9]}
+    config = filled(TrainerConfig, **TRAINER, optim=optim, weights={"keep_all": True})
     assert config.optim.lr == 1.0
     assert isinstance(config.optim.lr, float)
     assert config.optim.betas == (0.8, 0.9)
@@ -37,66 +39,98 @@ def test_defaults_and_values() -> None:
 
 
 def test_tiny_model_from_a_table() -> None:
-    assert SFTConfig.from_dict(SFT).model.tiny == TinyConfig()
-    assert SFTConfig.from_dict({**SFT, "model": {"tiny": {"hidden_size": 32}}}).model.tiny == TinyConfig(hidden_size=32)
+    assert filled(SFTConfig, **SFT).model.tiny == TinyConfig()
+    assert filled(SFTConfig, **SFT | {"model": {"tiny": {"hidden_size": 32}}}).model.tiny == TinyConfig(hidden_size=32)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optim": {"learning_rate": 1e-3}}, "unknown setting `optim.learning_rate`; known here: args, betas"),
-        ({"wandb": {}}, "unknown setting `wandb`"),
-        ({"max_steps": "3"}, "max_steps is '3'; it must be of type int"),
-        ({"max_steps": True}, "max_steps is True"),
-        ({"max_steps": 0}, "max_steps is 0; it must be at least 1"),
-        ({"peak_tflops": 0}, "peak_tflops is 0.0; it must be above 0"),
-        ({"dtype": "float16"}, "dtype is 'float16'; it must be one of 'float32', 'bfloat16'"),
+        ({"optim": {"learning_rate": 1e-3}}, "optim.learning_rate: unknown key"),
+        ({"wandb": {}}, "wandb: unknown key"),
+        ({"max_steps": "x"}, "max_steps: Input should be a valid integer"),
+        ({"max_steps": True}, "max_steps is true or false, where a number is expected"),
+        ({"max_steps": 0}, "max_steps: Input should be greater than 0 (it is 0)"),
+        ({"peak_tflops": 0}, "peak_tflops: Input should be greater than 0 (it is 0)"),
+        ({"dtype": "float16"}, "dtype: Input should be 'float32' or 'bfloat16' (it is 'float16')"),
         ({"optim": {"betas": [0.9]}}, "optim.betas"),
         ({"optim": {"betas": [0.9, 1.0]}}, "optim.betas"),
-        ({"optim": {"lr": 0}}, "optim.lr is 0.0; it must be above 0"),
-        ({"weights": {"keep_last": 1}}, "weights.keep_last is 1"),
-        ({"loss": {"type": "ppo"}}, "loss.type is 'ppo'; it must be one of 'cispo', 'clip', 'dppo', 'gspo', 'icepop'"),
-        ({"loss": {"args": {"mask_lo": 0.1}}}, "unknown setting `loss.args.mask_lo`; known here: kl_tau, mask_high"),
-        ({"loss": {"args": {"mask_low": -0.1}}}, "loss.args.mask_low is -0.1"),
-        ({"loss": {"args": {"kl_tau": float("nan")}}}, "loss.args.kl_tau is nan"),
-        ({"loss": {"args": {"kl_tau": "1e-3"}}}, "loss.args.kl_tau is '1e-3'; it must be of type float"),
-        ({"loss": {"type": "clip", "args": {"dual_clip": 0.5}}}, "loss.args.dual_clip is 0.5; it must be above 1"),
-        ({"loss": {"type": "clip", "args": {"clip_low": 1.5}}}, "loss.args.clip_low is 1.5"),
-        ({"loss": {"type": "icepop", "args": {"min_ratio": 2.0}}}, "loss.args.min_ratio is 2.0"),
-        ({"loss": {"type": "importance", "args": {"max_ratio": -1}}}, "loss.args.max_ratio is -1.0"),
-        ({"loss": {"type": "clip", "custom": "a:b"}}, "loss.custom and loss.type ('clip') are both set"),
-        ({"loss": {"custom": "no function"}}, "must be like package.module:function"),
+        ({"optim": {"lr": 0}}, "optim.lr: Input should be greater than 0 (it is 0)"),
+        ({"weights": {"keep_last": 1}}, "weights.keep_last: Input should be greater than or equal to 2 (it is 1)"),
+        ({"loss": {"type": "ppo"}}, "type is 'ppo'; it must be one of 'cispo', 'clip', 'dppo', 'gspo', 'icepop'"),
+        ({"loss": {"args": {"mask_lo": 0.1}}}, "unknown setting `args.mask_lo`; known here: kl_tau, mask_high"),
+        ({"loss": {"args": {"mask_low": -0.1}}}, "args.mask_low is -0.1"),
+        ({"loss": {"args": {"kl_tau": float("nan")}}}, "args.kl_tau is nan"),
+        ({"loss": {"args": {"kl_tau": "x"}}}, "args.kl_tau: must be a number, not 'x'"),
+        ({"loss": {"type": "clip", "args": {"dual_clip": 0.5}}}, "args.dual_clip is 0.5; it must be above 1"),
+        ({"loss": {"type": "clip", "args": {"clip_low": 1.5}}}, "args.clip_low is 1.5"),
+        ({"loss": {"type": "icepop", "args": {"min_ratio": 2.0}}}, "args.min_ratio is 2.0"),
+        ({"loss": {"type": "importance", "args": {"max_ratio": -1}}}, "args.max_ratio is -1.0"),
+        ({"loss": {"type": "clip", "custom": "a:b"}}, "custom and type are both set"),
+        ({"loss": {"custom": "no function"}}, "loss.custom: String should match pattern"),
         ({"loss": {"rl_weight": 0}}, "nothing is trained"),
-        ({"loss": {"rl_weight": 0, "ce_weight": 1, "entropy_weight": 0.1}}, "loss.entropy_weight is set"),
-        ({"loss": {"ref_kl_weight": float("nan")}}, "loss.ref_kl_weight is nan"),
-        ({"optim": {"type": "adam"}}, "optim.type is 'adam'; it must be one of 'adamw', 'muon', 'sgd'"),
-        ({"optim": {"type": "sgd", "args": {"nesterov": True}}}, "optim.args.nesterov is true, but momentum is 0"),
-        ({"optim": {"type": "muon", "args": {"momentum": 1}}}, "optim.args.momentum is 1.0"),
-        ({"optim": {"weight_decay_by_name": {"*": -1}}}, "optim.weight_decay_by_name.* is -1.0"),
-        ({"optim": {"weight_decay_by_name": 1}}, "optim.weight_decay_by_name is 1; it must be a table"),
-        ({"optim": {"schedule": "wsd", "decay_steps": 0}}, "optim.decay_steps is 0"),
-        ({"dist_timeout_s": 1e30}, "dist_timeout_s is 1e+30; it must be from 1 to 31536000 (a year)"),
-        ({"dist_timeout_s": 1e-9}, "dist_timeout_s is 1e-09; it must be from 1 to"),
-        ({"dist_timeout_s": float("nan")}, "dist_timeout_s is nan; it must be from 1 to"),
-        ({"environments": "a"}, "environments is 'a'; it must be a list"),
-        ({"model": "m"}, "model: expected a table"),
+        ({"loss": {"rl_weight": 0, "ce_weight": 1, "entropy_weight": 0.1}}, "entropy_weight is set"),
+        ({"loss": {"ref_kl_weight": float("nan")}}, "loss.ref_kl_weight: Input should be a finite number (it is nan)"),
+        ({"optim": {"type": "adam"}}, "type is 'adam'; it must be one of 'adamw', 'muon', 'sgd'"),
+        ({"optim": {"type": "sgd", "args": {"nesterov": True}}}, "args.nesterov is true, but momentum is 0"),
+        ({"optim": {"type": "muon", "args": {"momentum": 1}}}, "args.momentum is 1.0"),
+        (
+            {"optim": {"weight_decay_by_name": {"*": -1}}},
+            "optim.weight_decay_by_name.*: Input should be greater than or equal to 0",
+        ),
+        ({"optim": {"weight_decay_by_name": 1}}, "optim.weight_decay_by_name: a table is expected"),
+        (
+            {"optim": {"schedule": "wsd", "decay_steps": 0}},
+            "optim.decay_steps: Input should be greater than 0 (it is 0)",
+        ),
+        ({"dist_timeout_s": 1e30}, "dist_timeout_s: Input should be less than or equal to 31536000 (it is 1e+30)"),
+        ({"dist_timeout_s": 1e-9}, "dist_timeout_s: Input should be greater than or equal to 1 (it is 1e-09)"),
+        ({"dist_timeout_s": float("nan")}, "dist_timeout_s: Input should be a finite number (it is nan)"),
+        ({"environments": "a"}, 'environments: a list is expected; write ["a"]'),
+        ({"model": "m"}, "model: a table is expected; write its keys below [model]"),
     ],
 )
 def test_trainer_refuses(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        TrainerConfig.from_dict({**TRAINER, **change})
-    assert message in str(caught.value)
-
-
-def test_missing_setting_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"missing setting `model\.path`"):
-        TrainerConfig.from_dict({**TRAINER, "model": {}})
+    assert message in refusal(TrainerConfig, {**TRAINER, **change})
 
 
 @pytest.mark.parametrize("model", [{}, {"path": "m", "tiny": {}}])
 def test_sft_wants_exactly_one_model(model: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="either `path`"):
-        SFTConfig.from_dict({**SFT, "model": model})
+    assert "model: give either `path`" in refusal(SFTConfig, {**SFT, "model": model})
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("", {"steps": 1}, "unknown setting `steps`; known here: activation_checkpointing, batch_timeout_s, ckpt"),
+        ("", {"max_steps": None}, "missing setting `max_steps`"),
+        ("", {"max_steps": "3"}, "max_steps: must be a whole number, not '3'"),
+        ("", {"max_steps": True}, "max_steps: must be a whole number, not True"),
+        ("", {"dtype": "float16"}, "dtype: must be one of 'float32', 'bfloat16', not 'float16'"),
+        ("", {"model": "m"}, "model: must be a table, not 'm'"),
+        ("model", {"path": None}, "missing setting `model.path`"),
+        ("optim", {"learning_rate": 1e-3}, "unknown setting `optim.learning_rate`; known here: args, betas"),
+        ("optim", {"lr": None}, "missing setting `optim.lr`"),
+        ("optim", {"betas": [0.9]}, "optim.betas: must be a list of 2 values, not [0.9]"),
+        ("optim", {"weight_decay_by_name": {"*": "x"}}, "optim.weight_decay_by_name.*: must be a number, not 'x'"),
+        ("log", {"level": "loud"}, "log.level: must be one of 'debug', 'info'"),
+    ],
+)
+def test_a_resolved_file_has_every_key_of_the_right_kind(section: str, change: dict[str, Any], message: str) -> None:
+    """Without the config library, on a machine that only trains. None: the key is left out."""
+    values = resolved(schema.TrainerConfig, TRAINER)
+    from_mapping(TrainerConfig, values)
+    table = values[section] if section else values
+    table.update(change)
+    for name in [name for name, value in change.items() if value is None]:
+        del table[name]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        from_mapping(TrainerConfig, values)
+
+
+def test_what_may_be_none_is_none_where_it_is_left_out() -> None:
+    config = filled(TrainerConfig, **TRAINER)
+    assert (config.ckpt, config.dtype, config.metrics_port, config.optim.decay_steps) == (None, None, None, None)
 
 
 def test_the_package_names_all_its_modules() -> None:
@@ -109,7 +143,15 @@ def test_the_package_names_all_its_modules() -> None:
 
 def test_training_imports_little() -> None:
     """A machine that only trains has torch, transformers and these; the one exception is imported where it is used."""
-    own = ("run_key", "extras", "net.prometheus", "net.addresses", "process.imports", "process.rank_variables")
+    own = (
+        "run_key",
+        "net.prometheus",
+        "net.addresses",
+        "process.extras",
+        "process.imports",
+        "process.rank_variables",
+        "process.setting_checks",
+    )
     allowed = {*sys.stdlib_module_names, "torch", "transformers", "safetensors", "msgpack", "xxhash"}
     allowed |= {"primerl.train", "primerl.models", "primerl.forking"}
     modules = {f"primerl.{name}" for name in own}

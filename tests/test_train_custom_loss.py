@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from end_to_end import launch
 from primerl.models.tiny import TinyConfig, write_model
+from settings_helpers import TRAINER, trainer_json
 from test_train_rl import sequences, settings, whole_batch
 from train_helpers import OrchestratorDouble
 
@@ -34,8 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(values: dict[str, object], cwd: Path) -> subprocess.CompletedProcess[str]:
-    program = "import json, sys; from primerl.train.loop.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
-    command = [sys.executable, "-c", program, json.dumps(values)]
+    command = [sys.executable, "-c", TRAINER, trainer_json(values)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200)
 
 

@@ -12,8 +12,8 @@ from primerl.train.adapters.lora import add_adapter
 from primerl.train.distributed.ranks import Ranks, own_device
 from primerl.train.model import loading
 from primerl.train.model.packed_model import load_model
-from primerl.train.reader import ConfigError
-from primerl.train.settings import LoraConfig
+from primerl.train.settings import ConfigError, LoraConfig
+from settings_helpers import filled
 from torch import Tensor
 
 GPU = torch.device("cuda", 0)
@@ -114,7 +114,8 @@ def test_an_adapter_leaves_the_generators_of_gpus_alone(tmp_path: Path, monkeypa
     monkeypatch.setattr(torch.cuda, "manual_seed_all", reseeded.append)
     before = torch.get_rng_state()
     first = [
-        add_adapter(load_model(tmp_path), LoraConfig(rank=2, alpha=4.0), tmp_path, seed).tensors() for seed in (1, 1, 2)
+        add_adapter(load_model(tmp_path), filled(LoraConfig, rank=2, alpha=4.0), tmp_path, seed).tensors()
+        for seed in (1, 1, 2)
     ]
     assert not reseeded
     assert torch.equal(torch.get_rng_state(), before)

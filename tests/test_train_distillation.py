@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.loop import rl
 from rank_helpers import load_shards
 from safetensors.torch import load_file
+from settings_helpers import run_trainer
 from train_helpers import OrchestratorDouble, Sequence, encode_batch
 from transformers import AutoModelForCausalLM
 
@@ -64,7 +64,7 @@ def trained(folder: Path, output: Path, temperature: float, *, truncated: bool, 
             "optim": {"type": "sgd", "args": {"momentum": 0.0}, "lr": LR, "max_norm": 1e9},
             "loss": {**loss, "ref_kl_max_ratio": MAX_RATIO},
         }
-        assert rl.main(values) == 0
+        assert run_trainer(values) == 0
     (line,) = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
     return dict(line)
 

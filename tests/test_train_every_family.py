@@ -10,11 +10,11 @@ import pytest
 import torch
 from families import FAMILIES, MIXTURES, NOT_UNDERSTOOD, SMALL, WITH_STATE
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.loop import sft
 from primerl.train.model.flops import COMPUTE_MORE, ModelShape
 from primerl.train.model.layers import layers
 from primerl.train.model.packed_model import ModelError, load_model
 from safetensors.torch import load_file
+from settings_helpers import run_sft
 from sft_helpers import metrics, settings, write_rows
 from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -108,7 +108,7 @@ def a_step(folder: Path, tmp_path: Path, **optim: float) -> dict[str, Any]:
         max_steps=1,
         peak_tflops=1e-3,
     )
-    assert sft.main(values) == 0
+    assert run_sft(values) == 0
     (line,) = metrics(tmp_path / "run")
     assert math.isfinite(line["loss/mean"])
     assert line["optim/grad_norm"] > 0

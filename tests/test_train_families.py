@@ -18,6 +18,7 @@ from primerl.train.model.packed_model import ModelError, load_model
 from primerl.train.model.proof import prove
 from primerl.train.optim import Optimizer
 from primerl.train.settings import OptimConfig
+from settings_helpers import filled
 from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
@@ -268,7 +269,7 @@ def test_bfloat16_is_updated_in_fp32(folders: Any) -> None:
     """Updates far below the spacing of bf16 add up, gradients of micro-batches too; a checkpoint holds the copies."""
     model = load_model(folders("qwen3"), "bfloat16")
     prove(model)
-    optimizer = Optimizer(model.named_parameters(), OptimConfig(type="sgd", lr=1.0, max_norm=1e9), 10)
+    optimizer = Optimizer(model.named_parameters(), filled(OptimConfig, type="sgd", lr=1.0, max_norm=1e9), 10)
     weight = model.base_model.layers[0].mlp.up_proj.weight
     index = [name for name, _ in model.named_parameters()].index("model.layers.0.mlp.up_proj.weight")
     copy = optimizer.parameters[index]
@@ -299,7 +300,7 @@ def test_bfloat16_is_updated_in_fp32(folders: Any) -> None:
 
 def test_bfloat16_is_near_fp32(folders: Any) -> None:
     exact, half = load_model(folders("qwen3")), load_model(folders("qwen3"), "bfloat16")
-    optimizer = Optimizer(half.named_parameters(), OptimConfig(), 10)
+    optimizer = Optimizer(half.named_parameters(), filled(OptimConfig), 10)
     one, other = packed_loss(exact), packed_loss(half)
     assert other.dtype == torch.float32
     assert abs(one.item() - other.item()) < 0.02 * one.item()

@@ -17,6 +17,7 @@ from primerl.train.model.packed_model import load_model, model_shape
 from primerl.train.optim import START, Optimizer
 from primerl.train.settings import ComputationConfig, LoraConfig, OptimConfig
 from rank_helpers import Case, Meeting, start_ranks
+from settings_helpers import filled
 from sft_helpers import settings, write_rows
 
 pytestmark = pytest.mark.processes
@@ -29,6 +30,9 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 import torch
+from primerl.config.process_files.files import resolved
+from primerl.config.schema import trainer as schema
+from primerl.process.setting_checks import from_mapping
 from primerl.train.settings import ComputationConfig, LoraConfig
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.model.loading import load, make_ready, together
@@ -39,11 +43,12 @@ os.environ |= {"WORLD_SIZE": str(case["ranks"])} | case["places"]
 torch.set_num_threads(1)
 ranks = Ranks.join(case["ranks"], 1, 120.0)
 for folder in case["values"]["folders"]:
-    lora = LoraConfig(rank=2) if case["values"]["lora"] else None
+    lora = from_mapping(LoraConfig, resolved(schema.Lora, {"rank": 2})) if case["values"]["lora"] else None
     model = load(Path(folder), "float32", ranks)
     held = [tensor for tensor in model.parameters() if not tensor.is_meta]
     assert bool(held) == ranks.leads, "one whole model is in memory"
-    make_ready(model, ComputationConfig(ranks=case["ranks"]), lora, Path(folder), 0, ranks)
+    computation = from_mapping(ComputationConfig, resolved(schema.Computation, {"ranks": case["ranks"]}))
+    make_ready(model, computation, lora, Path(folder), 0, ranks)
     parameters = list(model.parameters())
     assert sum(local(one).numel() for one in parameters) < sum(one.numel() for one in parameters)
     found = {name: whole(tensor.detach()) for name, tensor in model.state_dict().items()}
@@ -61,7 +66,7 @@ ranks.leave()
 
 
 def on_ranks(folders: list[str], *, lora: bool = False) -> str:
-    case = Case("sft", RANKS, {"folders": folders, "lora": lora, "output_dir": ""}, meeting=Meeting())
+    case = Case("loading", RANKS, {"folders": folders, "lora": lora, "output_dir": ""}, meeting=Meeting())
     processes = start_ranks([case], PROGRAM)
     said = [process.communicate(timeout=200)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(said)
@@ -92,8 +97,8 @@ def test_what_is_updated_starts_from_the_files_values(kind: str, tmp_path: Path)
     assert more_precise(folder, {torch.bfloat16}) == is_rounded
 
     model = load(folder, "bfloat16", ALONE)
-    make_ready(model, ComputationConfig(dtype="bfloat16"), None, folder, 0, ALONE)
-    optimizer = Optimizer(model.named_parameters(), OptimConfig(), 9)
+    make_ready(model, filled(ComputationConfig, dtype="bfloat16"), None, folder, 0, ALONE)
+    optimizer = Optimizer(model.named_parameters(), filled(OptimConfig), 9)
     for name, weight in model.named_parameters():
         assert weight.dtype == torch.bfloat16
         assert torch.equal(optimizer.master(weight), values[name]), name
@@ -105,7 +110,7 @@ def test_a_frozen_model_keeps_no_values_to_start_from(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     write_model(folder, TinyConfig(), seed=1)
     model = load(folder, "bfloat16", ALONE)
-    make_ready(model, ComputationConfig(dtype="bfloat16"), LoraConfig(rank=2), folder, 0, ALONE)
+    make_ready(model, filled(ComputationConfig, dtype="bfloat16"), filled(LoraConfig, rank=2), folder, 0, ALONE)
     assert not [name for name, weight in model.named_parameters() if hasattr(weight, START)]
 
 

@@ -15,8 +15,8 @@ from primerl.train.data.batch import BatchError, MicroBatch
 from primerl.train.loop.statistics import Groups, Statistics
 from primerl.train.loss.components import Loss, LossError, load_policy_loss
 from primerl.train.losses import PolicyLoss, Tokens
-from primerl.train.reader import ConfigError
-from primerl.train.settings import LossConfig
+from primerl.train.settings import ConfigError, LossConfig
+from settings_helpers import filled
 from torch import Tensor
 
 LENGTHS = (40, 3, 57, 20)
@@ -42,7 +42,7 @@ def test_a_sequence_with_a_token_that_the_engine_cannot_have_sampled_is_left_out
         rollouts=(4, 5, 6),
         environments=(0, 0, 0),
     )
-    loss = Loss(LossConfig(entropy_weight=0.1))
+    loss = Loss(filled(LossConfig, entropy_weight=0.1))
     targets = loss.targets(micro_batch)
     counts = loss.counts([targets])
     ours = -3 * torch.rand(len(targets.indices), generator=generator)
@@ -175,7 +175,7 @@ def test_every_loss_has_a_reference() -> None:
 )
 def test_against_the_formula(name: str, reference: Reference, args: dict[str, Any]) -> None:
     tokens = random_tokens()
-    answer = load_policy_loss(LossConfig(type=name, args=args))(tokens)
+    answer = load_policy_loss(filled(LossConfig, type=name, args=args))(tokens)
     assert isinstance(answer, PolicyLoss)
     (gradient,) = torch.autograd.grad(answer.loss.sum(), [tokens.logprobs])
     expected = [reference(token, args) for token in as_python(tokens)]
@@ -209,7 +209,7 @@ def test_ratios_beyond_fp32_keep_the_gradient_of_masked_tokens_finite(name: str)
         torch.zeros(2, dtype=torch.int64),
     )
     args = {"kl_tau": 0.0} if name == "dppo" else {}
-    answer = load_policy_loss(LossConfig(type=name, args=args))(tokens)
+    answer = load_policy_loss(filled(LossConfig, type=name, args=args))(tokens)
     answer.loss.sum().backward()  # type: ignore[union-attr]
     assert logprobs.grad is not None
     assert logprobs.grad.isfinite().all()
@@ -231,7 +231,7 @@ def test_ratios_beyond_fp32_keep_the_gradient_of_masked_tokens_finite(name: str)
 )
 def test_the_default_mask(p: float, q: float, advantage: float, masked: bool) -> None:
     micro_batch = micro(advantages=[0.0, advantage], logprobs=[0.0, math.log(q)], loss_mask=[0, 1], lengths=(2,))
-    loss = Loss(LossConfig(args={"mask_low": 0.2, "mask_high": 0.3, "kl_tau": 0.05}))
+    loss = Loss(filled(LossConfig, args={"mask_low": 0.2, "mask_high": 0.3, "kl_tau": 0.05}))
     _, metrics, _ = run(loss, micro_batch, torch.tensor([math.log(p)]))
     assert metrics["masked/all/mean"] == float(masked)
     signs = {"positive": advantage > 0, "negative": advantage < 0}
@@ -301,7 +301,7 @@ def test_each_component_is_divided_by_the_number_of_its_own_tokens() -> None:
         ce_weights=[0, 0, 0, 0, 3, 0],
         ref_kl_weights=[0, 1, 1, 0, 2, 0],
     )
-    config = LossConfig(type="importance", rl_weight=2.0, ce_weight=0.5, ref_kl_weight=0.25, entropy_weight=0.1)
+    config = filled(LossConfig, type="importance", rl_weight=2.0, ce_weight=0.5, ref_kl_weight=0.25, entropy_weight=0.1)
     p, entropy = [-1.2, -0.3, -0.9, -1.6], [0.1, 0.2, 0.3, 0.4]
     value, metrics, gradient = run(Loss(config), micro_batch, torch.tensor(p), torch.tensor(entropy), step=3, others=5)
 
@@ -344,7 +344,7 @@ def test_the_gradient_of_ref_kl_is_that_of_the_reverse_kl() -> None:
         teacher_logprobs=[0.0, *teacher.tolist()],
         ref_kl_weights=[0.0, *engine.exp().tolist()],
     )
-    loss = Loss(LossConfig(rl_weight=0.0, ref_kl_weight=4.0))  # 4 undoes the division by the number of tokens
+    loss = Loss(filled(LossConfig, rl_weight=0.0, ref_kl_weight=4.0))  # 4 undoes the division by the number of tokens
     _, _, by_logprob = run(loss, micro_batch, student.detach().float())
     (ours,) = torch.autograd.grad(student, [logits], by_logprob.double())
     assert torch.allclose(ours, expected, atol=1e-6)
@@ -354,7 +354,7 @@ def test_cross_entropy_of_tokens_nobody_sampled() -> None:
     micro_batch = micro(
         advantages=[0.0] * 3, logprobs=[0.0] * 3, loss_mask=[0, 0, 1], lengths=(3,), ce_weights=[0, 1, 0]
     )
-    value, metrics, gradient = run(Loss(LossConfig(ce_weight=1.0)), micro_batch, torch.tensor([-3.0, 0.0]))
+    value, metrics, gradient = run(Loss(filled(LossConfig, ce_weight=1.0)), micro_batch, torch.tensor([-3.0, 0.0]))
     assert value.item() == pytest.approx(3.0)
     assert gradient.tolist() == [-1.0, 0.0]
     assert metrics["mismatch_kl/all/mean"] == 0.0, "only of what the policy sampled"
@@ -376,20 +376,20 @@ def test_cross_entropy_of_tokens_nobody_sampled() -> None:
 )
 def test_columns_that_do_not_fit_are_named(config: dict[str, Any], extra: dict[str, Any], message: str) -> None:
     with pytest.raises(BatchError) as caught:
-        Loss(LossConfig(**config)).targets(micro(**COLUMNS, **extra))
+        Loss(filled(LossConfig, **config)).targets(micro(**COLUMNS, **extra))
     assert message in str(caught.value)
 
 
 def test_no_policy_loss_of_what_was_not_sampled() -> None:
     unsampled = micro(advantages=[0.0] * 3, logprobs=[0.0] * 3, loss_mask=[0, 0, 1], lengths=(3,), rl_weights=[0, 1, 1])
     with pytest.raises(BatchError, match="rl_weights is above 0 at a token the policy did not sample"):
-        Loss(LossConfig()).targets(unsampled)
+        Loss(filled(LossConfig)).targets(unsampled)
 
 
 def test_metrics_by_environment_and_staleness() -> None:
     p, q = torch.tensor([-1.2, -0.3, -1.9, -0.1]), torch.tensor([-1.0, -0.5, -2.0, -1.5])
     entropy = torch.tensor([1.0, 2.0, 3.0, 5.0])
-    _, metrics, _ = run(Loss(LossConfig()), micro(**COLUMNS), p, entropy, step=3)
+    _, metrics, _ = run(Loss(filled(LossConfig)), micro(**COLUMNS), p, entropy, step=3)
     kl = ((p - q).exp() - (p - q) - 1).tolist()
     for group, members in {
         "all": [0, 1, 2, 3],
@@ -424,7 +424,7 @@ def test_masked_tokens_by_their_sign_of_advantage() -> None:
         return PolicyLoss(-tokens.logprobs, torch.tensor(masked))
 
     given = micro(advantages=advantages, logprobs=[-1.0] * 8, loss_mask=[0] + [1] * 7, lengths=(8,))
-    whole = Loss(LossConfig())
+    whole = Loss(filled(LossConfig))
     whole._policy_loss = loss
     _, metrics, _ = run(whole, given, torch.full((7,), -1.0))
     found = {name: value for name, value in metrics.items() if name.startswith("masked") and name.count("/") < 3}
@@ -442,7 +442,7 @@ def test_masked_tokens_by_their_sign_of_advantage() -> None:
 
 def test_statistics_add_up_over_micro_batches() -> None:
     p = torch.tensor([-1.2, -0.3, -1.9, -0.1])
-    loss = Loss(LossConfig())
+    loss = Loss(filled(LossConfig))
     parts = [
         micro(
             **{
@@ -524,12 +524,12 @@ def turns_gradients_off(tokens: Tokens) -> Tensor:
 
 def test_custom_losses() -> None:
     p, a = torch.tensor([-1.2, -0.3, -1.9, -0.1]), torch.tensor([1.0, -2.0, 0.5, 0.5])
-    config = LossConfig(custom=f"{__name__}:own_loss", args={"scale": 2.0})
+    config = filled(LossConfig, custom=f"{__name__}:own_loss", args={"scale": 2.0})
     value, metrics, _ = run(Loss(config), micro(**COLUMNS), p)
     rho = (p - torch.tensor([-1.0, -0.5, -2.0, -1.5])).exp()
     assert value.item() == pytest.approx((-2.0 * a * rho).mean().item(), rel=1e-5)
     assert metrics["own_share/all/mean"] == pytest.approx(0.75)
-    _, _, gradient = run(Loss(LossConfig(custom=f"{__name__}:plain_tensor")), micro(**COLUMNS), p)
+    _, _, gradient = run(Loss(filled(LossConfig, custom=f"{__name__}:plain_tensor")), micro(**COLUMNS), p)
     assert gradient.tolist() == pytest.approx((-a / 4).tolist())
 
 
@@ -550,7 +550,7 @@ def test_custom_losses() -> None:
     ],
 )
 def test_custom_losses_that_do_not_answer_as_they_should(function: str, message: str) -> None:
-    loss = Loss(LossConfig(custom=f"{__name__}:{function}"))
+    loss = Loss(filled(LossConfig, custom=f"{__name__}:{function}"))
     with pytest.raises(LossError, match=message):
         run(loss, micro(**COLUMNS), torch.full((4,), -1.0))
 
@@ -558,7 +558,7 @@ def test_custom_losses_that_do_not_answer_as_they_should(function: str, message:
 @pytest.mark.parametrize("function", ["in_fp64", "turns_gradients_off"])
 def test_custom_losses_in_another_precision_or_grad_mode(function: str) -> None:
     """A second micro-batch is trained as the first."""
-    loss = Loss(LossConfig(custom=f"{__name__}:{function}"))
+    loss = Loss(filled(LossConfig, custom=f"{__name__}:{function}"))
     a = torch.tensor([1.0, -2.0, 0.5, 0.5])
     for _ in range(2):
         _, _, gradient = run(loss, micro(**COLUMNS), torch.tensor([-1.2, -0.3, -1.9, -0.1]))
@@ -566,7 +566,7 @@ def test_custom_losses_in_another_precision_or_grad_mode(function: str) -> None:
 
 
 def test_what_a_custom_loss_raises_is_traced_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    loss = Loss(LossConfig(custom=f"{__name__}:fails"))
+    loss = Loss(filled(LossConfig, custom=f"{__name__}:fails"))
     with pytest.raises(LossError):
         run(loss, micro(**COLUMNS), torch.full((4,), -1.0))
     assert 'in fails\n    raise KeyError("column of its own")' in caplog.text
@@ -582,4 +582,4 @@ def test_what_a_custom_loss_raises_is_traced_in_the_log(caplog: pytest.LogCaptur
 )
 def test_custom_losses_that_are_not_there(path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Loss(LossConfig(custom=path))
+        Loss(filled(LossConfig, custom=path))

@@ -9,10 +9,10 @@ import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.distributed.ranks import ALONE, Ranks
-from primerl.train.loop import sft
 from primerl.train.model import flops
 from primerl.train.model.flops import ModelShape, Performance
 from primerl.train.model.packed_model import load_model
+from settings_helpers import run_sft
 from sft_helpers import metrics, settings, write_rows
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -62,7 +62,7 @@ def test_every_metric_of_supervised_fine_tuning(mixture: Path, tmp_path: Path, m
         val={"interval": 2, "data": {"path": str(tmp_path / "b.jsonl")}},
         ckpt={"interval": 3},
     )
-    assert sft.main(values) == 0
+    assert run_sft(values) == 0
     first, *lines = metrics(tmp_path / "run")
     assert isinstance(first["val/loss"], float)
     for line in lines:

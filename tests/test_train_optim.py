@@ -11,18 +11,18 @@ import torch
 from primerl.train.checkpoint.state import Checkpoints, TrainerState
 from primerl.train.optim import Optimizer, learning_rate, weight_decay
 from primerl.train.optimizers import NamedParameter, muon
-from primerl.train.reader import ConfigError
-from primerl.train.settings import OptimConfig
+from primerl.train.settings import ConfigError, OptimConfig
+from settings_helpers import filled
 
 
 def test_constant_schedule_with_and_without_warmup() -> None:
-    assert [learning_rate(OptimConfig(lr=0.5), step, 10) for step in (1, 5, 10)] == [0.5] * 3
-    config = OptimConfig(lr=0.5, warmup_steps=4)
+    assert [learning_rate(filled(OptimConfig, lr=0.5), step, 10) for step in (1, 5, 10)] == [0.5] * 3
+    config = filled(OptimConfig, lr=0.5, warmup_steps=4)
     assert [learning_rate(config, step, 10) for step in (1, 2, 4, 9)] == [0.125, 0.25, 0.5, 0.5]
 
 
 def test_linear_schedule_ends_at_its_share() -> None:
-    config = OptimConfig(lr=4e-3, schedule="linear", warmup_steps=20, final_lr_ratio=0.1)
+    config = filled(OptimConfig, lr=4e-3, schedule="linear", warmup_steps=20, final_lr_ratio=0.1)
     for step in (1, 10, 20, 300, 600):
         expected = 4e-3 * min(1, step / 20) * (1 - 0.9 * step / 600)
         assert learning_rate(config, step, 600) == pytest.approx(expected, rel=1e-12)
@@ -30,7 +30,7 @@ def test_linear_schedule_ends_at_its_share() -> None:
 
 
 def test_step_clips_and_updates_like_adamw() -> None:
-    config = OptimConfig(lr=0.1, weight_decay=0.3, max_norm=0.5, betas=(0.8, 0.9))
+    config = filled(OptimConfig, lr=0.1, weight_decay=0.3, max_norm=0.5, betas=(0.8, 0.9))
     ours = torch.nn.Parameter(torch.tensor([[1.0, -2.0, 3.0]]))
     theirs = torch.nn.Parameter(ours.detach().clone())
     optimizer = Optimizer([("layer.weight", ours)], config, 10)
@@ -51,7 +51,7 @@ def test_step_clips_and_updates_like_adamw() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
     parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-    optimizer = Optimizer([("bias", parameter)], OptimConfig(lr=0.1), 10)
+    optimizer = Optimizer([("bias", parameter)], filled(OptimConfig, lr=0.1), 10)
     parameter.grad = torch.tensor([bad, 1.0])
     norm = optimizer.step(1).grad_norm
     assert not norm < float("inf")
@@ -62,7 +62,7 @@ def test_one_value_that_is_not_finite_is_seen() -> None:
     # Finite, although their norm is not.
     large = torch.nn.Parameter(torch.full((4,), 3e38))
     other = torch.nn.Parameter(torch.ones(2, 2))
-    optimizer = Optimizer([("large", large), ("other", other)], OptimConfig(), 10)
+    optimizer = Optimizer([("large", large), ("other", other)], filled(OptimConfig), 10)
     assert optimizer.has_finite_parameters()
     for bad in (float("nan"), float("inf"), -float("inf")):
         with torch.no_grad():
@@ -71,16 +71,16 @@ def test_one_value_that_is_not_finite_is_seen() -> None:
 
 
 def test_cosine_falls_from_the_end_of_the_warm_up() -> None:
-    config = OptimConfig(lr=2.0, schedule="cosine", warmup_steps=10, final_lr_ratio=0.25)
+    config = filled(OptimConfig, lr=2.0, schedule="cosine", warmup_steps=10, final_lr_ratio=0.25)
     assert [learning_rate(config, step, 110) for step in (5, 10, 60, 110)] == pytest.approx([1.0, 2.0, 1.25, 0.5])
     assert learning_rate(config, 35, 110) == pytest.approx(2.0 * (0.25 + 0.75 * (1 + math.cos(math.pi / 4)) / 2))
 
 
 def test_warm_up_stable_decay() -> None:
-    config = OptimConfig(lr=2.0, schedule="wsd", warmup_steps=4, decay_steps=20, final_lr_ratio=0.0)
+    config = filled(OptimConfig, lr=2.0, schedule="wsd", warmup_steps=4, decay_steps=20, final_lr_ratio=0.0)
     rates = [learning_rate(config, step, 100) for step in (1, 4, 50, 80, 81, 90, 100)]
     assert rates == pytest.approx([0.5, 2.0, 2.0, 2.0, 1.9, 1.0, 0.0])
-    tenth = OptimConfig(lr=2.0, schedule="wsd", final_lr_ratio=0.0)
+    tenth = filled(OptimConfig, lr=2.0, schedule="wsd", final_lr_ratio=0.0)
     assert [learning_rate(tenth, step, 100) for step in (90, 95, 100)] == pytest.approx([2.0, 1.0, 0.0])
 
 
@@ -114,8 +114,10 @@ def give_gradients(named: dict[str, torch.nn.Parameter], step: int) -> None:
 
 def test_weight_decay_by_name() -> None:
     named = parameters()
-    config = OptimConfig(weight_decay=0.1, weight_decay_by_name={"*embed*": 0.0, "*.q_proj.*": 0.3, "*": 0.1})
-    default = {name: weight_decay(name, parameter, OptimConfig(weight_decay=0.1)) for name, parameter in named.items()}
+    config = filled(OptimConfig, weight_decay=0.1, weight_decay_by_name={"*embed*": 0.0, "*.q_proj.*": 0.3, "*": 0.1})
+    default = {
+        name: weight_decay(name, parameter, filled(OptimConfig, weight_decay=0.1)) for name, parameter in named.items()
+    }
     assert [name for name, decay in default.items() if decay] == [
         "model.embed_tokens.weight",
         "model.layers.0.self_attn.q_proj.weight",
@@ -125,13 +127,13 @@ def test_weight_decay_by_name() -> None:
     own = {name: weight_decay(name, parameter, config) for name, parameter in named.items()}
     assert list(own.values()) == [0.0, 0.3, 0.3, 0.1, 0.1, 0.1, 0.1]
     with pytest.raises(ConfigError, match="no parameter's name matches '\\*wte\\*'"):
-        Optimizer(named.items(), OptimConfig(weight_decay_by_name={"*wte*": 0.0}), 10)
+        Optimizer(named.items(), filled(OptimConfig, weight_decay_by_name={"*wte*": 0.0}), 10)
 
 
 def test_weight_decay_reaches_the_optimizer() -> None:
     named = parameters()
     before = {name: parameter.detach().clone() for name, parameter in named.items()}
-    optimizer = Optimizer(named.items(), OptimConfig(lr=0.5, weight_decay=0.1), 10)
+    optimizer = Optimizer(named.items(), filled(OptimConfig, lr=0.5, weight_decay=0.1), 10)
     for parameter in named.values():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step(1)
@@ -143,7 +145,7 @@ def test_weight_decay_reaches_the_optimizer() -> None:
 def test_muon_updates_matrices_and_adamw_the_rest() -> None:
     """Against the two optimizers written out, each expert a matrix of its own."""
     ours, theirs = parameters(), parameters()
-    config = OptimConfig(type="muon", args={"momentum": 0.9}, lr=0.1, weight_decay=0.2, max_norm=1e9)
+    config = filled(OptimConfig, type="muon", args={"momentum": 0.9}, lr=0.1, weight_decay=0.2, max_norm=1e9)
     optimizer = Optimizer(ours.items(), config, 10)
     experts = theirs["model.layers.0.mlp.experts.gate_up_proj"].detach()
     matrices = [theirs["model.layers.0.self_attn.q_proj.weight"], *(torch.nn.Parameter(e.clone()) for e in experts)]
@@ -174,7 +176,7 @@ def test_muon_updates_matrices_and_adamw_the_rest() -> None:
 
 def test_sgd_is_torchs() -> None:
     ours, theirs = parameters(), parameters()
-    config = OptimConfig(type="sgd", args={"momentum": 0.9}, lr=0.1, max_norm=1e9)
+    config = filled(OptimConfig, type="sgd", args={"momentum": 0.9}, lr=0.1, max_norm=1e9)
     optimizer = Optimizer(ours.items(), config, 10)
     sgd = torch.optim.SGD(theirs.values(), lr=0.1, momentum=0.9)
     for step in (1, 2):
@@ -190,7 +192,7 @@ def test_sgd_is_torchs() -> None:
 def test_going_on_from_a_checkpoint_is_exact(
     kind: str, args: dict[str, Any], dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    config = OptimConfig(type=kind, args=args, lr=0.1, weight_decay=0.1, schedule="cosine", warmup_steps=2)
+    config = filled(OptimConfig, type=kind, args=args, lr=0.1, weight_decay=0.1, schedule="cosine", warmup_steps=2)
 
     def make() -> tuple[dict[str, torch.nn.Parameter], Optimizer]:
         named = {name: torch.nn.Parameter(parameter.detach().to(dtype)) for name, parameter in parameters().items()}
@@ -230,7 +232,7 @@ class Named(torch.nn.Module):
 
 def test_share_of_zeros_in_the_gradient() -> None:
     named = parameters()
-    optimizer = Optimizer(named.items(), OptimConfig(), 10)
+    optimizer = Optimizer(named.items(), filled(OptimConfig), 10)
     give_gradients(named, 1)
     named["lm_head.weight"].grad = None
     gradient = named["model.norm.weight"].grad
@@ -254,7 +256,7 @@ def test_muon_on_divided_matrices_is_muon(tmp_path: Path) -> None:
         start = torch.randn(12, 20, generator=generator)
         plain = torch.nn.Parameter(start.clone())
         divided = torch.nn.Parameter(distribute_tensor(start.clone(), mesh, [Shard(0)]))
-        config = OptimConfig(type="muon", lr=1e-2, weight_decay=0.1)
+        config = filled(OptimConfig, type="muon", lr=1e-2, weight_decay=0.1)
 
         def built(parameter: torch.nn.Parameter) -> list[torch.optim.Optimizer]:
             named = NamedParameter("w", parameter, config.weight_decay, matrix=True)

@@ -21,6 +21,7 @@ from primerl.train.model.packed_model import ModelError, PackedSequences, load_m
 from primerl.train.model.proof import prove
 from primerl.train.model.recurrent import Kernel, check_kernels, convolution, delta_rule, in_parts, mixers, scan
 from primerl.train.settings import LoraConfig
+from settings_helpers import filled
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -101,7 +102,7 @@ def test_activation_checkpointing(family: str, how: str, folders: Any) -> None:
 @pytest.mark.parametrize("family", ["falcon_h1", "qwen3_next", "lfm2_moe"])
 def test_an_adapter_has_none_of_the_convolutions(family: str, folders: Any) -> None:
     model = load_model(folders(family))
-    add_adapter(model, LoraConfig(rank=4), folders(family), seed=0)
+    add_adapter(model, filled(LoraConfig, rank=4), folders(family), seed=0)
     loss = packed_loss(model)
     loss.backward()
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

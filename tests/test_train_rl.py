@@ -22,9 +22,9 @@ import pytest
 import torch
 from end_to_end import until
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.loop import rl
 from rank_helpers import Meeting, load_shards
 from safetensors.torch import load_file
+from settings_helpers import TRAINER, run_trainer, trainer_json
 from train_helpers import AHEAD, Answer, OrchestratorDouble, Sequence, encode_batch, gone, waiting
 from transformers import AutoModelForCausalLM
 
@@ -119,7 +119,7 @@ def test_trains_publishes_and_saves(folder: Path, tmp_path: Path) -> None:
         seen.append((fields["version"], manifest["policy_version"] == fields["version"]))
 
     with OrchestratorDouble(whole_batch, before_weights=manifest_is_there) as double:
-        assert rl.main(settings(double.url, folder, tmp_path)) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path)) == 0
     assert seen == [(0, True), (1, True), (2, True), (3, True)]
     assert double.called("/trainer/batch") == [{"step": step, "rank": 0} for step in (1, 2, 3)]
     assert all(Path(fields["manifest"]).is_absolute() for fields in double.called("/trainer/weights"))
@@ -151,12 +151,12 @@ def test_trains_publishes_and_saves(folder: Path, tmp_path: Path) -> None:
 
 def test_the_next_batch_is_fetched_beside_the_step(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(whole_batch, ahead=whole_batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path / "ahead")) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path / "ahead")) == 0
     assert [fields["step"] for fields in double.called("/trainer/batch")] == [1]
     assert [fields["step"] for fields in double.called(AHEAD)] == [2, 3]
     answers = iter([(503, b"busy"), (0, b"")])
     with OrchestratorDouble(whole_batch, ahead=lambda step, rank: next(answers)) as double:
-        assert rl.main(settings(double.url, folder, tmp_path / "asked")) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path / "asked")) == 0
     assert [fields["step"] for fields in double.called("/trainer/batch")] == [1, 2, 3]
     one, other = published(tmp_path / "ahead", 3), published(tmp_path / "asked", 3)
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -181,14 +181,14 @@ def test_a_checkpoint_leaves_no_trace(folder: Path, tmp_path: Path) -> None:
     """Stopped after step 3, gone on from step 2: the same weights, bit for bit, and the same lines of metrics."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, whole, max_steps=4)) == 0
+        assert run_trainer(settings(double.url, folder, whole, max_steps=4)) == 0
     saves = {"interval": 2}
     with OrchestratorDouble(lambda step, rank: whole_batch(step) if step < 4 else gone()) as double:
-        assert rl.main(settings(double.url, folder, halves, max_steps=4, ckpt=saves)) == 0
+        assert run_trainer(settings(double.url, folder, halves, max_steps=4, ckpt=saves)) == 0
         assert double.called("/trainer/checkpoint") == [{"step": 2, "saved": 2}]
     assert [path.name for path in (halves / "checkpoints").iterdir()] == ["step_2"]
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, halves, max_steps=4, ckpt=saves)) == 0
+        assert run_trainer(settings(double.url, folder, halves, max_steps=4, ckpt=saves)) == 0
         assert double.called("/trainer/resume") == [{"step": 2}]
         assert [fields["version"] for fields in double.called("/trainer/weights")] == [2, 3, 4]
         assert [fields["step"] for fields in double.called("/trainer/batch")] == [3, 4]
@@ -204,7 +204,7 @@ def test_without_an_interval_there_is_one_checkpoint_at_the_end(folder: Path, tm
     """With which the same command and more steps go on."""
     for max_steps, trained in ((2, [1, 2]), (3, [3])):
         with OrchestratorDouble(whole_batch) as double:
-            assert rl.main(settings(double.url, folder, tmp_path, max_steps=max_steps, ckpt={})) == 0
+            assert run_trainer(settings(double.url, folder, tmp_path, max_steps=max_steps, ckpt={})) == 0
             assert [fields["step"] for fields in double.called("/trainer/batch")] == trained
             assert double.called("/trainer/checkpoint") == [{"step": max_steps, "saved": max_steps}]
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step_{max_steps}"]
@@ -221,7 +221,7 @@ def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path, capsys: pyt
     state.parent.mkdir(parents=True)
     state.write_bytes(b"no checkpoint")
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path)) == 1
+        assert run_trainer(settings(double.url, folder, tmp_path)) == 1
     said = capsys.readouterr().out
     assert f"{state} cannot be read" in said
     assert "to resume from the checkpoint before it" in said
@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path, capsys: pyt
 def test_metrics(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(whole_batch) as double:
         values = settings(double.url, folder, tmp_path, max_steps=2, environments=["reverse"], ckpt={"interval": 5})
-        assert rl.main(values) == 0
+        assert run_trainer(values) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     assert [line["reward/all/mean"] for line in lines] == [0.25, 0.5]
@@ -271,7 +271,7 @@ def test_metrics(folder: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_that_did_not_tell_environments_apart(folder: Path, tmp_path: Path) -> None:
     """Goes on; shares are of what is trained from there on."""
     with OrchestratorDouble(lambda step, rank: whole_batch(step) if step < 2 else gone()) as double:
-        assert rl.main(settings(double.url, folder, tmp_path, max_steps=2, ckpt={"interval": 1})) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path, max_steps=2, ckpt={"interval": 1})) == 0
     path = tmp_path / "checkpoints" / "step_1" / "trainer" / "state.pt"
     state = torch.load(path, weights_only=True)
     first = [sum(len(sample) for sample in part) for part in (sequences(1)[:4], sequences(1)[4:])]
@@ -282,7 +282,7 @@ def test_a_checkpoint_that_did_not_tell_environments_apart(folder: Path, tmp_pat
     torch.save(state, path)
     (tmp_path / "checkpoints" / "step_1" / "sums.json").unlink()
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path, max_steps=2)) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path, max_steps=2)) == 0
     line = timeless(tmp_path)[1]
     own, other = (sum(len(sample) for sample in part) for part in (sequences(2)[:4], sequences(2)[4:]))
     assert (line["step"], line["progress/num_samples"]) == (2, 12)
@@ -299,7 +299,7 @@ def test_asks_again_after_lost_connections_errors_and_waits(
         return answers.pop(0) if answers else whole_batch(step, rank)
 
     with OrchestratorDouble(batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path, max_steps=1, log={"level": "debug"})) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path, max_steps=1, log={"level": "debug"})) == 0
     assert double.called("/trainer/batch") == [{"step": 1, "rank": 0}] * 5
     output = capsys.readouterr().out
     assert "503: busy" in output
@@ -310,13 +310,13 @@ def test_ends_well_when_there_are_no_more_batches(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with OrchestratorDouble(lambda step, rank: whole_batch(step) if step < 2 else gone("stopped by hand")) as double:
-        assert rl.main(settings(double.url, folder, tmp_path)) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path)) == 0
     assert "no more batches after step 1: stopped by hand" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["step_1"]
 
 
 def failure(values: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
-    assert rl.main(values) == 1
+    assert run_trainer(values) == 1
     return capsys.readouterr().out
 
 
@@ -390,7 +390,7 @@ def test_a_rollout_whose_logprobs_cannot_be_the_engines_is_left_out(
         return encode_batch(step, [samples[:2], samples[2:4], samples[4:]])
 
     with OrchestratorDouble(lambda step, _: (200, batch(step, logprob))) as double:
-        assert rl.main(settings(double.url, folder, tmp_path)) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path)) == 0
     output = capsys.readouterr().out
     named = ["200, 201", "202, 203", "204"] if everything else ["203"]
     for rollouts in named:
@@ -416,11 +416,11 @@ def test_trains_in_bfloat16_with_a_loss_optimizer_and_schedule_of_choice(folder:
     }
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, whole, **changes)) == 0
+        assert run_trainer(settings(double.url, folder, whole, **changes)) == 0
     with OrchestratorDouble(lambda step, rank: whole_batch(step) if step < 3 else gone()) as double:
-        assert rl.main(settings(double.url, folder, halves, **changes, ckpt={"interval": 2})) == 0
+        assert run_trainer(settings(double.url, folder, halves, **changes, ckpt={"interval": 2})) == 0
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, halves, **changes, ckpt={"interval": 2})) == 0
+        assert run_trainer(settings(double.url, folder, halves, **changes, ckpt={"interval": 2})) == 0
         assert [fields["step"] for fields in double.called("/trainer/batch")] == [3, 4]
     one, other = published(whole, 4), published(halves, 4)
     assert all(tensor.dtype == torch.bfloat16 for tensor in one.values())
@@ -433,7 +433,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path, max_steps=1, ckpt={"interval": 1})) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path, max_steps=1, ckpt={"interval": 1})) == 0
         output = failure(settings(double.url, folder, tmp_path, optim={"type": "sgd", "lr": LR}), capsys)
     assert "CheckpointError: the checkpoint of step 1 is of the optimizer 'adamw', and optim.type is 'sgd'" in output
 
@@ -484,11 +484,11 @@ def test_batch_that_must_not_be_trained(
 def test_bad_settings_end_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output_dir = tmp_path / "run"
     values = settings("http://127.0.0.1:1", tmp_path, output_dir)
-    assert rl.main({**values, "optimizer": {}}) == 2
-    assert "unknown setting `optimizer`" in capsys.readouterr().err
-    assert rl.main({**values, "orchestrator_url": "127.0.0.1:8000"}) == 2
+    assert run_trainer({**values, "optimizer": {}}) == 2
+    assert "optimizer: unknown key" in capsys.readouterr().err
+    assert run_trainer({**values, "orchestrator_url": "127.0.0.1:8000"}) == 2
     assert "orchestrator_url is '127.0.0.1:8000'; it must look like" in capsys.readouterr().err
-    assert rl.main(values) == 2
+    assert run_trainer(values) == 2
     assert "has no config.json" in capsys.readouterr().out
     assert not output_dir.exists()
 
@@ -497,12 +497,9 @@ def test_bad_settings_end_before_anything_is_written(tmp_path: Path, capsys: pyt
 def started(values: dict[str, Any], **environment: str) -> Iterator[subprocess.Popen[str]]:
     """The trainer as a process of its own, which does not outlive the block."""
     # Under nohup it would inherit that SIGHUP is ignored.
-    program = (
-        "import json, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
-        "from primerl.train.loop.rl import main; sys.exit(main(json.loads(sys.argv[1])))"
-    )
+    program = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); {TRAINER}"
     process = subprocess.Popen(
-        [sys.executable, "-c", program, json.dumps(values)],
+        [sys.executable, "-c", program, trainer_json(values)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -523,7 +520,7 @@ def test_a_trainer_killed_at_random_moments_goes_on_bit_by_bit(folder: Path, tmp
     steps, ckpt, generator = 24, {"interval": 3}, random.Random(seed)
     whole, output = tmp_path / "whole", tmp_path / "killed"
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, whole, max_steps=steps)) == 0
+        assert run_trainer(settings(double.url, folder, whole, max_steps=steps)) == 0
     lines = output / "metrics.jsonl"
 
     def killed(after: int) -> None:
@@ -551,7 +548,7 @@ def test_a_trainer_killed_at_random_moments_goes_on_bit_by_bit(folder: Path, tmp
     # Again, after it went on: further than it has come, and than the first checkpoint.
     killed(first + generator.randint(6, 12))
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, output, max_steps=steps, ckpt=ckpt)) == 0
+        assert run_trainer(settings(double.url, folder, output, max_steps=steps, ckpt=ckpt)) == 0
         (resumed,) = double.called("/trainer/resume")
     assert 0 < resumed["step"] < steps
     assert timeless(output) == timeless(whole)
@@ -601,7 +598,7 @@ def test_two_ranks_train_what_one_trains(folder: Path, tmp_path: Path) -> None:
         return 200, encode_batch(step, [(first, second)[rank]], rank=rank, ranks=2, loss_tokens=loss_tokens)
 
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path / "one", max_steps=2)) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path / "one", max_steps=2)) == 0
     with OrchestratorDouble(share) as double:
         values = settings(double.url, folder, tmp_path / "two", max_steps=2, ranks=2)
         meeting = Meeting()
@@ -669,14 +666,14 @@ def test_going_back_to_a_chosen_step_sets_the_later_ones_aside(folder: Path, tmp
     """The same batches give the same weights and metrics, bit for bit."""
     ckpt = {"interval": 1, "keep_last": 3}
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main(settings(double.url, folder, tmp_path / "whole", max_steps=4, ckpt=ckpt)) == 0
+        assert run_trainer(settings(double.url, folder, tmp_path / "whole", max_steps=4, ckpt=ckpt)) == 0
         # Batches after the oldest checkpoint that is kept stay with the orchestrator.
         assert [fields["step"] for fields in double.called("/trainer/checkpoint")] == [1, 1, 1, 2]
     checkpoints = tmp_path / "whole" / "checkpoints"
     before, lines = published(tmp_path / "whole", 4), timeless(tmp_path / "whole")
     with OrchestratorDouble(whole_batch) as double:
         values = settings(double.url, folder, tmp_path / "whole", max_steps=4, ckpt={**ckpt, "resume_step": 2})
-        assert rl.main(values) == 0
+        assert run_trainer(values) == 0
         assert double.called("/trainer/resume") == [{"step": 2}]
         assert [fields["step"] for fields in double.called("/trainer/batch")] == [3, 4]
     assert sorted(path.name for path in checkpoints.iterdir()) == [
@@ -705,7 +702,7 @@ def test_a_step_that_cannot_be_gone_back_to_leaves_the_run_as_it_is(
 ) -> None:
     with OrchestratorDouble(whole_batch) as double:
         values = settings(double.url, folder, tmp_path, ckpt={"interval": 1, "keep_last": 2})
-        assert rl.main(values) == 0
+        assert run_trainer(values) == 0
         answer = double.answer
         refusal = json.dumps({"error": {"message": "batches before step 4 are gone"}}).encode()
         double.answer = lambda path, fields: (  # type: ignore[method-assign]
@@ -722,7 +719,7 @@ def test_a_step_that_cannot_be_gone_back_to_leaves_the_run_as_it_is(
 def test_each_checkpoint_has_its_model_folder(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(whole_batch) as double:
         values = settings(double.url, folder, tmp_path, max_steps=5, ckpt={"interval": 2, "keep_last": 2})
-        assert rl.main(values) == 0
+        assert run_trainer(values) == 0
     for kind in ("checkpoints", "weights"):
         assert sorted(path.name for path in (tmp_path / kind).iterdir()) == ["step_4", "step_5"]
     for step in (4, 5):
@@ -733,7 +730,7 @@ def test_each_checkpoint_has_its_model_folder(folder: Path, tmp_path: Path) -> N
     with OrchestratorDouble(whole_batch) as double:
         output = tmp_path / "last"
         ckpt = {"interval": 2, "keep_last": 2, "weights": {"only_last": True}}
-        assert rl.main(settings(double.url, folder, output, max_steps=5, ckpt=ckpt)) == 0
+        assert run_trainer(settings(double.url, folder, output, max_steps=5, ckpt=ckpt)) == 0
     assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step_4", "step_5"]
     assert [path.name for path in (output / "weights").iterdir()] == ["step_5"]
 
@@ -741,7 +738,7 @@ def test_each_checkpoint_has_its_model_folder(folder: Path, tmp_path: Path) -> N
 def test_weights_only(folder: Path, tmp_path: Path) -> None:
     with OrchestratorDouble(whole_batch) as double:
         values = settings(double.url, folder, tmp_path, max_steps=5, ckpt={"interval": 2, "weights_only": True})
-        assert rl.main({**values, "ckpt": {**values["ckpt"], "keep_last": 2}}) == 0
+        assert run_trainer({**values, "ckpt": {**values["ckpt"], "keep_last": 2}}) == 0
         assert double.called("/trainer/checkpoint") == []
     assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["step_4", "step_5"]
     assert not (tmp_path / "checkpoints").exists()
@@ -751,5 +748,5 @@ def test_weights_only(folder: Path, tmp_path: Path) -> None:
     assert [line["step"] for line in lines if line["time/save_ckpt"]] == [2, 4, 5]
     # Started again it begins anew.
     with OrchestratorDouble(whole_batch) as double:
-        assert rl.main({**values, "orchestrator_url": double.url, "max_steps": 1}) == 0
+        assert run_trainer({**values, "orchestrator_url": double.url, "max_steps": 1}) == 0
         assert double.called("/trainer/resume") == [{"step": 0}]

@@ -17,7 +17,6 @@ from primerl.models.tiny import IM_END, TinyConfig, write_model
 from primerl.train.data.mixture import Mixture
 from primerl.train.data.packing import step_batches
 from primerl.train.distributed import fsdp
-from primerl.train.loop import sft
 from primerl.train.loop.validation import Validation
 from primerl.train.loss.cross_entropy import forward_backward
 from primerl.train.loss.logprobs import token_logprobs
@@ -26,6 +25,7 @@ from primerl.train.optim import Optimizer
 from primerl.train.settings import OptimConfig
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from settings_helpers import filled, run_sft
 from sft_helpers import assistant, load, metrics, settings, user, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -112,7 +112,7 @@ def test_validation_is_the_mean_over_all_tokens_and_leaves_no_trace(folder: Path
 
     for name, texts in (("a", ["b", "cdefgh"]), ("b", ["xyz"])):
         write_rows(tmp_path / f"{name}.jsonl", *({"prompt": "p", "completion": text} for text in texts))
-    both = [SubsetConfig(path=str(tmp_path / f"{name}.jsonl")) for name in ("a", "b")]
+    both = [filled(SubsetConfig, path=str(tmp_path / f"{name}.jsonl")) for name in ("a", "b")]
     model = load_model(folder)
     measured = Validation(load(folder, both, tmp_path / "bad"), 40, CPU).measure(model, 0)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -126,7 +126,7 @@ def test_validation_is_the_mean_over_all_tokens_and_leaves_no_trace(folder: Path
 def test_learns_its_rows_and_says_them(tmp_path: Path) -> None:
     answers = {"a": "one", "b": "two", "c": "three", "d": "four"}
     write_rows(tmp_path / "rows.jsonl", *({"prompt": p, "completion": c} for p, c in answers.items()))
-    assert sft.main(settings(tmp_path)) == 0
+    assert run_sft(settings(tmp_path)) == 0
     lines = metrics(tmp_path / "run")
     assert [line["step"] for line in lines] == list(range(1, 41))
     assert lines[0]["loss/mean"] > 4
@@ -149,7 +149,7 @@ def test_two_datasets_are_mixed_validated_and_measured(tmp_path: Path) -> None:
     subsets = [{"path": str(tmp_path / f"{name}.jsonl"), "ratio": ratio} for name, ratio in (("long", 3), ("short", 1))]
     val = {"interval": 3, "data": {"path": str(tmp_path / "short.jsonl")}}
     data = {"subsets": subsets, "epochs": 4}
-    assert sft.main(settings(tmp_path, data=data, val=val, max_steps=None)) == 0
+    assert run_sft(settings(tmp_path, data=data, val=val, max_steps=None)) == 0
     lines = metrics(tmp_path / "run")
     steps = lines[-1]["step"]
     assert [line["step"] for line in lines] == list(range(steps + 1))
@@ -168,7 +168,7 @@ def test_two_datasets_are_mixed_validated_and_measured(tmp_path: Path) -> None:
 
 def test_a_sample_count_bounds_the_run_where_it_comes_first(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", *({"prompt": str(n), "completion": "x"} for n in range(8)))
-    assert sft.main(settings(tmp_path, data={"epochs": 100}, max_steps=2)) == 0
+    assert run_sft(settings(tmp_path, data={"epochs": 100}, max_steps=2)) == 0
     assert (tmp_path / "run" / "weights" / "step_2").is_dir()
 
 
@@ -177,7 +177,7 @@ def test_same_seed_same_weights(tmp_path: Path) -> None:
     digests = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         values = settings(tmp_path, output_dir=str(tmp_path / name), max_steps=3, seed=seed)
-        assert sft.main(values) == 0
+        assert run_sft(values) == 0
         digests.append((tmp_path / name / "weights" / "step_3" / "model.safetensors").read_bytes())
     assert digests[0] == digests[1]
     assert digests[0] != digests[2]
@@ -185,14 +185,14 @@ def test_same_seed_same_weights(tmp_path: Path) -> None:
 
 def test_starts_from_a_folder(folder: Path, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
-    assert sft.main(settings(tmp_path, model={"path": str(folder)}, max_steps=1)) == 0
+    assert run_sft(settings(tmp_path, model={"path": str(folder)}, max_steps=1)) == 0
     assert [path.name for path in (tmp_path / "run" / "weights").iterdir()] == ["step_1"]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 3}, "unknown setting `steps`"),
+        ({"steps": 3}, "steps: unknown key"),
         ({"model": {"path": "nowhere"}}, "nowhere"),
         ({"model": {"tiny": {"vocab_size": 10}}}, "model.tiny: vocab_size is 10"),
         ({"max_steps": None}, "set `max_steps` or `data.epochs`"),
@@ -200,13 +200,16 @@ def test_starts_from_a_folder(folder: Path, tmp_path: Path) -> None:
         ({"data": {"loss_mask": {"assistant": False}}}, "data.loss_mask leaves nothing"),
         ({"data": {"subsets": [{"path": "a/x.jsonl"}, {"path": "b/x.jsonl"}]}}, "2 of them are called 'x'"),
         ({"data": {"subsets": [{"path": "a", "ratio": 1}, {"path": "b"}]}}, "give `ratio` for all of them"),
-        ({"data": {"subsets": [{"path": "a", "ratio": 0}]}}, "data.subsets[0].ratio is 0.0"),
-        ({"data": {"subsets": [{"path": "a", "ratio": 1e308}]}}, "data.subsets[0].ratio is 1e+308; it must be at most"),
+        ({"data": {"subsets": [{"path": "a", "ratio": 0}]}}, "data.subsets[0].ratio: Input should be greater than 0"),
+        (
+            {"data": {"subsets": [{"path": "a", "ratio": 1e308}]}},
+            "data.subsets[0].ratio: Input should be less",
+        ),
         ({"data": {"name": "x", "subsets": [{"path": "a"}]}}, "`name` and `split` belong into each subset"),
         ({"val": {"data": {"subsets": [{"path": "a", "ratio": 1}]}}}, "leave `ratio` out"),
-        ({"val": {"interval": 0, "data": {"path": "a"}}}, "val.interval is 0"),
+        ({"val": {"interval": 0, "data": {"path": "a"}}}, "val.interval: Input should be greater than 0"),
         ({"ckpt": {"resume_step": 0}}, "ckpt.resume_step is 0"),
-        ({"ckpt": {"keep_interval": 0}}, "ckpt.keep_interval is 0"),
+        ({"ckpt": {"keep_interval": 0}}, "ckpt.keep_interval: Input should be greater than 0"),
         ({"ckpt": {"resume_step": -1, "weights_only": True}}, "ckpt.weights_only saves nothing to go on from"),
     ],
 )
@@ -214,7 +217,7 @@ def test_bad_settings_exit_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], message: str
 ) -> None:
     write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
-    assert sft.main(settings(tmp_path, **changes)) == 2
+    assert run_sft(settings(tmp_path, **changes)) == 2
     captured = capsys.readouterr()
     assert message in captured.out + captured.err
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -230,7 +233,7 @@ def test_a_step_of_the_same_rows_over_and_over_is_refused(
     data: dict[str, Any] = {"batch_size": 10**9, "seq_len": 10**9}
     if epochs is not None:
         data["epochs"] = epochs
-    assert sft.main(settings(tmp_path, data=data, max_steps=1)) == code
+    assert run_sft(settings(tmp_path, data=data, max_steps=1)) == code
     refused = re.search(
         r"data.batch_size is 1,000,000,000, and all rows together have [0-9]+ tokens: a step would hold each of them "
         "[0-9,]+ times, which is limited to 100; lower data.batch_size",
@@ -243,14 +246,14 @@ def test_a_step_of_the_same_rows_over_and_over_is_refused(
 @pytest.mark.timeout(60)
 def test_epochs_beyond_the_steps_are_not_counted(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
-    assert sft.main(settings(tmp_path, data={"epochs": 10**9}, max_steps=1)) == 0
+    assert run_sft(settings(tmp_path, data={"epochs": 10**9}, max_steps=1)) == 0
 
 
 def test_schedules_longer_than_the_run_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     model = torch.nn.Linear(2, 2)
-    Optimizer(model.named_parameters(), OptimConfig(schedule="wsd", warmup_steps=5, decay_steps=5), 5)
+    Optimizer(model.named_parameters(), filled(OptimConfig, schedule="wsd", warmup_steps=5, decay_steps=5), 5)
     assert not caplog.records
-    Optimizer(model.named_parameters(), OptimConfig(schedule="wsd", warmup_steps=6, decay_steps=7), 5)
+    Optimizer(model.named_parameters(), filled(OptimConfig, schedule="wsd", warmup_steps=6, decay_steps=7), 5)
     assert "optim.warmup_steps is 6, and the run has 5 steps" in caplog.text
     assert "optim.decay_steps is 7, and the run has 5 steps" in caplog.text
 
@@ -279,14 +282,14 @@ def test_training_goes_on_where_its_output_cannot_be_written(tmp_path: Path, ful
 
 def test_too_many_bad_rows_exit_2_with_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(tmp_path / "rows.jsonl", {"prompt": "a"}, *[{"prompt": "a", "completion": "b"}] * 9)
-    assert sft.main(settings(tmp_path)) == 2
+    assert run_sft(settings(tmp_path)) == 2
     printed = capsys.readouterr().out
     assert "data.max_bad_share is 1.00%" in printed
     assert "rows, line 1: needs `messages`" in printed
     (named,) = [json.loads(line) for line in (tmp_path / "run" / "bad_rows.jsonl").read_text().splitlines()]
     assert (named["dataset"], named["line"], named["kind"]) == ("rows", 1, "not a conversation")
     assert not (tmp_path / "run" / "weights").exists()
-    assert sft.main(settings(tmp_path, data={"max_bad_share": 0.1}, max_steps=1)) == 0
+    assert run_sft(settings(tmp_path, data={"max_bad_share": 0.1}, max_steps=1)) == 0
     assert "rows: 1 of 10 rows cannot be used" in capsys.readouterr().out
 
 
@@ -294,14 +297,14 @@ def test_an_unusable_dataset_cannot_have_a_ratio(tmp_path: Path, capsys: pytest.
     write_rows(tmp_path / "a.jsonl", {"prompt": "a"})
     write_rows(tmp_path / "b.jsonl", {"prompt": "a", "completion": "b"})
     subsets = [{"path": str(tmp_path / f"{name}.jsonl"), "ratio": 1} for name in "ab"]
-    assert sft.main(settings(tmp_path, data={"subsets": subsets, "max_bad_share": 1.0})) == 2
+    assert run_sft(settings(tmp_path, data={"subsets": subsets, "max_bad_share": 1.0})) == 2
     assert "no row of a can be used, and it has a ratio" in capsys.readouterr().out
 
 
 def test_results_of_an_earlier_run_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
-    assert sft.main(settings(tmp_path, max_steps=1)) == 0
-    assert sft.main(settings(tmp_path, max_steps=1)) == 2
+    assert run_sft(settings(tmp_path, max_steps=1)) == 0
+    assert run_sft(settings(tmp_path, max_steps=1)) == 2
     assert "weights exists already" in capsys.readouterr().err
 
 
@@ -315,7 +318,7 @@ def test_a_loss_that_is_not_finite_names_its_rows(tmp_path: Path, capsys: pytest
     texts = ["abc", "abz", "", "aab", "zab", "abc"]
     write_rows(tmp_path / "rows.jsonl", *({"prompt": "a", "completion": text} for text in texts))
     data = {"batch_size": 256, "shuffle": False, "max_bad_share": 0.5, "loss_mask": {"user": True}}
-    assert sft.main(settings(tmp_path, model={"path": str(folder)}, data=data)) == 1
+    assert run_sft(settings(tmp_path, model={"path": str(folder)}, data=data)) == 1
     said = capsys.readouterr().out
     assert "step 1: the loss is nan" in said
     assert "look at rows, line 2; rows, line 5; the batch is in " in said, said
@@ -338,7 +341,7 @@ def test_a_loss_on_held_out_rows_that_is_not_finite_names_them(
     write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
     write_rows(tmp_path / "val.jsonl", *({"prompt": "a", "completion": text * 9} for text in ("b", "zb", "c", "bz")))
     val = {"data": {"path": str(tmp_path / "val.jsonl")}}
-    assert sft.main(settings(tmp_path, model={"path": str(folder)}, val=val)) == 1
+    assert run_sft(settings(tmp_path, model={"path": str(folder)}, val=val)) == 1
     said = capsys.readouterr().out
     assert "step 0: the loss on rows that are held out (val.data) is not finite" in said
     assert "look at val, line 2; val, line 4, or lower optim.lr" in said, said
@@ -347,5 +350,5 @@ def test_a_loss_on_held_out_rows_that_is_not_finite_names_them(
 
 def test_divergence_exits_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
-    assert sft.main(settings(tmp_path, optim={"lr": 1e30})) == 1
+    assert run_sft(settings(tmp_path, optim={"lr": 1e30})) == 1
     assert "lower optim.lr" in capsys.readouterr().out

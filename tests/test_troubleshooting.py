@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from primerl.config import fields, forms
+from primerl.config.describe import fields, forms
 
 SOURCES = Path("rust/primerl-orchestrator/src")
 CODE = re.compile(

@@ -6,11 +6,11 @@ import tomllib
 from typing import Any
 
 import pytest
-from primerl.config import resolve, run_file
-from primerl.config.environment import EnvWorkerConfig
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.hosted.compile import written_at
-from primerl.config.rl import RLConfig
+from primerl.config.process_files import resolve, run_file
+from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.rl import RLConfig
 from primerl.envs.generations import v1
 from primerl.monitors.collect import evaluation_metrics
 

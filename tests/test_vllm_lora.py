@@ -28,6 +28,7 @@ from primerl.train.adapters.lora import BROADCAST_FILE, AdapterPublisher, add_ad
 from primerl.train.model.packed_model import load_model
 from primerl.train.settings import LoraConfig
 from safetensors.torch import load_file, save_file
+from settings_helpers import filled
 from train_helpers import randomise
 from transformers import AutoModelForCausalLM
 
@@ -58,7 +59,7 @@ def engine(shared: Engine) -> Iterator[Engine]:
 def published(model: Path, output: Path, version: int, **changes: Any) -> Path:
     """The folder of a random adapter, another one for each version."""
     trained = load_model(model)
-    config = LoraConfig(**{"rank": RANK, "alpha": ALPHA, **changes})
+    config = filled(LoraConfig, **{"rank": RANK, "alpha": ALPHA, **changes})
     adapter = add_adapter(trained, config, model, seed=0)
     randomise(trained, seed=version)
     return AdapterPublisher(adapter, output, 9, True).publish(trained, version).parent

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from end_to_end import primerl, read_lines
 from primerl.cli import main
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
-from primerl.config.run_forms import load_run
+from primerl.config.errors.fail import ConfigError
+from primerl.config.hosted.load_run import load_run
+from primerl.config.schema.rl import RLConfig
 from primerl.launch.preflight import training
 from primerl.launch.resume import going_back, warm_start
 from primerl.models.tiny import TinyConfig, write_model

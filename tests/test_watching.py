@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from primerl.config.evaluation import EvalTimeouts
+from primerl.config.schema.evaluation import EvalTimeouts
 from primerl.launch.report.evaluations import Evaluated
 from primerl.launch.report.notices import Remarks
 from primerl.launch.supervise import watching

@@ -26,11 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from primerl.config import own_folder, resolve
-from primerl.config.load import ConfigError
-from primerl.config.lora import AdaptedModel
-from primerl.config.rl import RLConfig
-from primerl.config.run_forms import load_run
+from primerl.config.errors.fail import ConfigError
+from primerl.config.hosted.load_run import load_run
+from primerl.config.process_files import files, resolve, run_file
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.trainer import AdaptedModel
 from primerl.forking import preload, servers
 from primerl.launch.interpreters import lookup
 from primerl.launch.preflight import checker, hub, training
@@ -72,7 +72,7 @@ class Run:
             self.config = load_run(["@", os.fspath(config), *overrides], program="primerl.Run")
         else:
             self.config = config if isinstance(config, RLConfig) else RLConfig.model_validate(dict(config))
-        self.config = own_folder.located(self.config)
+        self.config = run_file.located(self.config)
         remark = state.within_run(self.config.output_dir)
         if remark is not None:
             warnings.warn(remark, stacklevel=2)
@@ -89,8 +89,8 @@ class Run:
             if name in self.config.model_fields_set and getattr(self.config, name):
                 warnings.warn(f"{name} is of `primerl rl`: a training script sends its own", stacklevel=2)
         self.config = hub.with_model(self.config)
-        self.output_dir = Path(resolve.absolute(self.config.output_dir))
-        self.model_path = resolve.absolute(self.config.model.path)
+        self.output_dir = Path(files.absolute(self.config.output_dir))
+        self.model_path = files.absolute(self.config.model.path)
         weights = self.config.trainer.weights
         if weights.transport != "files":
             raise ConfigError("trainer.weights.transport: a training script publishes files; leave it out")
@@ -128,14 +128,14 @@ class Run:
             resources.enter_context(training.claimed(self.config.output_dir, clean=self.config.clean_output_dir))
             self._metrics = resources.enter_context(MetricsWriter(self.output_dir))
             described = resolve.orchestrator(self.config)
-            resolve.write(described)
+            files.write(described)
             settings = described.config.model_dump(mode="json", exclude_none=True)
             self._orchestrator: Orchestrator = resources.enter_context(Orchestrator(settings))
             self._orchestrator.start()
             self._processes = resources.enter_context(Processes())
             url = self._orchestrator.url
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
-                resolve.write(process)
+                files.write(process)
                 start(self._processes, lookup.equipped(training.entries(self.config), process, variables))
             self._watcher = threading.Thread(target=self._watch, name="primerl-watch", daemon=True)
             self._watcher.start()

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 from primerl.cli.arguments import parse
-from primerl.config.complaint import fail
-from primerl.config.forms import FORMS
+from primerl.config.describe.forms import FORMS
+from primerl.config.errors.fail import fail
 
 TITLE = "No config"
 
@@ -42,8 +42,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def explain(key: str, of: str | None) -> int:
-    from primerl.config.explain import UnknownFieldError
-    from primerl.config.explain import explain as text_of
+    from primerl.config.describe.help import UnknownFieldError
+    from primerl.config.describe.help import explain as text_of
 
     try:
         print(text_of(key, of))
@@ -63,13 +63,13 @@ def schema(form: str) -> dict[str, object]:
 
 
 def reference(output: Path | None) -> int:
-    from primerl.config.reference import page
+    from primerl.config.describe.reference import page
 
     text = page()
     if output is None:
         print(text, end="")
         return 0
-    from primerl.config.resolve import write_text
+    from primerl.config.process_files.files import write_text
 
     try:
         write_text(output, text)

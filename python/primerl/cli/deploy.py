@@ -10,7 +10,7 @@ from pathlib import Path
 
 from primerl.cli.arguments import parse, parse_known
 from primerl.cli.run.common import BAD_INPUT, add_json, show, size
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.runs.registry import known
 from primerl.runs.state import StateError, private_folder
 from primerl.stores.entries import Entry, StoreError, model_digest
@@ -139,7 +139,7 @@ def merged(store: Store, entry: Entry, model: Path | None) -> Path:
         raise StoreError(f"{entry.id} is of another model than the one in {base}; give its own by --model")
     adapter = store.fetch(entry)
     from primerl.train.adapters.files import ADAPTER_FILE, check_base, folder_digest
-    from primerl.train.reader import ConfigError
+    from primerl.train.settings import ConfigError
 
     try:
         check_base(adapter / ADAPTER_FILE, base, folder_digest(base), "")

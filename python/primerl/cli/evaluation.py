@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from primerl.cli.runs import keep_state
-from primerl.config.command_line import with_long_names
+from primerl.config.command_line.arguments import with_long_names
 from primerl.forking import preload, servers
 from primerl.launch.preflight import checker
 
@@ -27,15 +27,16 @@ SHORT = {
 def evaluate(arguments: list[str]) -> int:
     with checker.environments_ahead(arguments):
         with checker.interrupted_after():
-            from primerl.config import own_folder
-            from primerl.config.evaluation import EvalConfig
-            from primerl.config.late import placed
-            from primerl.config.load import ConfigError, fail, load
+            from primerl.config.command_line.load import load
+            from primerl.config.errors.error_locations import placed
+            from primerl.config.errors.fail import ConfigError, fail
+            from primerl.config.process_files import run_file
+            from primerl.config.schema.evaluation import EvalConfig
         try:
             given = written_out(arguments)
             config = load(EvalConfig, given, program="primerl eval")
             with placed(config, given):
-                config = own_folder.located(config)
+                config = run_file.located(config)
             keep_state(config.output_dir)
             computes = config.base_url is None and not config.dry_run
             servers.begin(config.fork_server, *([preload.TORCH] if computes else []))

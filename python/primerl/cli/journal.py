@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.cli.arguments import parse
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.process.redaction import redacted
 
 FAILED = 1

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 from primerl.cli.arguments import parse
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.process.signals import stop_signals
 
 FAILED = 1

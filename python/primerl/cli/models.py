@@ -32,8 +32,7 @@ def models(arguments: list[str]) -> int:
 
 
 def _check(chosen: argparse.Namespace) -> int:
-    from primerl.config.complaint import fail
-    from primerl.config.load import ConfigError
+    from primerl.config.errors.fail import ConfigError, fail
     from primerl.launch.preflight.hub import folder_of, is_hub_name
     from primerl.launch.preflight.model_folder import read_json
 

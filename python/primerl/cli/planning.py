@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from primerl.config.command_line import with_long_names
+from primerl.config.command_line.arguments import with_long_names
 
 
 def simulate(arguments: list[str]) -> int:
-    from primerl.config.load import ConfigError, fail, load
-    from primerl.config.resolve import write_text
-    from primerl.config.simulate import SimulateConfig
+    from primerl.config.command_line.load import load
+    from primerl.config.errors.fail import ConfigError, fail
+    from primerl.config.process_files.files import write_text
+    from primerl.config.schema.simulate import SimulateConfig
 
     # How it is shown is no part of the plan.
     as_json = "--json" in arguments

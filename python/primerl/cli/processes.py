@@ -1,9 +1,9 @@
 """The processes of a run, one subcommand each. The launcher starts them with a resolved file and nothing else.
 
-Such a file was checked when it was written, and is read without the config library, which would cost each process half
-a second of start-up, and which a machine that only trains, or an environment's own interpreter, need not have. What
-anyone else gives is checked by the config's class first, which names file, line and the nearest key; the process's own
-reader refuses what is wrong just as well, in fewer words.
+Such a file was checked and filled when it was written, and is read without the config library, which would cost each
+process half a second of start-up, and which a machine that only trains, or an environment's own interpreter, need not
+have. What anyone else gives is read by the config's class, which names file, line and the nearest key, and fills in
+what is left out.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ import sys
 import tempfile
 import threading
 import tomllib
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from primerl.config import asked
+from primerl.config.command_line.arguments import asks_for_help
 from primerl.launch.supervise.guard import MARK
 from primerl.process import signals
 from primerl.process.imports import importing
 from primerl.process.rank_variables import is_rank
+from primerl.process.setting_checks import from_mapping
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 BAD_INPUT = 2
+Settings = TypeVar("Settings")
 
 
 class BadInputError(Exception):
@@ -36,59 +39,56 @@ class BadInputError(Exception):
 
 
 def trainer(arguments: list[str]) -> int:
+    from primerl.train.settings import TrainerConfig
+
     try:
-        settings = settings_from(arguments, "primerl.config.trainer:TrainerConfig", "trainer")
+        config = settings_of(TrainerConfig, arguments, "primerl.config.schema.trainer:TrainerConfig", "trainer")
     except BadInputError as error:
         return refuse(error)
     from primerl.train.distributed import torchrun
-    from primerl.train.reader import ConfigError
-    from primerl.train.settings import TrainerConfig
 
-    if torchrun.are_wanted(settings):
-        try:
-            ranks = TrainerConfig.from_dict(settings).ranks
-        except ConfigError as error:
-            return refuse(error)
-        return torchrun.run(ranks, ["trainer", *arguments])
+    if torchrun.are_wanted(config.ranks):
+        return torchrun.run(config.ranks, ["trainer", *arguments])
     torchrun.die_with_parent()
     with importing():
         from primerl.train.loop.rl import main
 
-    return int(main(settings))
+    return int(main(config))
 
 
 def inference(arguments: list[str]) -> int:
-    try:
-        settings = settings_from(arguments, "primerl.config.inference:InferenceConfig", "inference")
-        with importing():
-            from primerl.inference.server import serve
-            from primerl.inference.settings import InferenceConfig
+    from primerl.inference.settings import InferenceConfig
 
-        config = InferenceConfig.from_toml(settings)
-    except (BadInputError, ValueError) as error:
+    try:
+        config = settings_of(InferenceConfig, arguments, "primerl.config.schema.inference:InferenceConfig", "inference")
+    except BadInputError as error:
         return refuse(error)
+    with importing():
+        from primerl.inference.server import serve
+
     return int(serve(config))
 
 
 def env_worker(arguments: list[str]) -> int:
     if any(argument == "--join" or argument.startswith("--join=") for argument in arguments):
         return join_as_env_worker(arguments)
-    try:
-        settings = settings_from(arguments, "primerl.config.environment:EnvWorkerConfig", "env-worker")
-        from primerl.envs.settings import WorkerConfig
-        from primerl.envs.worker import run_worker
+    from primerl.envs.settings import WorkerConfig
 
-        config = WorkerConfig.from_dict(settings)
-    except (BadInputError, ValueError) as error:
+    try:
+        config = settings_of(WorkerConfig, arguments, "primerl.config.schema.environment:EnvWorkerConfig", "env-worker")
+    except BadInputError as error:
         return refuse(error)
+    from primerl.envs.worker import run_worker
+
     return int(run_worker(config))
 
 
 def join_as_env_worker(arguments: list[str]) -> int:
     """`--join URL --env NAME`: workers for a run on another machine."""
     from primerl.cli.runs import keep_state
-    from primerl.config.environment import JoinConfig
-    from primerl.config.load import ConfigError, load
+    from primerl.config.command_line.load import load
+    from primerl.config.errors.fail import ConfigError
+    from primerl.config.schema.environment import JoinConfig
     from primerl.forking import servers
     from primerl.launch import remote_workers
     from primerl.launch.preflight import checker
@@ -110,7 +110,7 @@ def join_as_env_worker(arguments: list[str]) -> int:
 
 def monitor(arguments: list[str]) -> int:
     try:
-        settings = settings_from(arguments, "primerl.config.monitors:MonitorConfig", "monitor")
+        settings = settings_from(arguments, "primerl.config.schema.monitors:MonitorConfig", "monitor")
     except BadInputError as error:
         return refuse(error)
     from primerl.monitors.process import main
@@ -120,7 +120,7 @@ def monitor(arguments: list[str]) -> int:
 
 def store_worker(arguments: list[str]) -> int:
     try:
-        settings = settings_from(arguments, "primerl.config.store:StoreWorkerConfig", "store-worker")
+        settings = settings_from(arguments, "primerl.config.schema.services:StoreWorkerConfig", "store-worker")
     except BadInputError as error:
         return refuse(error)
     from primerl.stores.worker import main
@@ -136,15 +136,15 @@ def orchestrator(arguments: list[str]) -> int:
     is_file = is_resolved_file(checked)
     if is_file and is_checked():
         return leave(native_orchestrator(["--config", arguments[1], *once]))
-    if not any(word.startswith("@") for word in arguments) and not asked.for_help(arguments):
+    if not any(word.startswith("@") for word in arguments) and not asks_for_help(arguments):
         return leave(native_orchestrator(arguments))
     try:
-        settings = settings_from(checked, "primerl.config.orchestrator:OrchestratorConfig", "orchestrator")
+        settings = settings_from(checked, "primerl.config.schema.orchestrator:OrchestratorConfig", "orchestrator")
     except BadInputError as error:
         return refuse(error)
     if is_file:  # which messages name
         return leave(native_orchestrator(["--config", arguments[1], *once]))
-    from primerl.config.resolve import dump_toml
+    from primerl.config.process_files.files import dump_toml
 
     with tempfile.TemporaryDirectory(prefix="primerl-") as folder:
         file = Path(folder) / "orchestrator.toml"
@@ -182,16 +182,43 @@ def is_resolved_file(arguments: list[str]) -> bool:
 def is_checked() -> bool:
     """Whether who started this process has checked its file: the launcher, or the first of several ranks. Else, whether
     there is nothing to check it by."""
-    return MARK in os.environ or is_rank(os.environ) or importlib.util.find_spec("pydantic_config") is None
+    return MARK in os.environ or is_rank(os.environ) or not has_config_library()
+
+
+def has_config_library() -> bool:
+    return importlib.util.find_spec("pydantic_config") is not None
 
 
 def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, Any]:
     """The keys of a resolved file, or of files and overrides checked by the config library."""
     if is_resolved_file(arguments) and is_checked():
         return read_toml(Path(arguments[1]))
+    return checked(arguments, schema, command)
+
+
+def settings_of(cls: type[Settings], arguments: list[str], schema: str, command: str) -> Settings:
+    """The settings of a process, from the same. Raises BadInputError."""
+    if is_resolved_file(arguments) and is_checked():
+        try:
+            return from_mapping(cls, read_toml(Path(arguments[1])))
+        except ValueError as error:
+            if not has_config_library():
+                raise BadInputError(
+                    f"{arguments[1]}: {error}; give a file with every key, as `primerl rl --dry-run` and `primerl sft "
+                    "--dry-run` write it, or install primerl's config library, which fills in what is left out"
+                ) from None
+        # Written by hand, for ranks that `torchrun` started, say.
+    values, own = checked(arguments, schema, command), {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    return from_mapping(cls, {name: value for name, value in values.items() if name in own})
+
+
+def checked(arguments: list[str], schema: str, command: str) -> dict[str, Any]:
+    """Every key, by the config library."""
     from importlib import import_module
 
-    from primerl.config.load import ConfigError, load
+    from primerl.config.command_line.load import load
+    from primerl.config.errors.fail import ConfigError
+    from primerl.config.process_files.files import keys_of
 
     module, name = schema.split(":")
     cls: type[BaseModel] = getattr(import_module(module), name)
@@ -199,7 +226,7 @@ def settings_from(arguments: list[str], schema: str, command: str) -> dict[str, 
         config = load(cls, arguments, program=f"primerl {command}")
     except ConfigError as error:
         raise BadInputError(str(error)) from None
-    return config.model_dump(mode="json", exclude_none=True)
+    return keys_of(config)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 
 from primerl.cli.arguments import parse
 from primerl.cli.run.common import FAILED, show, size
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.runs.state import StateError
 
 

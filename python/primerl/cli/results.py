@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 
 FAILED = 1
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
-from primerl.config.command_line import PUBLISHED, with_long_names
+from primerl.config.command_line.arguments import PUBLISHED, with_long_names
 from primerl.forking import preload, servers
 from primerl.launch.preflight import checker
 from primerl.process.imports import importing
 from primerl.process.rank_variables import is_rank
+from primerl.process.setting_checks import from_mapping
 
 
 def rl(arguments: list[str]) -> int:
@@ -24,15 +24,15 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     arguments = with_long_names(arguments, PUBLISHED)
     with checker.environments_ahead(arguments):
         with checker.interrupted_after():
-            from primerl.config import own_folder
-            from primerl.config.late import placed
-            from primerl.config.load import ConfigError, fail
-            from primerl.config.run_forms import is_short, load_run
+            from primerl.config.errors.error_locations import placed
+            from primerl.config.errors.fail import ConfigError, fail
+            from primerl.config.hosted.load_run import is_short, load_run
+            from primerl.config.process_files import run_file
         try:
             given = load_run(arguments, program="primerl rl")
             short = is_short(arguments)
             with placed(given, arguments, short=short):
-                config = own_folder.located(given)
+                config = run_file.located(given)
             keep_state(config.output_dir)
             servers.begin(config.fork_server, *([] if config.dry_run else [preload.TORCH]))
             with checker.interrupted_after():
@@ -54,19 +54,21 @@ def keep_state(output_dir: str) -> None:
 
 
 def sft(arguments: list[str]) -> int:
-    from primerl.config.load import ConfigError, fail, load
-    from primerl.config.sft import SFTConfig
+    from primerl.config.command_line.load import load
+    from primerl.config.errors.fail import ConfigError, fail
+    from primerl.config.schema.sft import SFTConfig
 
     if is_rank(os.environ):
         return sft_rank(arguments)
     arguments = with_long_names(arguments, PUBLISHED)
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
-        from primerl.config import own_folder, resolve
-        from primerl.config.late import placed
+        from primerl.config.errors.error_locations import placed
+        from primerl.config.process_files import run_file
+        from primerl.config.process_files.files import dump_toml, write_text
 
         with placed(config, arguments):
-            given = own_folder.located(config)
+            given = run_file.located(config)
         keep_state(given.output_dir)
         from primerl.launch import monitors
         from primerl.launch.preflight import sft, training
@@ -78,7 +80,7 @@ def sft(arguments: list[str]) -> int:
             config, settings = sft.prepared(given)
         with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
             goes_on = config.ckpt is not None and config.ckpt.resume_step is not None
-            resolve.write_text(folder / sft.CONFIG_FILE, resolve.dump_toml(settings))
+            write_text(folder / sft.CONFIG_FILE, dump_toml(settings))
             if config.dry_run:
                 print(f"everything checked; the resolved config is {folder / sft.CONFIG_FILE}")
                 return 0
@@ -88,7 +90,7 @@ def sft(arguments: list[str]) -> int:
                 registered(given, folder, print, goes_on=goes_on) as session,
                 monitors.beside(config, folder, print) as ended,
             ):
-                if torchrun.are_wanted(settings):
+                if torchrun.are_wanted(config.ranks):
                     if not config.fork_server:
                         os.environ[servers.VARIABLE] = servers.OFF
                     file = folder / sft.CONFIG_FILE
@@ -96,8 +98,9 @@ def sft(arguments: list[str]) -> int:
                 else:
                     with importing():
                         from primerl.train.loop.sft import main
+                        from primerl.train.sft_settings import SFTConfig as Settings
 
-                    session.exit_code = int(main(settings))
+                    session.exit_code = int(main(from_mapping(Settings, settings)))
                 return ended(session.exit_code)
     except ConfigError as error:
         return fail(str(error))
@@ -105,18 +108,19 @@ def sft(arguments: list[str]) -> int:
 
 def sft_rank(arguments: list[str]) -> int:
     """One of several processes, by a resolved file: who started them has checked everything."""
-    from primerl.cli.processes import BadInputError, read_toml, refuse
-    from primerl.config.load import ConfigError
+    from primerl.cli.processes import BadInputError, refuse, settings_of
+    from primerl.config.errors.fail import ConfigError
     from primerl.train.distributed import torchrun
+    from primerl.train.sft_settings import SFTConfig
 
     if len(arguments) != 2 or arguments[0] != "@":
         return refuse(ConfigError("as a rank, `primerl sft @ configs/sft.toml` takes a resolved file and nothing else"))
     torchrun.die_with_parent()
     try:
-        settings = read_toml(Path(arguments[1]))
+        config = settings_of(SFTConfig, arguments, "primerl.config.schema.sft:SFTConfig", "sft")
     except BadInputError as error:
         return refuse(error)
     with importing():
         from primerl.train.loop.sft import main
 
-    return int(main(settings))
+    return int(main(config))

@@ -7,7 +7,7 @@ import getpass
 import sys
 
 from primerl.cli.arguments import parse_known
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.runs import secrets
 from primerl.runs.state import StateError
 

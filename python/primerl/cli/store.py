@@ -11,7 +11,7 @@ from typing import Any
 
 from primerl.cli.arguments import parse
 from primerl.cli.run.common import BAD_INPUT, FAILED, add_json, ago, show, size
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.runs.registry import Registry, Run, known
 from primerl.runs.state import StateError
 from primerl.stores.entries import Entry, StoreError, listed

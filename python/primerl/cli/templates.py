@@ -10,7 +10,7 @@ from typing import Any
 
 from primerl.cli.arguments import parse
 from primerl.cli.journal import add_json
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 
 TITLE = "Not checked"
 NOTES = {

@@ -67,7 +67,7 @@ class TailnetConfig:
     """Name of the node."""
     log: str
     """File that the log of its `tailscaled` is appended to."""
-    login_s: float = 30.0
+    login_s: float
     """How long it has to join, seconds."""
 
 

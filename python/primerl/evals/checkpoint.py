@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from primerl.config.load import ConfigError
-from primerl.config.resolve import write_text
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files.files import write_text
 from primerl.launch.preflight.model_folder import read_json
 from primerl.train.adapters.files import tensor_bytes_by_file
-from primerl.train.reader import ConfigError as FileError
+from primerl.train.settings import ConfigError as FileError
 from primerl.train.weights.digest import digest_of, hash_of
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -21,7 +21,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 def publish(model: Path, output_dir: Path) -> Path:
     """Writes `broadcasts/step_0` with links to the model's files, and its manifest; returns the manifest's path.
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError] for a file that cannot be read.
+    Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] for a file that cannot be read.
     """
     folder = output_dir / "broadcasts" / "step_0"
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")

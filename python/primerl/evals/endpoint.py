@@ -6,8 +6,8 @@ import json
 import os
 
 from primerl._core import ask_models
-from primerl.config.client import Client
-from primerl.config.load import ConfigError
+from primerl.config.errors.fail import ConfigError
+from primerl.config.schema.services import Client
 from primerl.process.redaction import note, redact
 
 ANSWER_S = 15.0
@@ -18,7 +18,8 @@ LISTED = 8
 def check(client: Client) -> str | None:
     """Asks `GET <base_url>/models`, which costs nothing. Returns a warning, if any; not every server has that route.
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError]: the key is not set or refused, or there is no answer.
+    Raises [`ConfigError`][primerl.config.errors.fail.ConfigError]: the key is not set or refused, or there is no
+    answer.
     """
     key = key_of(client)
     (url,) = client.base_urls

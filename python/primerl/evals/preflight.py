@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from primerl._core import PrimerlError, inspect_run
-from primerl.config import resolve, resolve_evaluation, run_file
-from primerl.config.complaint import Problems
-from primerl.config.evaluation import EvalConfig
-from primerl.config.load import ConfigError
+from primerl.config.errors.fail import ConfigError, Problems
+from primerl.config.process_files import evaluation, files, resolve, run_file
+from primerl.config.schema.evaluation import EvalConfig
 from primerl.evals import endpoint, greedy, results
 from primerl.inference.backend import UnservableError
 from primerl.launch import secrets
@@ -40,7 +39,7 @@ def with_model(config: EvalConfig) -> EvalConfig:
     """With the folder in place of a hub's name, and a sequence length that the model can attend to.
 
     What can be judged without the model's weights is, before they are downloaded. Raises
-    [`ConfigError`][primerl.config.load.ConfigError] with every problem, one a line.
+    [`ConfigError`][primerl.config.errors.fail.ConfigError] with every problem, one a line.
     """
     if config.base_url is not None:
         return config
@@ -70,7 +69,7 @@ def _fitted(config: EvalConfig, *, weights: bool) -> EvalConfig:
         changes["model"] = str(hub.folder_of(config.model, weights=weights))
         changes["served_name"] = config.served_name or config.model.rsplit("/", 1)[-1]
         is_small = not weights
-    folder = Path(resolve.absolute(changes.get("model", config.model)))
+    folder = Path(files.absolute(changes.get("model", config.model)))
     _check_folder(folder, weights=not is_small)
     limit = model_folder.longest_sequence(folder)
     if limit is not None and config.seq_len is None and config.sequence_length > limit > config.longest_answer:
@@ -80,9 +79,9 @@ def _fitted(config: EvalConfig, *, weights: bool) -> EvalConfig:
 
 
 def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
-    """Raises [`ConfigError`][primerl.config.load.ConfigError] with what is wrong. `say` gets warnings, which are no
-    reason to stop. Returns what env workers are to get in their environment."""
-    folder = Path(resolve.absolute(config.output_dir))
+    """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] with what is wrong. `say` gets warnings,
+    which are no reason to stop. Returns what env workers are to get in their environment."""
+    folder = Path(files.absolute(config.output_dir))
     key = os.environ.get(config.api_key_env or "")
     if key:
         note([key])  # environments may have quoted it, and all is written again
@@ -176,7 +175,7 @@ def _values(config: EvalConfig) -> dict[str, Any]:
     """By dotted name: what must stay as it is. Paths are those that processes in other folders understand."""
     content = config.model_dump(mode="json")
     if config.base_url is None:
-        content["model"] = resolve.absolute(config.model)
+        content["model"] = files.absolute(config.model)
     found: dict[str, Any] = {}
 
     def walk(value: Any, name: str, plain: str) -> None:
@@ -198,7 +197,7 @@ def _values(config: EvalConfig) -> dict[str, Any]:
 def _check_output_dir(config: EvalConfig) -> bool:
     """Whether an evaluation of the same is there, to be continued."""
     training.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=training.holds_run)
-    folder = Path(resolve.absolute(config.output_dir))
+    folder = Path(files.absolute(config.output_dir))
     goes_on = not config.clean_output_dir and training.holds_run(folder)
     if goes_on:
         same_evaluation(config)
@@ -213,7 +212,7 @@ def _check_folder(folder: Path, *, weights: bool) -> None:
 
 
 def _check_model(config: EvalConfig) -> None:
-    folder = resolve_evaluation.model_folder(config)
+    folder = evaluation.model_folder(config)
     backend = resolve.engine_backend(config)
     extras.require("`primerl eval` of a checkpoint", *backend.modules)
     try:
@@ -230,12 +229,12 @@ def _check_model(config: EvalConfig) -> None:
 
 
 @contextmanager
-def _checkable(config: EvalConfig) -> Iterator[resolve.ProcessConfig]:
+def _checkable(config: EvalConfig) -> Iterator[files.ProcessConfig]:
     """The orchestrator's config, with a tokenizer that is there."""
     if config.base_url is None:
-        yield resolve_evaluation.orchestrator(config)
+        yield evaluation.orchestrator(config)
         return
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as temporary:
         elsewhere = config.model_copy(update={"output_dir": temporary})
-        write_text_model(resolve_evaluation.model_folder(elsewhere))
-        yield resolve_evaluation.orchestrator(elsewhere)
+        write_text_model(evaluation.model_folder(elsewhere))
+        yield evaluation.orchestrator(elsewhere)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl._core import evaluated_rollouts
-from primerl.config.resolve import write_parts, write_text
+from primerl.config.process_files.files import write_parts, write_text
 from primerl.launch.preflight.training import holds_run
 from primerl.process.redaction import redacted
 

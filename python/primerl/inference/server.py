@@ -22,7 +22,7 @@ from primerl.inference.backend import Engine, EngineEndedError
 from primerl.inference.settings import InferenceConfig
 from primerl.net.addresses import told_to
 from primerl.net.requests import open_url
-from primerl.process.log_levels import LEVELS
+from primerl.process.log_levels import LEVELS, LogLevel
 from primerl.process.signals import stop_signals
 from primerl.run_key import run_key_header
 
@@ -80,7 +80,7 @@ def serve(config: InferenceConfig) -> int:
             signal.signal(number, handler)
 
 
-def _log_from(level: str) -> None:
+def _log_from(level: LogLevel) -> None:
     """Python's log, and that of the engine's server in Rust."""
     logging.basicConfig(level=LEVELS[level], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     os.environ.setdefault("RUST_LOG", level)  # the user's own setting wins

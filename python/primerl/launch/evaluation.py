@@ -15,9 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from primerl.config import late, own_folder, resolve, resolve_evaluation, run_file
-from primerl.config.evaluation import EvalConfig
-from primerl.config.resolve import ProcessConfig
+from primerl.config.errors import error_locations
+from primerl.config.process_files import evaluation, run_file
+from primerl.config.process_files import files as process_files
+from primerl.config.process_files.files import ProcessConfig
+from primerl.config.schema.evaluation import EvalConfig
 from primerl.evals import checkpoint, preflight, results
 from primerl.forking import servers
 from primerl.launch.interpreters import lookup
@@ -62,7 +64,7 @@ LONG_WAIT_S = 10.0
 
 
 def run(config: EvalConfig, console: Console | None = None) -> int:
-    """Runs to the end. Raises [`ConfigError`][primerl.config.load.ConfigError] before anything starts."""
+    """Runs to the end. Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] before anything starts."""
     console = console or Console()
     console.say("checking the model, the environments and the folder")
     config = preflight.with_model(config)
@@ -83,14 +85,14 @@ def write_configs(config: EvalConfig, orchestrator_url: str, variables: Variable
     """All but the orchestrator's are returned."""
     run_file.write(config)
     if config.base_url is not None:
-        write_text_model(resolve_evaluation.model_folder(config))
-    resolve.write(resolve_evaluation.orchestrator(config))
+        write_text_model(evaluation.model_folder(config))
+    process_files.write(evaluation.orchestrator(config))
     others = [
-        *resolve_evaluation.inference(config, orchestrator_url),
-        *resolve_evaluation.env_workers(config, orchestrator_url),
+        *evaluation.inference(config, orchestrator_url),
+        *evaluation.env_workers(config, orchestrator_url),
     ]
     for process in others:
-        resolve.write(process)
+        process_files.write(process)
     return [lookup.equipped(config.env, process, variables) for process in others]
 
 
@@ -136,14 +138,14 @@ class Evaluation:
         return self._tell(code)
 
     def _say(self, text: str) -> None:
-        self.console.say(own_folder.with_folder(text, self.config))
+        self.console.say(run_file.with_folder(text, self.config))
 
     def _publish(self) -> Path | None:
         """The checkpoint is version 0, which engines have to prove."""
         if self.config.base_url is not None:
             return None
         self.console.say("hashing the checkpoint's weights")
-        return checkpoint.publish(resolve_evaluation.model_folder(self.config), self.folder)
+        return checkpoint.publish(evaluation.model_folder(self.config), self.folder)
 
     def _measured(self, processes: Processes, manifest: Path | None) -> tuple[int, str]:
         code, reason = 0, ""
@@ -152,7 +154,7 @@ class Evaluation:
                 if self._start(processes, manifest):
                     self._watch(processes)
             except RefusedError as refusal:
-                code, reason = BAD_INPUT, late.told(str(refusal))
+                code, reason = BAD_INPUT, error_locations.told(str(refusal))
             except RunFailedError as failure:
                 code, reason = FAILED, f"the evaluation has failed: {failure}"
             except Interrupted:
@@ -165,7 +167,7 @@ class Evaluation:
         """Returns whether there is something to do."""
         doing = "going on with the evaluation" if holds_run(self.folder) else "starting"
         self.console.say(f"{'measuring again what has failed' if self.again else doing} in {self.folder}")
-        orchestrator = resolve_evaluation.orchestrator(self.config)
+        orchestrator = evaluation.orchestrator(self.config)
         self.described[orchestrator.name] = orchestrator
         started = start(processes, orchestrator, *(["--measure-again"] if self.again else []))
         url = wait_for_orchestrator(processes, started, self.folder, self.interrupts.check)
@@ -297,7 +299,7 @@ class Evaluation:
             return None
         from primerl.render import Renderer
 
-        return Renderer(resolve_evaluation.model_folder(self.config)).decode
+        return Renderer(evaluation.model_folder(self.config)).decode
 
 
 def line(status: dict[str, Any]) -> str:

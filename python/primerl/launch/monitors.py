@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from primerl.config import monitored, resolve
-from primerl.config.load import ConfigError
-from primerl.config.monitors import PRIME, WANDB, MonitorConfig
-from primerl.config.resolve import ProcessConfig
-from primerl.config.rl import RLConfig
-from primerl.config.sft import SFTConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import files as process_files
+from primerl.config.process_files import monitored, resolve
+from primerl.config.process_files.files import ProcessConfig
+from primerl.config.schema.monitors import PRIME, WANDB, MonitorConfig
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.sft import SFTConfig
 from primerl.launch import secrets
 from primerl.launch.supervise.processes import Process, Processes
 from primerl.launch.supervise.starting import BAD_INPUT, start
@@ -163,7 +164,7 @@ class MonitorWatch:
                 self.go_back(goes_back_to)
             for file in (END_FILE, STATUS_FILE):
                 (self.folder / file).unlink(missing_ok=True)
-            resolve.write(self.described)
+            process_files.write(self.described)
             start(processes, self.described)
         except FAILURES as error:
             self.say(f"the monitors cannot be started, and training goes on without them: {error}")
@@ -222,7 +223,7 @@ class MonitorWatch:
         """With the other processes gone. Raises nothing that the run would fail by."""
         status = {0: "finished", 130: "interrupted"}.get(code, "failed")
         try:
-            resolve.write_text(self.folder / END_FILE, json.dumps({"status": status, "reason": reason}) + "\n")
+            process_files.write_text(self.folder / END_FILE, json.dumps({"status": status, "reason": reason}) + "\n")
             process = processes.by_name.get(self.name)
             if process is not None:  # it could be started
                 self._wait(processes, process)

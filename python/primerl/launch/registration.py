@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from primerl.config import resolve, run_file
-from primerl.config.evaluation import EvalConfig
-from primerl.config.rl import RLConfig
-from primerl.config.sft import SFTConfig
+from primerl.config.process_files import files, run_file
+from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.sft import SFTConfig
 from primerl.launch.supervise import detached
 from primerl.launch.supervise.starting import BAD_INPUT, INTERRUPTED
 from primerl.runs.registry import Registry, Run
@@ -96,9 +96,9 @@ def _begin(
 def _described(config: RLConfig | SFTConfig | EvalConfig) -> tuple[str, list[str], str]:
     """Kind, environments, and the model: its folder, or its name at an endpoint."""
     if isinstance(config, EvalConfig):
-        model = config.model if config.base_url is not None else resolve.absolute(config.model)
+        model = config.model if config.base_url is not None else files.absolute(config.model)
         return "eval", [entry.label for entry in config.env], model
-    path = "tiny" if config.model.path is None else resolve.absolute(config.model.path)
+    path = "tiny" if config.model.path is None else files.absolute(config.model.path)
     if isinstance(config, RLConfig):
         return "rl", [entry.label for entry in config.orchestrator.train.env], path
     return "sft", [], path
@@ -109,4 +109,4 @@ def stored_copy(config: RLConfig | SFTConfig | EvalConfig) -> str:
     settings = run_file.settings(config)
     for section in (settings, settings.get("trainer", {})):
         section.get("ckpt", {}).pop("resume_step", None)
-    return f"# Of the run in {os.getcwd()}; relative paths begin there.\n{resolve.dump_toml(settings)}"
+    return f"# Of the run in {os.getcwd()}; relative paths begin there.\n{files.dump_toml(settings)}"

@@ -26,11 +26,13 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from primerl.config import resolve
-from primerl.config.environment import EnvWorkerConfig, JoinConfig, JoinedSettings
-from primerl.config.load import ConfigError, describe
-from primerl.config.resolve import ProcessConfig
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.errors.validation_errors import describe
+from primerl.config.process_files import files as process_files
+from primerl.config.process_files import resolve
+from primerl.config.process_files.files import ProcessConfig
+from primerl.config.schema.environment import EnvWorkerConfig, JoinConfig, JoinedSettings
+from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
 from primerl.launch.interpreters import lookup
 from primerl.launch.report import status as orchestrator_status
@@ -174,7 +176,7 @@ class _Joining:
                 process.name: process for process in workers(self.config, told, settings, variables, Path(folder))
             }
             for process in described.values():
-                resolve.write(process)
+                process_files.write(process)
                 start(processes, process)
             return self._watch(processes, described)
 

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from primerl.config import begun, late, own_folder, resolve, run_file
-from primerl.config.resolve import ProcessConfig
-from primerl.config.rl import RLConfig
+from primerl.config.errors import error_locations, resume_refusal
+from primerl.config.process_files import files, resolve, run_file
+from primerl.config.process_files.files import ProcessConfig
+from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
 from primerl.launch import remote_workers, secrets, storing, tailnet
 from primerl.launch.interpreters import lookup
@@ -72,7 +73,7 @@ WORKER_ABSENT_S = 10.0
 def run(config: RLConfig, console: Console | None = None, *, form: str = "full") -> int:
     """Runs to the end. `form` is the one that the config was given in, for the list of runs.
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError] before anything starts.
+    Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] before anything starts.
     """
     console = console or Console()
     extras.require("`primerl rl`", "torch", "transformers")
@@ -110,7 +111,7 @@ def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: sec
     write_configs(config, remote_workers.reached_at(config.orchestrator.host, config.orchestrator.port), variables)
     monitor = wanted(config)
     if monitor is not None:
-        resolve.write(monitor)
+        files.write(monitor)
     console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
     return 0
 
@@ -121,14 +122,14 @@ def write_configs(
     """All but the orchestrator's, which is written before the URL is known, are returned. Beside them the whole run's,
     in the full form: `primerl rl @ configs/rl.toml`."""
     run_file.write(config)
-    resolve.write(resolve.orchestrator(config, secrets.names_of_variables(variables)))
+    files.write(resolve.orchestrator(config, secrets.names_of_variables(variables)))
     others = [
         *resolve.inference(config, orchestrator_url),
         *resolve.env_workers(config, orchestrator_url, run_id),
         resolve.trainer(config, orchestrator_url),
     ]
     for process in others:
-        resolve.write(process)
+        files.write(process)
     return [lookup.equipped(training.entries(config), process, variables) for process in others]
 
 
@@ -185,10 +186,13 @@ class Launcher:
                                 check=self.interrupts.check,
                             )
                     except RefusedError as refusal:
-                        code, reason = BAD_INPUT, late.told(begun.in_words_of(self.config, str(refusal)))
+                        code, reason = (
+                            BAD_INPUT,
+                            error_locations.told(resume_refusal.in_words_of(self.config, str(refusal))),
+                        )
                         self.console.say(reason)
                     except RunFailedError as failure:
-                        code, reason = FAILED, own_folder.with_folder(str(failure), self.config)
+                        code, reason = FAILED, run_file.with_folder(str(failure), self.config)
                         self.console.say(f"the run has failed: {reason}")
                     except Interrupted:
                         code, reason = INTERRUPTED, "interrupted"
@@ -214,7 +218,7 @@ class Launcher:
             "skip_event": self.config.skip_event is not None,
         }
         but = " and ".join(name for name, is_given in given.items() if is_given)
-        same = own_folder.with_folder("the same command", self.config)
+        same = run_file.with_folder("the same command", self.config)
         return f"{same} without {but}" if but else same
 
     def _stop(self, processes: Processes, code: int, reason: str) -> None:
@@ -234,7 +238,7 @@ class Launcher:
         orchestrator = resolve.orchestrator(self.config, secrets.names_of_variables(self.variables))
         self.described[orchestrator.name] = orchestrator
         with unchanged_if_refused(orchestrator.file):
-            resolve.write(orchestrator)
+            files.write(orchestrator)
             started = start(processes, orchestrator, *going_back.flags(self.config, self.folder))
             url = wait_for_orchestrator(processes, started, self.folder, self.interrupts.check)
         if url is not None:
@@ -273,7 +277,7 @@ class Launcher:
         if self.uploads is None:
             return
         self.storing = storing.Storing(self.folder, self.run_id)
-        resolve.write(self.uploads)
+        files.write(self.uploads)
         self.described[self.uploads.name] = self.uploads
         start(processes, self.uploads)
 

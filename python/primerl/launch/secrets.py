@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from primerl.config.complaint import ConfigError
+from primerl.config.errors.fail import ConfigError
 from primerl.envs.tailnet import KEY_VARIABLE
 from primerl.process.redaction import note
 from primerl.runs import secrets as stored
@@ -25,9 +25,9 @@ from primerl.runs.registry import Registry
 from primerl.runs.state import StateError
 
 if TYPE_CHECKING:
-    from primerl.config.environment import Environment
-    from primerl.config.resolve import ProcessConfig
-    from primerl.config.rl import RLConfig
+    from primerl.config.process_files.files import ProcessConfig
+    from primerl.config.schema.environment import Environment
+    from primerl.config.schema.rl import RLConfig
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Of the run's own variables, such as its key.
@@ -41,7 +41,7 @@ Variables = dict[str, dict[str, str]]
 def of_workers(config: RLConfig) -> Variables:
     """The stored secrets, and over them those of the run's files, which are read once a start.
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError] where one of them cannot be read.
+    Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] where one of them cannot be read.
     """
     return variables_of([*config.orchestrator.train.env, *config.orchestrator.eval.env], config.env_files)
 
@@ -49,7 +49,7 @@ def of_workers(config: RLConfig) -> Variables:
 def variables_of(entries: Sequence[Environment], env_files: Iterable[str]) -> Variables:
     """As [`of_workers`][primerl.launch.secrets.of_workers], of any environments."""
     # Commands that only list runs do without the classes of configs.
-    from primerl.config.environment import evaluation_label
+    from primerl.config.schema.environment import evaluation_label
 
     of_files = read_files(env_files)
     found: Variables = {}
@@ -74,7 +74,7 @@ def variables_of(entries: Sequence[Environment], env_files: Iterable[str]) -> Va
 def of_all(env_files: Iterable[str]) -> dict[str, str]:
     """What every environment has: the secrets that were stored for all, and over them those of the files.
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError] where one of them cannot be read.
+    Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] where one of them cannot be read.
     """
     of_files = read_files(env_files)
     try:
@@ -91,7 +91,7 @@ def names_of_variables(variables: Variables) -> dict[str, list[str]]:
 
 def with_variables(process: ProcessConfig, variables: Variables) -> ProcessConfig:
     """An env worker with its environment's variables; any other process as it is."""
-    from primerl.config.environment import EnvWorkerConfig
+    from primerl.config.schema.environment import EnvWorkerConfig
 
     if not isinstance(process.config, EnvWorkerConfig):
         return process
@@ -101,7 +101,8 @@ def with_variables(process: ProcessConfig, variables: Variables) -> ProcessConfi
 def read_files(files: Iterable[str]) -> dict[str, str]:
     """The variables of `.env` files; of a name that two have, the later file's.
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError] that names the file and the line, and shows no value.
+    Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] that names the file and the line, and shows no
+    value.
     """
     found: dict[str, str] = {}
     for file in files:

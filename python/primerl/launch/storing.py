@@ -11,10 +11,10 @@ from typing import Any
 
 import xxhash
 
-from primerl.config import resolve
-from primerl.config.resolve import ProcessConfig, write_text
-from primerl.config.rl import RLConfig
-from primerl.config.store import StoreWorkerConfig
+from primerl.config.process_files import files
+from primerl.config.process_files.files import ProcessConfig, write_text
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.services import StoreWorkerConfig
 from primerl.launch.report.console import Console
 from primerl.launch.supervise.processes import Processes
 from primerl.launch.supervise.starting import RunFailedError
@@ -37,13 +37,13 @@ def process_of(config: RLConfig, run_id: str | None, folder: Path) -> ProcessCon
         # Without the list of runs there is no id; this one is at least the same at each start.
         run=run_id or xxhash.xxh3_64_hexdigest(str(folder).encode())[:8],
         output_dir=str(folder),
-        model=resolve.absolute(config.model.path),
+        model=files.absolute(config.model.path),
         url=config.store.url,
         keep=config.store.keep,
         adapters_interval=config.store.adapters.interval,
         adapters_keep=config.store.adapters.keep,
     )
-    return resolve.process(config, "store-worker", NAME, resolved, threads=1)
+    return files.process(config, "store-worker", NAME, resolved, threads=1)
 
 
 class Storing:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 
-from primerl.config.environment import EnvWorkerConfig
-from primerl.config.load import ConfigError
-from primerl.config.resolve import ProcessConfig
-from primerl.config.rl import RLConfig
-from primerl.config.tailscale import KEY_PREFIX
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files.files import ProcessConfig
+from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.services import KEY_PREFIX
 from primerl.envs.tailnet import KEY_VARIABLE, NODE_LOST, PROGRAMS, program
 from primerl.launch.secrets import Variables
 from primerl.launch.supervise.processes import Process, last_error, tail
@@ -28,7 +28,7 @@ def _labels(config: RLConfig) -> set[str]:
 
 
 def check_programs(config: RLConfig) -> None:
-    """Raises [`ConfigError`][primerl.config.load.ConfigError] where Tailscale is not installed."""
+    """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] where Tailscale is not installed."""
     missing = [name for name in PROGRAMS if program(name) is None] if is_joined(config) else []
     if missing:
         raise ConfigError(
@@ -41,7 +41,7 @@ def check_programs(config: RLConfig) -> None:
 def with_key(config: RLConfig, variables: Variables) -> Variables:
     """With the key among the variables of each environment's workers, which take it out before they load anything.
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError] where there is none, or what is none.
+    Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] where there is none, or what is none.
     """
     if not is_joined(config):
         return variables

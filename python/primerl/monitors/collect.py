@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from primerl.config.monitors import MonitorConfig
+from primerl.config.schema.monitors import MonitorConfig
 from primerl.monitors.extras import Extras
 from primerl.monitors.records import Records, Tail
 

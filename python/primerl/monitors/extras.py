@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from primerl._core import PrimerlError, inspect_samples
-from primerl.config.monitors import MonitorConfig, MonitorEntry
-from primerl.config.resolve import write_text
+from primerl.config.process_files.files import write_text
+from primerl.config.schema.monitors import MonitorConfig, MonitorEntry
 from primerl.monitors.monitor import Distribution, Sample
 from primerl.monitors.records import Tail
 

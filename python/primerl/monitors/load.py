@@ -5,7 +5,7 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
-from primerl.config.monitors import MonitorEntry
+from primerl.config.schema.monitors import MonitorEntry
 from primerl.monitors.monitor import Monitor, RefusedError
 from primerl.process import plugins
 

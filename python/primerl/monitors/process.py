@@ -20,9 +20,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from primerl.config.load import describe
-from primerl.config.monitors import MonitorConfig
-from primerl.config.resolve import write_text
+from primerl.config.errors.validation_errors import describe
+from primerl.config.process_files.files import write_text
+from primerl.config.schema.monitors import MonitorConfig
 from primerl.launch.supervise import guard
 from primerl.monitors import extras
 from primerl.monitors.collect import Collector

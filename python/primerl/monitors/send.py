@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from primerl.config.monitors import MonitorConfig, MonitorEntry
-from primerl.config.resolve import write_text
+from primerl.config.process_files.files import write_text
+from primerl.config.schema.monitors import MonitorConfig, MonitorEntry
 from primerl.monitors import extras
 from primerl.monitors.load import load
 from primerl.monitors.monitor import Monitor, RefusedError, Run, Status

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from typing import Literal
 
-LEVELS = {
+LogLevel = Literal["trace", "debug", "info", "warn", "error"]
+
+LEVELS: dict[LogLevel, int] = {
     # Python has nothing below it.
     "trace": logging.DEBUG,
     "debug": logging.DEBUG,

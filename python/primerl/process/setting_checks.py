@@ -1,12 +1,16 @@
-"""Checks settings that were read from a file: types by the dataclass's annotations, and bounds. Standard library only:
-env workers of any interpreter read their settings by it."""
+"""Dataclasses made of tables: the settings of a process, of a resolved file; the options of a plug-in. Standard library
+only: env workers of any interpreter, and machines that only train, read their settings by it.
+
+Bounds, defaults and help of the keys are in `primerl.config.schema`, by which a file is checked and filled when it is
+written. Here a table has to have every key of its dataclass, of the kind that is declared there; the file cannot hold
+None, so a key that may be None is None where it is left out.
+"""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import types
-from collections.abc import Mapping
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 # The integers of the orchestrator: of 32 bits and, as far as TOML holds them, of 64.
 MOST_COUNT, MOST_LARGE_COUNT = 2**32 - 1, 2**63 - 1
@@ -26,50 +30,57 @@ WORDS: dict[Any, str] = {
     dict: "a table",
     list: "a list",
 }
-Ranges = Mapping[str, tuple[float, float]]
-"""Least and most value by name; a float has to be above the least."""
+D = TypeVar("D")
 
 
-def check(section: object, ranges: Ranges, prefix: str = "") -> None:
-    """Raises ValueError that names the field. `prefix`: of its name, where the section stands within another."""
-    for name, hint in get_type_hints(type(section)).items():
-        value = getattr(section, name)
-        choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        if value is None and type(None) in choices:
-            continue
-        choices = tuple(choice for choice in choices if choice is not type(None))
-        if not any(_is(value, choice) and _within(value, choice, ranges.get(name)) for choice in choices):
-            wanted = " or ".join(_words(choice, ranges.get(name)) for choice in choices)
-            raise ValueError(f"{prefix}{name}: must be {wanted}, not {value!r}")
+def from_mapping(cls: type[D], values: object, where: str = "") -> D:
+    """Builds the dataclass, with those that it holds; `where`: dotted prefix of its keys in messages.
+
+    Raises:
+        ValueError: A key is unknown, is missing (without a default, which options of plug-ins have), or is of the wrong
+            kind. The message names it.
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"{where.rstrip('.') or 'config'}: must be a table, not {values!r}")
+    hints = get_type_hints(cls)
+    known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(str(key) for key in values if key not in known)
+    if unknown:
+        raise ValueError(f"unknown setting `{where}{unknown[0]}`; known here: {', '.join(sorted(known)) or 'none'}")
+    found = {}
+    for name, field in known.items():
+        if name in values:
+            found[name] = _converted(hints[name], values[name], where + name)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            if type(None) not in get_args(hints[name]):
+                raise ValueError(f"missing setting `{where}{name}`")
+            found[name] = None
+    return cls(**found)
 
 
-def _is(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint)
-    if hint is Any:
-        return True
+def _converted(hint: Any, value: Any, name: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return from_mapping(hint, value, f"{name}.")  # type: ignore[arg-type]
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        (hint,) = (option for option in inner if option is not type(None))
+        return _converted(hint, value, name)
     if origin is Literal:
-        return value in get_args(hint)
+        if value not in inner:
+            raise ValueError(f"{name}: must be one of {', '.join(map(repr, inner))}, not {value!r}")
+        return value
+    kinds: Any = (list, tuple) if origin in (list, tuple) else origin or hint
+    kinds = (int, float) if hint is float else kinds
+    is_one = hint is Any or (isinstance(value, kinds) and (hint is bool or not isinstance(value, bool)))
+    if not is_one or (origin is tuple and len(value) != len(inner)):
+        wanted = f"a list of {len(inner)} values" if origin is tuple else WORDS.get(origin or hint, "a table")
+        raise ValueError(f"{name}: must be {wanted}, not {value!r}")
+    if origin is dict:
+        return {str(key): _converted(inner[1], item, f"{name}.{key}") for key, item in value.items()}
     if origin is list:
-        return isinstance(value, list) and all(_is(item, get_args(hint)[0]) for item in value)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return isinstance(value, origin or hint) and (hint is bool or not isinstance(value, bool))
-
-
-def _within(value: Any, hint: Any, limits: tuple[float, float] | None) -> bool:
-    if limits is None:
-        return True
-    least, most = limits
-    return bool((value > least if hint is float else value >= least) and value <= most)
-
-
-def _words(hint: Any, limits: tuple[float, float] | None) -> str:
-    if get_origin(hint) is Literal:
-        return f"one of {', '.join(map(str, get_args(hint)))}"
-    what = WORDS.get(get_origin(hint) or hint, "a table")
-    if get_origin(hint) is list:
-        what += " of " + {str: "texts"}.get(get_args(hint)[0], "values")
-    if limits is None:
-        return what
-    least, most = limits
-    return f"{what} above {least} and up to {most}" if hint is float else f"{what} from {least} to {most}"
+        return [_converted(inner[0], item, f"{name}[{index}]") for index, item in enumerate(value)]
+    if origin is tuple:
+        return tuple(_converted(kind, item, name) for kind, item in zip(inner, value, strict=True))
+    return float(value) if hint is float else value

@@ -38,7 +38,7 @@ class Model:
 
 
 def look(folder: Path, machine: Machine) -> Model:
-    from primerl.config.load import ConfigError
+    from primerl.config.errors.fail import ConfigError
     from primerl.launch.preflight.model_folder import check_model, check_trainable, read_json
 
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())

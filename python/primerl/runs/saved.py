@@ -62,7 +62,7 @@ def _steps(folder: Path) -> Iterator[tuple[Path, int, bool]]:
 def _is_whole(folder: Path, kind: str) -> bool:
     if kind == "checkpoint":
         return (folder / "trainer" / "state.pt").is_file() or (folder / "state.pt").is_file()
-    from primerl.config.load import ConfigError
+    from primerl.config.errors.fail import ConfigError
     from primerl.launch.preflight.model_folder import check_weights
 
     files = sorted(folder.glob("*.safetensors"))

@@ -95,7 +95,7 @@ def model_digest(folder: Path) -> str:
 def weights_digest(folder: Path) -> str:
     """Digest of a model folder's weights, as they are in its files. Raises StoreError."""
     from primerl.train.adapters.files import folder_digest
-    from primerl.train.reader import ConfigError
+    from primerl.train.settings import ConfigError
 
     try:
         return folder_digest(folder)

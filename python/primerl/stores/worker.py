@@ -29,9 +29,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from primerl.config.load import describe
-from primerl.config.resolve import write_text
-from primerl.config.store import StoreWorkerConfig
+from primerl.config.errors.validation_errors import describe
+from primerl.config.process_files.files import write_text
+from primerl.config.schema.services import StoreWorkerConfig
 from primerl.runs.state import process_started
 from primerl.stores.entries import SNAPSHOT, StoreError, begun_with
 from primerl.stores.store import Store, open_store

@@ -27,8 +27,7 @@ from primerl.train import optimizers
 from primerl.train.distributed.fsdp import local, whole
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.optimizers import NamedParameter
-from primerl.train.reader import ConfigError
-from primerl.train.settings import OptimConfig
+from primerl.train.settings import ConfigError, OptimConfig
 
 log = logging.getLogger(__name__)
 

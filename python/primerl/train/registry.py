@@ -21,8 +21,9 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from primerl.process.setting_checks import from_mapping
 from primerl.train.import_path import ImportFailedError, import_by_path
-from primerl.train.reader import ConfigError, read
+from primerl.train.settings import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,10 @@ def _path_of(point: EntryPoint) -> str:
 
 
 def _options(kind: type, args: dict[str, Any], where: str) -> Any:
-    options: Any = read(kind, args, f"{where}args.")
+    try:
+        options: Any = from_mapping(kind, args, f"{where}args.")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     for name, hint in get_type_hints(kind).items():
         value = getattr(options, name, None)
         if hint in (float, float | None) and value is not None and not abs(value) < float("inf"):

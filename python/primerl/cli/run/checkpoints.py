@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from primerl.cli.run.common import add_json, gone, parser_of, show, size, with_run
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.runs.registry import Run
 from primerl.runs.saved import Saved, local_checkpoints
 

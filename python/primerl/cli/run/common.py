@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from primerl.cli.arguments import parse
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.state import StateError
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 
 from primerl.cli.run.common import FAILED, parser_of, size, with_run
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.launch.supervise.lock import LOCK, in_use, take
 from primerl.runs.registry import Registry, Run
 from primerl.stores.entries import StoreError

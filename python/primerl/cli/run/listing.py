@@ -8,7 +8,7 @@ from typing import Any
 
 from primerl.cli.arguments import parse
 from primerl.cli.run.common import add_json, ago, natural, parser_of, show
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.launch.secrets import note_stored
 from primerl.process.redaction import redact
 from primerl.runs.registry import Registry, Run

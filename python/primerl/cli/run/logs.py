@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from primerl.cli.run.common import natural, parser_of, with_run
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.launch.secrets import note_of_run
 from primerl.launch.supervise.lock import in_use
 from primerl.process.redaction import redact

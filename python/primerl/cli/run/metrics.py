@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from primerl.cli.run.common import FAILED, add_json, natural, parser_of, show, with_run
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.launch.report.evaluations import mark, measured
 from primerl.runs.registry import Run
 

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         return chosen
     absent = [folder for folder in chosen.folders if not folder.is_dir()]
     if absent:
-        from primerl.config.complaint import fail
+        from primerl.config.errors.fail import fail
 
         return fail(f"there is no folder {absent[0]}", title="No models")
     from primerl.runs.memory import machine

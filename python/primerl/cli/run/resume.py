@@ -8,7 +8,7 @@ import os
 from primerl.cli.arguments import parse_known
 from primerl.cli.run.common import can_go_on, of_run, parser_of
 from primerl.cli.run.start import detach
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 from primerl.launch.resume.restoring import is_gone
 from primerl.launch.supervise.lock import in_use
 from primerl.runs.registry import Run
@@ -58,8 +58,8 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
 
 def _fetch(run: Run, arguments: list[str]) -> int:
     """A checkpoint from the run's store into its folder; the exit code."""
-    from primerl.config.load import ConfigError
-    from primerl.config.run_forms import load_run
+    from primerl.config.errors.fail import ConfigError
+    from primerl.config.hosted.load_run import load_run
     from primerl.launch.resume import going_back, restoring
     from primerl.stores.entries import StoreError
 

@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
 
 def detach(arguments: list[str], folder: Path) -> int:
     """Starts `primerl rl ARGUMENTS` in `folder` in the background; prints the id."""
-    from primerl.config.complaint import fail
+    from primerl.config.errors.fail import fail
     from primerl.launch.supervise import detached
     from primerl.runs.state import StateError
 

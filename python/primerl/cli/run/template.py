@@ -8,7 +8,7 @@ from pathlib import Path
 
 from primerl.cli.arguments import parse
 from primerl.cli.run.common import BAD_INPUT, parser_of
-from primerl.config.complaint import fail
+from primerl.config.errors.fail import fail
 
 TEMPLATE = """\
 # A run of reinforcement learning: `primerl run @ rl.toml` starts it, `--dry-run` checks it and starts nothing.

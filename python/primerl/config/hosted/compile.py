@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from primerl.config.command_line.arguments import Location
 from primerl.config.hosted.schema import (
     HostedConfig,
     HostedEvaluations,
@@ -40,7 +41,6 @@ from primerl.config.hosted.schema import (
     HostedSource,
     HostedValidation,
 )
-from primerl.config.lines import Location
 
 RANK = 16
 LEAST_SEQ_LEN = 2048
@@ -68,7 +68,7 @@ WRITTEN: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
 
 
 def compile_hosted(config: HostedConfig) -> dict[str, Any]:
-    """The full form, as [`RLConfig`][primerl.config.rl.RLConfig] reads it. Pure.
+    """The full form, as [`RLConfig`][primerl.config.schema.rl.RLConfig] reads it. Pure.
 
     Raises ValueError: a key that this installation has nothing for; the message names it.
     """

@@ -7,11 +7,13 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
-from primerl.config.base import (
+from primerl.config.errors.foreign_keys import HOSTED, Names
+from primerl.config.schema.base import (
     MOST_ROLLOUTS,
     NAME_LENGTH,
     NAME_PATTERN,
     AnswerTokens,
+    BadKeysError,
     BatchSize,
     Bound,
     Count,
@@ -27,11 +29,10 @@ from primerl.config.base import (
     check_dry_run,
     check_whole_groups,
 )
-from primerl.config.elsewhere import HOSTED, Names
-from primerl.config.environment import Interpreter, Limits, validation_label
-from primerl.config.environment_checks import evaluation_labels
-from primerl.config.orchestrator import Buffer
-from primerl.config.tailscale import Tailscale
+from primerl.config.schema.environment import Interpreter, Limits, validation_label
+from primerl.config.schema.environment_checks import evaluation_labels
+from primerl.config.schema.rollouts import Buffer
+from primerl.config.schema.services import Tailscale
 from primerl.process.setting_checks import MOST_COUNT
 
 REFERENCE = re.compile(r"[\w./-]+:\w+|[\w.]+\.\w+")
@@ -58,7 +59,7 @@ Kept = Annotated[int, *ALL_OR_SOME, AfterValidator(all_or_some)]
 def check_examples(num_examples: int | None) -> None:
     """Raises ValueError for 0: -1 is how all of them are asked for."""
     if num_examples == 0:
-        raise ValueError("num_examples is 0; give how many, or -1 for all of them")
+        raise BadKeysError("num_examples is 0; give how many, or -1 for all of them", "num_examples")
 
 
 class HostedSampling(Section):
@@ -76,13 +77,15 @@ class HostedSampling(Section):
     @model_validator(mode="after")
     def _one_way_to_think(self) -> Self:
         if self.enable_thinking is not None and self.reasoning_effort is not None:
-            raise ValueError(
-                "enable_thinking and reasoning_effort are both set, and a model has one of the two; leave one out"
+            raise BadKeysError(
+                "enable_thinking and reasoning_effort are both set, and a model has one of the two; leave one out",
+                "enable_thinking",
             )
         if self.temperature < LOWEST_TEMPERATURE:
-            raise ValueError(
+            raise BadKeysError(
                 f"temperature ({self.temperature:g}) makes all rollouts of an example the same, with nothing to "
-                f"compare; set it to {LOWEST_TEMPERATURE} or more"
+                f"compare; set it to {LOWEST_TEMPERATURE} or more",
+                "temperature",
             )
         return self
 
@@ -100,7 +103,9 @@ class HostedReward(Section):
     @model_validator(mode="after")
     def _is_a_reference(self) -> Self:
         if not REFERENCE.fullmatch(self.fn):
-            raise ValueError(f"fn ({self.fn!r}) is no function like `module:function` or `path/to/file.py:function`")
+            raise BadKeysError(
+                f"fn ({self.fn!r}) is no function like `module:function` or `path/to/file.py:function`", "fn"
+            )
         return self
 
 
@@ -152,17 +157,19 @@ class HostedSource(Section):
     @model_validator(mode="after")
     def _can_be_named(self) -> Self:
         if len(self.label) > NAME_LENGTH or not re.match(NAME_PATTERN, self.label):
-            raise ValueError(
+            raise BadKeysError(
                 f"id ({self.id!r}) makes {self.label!r}, which cannot name metrics and files; set `name` to letters, "
-                "digits, '.', '_' and '-'"
+                "digits, '.', '_' and '-'",
+                "id",
             )
         if self.label == "all" or self.label.startswith("staleness_"):
             key = "id" if self.name is None else "name"
-            raise ValueError(f"{key} makes {self.label!r}, which is a name of metrics; set another `name`")
+            raise BadKeysError(f"{key} makes {self.label!r}, which is a name of metrics; set another `name`", key)
         for key, table in [("taskset", self.taskset.model_fields_set), ("harness", self.harness)]:
             if table and key in self.args:
-                raise ValueError(
-                    f"args.{key} and {key} are the same settings, and both are given; leave one of them out"
+                raise BadKeysError(
+                    f"args.{key} and {key} are the same settings, and both are given; leave one of them out",
+                    f"args.{key}",
                 )
         return self
 
@@ -227,9 +234,10 @@ class HostedValidation(Section):
     def _some(self) -> Self:
         check_examples(self.num_examples)
         if self.num_examples == -1 and not self.taskset:
-            raise ValueError(
+            raise BadKeysError(
                 "num_examples is -1, but all examples would then be held out, and none is left to train on; give how "
-                'many, or name the validation split in taskset, such as { split = "eval" }'
+                'many, or name the validation split in taskset, such as { split = "eval" }',
+                "num_examples",
             )
         return self
 
@@ -276,7 +284,7 @@ class HostedInfrastructure(Section):
 class HostedConfig(Section):
     """The short form of `primerl rl`: LoRA training of a model on environments."""
 
-    elsewhere: ClassVar[Names] = HOSTED
+    foreign_keys: ClassVar[Names] = HOSTED
 
     model: str = Field(min_length=1)
     """The model to train: a name of the hub (`owner/name`), or a folder."""
@@ -343,8 +351,9 @@ class HostedConfig(Section):
     @model_validator(mode="after")
     def _one_name_for_files(self) -> Self:
         if self.env_files and self.env_file:
-            raise ValueError(
-                "env_files and env_file are the same setting, and both are given; put all into env_files, today's name"
+            raise BadKeysError(
+                "env_files and env_file are the same setting, and both are given; put all into env_files, today's name",
+                "env_files",
             )
         return self
 
@@ -356,9 +365,11 @@ class HostedConfig(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.seq_len is not None and self.sampling.max_tokens >= self.seq_len:
-            raise ValueError(
+            raise BadKeysError(
                 f"sampling.max_tokens ({self.sampling.max_tokens}) must be below seq_len ({self.seq_len}), which holds "
-                "the prompt too; lower one or raise the other"
+                "the prompt too; lower one or raise the other",
+                "sampling.max_tokens",
+                "seq_len",
             )
         return self
 
@@ -374,15 +385,17 @@ class HostedConfig(Section):
         seen: set[str] = set()
         for place, label in labels:
             if label in seen:
-                raise ValueError(
+                raise BadKeysError(
                     f"{place}: two environments are called {label!r}; give one of them another `name` (it names "
-                    "metrics, logs and files)"
+                    "metrics, logs and files)",
+                    place,
                 )
             seen.add(label)
         ratios = self.buffer.env_ratios
         if ratios is not None and len(ratios) != len(self.env):
-            raise ValueError(
+            raise BadKeysError(
                 f"buffer.env_ratios has {len(ratios)} numbers, and there are {len(self.env)} [[env]]; give one for "
-                "each, in order"
+                "each, in order",
+                "buffer.env_ratios",
             )
         return self

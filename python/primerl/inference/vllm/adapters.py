@@ -37,7 +37,7 @@ from primerl.train.adapters.files import (
     published_scale,
 )
 from primerl.train.adapters.merging import digest_tensor
-from primerl.train.reader import ConfigError
+from primerl.train.settings import ConfigError
 from primerl.train.weights.digest import DIGEST_BYTES
 from primerl.train.weights.tensors import DTYPES
 

@@ -15,11 +15,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from primerl.config import resolve
-from primerl.config.environment import EnvWorkerConfig, EvaluationEnvironment, Interpreter, TrainEnvironment, Workers
-from primerl.config.evaluation import MeasuredEnvironment
-from primerl.config.load import ConfigError
-from primerl.config.resolve import ProcessConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import files
+from primerl.config.process_files.files import ProcessConfig
+from primerl.config.schema.environment import (
+    EnvWorkerConfig,
+    EvaluationEnvironment,
+    Interpreter,
+    TrainEnvironment,
+    Workers,
+)
+from primerl.config.schema.evaluation import MeasuredEnvironment
 from primerl.launch import secrets
 from primerl.launch.interpreters import virtualenvs
 
@@ -39,7 +45,7 @@ Entry = EvaluationEnvironment | MeasuredEnvironment | TrainEnvironment
 def provided(entries: Iterable[Entry], install_s: float, say: Callable[[str], None]) -> None:
     """Installs what environments ask for, and looks whether their interpreters can run workers.
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem, one a line.
+    Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] with every problem, one a line.
     """
     problems: list[str] = []
     for entry in entries:
@@ -55,7 +61,7 @@ def provided(entries: Iterable[Entry], install_s: float, say: Callable[[str], No
 
 
 def provide(python: Interpreter, install_s: float, say: Callable[[str], None]) -> None:
-    """Raises [`ConfigError`][primerl.config.load.ConfigError] that names the key."""
+    """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] that names the key."""
     try:
         if python.requirements is not None:
             virtualenvs.install(python.requirements, install_s, say)
@@ -74,12 +80,13 @@ def interpreter(python: Interpreter) -> str:
     if python.requirements is not None:
         return os.fspath(virtualenvs.installed(python.requirements) / "bin" / "python")
     # Not resolved: a virtualenv's interpreter is a link, and knows by its own path where it is.
-    path = Path(resolve.absolute(python.path or ""))
+    path = Path(files.absolute(python.path or ""))
     return os.fspath(path / "bin" / "python" if path.is_dir() else path)
 
 
 def check(python: str) -> None:
-    """Raises [`ConfigError`][primerl.config.load.ConfigError] for what is no Python that primerl can be imported by."""
+    """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] for what is no Python that primerl can be
+    imported by."""
     mend = "give the path of the `python` of a virtualenv, or of the virtualenv's folder"
     if not os.access(python, os.X_OK):
         raise ConfigError(f"python.path: there is no interpreter {python}; {mend}")

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from primerl.config import asked
+from primerl.config.command_line.arguments import asks_for_help
 from primerl.forking import preload, servers
 from primerl.forking.exit_status import described
 from primerl.launch.preflight import shadowing
@@ -34,7 +34,7 @@ def environments_ahead(arguments: Sequence[str] = (), *, fork: bool = True, chec
     before the config is read, since it takes longest of a start and needs nothing of the config. `fork`: as the config
     has it, where it is known.
     """
-    if asked.for_help(arguments):
+    if asks_for_help(arguments):
         yield
         return
     with servers.launched(preload.ENVIRONMENTS, wanted=fork and servers.are_wanted(arguments)):

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.schema.rl import RLConfig
 from primerl.envs.generations import choice
 from primerl.envs.generations.choice import TASKSETS
 from primerl.envs.interface import EnvironmentRefusedError, Role, module_name

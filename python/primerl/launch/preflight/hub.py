@@ -8,10 +8,10 @@ import os
 import re
 from pathlib import Path
 
-from primerl.config import resolve
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
-from primerl.config.sft import SFTConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import files
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.sft import SFTConfig
 from primerl.launch.preflight.model_folder import INDEX, longest_sequence
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -25,7 +25,7 @@ def with_model(config: RLConfig, *, weights: bool = True) -> RLConfig:
     """The config with the model's folder in place of a name of the hub, and with a `seq_len` that the model can attend
     to where nobody has given one. Without `weights`, only small files are downloaded.
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError] where there is neither folder nor model.
+    Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] where there is neither folder nor model.
     """
     return _fitted(_found(config, weights=weights))
 
@@ -35,7 +35,7 @@ def _fitted(config: RLConfig) -> RLConfig:
         return config
     limit = None
     with contextlib.suppress(ConfigError):  # what is wrong with the folder is told with its other problems
-        limit = longest_sequence(Path(resolve.absolute(config.model.path)))
+        limit = longest_sequence(Path(files.absolute(config.model.path)))
     # Without room for an answer it is the answer that has to be shorter.
     if limit is None or not config.seq_len > limit > config.orchestrator.sampling.max_tokens:
         return config
@@ -66,13 +66,13 @@ def with_start(config: SFTConfig, *, weights: bool = True) -> SFTConfig:
 
 def is_hub_name(path: str) -> bool:
     """A folder that is there is meant before a name of the hub."""
-    return NAME.fullmatch(path) is not None and not Path(resolve.absolute(path)).exists()
+    return NAME.fullmatch(path) is not None and not Path(files.absolute(path)).exists()
 
 
 def folder_of(name: str, *, weights: bool = True) -> Path:
     """Where the model is in the cache; it is downloaded where it is not there, without `weights` all that is small.
 
-    Raises [`ConfigError`][primerl.config.load.ConfigError].
+    Raises [`ConfigError`][primerl.config.errors.fail.ConfigError].
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.constants import HF_HUB_CACHE
@@ -93,7 +93,7 @@ def folder_of(name: str, *, weights: bool = True) -> Path:
     except (OSError, ValueError, HfHubHTTPError, OfflineModeIsEnabled) as error:
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise ConfigError(
-            f"model.path: there is no folder {resolve.absolute(name)}, nor a model {name!r} in the hub's cache of this "
+            f"model.path: there is no folder {files.absolute(name)}, nor a model {name!r} in the hub's cache of this "
             f"machine ({HF_HUB_CACHE}), and it cannot be downloaded ({type(error).__name__}: {reason}); {mend}"
         ) from None
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from primerl.config.load import ConfigError
+from primerl.config.errors.fail import ConfigError
 from primerl.process.cuda import has_cuda
 from primerl.train.model import support
 

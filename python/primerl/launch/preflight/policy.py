@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from primerl.config import resolve
-from primerl.config.complaint import Problems
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError, Problems
+from primerl.config.process_files import files, resolve
+from primerl.config.schema.rl import RLConfig
 from primerl.inference.backend import EngineBackend, UnservableError
 from primerl.launch.preflight import model_folder
+from primerl.process.setting_checks import from_mapping
 from primerl.train.adapters.files import check_lora_files
-from primerl.train.reader import ConfigError as SettingError
-from primerl.train.reader import read
+from primerl.train.settings import ConfigError as SettingError
 from primerl.train.settings import TrainerLoraConfig
 
 
 def check(config: RLConfig, *, weights: bool = True) -> None:
     """Raises ConfigError with every problem, one a line. `weights`: whether they are there yet."""
-    folder = Path(resolve.absolute(config.model.path))
+    folder = Path(files.absolute(config.model.path))
     problems = Problems()
     with problems.noted():
         model_folder.check_model(folder, weights=weights)
@@ -56,8 +55,7 @@ def _adapts(config: RLConfig, folder: Path) -> None:
     lora = resolve.trained_lora(config)
     if lora is None:
         return
-    # As the trainer reads them.
-    settings = read(TrainerLoraConfig, lora.model_dump(exclude_none=True), "trainer.model.lora.")
+    settings = from_mapping(TrainerLoraConfig, files.keys_of(lora), "trainer.model.lora.")
     try:
         check_lora_files(settings, folder, "trainer.model.lora.")
     except SettingError as error:

@@ -7,19 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from primerl.config import resolve
-from primerl.config.complaint import Problems
-from primerl.config.load import ConfigError
-from primerl.config.sft import SFTConfig
+from primerl.config.errors.fail import ConfigError, Problems
+from primerl.config.process_files import resolve
+from primerl.config.process_files.files import keys_of
+from primerl.config.schema.sft import SFTConfig
 from primerl.launch import monitors
 from primerl.launch.preflight import hub, training
 from primerl.launch.preflight.model_folder import check_model, check_trainable, longest_sequence
 from primerl.process import extras, signals
+from primerl.process.setting_checks import from_mapping
 from primerl.train.adapters.files import check_lora_files, read_adapter_config
 from primerl.train.data.bad_rows import BadRow, BadRows
 from primerl.train.data.conversations import RowError
 from primerl.train.data.sources import DataError, Source, sources
-from primerl.train.reader import ConfigError as SettingError
+from primerl.train.settings import ConfigError as SettingError
 from primerl.train.sft_settings import RowsConfig
 from primerl.train.sft_settings import SFTConfig as Settings
 
@@ -34,7 +35,7 @@ def prepared(given: SFTConfig) -> tuple[SFTConfig, dict[str, Any]]:
     """The config with the model's folder, and the settings as the trainer is given them. Weights of the hub are
     downloaded when all else is judged.
 
-    Raises `primerl.config.load.ConfigError` with every problem, one a line.
+    Raises `primerl.config.errors.fail.ConfigError` with every problem, one a line.
     """
     if given.model.path is not None and hub.is_hub_name(given.model.path):
         problems = Problems()
@@ -51,8 +52,7 @@ def prepared(given: SFTConfig) -> tuple[SFTConfig, dict[str, Any]]:
 
 def settings_of(config: SFTConfig) -> dict[str, Any]:
     """What the launcher alone understands stays here."""
-    values: dict[str, Any] = config.model_dump(mode="json", exclude_none=True, exclude=LAUNCHER_ONLY)
-    return values
+    return {name: value for name, value in keys_of(config).items() if name not in LAUNCHER_ONLY}
 
 
 def check(
@@ -63,7 +63,7 @@ def check(
     weights: bool = True,
     model: bool = True,
 ) -> None:
-    """Raises `primerl.config.load.ConfigError` with every problem, one a line.
+    """Raises `primerl.config.errors.fail.ConfigError` with every problem, one a line.
 
     Args:
         values: The settings as the trainer is given them.
@@ -73,10 +73,7 @@ def check(
     """
     extras.require("`primerl sft`", "torch", "transformers")
     problems = problems or Problems()
-    try:
-        settings = Settings.from_dict(values)
-    except SettingError as error:
-        raise ConfigError("\n".join([*problems.found, str(error)])) from None
+    settings = from_mapping(Settings, values)
     if settings.resumes and config.clean_output_dir:
         raise ConfigError("ckpt.resume_step goes on with the run that clean_output_dir deletes; leave one of them out")
     with problems.noted():

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from primerl.config import begun, resolve
-from primerl.config.complaint import Problems
-from primerl.config.load import ConfigError
-from primerl.config.resolve import ProcessConfig
-from primerl.config.rl import RLConfig
+from primerl.config.errors import resume_refusal
+from primerl.config.errors.fail import ConfigError, Problems
+from primerl.config.process_files import files, resolve
+from primerl.config.process_files.files import ProcessConfig
+from primerl.config.schema.rl import RLConfig
 from primerl.evals import greedy
 from primerl.launch import monitors, secrets, tailnet
 from primerl.launch.interpreters import lookup
@@ -36,8 +36,8 @@ from primerl.train.checkpoint.step_folders import saved_steps
 
 
 def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secrets.Variables:
-    """Raises [`ConfigError`][primerl.config.load.ConfigError] with every problem found, one a line. Returns what env
-    workers are to get in their environment.
+    """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] with every problem found, one a line.
+    Returns what env workers are to get in their environment.
 
     Args:
         say: Told what takes long, and what should be known of an environment that can be used.
@@ -97,12 +97,12 @@ def _output_dir(config: RLConfig) -> None:
 
 
 def _resume_step(config: RLConfig) -> None:
-    going_back.check(config, Path(resolve.absolute(config.output_dir)))
+    going_back.check(config, Path(files.absolute(config.output_dir)))
 
 
 def check_output_dir(output_dir: str, *, clean: bool, goes_on: Callable[[Path], bool] | None = None) -> None:
     """`goes_on`: whether a run is there that will be continued, so that it is no obstacle."""
-    folder = Path(resolve.absolute(output_dir))
+    folder = Path(files.absolute(output_dir))
     with _as_config_error(folder):
         _check_folder(folder, clean=clean, goes_on=goes_on)
 
@@ -179,7 +179,7 @@ def never_began(folder: Path) -> bool:
 @contextlib.contextmanager
 def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
     """The run's folder, emptied if asked for, and locked until the block ends (the kernel unlocks it at death)."""
-    folder = Path(resolve.absolute(output_dir))
+    folder = Path(files.absolute(output_dir))
     lock = folder / LOCK
     with _as_config_error(folder):
         if clean and (lock.parent.is_symlink() or not lock.parent.is_dir()):
@@ -286,7 +286,7 @@ def _slow_checks(config: RLConfig, variables: secrets.Variables, say: Callable[[
     wanted = environments.of_run(config, variables)
     begins = config.clean_output_dir
     found = check_beside(resolve.orchestrator(config), wanted, config.timeouts.check_s, say, begins=begins)
-    return [begun.in_words_of(config, problem) for problem in found]
+    return [resume_refusal.in_words_of(config, problem) for problem in found]
 
 
 def check_beside(
@@ -302,7 +302,7 @@ def check_beside(
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
         elsewhere = {"output_dir": os.fspath(Path(folder) / "run")} if begins else {}
-        file.write_text(resolve.to_toml(process.config.model_copy(update=elsewhere)), encoding="utf-8")
+        file.write_text(files.to_toml(process.config.model_copy(update=elsewhere)), encoding="utf-8")
         # Side by side, and in the hands of this thread: whatever ends it ends them.
         with (
             checker.running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from primerl.config import resolve
+from primerl.config.process_files import files
 from primerl.forking.exit_status import NOT_KNOWN
 from primerl.launch.supervise.processes import Process
 
@@ -51,7 +51,7 @@ def write(folder: Path, summary: dict[str, Any], *, has_run: bool) -> None:
     if has_run or not file.is_file():
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # as nobody left it
             summary = {**summary, BEFORE: sums(json.loads(file.read_bytes()))}
-        resolve.write_text(file, json.dumps(summary, indent=1) + "\n")
+        files.write_text(file, json.dumps(summary, indent=1) + "\n")
 
 
 def sums(summary: dict[str, Any]) -> dict[str, float]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from primerl.config.load import ConfigError
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.schema.rl import RLConfig
 from primerl.launch.report import status as orchestrator_status
 from primerl.launch.supervise.starting import RefusedError
 from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER, saved_steps

@@ -12,7 +12,7 @@ from primerl.train.checkpoint.files import last_line
 from primerl.train.checkpoint.step_folders import saved_steps
 
 if TYPE_CHECKING:
-    from primerl.config.trainer import Checkpoints
+    from primerl.config.schema.trainer import Checkpoints
 
 
 def trained_steps(folder: Path) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from primerl.config import resolve
-from primerl.config.load import ConfigError
-from primerl.config.lora import TrainerLora
-from primerl.config.rl import RLConfig
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import files, resolve
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.trainer import TrainerLora
 from primerl.runs.registry import known
 from primerl.runs.state import StateError
 from primerl.stores.entries import Entry, StoreError, begun_with, listed, weights_digest
@@ -36,7 +36,7 @@ def applied(config: RLConfig) -> RLConfig:
 
 
 def _begun(config: RLConfig, store: Store, entry: Entry) -> RLConfig:
-    model = Path(resolve.absolute(config.model.path))
+    model = Path(files.absolute(config.model.path))
     _check_model(entry, model)
     if entry.kind == "weights":
         folder = store.fetch(entry)

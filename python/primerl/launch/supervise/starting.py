@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from primerl.config import resolve
-from primerl.config.resolve import ProcessConfig
+from primerl.config.process_files import files
+from primerl.config.process_files.files import ProcessConfig
 from primerl.forking import servers
 from primerl.forking.preload import ENVIRONMENTS, TORCH
 from primerl.inference import backends
@@ -135,7 +135,7 @@ def unchanged_if_refused(file: Path) -> Iterator[None]:
         yield
     except RefusedError:
         if before is not None:
-            resolve.write_text(file, before)
+            files.write_text(file, before)
         raise
 
 

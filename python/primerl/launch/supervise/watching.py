@@ -11,10 +11,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from primerl.config.environment import EnvWorkerConfig
-from primerl.config.evaluation import EvalTimeouts
-from primerl.config.resolve import ProcessConfig
-from primerl.config.rl import RunTimeouts
+from primerl.config.process_files.files import ProcessConfig
+from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.evaluation import EvalTimeouts
+from primerl.config.schema.rl import RunTimeouts
 from primerl.launch.report import status as orchestrator_status
 from primerl.launch.supervise.processes import Process, Processes
 from primerl.launch.supervise.starting import BAD_INPUT, RunFailedError

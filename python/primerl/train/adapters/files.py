@@ -10,8 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from primerl.train.reader import ConfigError
-from primerl.train.settings import ALL_LINEAR, LoraConfig
+from primerl.train.settings import ALL_LINEAR, ConfigError, LoraConfig
 from primerl.train.weights.digest import digest_of, hash_of
 
 ADAPTER_CONFIG = "adapter_config.json"

@@ -41,8 +41,7 @@ from primerl.train.checkpoint import staging
 from primerl.train.checkpoint.files import whole_folder
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.model.packed_model import DTYPES, ModelError
-from primerl.train.reader import ConfigError
-from primerl.train.settings import ALL_LINEAR, LoraConfig, TrainerConfig
+from primerl.train.settings import ALL_LINEAR, ConfigError, LoraConfig, TrainerConfig
 from primerl.train.weights.publish import WeightsPublisher
 from primerl.train.weights.shards import Files, Shares, gathered, own_tensors
 from primerl.train.weights.transfer import Sender

@@ -13,7 +13,7 @@ from primerl.train.data.sources import DataError, sources
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loop.progress import progress
 from primerl.train.loop.validation import Validation
-from primerl.train.reader import ConfigError
+from primerl.train.settings import ConfigError
 from primerl.train.sft_settings import SFTConfig
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from primerl.process.extras import described
 from primerl.train.data import kept_rows
 from primerl.train.data.conversations import BEHIND, COLUMNS, SCHEMA, Conversation, RowError, conversation
 from primerl.train.data.tables import BUILDERS, COMPRESSED, PLAIN, builder, load, reason, without_padding
-from primerl.train.reader import ConfigError
+from primerl.train.settings import ConfigError
 from primerl.train.sft_settings import RowsConfig, SubsetConfig
 
 log = logging.getLogger(__name__)

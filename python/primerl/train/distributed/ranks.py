@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
-from primerl.train.reader import ConfigError
+from primerl.train.settings import ConfigError
 
 log = logging.getLogger(__name__)
 

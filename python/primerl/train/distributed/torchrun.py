@@ -31,9 +31,9 @@ STOP_S = 8
 PR_SET_PDEATHSIG = 1
 
 
-def are_wanted(settings: dict[str, Any]) -> bool:
+def are_wanted(ranks: int) -> bool:
     """Whether this process should start ranks, and was not itself started as one."""
-    return settings.get("ranks", 1) != 1 and not is_rank(os.environ)
+    return ranks != 1 and not is_rank(os.environ)
 
 
 def run(ranks: int, arguments: list[str]) -> int:

@@ -43,7 +43,7 @@ from primerl.train.model.flops import Performance
 from primerl.train.model.packed_model import PackedSequences
 from primerl.train.model.routing import RoutingLoad
 from primerl.train.optim import Optimizer, Update
-from primerl.train.settings import CheckpointConfig, TrainerConfig
+from primerl.train.settings import NO_CHECKPOINTS, TrainerConfig
 from primerl.train.weights.broadcast import BroadcastError, Broadcasts
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Trainer:
         checkpoints: Checkpoints,
     ) -> None:
         self.config = config
-        self.ckpt = config.ckpt or CheckpointConfig()
+        self.ckpt = config.ckpt or NO_CHECKPOINTS
         self.ranks = ranks
         self.client = client
         self.heartbeat = heartbeat

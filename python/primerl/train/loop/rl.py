@@ -6,7 +6,7 @@ import logging
 import sys
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,8 +27,7 @@ from primerl.train.loss.components import Loss, LossError
 from primerl.train.model.loading import load, make_ready, together
 from primerl.train.model.packed_model import ModelError, checked_folder, dtype_on
 from primerl.train.optim import Optimizer
-from primerl.train.reader import ConfigError
-from primerl.train.settings import CheckpointConfig, TrainerConfig
+from primerl.train.settings import NO_CHECKPOINTS, ConfigError, TrainerConfig
 from primerl.train.weights.broadcast import BroadcastError, Broadcasts
 
 if TYPE_CHECKING:
@@ -37,11 +36,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def main(values: dict[str, Any]) -> int:
-    """Train by the settings in `values` (see `settings.TrainerConfig`). Returns the exit code:
+def main(config: TrainerConfig) -> int:
+    """Trains. Returns the exit code:
     0 trained, 1 failed (the reason is logged), 2 bad settings or model folder, 128 + n stopped by signal n."""
     try:
-        config = TrainerConfig.from_dict(values)
         # For a trainer that the launcher did not start.
         learn(config.orchestrator_url, config.output_dir)
         client = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s)
@@ -101,7 +99,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s, identity=identity)
             broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.background, ranks)
             batches = Batches(client, ranks.rank, ranks.size)
-            ckpt = config.ckpt or CheckpointConfig()
+            ckpt = config.ckpt or NO_CHECKPOINTS
             also_keep = output_dir / "weights" if config.ckpt else None
             kept = (ckpt.keep_last, ckpt.keep_interval)
             checkpoints = Checkpoints(output_dir, *kept, ranks, also_keep=also_keep, with_orchestrator=True)

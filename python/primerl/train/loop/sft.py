@@ -52,8 +52,8 @@ from primerl.train.model.loading import import_models, load, make_ready, model_f
 from primerl.train.model.packed_model import ModelError, dtype_on
 from primerl.train.model.routing import RoutingLoad
 from primerl.train.optim import Optimizer, Update
-from primerl.train.reader import ConfigError
-from primerl.train.sft_settings import SFTCheckpointConfig, SFTConfig
+from primerl.train.settings import ConfigError
+from primerl.train.sft_settings import NO_CHECKPOINTS, SFTConfig
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +70,11 @@ CONSOLE_INTERVAL_S = 1.0
 LOG = Path("logs") / "trainer.log"
 
 
-def main(values: dict[str, Any]) -> int:
-    """Train by the settings in `values` (see `sft_config.SFTConfig`). Returns the exit code:
+def main(config: SFTConfig) -> int:
+    """Trains. Returns the exit code:
     0 trained, 1 failed (diverged, another rank is gone, nothing can be saved), 2 bad settings, model folder, rows or
     checkpoint, 128 + n stopped by signal n."""
     try:
-        config = SFTConfig.from_dict(values)
         _check_output(config)
     except ConfigError as error:
         print(f"primerl sft: {error}", file=sys.stderr)
@@ -119,7 +118,7 @@ def train(config: SFTConfig) -> None:
 
 def _train(config: SFTConfig, ranks: Ranks) -> None:
     output_dir = Path(config.output_dir)
-    ckpt = config.ckpt or SFTCheckpointConfig()
+    ckpt = config.ckpt or NO_CHECKPOINTS
     checkpoints = Checkpoints(output_dir, ckpt.keep_last, ckpt.keep_interval, ranks, also_keep=output_dir / "weights")
     state = _state_to_resume(config, checkpoints)
     if ranks.leads:
@@ -326,7 +325,7 @@ class Run:
         """Save the model folder, then start saving the checkpoint, so that each checkpoint has its model folder unless
         only the last one is wanted. The checkpoint is written while training continues."""
         self.ranks.at(f"step {self.step}: saving")
-        ckpt = self.config.ckpt or SFTCheckpointConfig(weights_only=True)
+        ckpt = self.config.ckpt or NO_CHECKPOINTS
         if self.step == self.last or ckpt.weights_only or not ckpt.weights.only_last:
             self._save_weights(ckpt.weights.save_adapter_separately)
         if not ckpt.weights_only:

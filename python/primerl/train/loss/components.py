@@ -37,8 +37,7 @@ from primerl.train import losses
 from primerl.train.data.batch import Batch, BatchError, MicroBatch, sequence_at
 from primerl.train.import_path import ImportFailedError, find_by_path
 from primerl.train.losses import LossFunction, PolicyLoss, Tokens
-from primerl.train.reader import ConfigError
-from primerl.train.settings import LossConfig
+from primerl.train.settings import ConfigError, LossConfig
 
 log = logging.getLogger(__name__)
 

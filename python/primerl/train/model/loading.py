@@ -38,8 +38,7 @@ from primerl.train.model.packed_model import DTYPES, ModelError, dtype_on, load_
 from primerl.train.model.proof import check_same, prove, sample
 from primerl.train.model.recurrent import check_kernels
 from primerl.train.optim import START
-from primerl.train.reader import ConfigError
-from primerl.train.settings import ComputationConfig, LoraConfig
+from primerl.train.settings import ComputationConfig, ConfigError, LoraConfig
 from primerl.train.sft_settings import SFTConfig
 
 if TYPE_CHECKING:

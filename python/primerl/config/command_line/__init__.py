@@ -1,0 +1,1 @@
+"""From files and flags to a checked config."""

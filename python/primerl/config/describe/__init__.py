@@ -1,0 +1,1 @@
+"""The keys as text: help, `primerl config explain`, the reference page."""

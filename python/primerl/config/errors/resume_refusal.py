@@ -1,0 +1,109 @@
+"""Says by keys of the config why the orchestrator refuses to resume a run: the core names what the run was started
+with, and knows environments by number and no sections."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from primerl.config.command_line.arguments import dotted
+from primerl.config.errors.error_locations import environment_places
+from primerl.config.schema.rl import RLConfig
+
+CHANGED = re.compile(
+    r"(?<=holds a run that was begun with )(?P<name>.+?) = (?P<was>.*?), and now (?P=name) = (?P<now>.*?)"
+    r"(?=: go on with)",
+    re.DOTALL,
+)
+ENVIRONMENT = re.compile(r"environments\.(\d+)(?:\.(.+))?")
+OF_ENVIRONMENT = re.compile(r"(sampling|truncated sampling|chat_template_kwargs) of environment (\d+)")
+CLIENT = "client of evaluation environment "
+MODEL = ("flops.", "the model's ")
+ELSEWHERE = {
+    "seed": "seed",
+    "seq_len": "seq_len",
+    "data_ranks": "trainer.ranks",
+    "spool_steps": "orchestrator.retention.spool_steps",
+    "teacher": "orchestrator.teacher.client.model",
+}
+"""Names of the core whose keys are not in the section `orchestrator`."""
+KIND = {"kind": "type", "kind.custom.path": "path", "kind.custom.timeout": "timeout_s"}
+FIELD = re.compile(r"(\w+): (Some\([^)]*\)|[^,}]+?)(?=,| })")
+
+
+def in_words_of(config: RLConfig, message: str) -> str:
+    """The message, with the key that the user wrote, or left out, in place of the core's."""
+    found = CHANGED.search(message)
+    if found is None:
+        return message
+    name, was, now = found["name"], found["was"], found["now"]
+    if name.startswith(MODEL):
+        what = "its shape" if name.startswith("flops.") else name.removeprefix("the model's ")
+        said = f"another model than the one in model.path ({what} differs)"
+    else:
+        key, was, now = _placed(config, name, was, now)
+        said = f"{key} = {was}, and now {key} = {now}"
+    return message[: found.start()] + said + message[found.end() :]
+
+
+def _placed(config: RLConfig, name: str, was: str, now: str) -> tuple[str, str, str]:
+    """Key of the full form, and both values as they are written there."""
+    sampled = OF_ENVIRONMENT.fullmatch(name)
+    if sampled is not None:
+        return _sampling(config, sampled[1], int(sampled[2]), was, now)
+    numbered = ENVIRONMENT.fullmatch(name)
+    if numbered is not None:
+        return _of_environment(config, int(numbered[1]), numbered[2] or ""), was, now
+    if name.startswith(CLIENT):
+        label = name.removeprefix(CLIENT)
+        return f"{_place(config, label)}.client", was, now
+    return ELSEWHERE.get(name, f"orchestrator.{name}"), was, now
+
+
+def _environments(config: RLConfig) -> list[Any]:
+    """In the core's order."""
+    return [*config.orchestrator.train.env, *config.orchestrator.eval.env]
+
+
+def _place(config: RLConfig, label: str) -> str:
+    return dotted(dict(environment_places(config)).get(label, ("orchestrator", "eval", "env")))
+
+
+def _of_environment(config: RLConfig, number: int, field: str) -> str:
+    there = _environments(config)
+    if number >= len(there):
+        # One that was there is left out now.
+        return "orchestrator.eval.env" if config.orchestrator.eval.env else "orchestrator.train.env"
+    entry = there[number]
+    place = _place(config, entry.label)
+    if field.startswith("algorithm."):
+        key = field.removeprefix("algorithm.")
+        own = place if getattr(entry, "algorithm", None) is not None else "orchestrator"
+        return f"{own}.algorithm.{KIND.get(key, key)}"
+    if field == "ratio" and config.orchestrator.buffer.env_ratios is not None:
+        return f"orchestrator.buffer.env_ratios[{number}]"
+    if field == "name" and entry.name is None:
+        return f"{place}.id"
+    field = field.removeprefix("role.evaluate.")
+    return place if field in ("", "role") else f"{place}.{field}"
+
+
+def _sampling(config: RLConfig, what: str, number: int, was: str, now: str) -> tuple[str, str, str]:
+    """The first value of an environment's sampling that differs; an evaluation may have its own."""
+    if what == "chat_template_kwargs":
+        return "orchestrator.sampling.chat_template_kwargs", was, now
+    if what == "truncated sampling":
+        return "orchestrator.sampling.truncated", was, now
+    before, after = (dict(FIELD.findall(text)) for text in (was, now))
+    name = next((field for field in after if before.get(field) != after[field]), "temperature")
+    there = _environments(config)
+    own = getattr(there[number], "sampling", None) if number < len(there) else None
+    of_its_own = own is not None and getattr(own, name, None) is not None
+    place = _place(config, there[number].label) if of_its_own else "orchestrator"
+    return f"{place}.sampling.{name}", _value(before.get(name)), _value(after.get(name))
+
+
+def _value(text: str | None) -> str:
+    if text is None or text == "None":
+        return "not set"
+    return text.removeprefix("Some(").removesuffix(")") if text.startswith("Some(") else text

@@ -1,0 +1,1 @@
+"""The keys: one class a section, with type, bound, default and help of each key."""

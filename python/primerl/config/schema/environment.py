@@ -1,0 +1,433 @@
+"""Environments of a run, and what one env worker is told."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from primerl.config.schema.base import (
+    NAME_LENGTH,
+    NAME_PATTERN,
+    BadKeysError,
+    Count,
+    CountOrZero,
+    LargeCount,
+    Name,
+    Port,
+    Processes,
+    ProcessesOrZero,
+    RolloutLog,
+    Seconds,
+    Section,
+    Seed,
+    Settings,
+)
+from primerl.config.schema.rollouts import Algorithm
+from primerl.config.schema.services import Client, TailnetNode
+from primerl.process.setting_checks import LEAST_MEMORY_MB, MOST_COUNT, MOST_PORTS
+
+MemoryMb = Annotated[int, Field(ge=LEAST_MEMORY_MB, le=MOST_COUNT)]
+
+
+class Limits(Section):
+    """What one rollout may take. At a limit the model answers no more; what was sampled is scored, and trained as
+    `truncated_rollouts` says. An example may have lower ones of its own (docs/environments-seats.md)."""
+
+    time_s: Seconds | None = None
+    """Seconds since it was leased in which the model answers; below the environment's `rollout_s`, or
+    `timeouts.rollout_s`, at which it fails. No limit where it is left out."""
+    turns: Count | None = None
+    """Answers of the model, over all conversations of a rollout. No limit where it is left out."""
+    tokens: Count | None = None
+    """Tokens sampled, over all conversations of a rollout; `sampling.rollout_max_tokens` counts as well. No limit where
+    it is left out."""
+
+
+class Environment(Section):
+    """An environment, as the orchestrator needs it."""
+
+    id: str = Field(min_length=1)
+    """Name of the installed verifiers environment, for example `reverse-text`."""
+    name: Name | None = None
+    """Name in metrics, logs and files; the environment's id where it is left out."""
+
+    @model_validator(mode="after")
+    def _has_a_name(self) -> Self:
+        if len(self.label) > NAME_LENGTH or not re.match(NAME_PATTERN, self.label):
+            raise BadKeysError(
+                f"id ({self.id!r}) makes {self.label!r}, which cannot name metrics and files; set `name` to letters, "
+                "digits, '.', '_' and '-'",
+                "id",
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        return self.name or self.id.rsplit("/", 1)[-1].split("@", 1)[0]
+
+
+class Interpreter(Section):
+    """The Python that an environment's workers run with, where it is not the one that runs primerl: for verifiers of
+    another version, or packages that do not go together with others. One of the two keys is given."""
+
+    path: str | None = Field(default=None, min_length=1)
+    """A Python interpreter, or the folder of a virtualenv, in which the environment and its verifiers are installed."""
+    requirements: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None, min_length=1)
+    """What is installed into a virtualenv that primerl makes and keeps: requirements such as `verifiers<0.4` and
+    `my-env==1.2`, wheels, or folders of packages (`./my-env`)."""
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> Self:
+        if (self.path is None) == (self.requirements is None):
+            raise BadKeysError(
+                "python: give one of `path` (what you have installed) and `requirements` (to be installed)", "python"
+            )
+        for requirement in self.requirements or []:
+            if requirement.startswith("-"):
+                raise BadKeysError(
+                    f"python.requirements: {requirement!r} is an option of an installer; give requirements only, or "
+                    "install them yourself and give the virtualenv's `path`",
+                    "python.requirements",
+                )
+        return self
+
+
+def check_ports(first: int | None, workers: int, name: str) -> None:
+    """Raises ValueError where not each worker has one."""
+    last = (first or 0) + workers - 1
+    if first and last > MOST_PORTS:
+        raise BadKeysError(
+            f"metrics_port ({first}): the last of {name} ({workers}) would have port {last}; choose a lower one, or 0 "
+            "for any free ones",
+            "metrics_port",
+            name,
+        )
+
+
+class Workers(Section):
+    """What env workers of this machine run."""
+
+    python: Interpreter | None = None
+    taskset: Settings = {}
+    """The taskset's own settings, passed to the environment unchanged."""
+    harness: Settings = {}
+    """The harness that plays the environment's seat: `id` of an installed one, and its own settings; verifiers' chat
+    within the worker where it is left out. An environment of several seats takes it by seat, as
+    `args.<seat>.harness`."""
+    args: Settings = {}
+    """The environment's other settings, passed to it unchanged."""
+    num_workers: ProcessesOrZero = 1
+    """Worker processes started on this machine; 0 where all of them join from elsewhere (`primerl env-worker --join`),
+    for which the run waits (`timeouts.join_s`)."""
+    max_concurrent: Count = 128
+    """Rollouts one worker runs at the same time."""
+    memory_mb: MemoryMb | None = None
+    """Memory, in MiB, that a worker may allocate, and each process that its environment starts; above it they get
+    `MemoryError`. No limit where it is left out."""
+    cpus: Count | None = None
+    """Cores that a worker may run on, and each process that its environment starts (CPU affinity, Linux); a machine's
+    workers are spread over its cores. Where it has no more, all of them; no limit where it is left out."""
+    metrics_port: Port | None = None
+    """Serve Prometheus's `/metrics` on this port of the worker's machine, the next worker on the next one; 0: any free
+    ports, which the workers' logs tell. Off where it is left out."""
+
+    @model_validator(mode="after")
+    def _every_worker_has_a_port(self) -> Self:
+        check_ports(self.metrics_port, self.num_workers, "num_workers")
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the environment is built from: `args`, with those of taskset and harness by their names."""
+        named = {"taskset": self.taskset, "harness": self.harness}
+        return {**self.args, **{name: settings for name, settings in named.items() if settings}}
+
+    @model_validator(mode="after")
+    def _is_given_once(self) -> Self:
+        for name in ("taskset", "harness"):
+            if getattr(self, name) and name in self.args:
+                raise BadKeysError(f"{name} and args.{name} are both given; leave one of them out", name)
+        return self
+
+
+class TrainSource(Environment):
+    """An environment whose rollouts are trained on."""
+
+    ratio: float | None = Field(default=None, gt=0)
+    """Relative share of the groups that come from this environment; 1 where it is left out."""
+    max_retries: CountOrZero = 2
+    """How often a failed rollout is tried again before its group is dropped."""
+    algorithm: Algorithm | None = None
+    """How its rewards become advantages; the run's algorithm where it is left out."""
+    rollout_s: Seconds | None = None
+    """A rollout of it that has not ended after this long is cancelled and counts as failed; at most, and where it is
+    left out, `timeouts.rollout_s`."""
+    limits: Limits = Limits()
+
+
+class EvaluationSampling(Section):
+    """How evaluation rollouts are sampled."""
+
+    temperature: float = Field(default=0.0, ge=0, le=10)
+    """Sampling temperature; 0 is greedy."""
+    max_tokens: Count | None = None
+    """Longest completion of one turn, in tokens; as in training where it is left out."""
+    rollout_max_tokens: Count | None = None
+    """Tokens sampled in a whole rollout; as in training where it is left out."""
+
+
+class EvaluationSource(Environment):
+    """An environment that measures the policy and is never trained on."""
+
+    validates: Name | None = None
+    """Name of the training environment whose held out examples these are: results are told as `val/<name>`, in place of
+    `eval/<name>`."""
+    num_examples: Count | None = None
+    """Examples taken from the front of the list; all of them where it is left out."""
+    rollouts_per_example: Count = 1
+    """Rollouts of each example."""
+    interval: LargeCount | None = None
+    """Evaluate after every so many steps; only at the end (and the start) where it is left out."""
+    base_model: bool = True
+    """Also evaluate the weights training starts from."""
+    pass_threshold: float = Field(default=1.0, allow_inf_nan=False)
+    """A rollout with at least this reward has passed (pass@k)."""
+    sampling: EvaluationSampling = EvaluationSampling()
+    rollout_s: Seconds | None = None
+    """A rollout of it that has not ended after this long is cancelled and counts as failed; at most, and where it is
+    left out, `timeouts.rollout_s`."""
+    limits: Limits = Limits()
+    client: Client | None = None
+    """Who answers in place of the policy, as a baseline to compare with; the run's engines where it is left out."""
+
+    @model_validator(mode="after")
+    def _client_answers(self) -> Self:
+        if self.client is not None:
+            self.client.check_type("client", "openai_chat_completions")
+        return self
+
+
+class TrainEnvironment(TrainSource, Workers):
+    """An environment that is trained on, with its workers."""
+
+    held_out: CountOrZero = 0
+    """Examples at the front of its list, in the run's seeded order, that are never trained; `val` sets it. An
+    evaluation with the same id, settings and so many `num_examples` measures just these."""
+
+
+class EvaluationEnvironment(EvaluationSource, Workers):
+    """An environment that is measured, with its workers."""
+
+
+class Validation(Section):
+    """Validation: each training environment is also measured on examples that are never trained, as `val/<name>`."""
+
+    num_examples: Count | None = 64
+    """Examples of each environment: held out of its training examples, or, where `taskset` or `args` name another
+    split, that split's first ones."""
+    rollouts_per_example: Count = 1
+    """Rollouts of each example."""
+    interval: LargeCount = 5
+    """Validate after every so many steps, and at the end."""
+    base_model: bool = True
+    """Also validate the weights training starts from."""
+    pass_threshold: float = Field(default=1.0, allow_inf_nan=False)
+    """A rollout with at least this reward has passed (pass@k)."""
+    taskset: Settings = {}
+    """How tasksets call their validation split, such as `{ split = "eval" }`, over the settings of each training
+    environment. v1 has no word for a split, each taskset has a setting of its own. Nothing is held out then."""
+    args: Settings = {}
+    """The same of the environments' other settings."""
+    sampling: EvaluationSampling = EvaluationSampling()
+
+    @model_validator(mode="after")
+    def _holds_some_out(self) -> Self:
+        if self.num_examples is None and not self.has_split:
+            raise BadKeysError(
+                "num_examples is all of them, but all would then be held out, and none is left to train on; give how "
+                'many, or name the validation split in taskset, such as { split = "eval" }',
+                "num_examples",
+            )
+        return self
+
+    @property
+    def has_split(self) -> bool:
+        """The tasksets have a split for it."""
+        return bool(self.taskset or self.args)
+
+    def of(self, trained: TrainEnvironment) -> EvaluationEnvironment:
+        """The evaluation that validates one training environment."""
+        found: EvaluationEnvironment = EvaluationEnvironment.model_validate(
+            {
+                **{name: getattr(trained, name) for name in Workers.model_fields if name != "metrics_port"},
+                **self.model_dump(
+                    include={"rollouts_per_example", "interval", "base_model", "pass_threshold", "sampling"}
+                ),
+                "id": trained.id,
+                "name": validation_label(trained.label),
+                "validates": trained.label,
+                "rollout_s": trained.rollout_s,
+                "limits": trained.limits,
+                "num_examples": self.num_examples,
+                "taskset": trained.taskset | self.taskset,
+                "args": trained.args | self.args,
+            }
+        )
+        return found
+
+
+def validation_label(label: str) -> str:
+    """Name of the evaluation that validates a training environment."""
+    return f"{label}-val"
+
+
+def evaluation_label(label: str) -> str:
+    """Name of an evaluation environment whose own name a training environment has."""
+    return f"{label}-eval"
+
+
+class TrainEnvironments(Section):
+    """What is trained on."""
+
+    env: list[TrainEnvironment] = Field(min_length=1)
+    """Training environments, at least one."""
+
+
+class EvaluationEnvironments(Section):
+    """What is measured."""
+
+    env: list[EvaluationEnvironment] = []
+    """Evaluation environments."""
+
+
+class JoinedSettings(Section):
+    """What env workers that join are told (`primerl env-worker --join`)."""
+
+    args: Settings = {}
+    """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
+    seed: Seed = 0
+    """Seed of the order of examples."""
+    max_concurrent: Count = 128
+    """Rollouts one worker runs at the same time."""
+    memory_mb: MemoryMb | None = None
+    """Memory, in MiB, that a worker may allocate, and each process that its environment starts."""
+    cpus: Count | None = None
+    """Cores that a worker may run on, and each process that its environment starts."""
+    held_out: CountOrZero = 0
+    """Examples at the front of the list that are left out."""
+    log: RolloutLog = RolloutLog()
+    variables: list[str] = []
+    """Names of the variables that the run's own workers get; their values are not sent."""
+    local_workers: CountOrZero = 0
+    """Workers that the run has of its own: others are compared with them."""
+
+
+class ServedTrainSource(TrainSource):
+    """An environment whose rollouts are trained on."""
+
+    worker: Settings = {}
+    """What env workers that join are told, as the launcher writes it; the orchestrator only passes it on."""
+
+
+class ServedEvaluationSource(EvaluationSource):
+    """An environment that measures the policy and is never trained on."""
+
+    worker: Settings = {}
+    """What env workers that join are told, as the launcher writes it; the orchestrator only passes it on."""
+
+
+class TrainSources(Section):
+    """What is trained on."""
+
+    env: list[ServedTrainSource] = []
+    """Training environments: at least one, unless max_steps is 0."""
+
+
+class EvaluationSources(Section):
+    """What is measured."""
+
+    env: list[ServedEvaluationSource] = []
+    """Evaluation environments."""
+
+
+class EnvWorkerConfig(Section):
+    """One env worker process (`primerl env-worker @ file`). Workers for a run on another machine: `primerl env-worker
+    --join URL --env NAME`, whose keys `primerl env-worker --join --help` shows."""
+
+    orchestrator_url: str = Field(min_length=1)
+    """URL of the run's orchestrator."""
+    environment: Name
+    """Name of the environment in the run."""
+    role: Literal["train", "eval"] = "train"
+    """Whether its rollouts are trained on."""
+    worker_name: str = ""
+    """Unique name of this process; made from host and process id where it is left out."""
+    id: str = Field(min_length=1)
+    """Name of the installed verifiers environment."""
+    args: Settings = {}
+    """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
+    seed: Seed = 0
+    """Seed of the order of examples; the same in all workers of an environment."""
+    held_out: CountOrZero = 0
+    """Examples at the front of the list that are left out; the same in all workers of an environment."""
+    max_concurrent: Count = 128
+    """Rollouts run at the same time."""
+    memory_mb: MemoryMb | None = None
+    """Memory, in MiB, that the process may allocate, and each process that the environment starts."""
+    cpus: Count | None = None
+    """Cores that the process may run on, and each process that the environment starts (CPU affinity, Linux)."""
+    first_cpu: CountOrZero = 0
+    """Which of the machine's cores these begin with, in their order, from 0 and around: workers of one machine are
+    spread over it."""
+    unreachable_s: Seconds = 60.0
+    """Give up after the orchestrator did not answer for this long."""
+    limits: Limits = Limits()
+    log: RolloutLog = RolloutLog()
+    metrics_port: Port | None = None
+    """Serve Prometheus's `/metrics` on this port of this machine; 0: any free one, which the log tells. Off where it is
+    left out."""
+    tailnet: TailnetNode | None = None
+    """The node of a tailnet that the worker is, with TAILSCALE_AUTH_KEY of its environment; none where it is left
+    out."""
+
+
+class JoinConfig(Section):
+    """Env workers of this machine for a run on another one (`primerl env-worker --join URL --env NAME`)."""
+
+    join: str
+    """URL of the run's orchestrator, `http://host:port`, as this machine reaches it; the run's key is read from
+    `PRIMERL_API_KEY`."""
+    env: Name
+    """Name of the environment in the run."""
+    role: Literal["train", "eval"] | None = None
+    """Whether its rollouts are trained on; what the run says where it is left out."""
+    workers: Processes = 1
+    """Worker processes."""
+    python: Interpreter | None = None
+    max_concurrent: Count | None = None
+    """Rollouts one worker runs at the same time; the run's where it is left out."""
+    memory_mb: MemoryMb | None = None
+    """Memory, in MiB, that a worker may allocate, and each process that its environment starts; the run's where it is
+    left out."""
+    cpus: Count | None = None
+    """Cores of this machine that a worker may run on, and each process that its environment starts; the run's where it
+    is left out."""
+    fork_server: bool = True
+    """Fork the workers from a server that imports their libraries once for all of them (Linux); without, each imports
+    them itself."""
+    wait_s: Seconds = 300.0
+    """How long the orchestrator may be away (not up yet, or being restarted) before the workers give up."""
+    log_dir: str = Field(default="logs", min_length=1)
+    """Folder of the workers' logs, `envs/<role>/<env>/env_worker_<n>.log` in it."""
+    env_files: list[str] = []
+    """Files of variables (`NAME=value` lines) that the workers get in their environment; the run's are not sent."""
+    metrics_port: Port | None = None
+    """Serve Prometheus's `/metrics` on this port, the next worker on the next one; 0: any free ones, which the logs
+    tell. Off where it is left out."""
+
+    @model_validator(mode="after")
+    def _every_worker_has_a_port(self) -> Self:
+        check_ports(self.metrics_port, self.workers, "workers")
+        return self

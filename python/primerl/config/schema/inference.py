@@ -1,0 +1,86 @@
+"""Inference engines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from primerl.config.schema.base import Log, Name, Port, Seconds, Section, Seed, Settings, Threads
+from primerl.config.schema.trainer import EngineLora
+from primerl.inference import backends
+from primerl.process.setting_checks import MOST_COUNT, MOST_LARGE_COUNT
+
+Backend = Annotated[str, AfterValidator(backends.check_name)]
+DEVICE_PATTERN = r"^(auto|cpu|cuda(:[0-9]{1,3})?)$"
+# More than any engine decodes at a time, and than the orchestrator takes connections.
+MOST_NUM_SEQS = 65_536
+
+
+class InferenceSettings(Section):
+    """The inference engine."""
+
+    backend: Backend = "auto"
+    """`vllm`: vLLM's server; `torch`: the embedded engine, for laptops and tests; `auto`: vLLM where there is a CUDA
+    GPU and vLLM is installed, else the embedded engine. Any other: a backend of your own, by its entry point's name or
+    as `module:Class`."""
+    python: str | None = None
+    """Interpreter of the environment that vLLM is installed in, where it is not the one that runs primerl."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: Port = 0
+    """Port to listen on; 0 takes a free one."""
+    max_model_len: Annotated[int, Field(ge=2, le=MOST_COUNT)] | None = None
+    """Longest prompt and completion together, in tokens; in `primerl rl` the run's seq_len where it is left out."""
+    max_num_seqs: Annotated[int, Field(gt=0, le=MOST_NUM_SEQS)] = 128
+    """Requests that are decoded at the same time."""
+    kv_cache_tokens: Annotated[int, Field(ge=2, le=MOST_LARGE_COUNT)] | None = None
+    """Tokens the KV cache holds; where it is left out enough for max_num_seqs, of vLLM on a GPU what vLLM takes."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Number format of weights and activations; float32, of vLLM on a GPU bfloat16, where it is left out."""
+    device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "cpu"
+    """Where the embedded engine computes: `cpu`; `cuda`, the first GPU that it sees, or `cuda:<n>`, counted from 0;
+    `auto`, the first GPU where there is one. The default is `cpu` on any machine, since the trainer takes GPUs from the
+    first one on, and a GPU that both use has to have memory for both. vLLM chooses its device itself."""
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
+    """Log-probabilities before or after temperature and the other sampling settings; what the run needs where it is
+    left out: after them if it samples at a temperature other than 1 or may truncate, else before."""
+    threads: Annotated[Threads, Field(ge=1)] = 1
+    """CPU threads of the model."""
+    vllm: Settings = {}
+    """vLLM's own options, by their long names without dashes (docs/vllm.md); those that are primerl's are refused."""
+    options: Settings = {}
+    """Options of a backend of your own, which checks them."""
+    log: Log = Log()
+
+    @model_validator(mode="after")
+    def _are_the_backends_options(self) -> Self:
+        backends.check_options(self.backend, self.options, {"vllm": self.vllm})
+        return self
+
+
+class EngineModel(Section):
+    """The model, as the engine needs it."""
+
+    path: str
+    """Model folder."""
+    name: str | None = None
+    """Name under which it is served; the folder's name where it is left out."""
+
+
+class InferenceConfig(InferenceSettings):
+    """One inference process (`primerl inference @ file`)."""
+
+    model: EngineModel
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
+    """Log-probabilities before or after temperature and the other sampling settings."""
+    seed: Seed = 0
+    """Seed of sampling."""
+    lora: EngineLora | None = None
+    start_s: Seconds = 300.0
+    """Time until the engine has generated a token, in seconds; in `primerl rl` the run's timeouts.start_s."""
+    join: str | None = None
+    """URL of an orchestrator to join once the engine is ready."""
+    join_as: Name | None = None
+    """Name to join by: when the engine is started again, by the same name and at whatever port, it takes its old place
+    in the run."""

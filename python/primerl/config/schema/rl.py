@@ -1,0 +1,272 @@
+"""`primerl rl`: one file for the whole run."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from primerl.config.errors.foreign_keys import PRIME_RL, Names
+from primerl.config.schema.base import (
+    BadKeysError,
+    Count,
+    CountOrZero,
+    LargeCount,
+    Log,
+    Name,
+    ProcessesOrZero,
+    Seconds,
+    Section,
+    Seed,
+    check_dry_run,
+)
+from primerl.config.schema.inference import InferenceSettings
+from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
+from primerl.config.schema.orchestrator import OrchestratorSettings
+from primerl.config.schema.services import Store, Tailscale
+from primerl.config.schema.trainer import Checkpoints, TrainerSettings
+
+
+class Model(Section):
+    """The model that is trained and sampled from."""
+
+    path: str
+    """Model folder (config.json, weights, tokenizer.json and a chat template), or a name of the hub (`owner/name`),
+    which is looked for in this machine's cache, and downloaded where it is not there."""
+    name: Name | None = None
+    """Name under which environments see the model; the folder's, or the hub's, where it is left out."""
+
+
+class RunInference(InferenceSettings):
+    """The inference engines of the run."""
+
+    replicas: ProcessesOrZero = 1
+    """Engines started on this machine; 0 where all of orchestrator.engines run elsewhere."""
+
+
+class RunTrainer(TrainerSettings):
+    """The trainer of the run."""
+
+    wandb: TrainerWandb = TrainerWandb()
+
+
+class RunOrchestrator(OrchestratorSettings):
+    """Rollouts, batches and their order."""
+
+    wandb: OrchestratorWandb = OrchestratorWandb()
+    prime_monitor: PrimeMonitor | None = None
+    """Tell the Prime platform of the run, trainer and all."""
+
+
+class RunTimeouts(Section):
+    """How long the launcher waits, in seconds, before it stops the run and says what is missing."""
+
+    check_s: Seconds = 300.0
+    """Until the environments are imported, and the orchestrator has checked its config, before anything is started."""
+    install_s: Seconds = 1800.0
+    """Until the requirements of an environment (`python.requirements`) are installed, before that."""
+    start_s: Seconds = 300.0
+    """Until engines are ready, env workers have registered and the trainer has reported; env workers import their
+    environments in it, so as long as `check_s`."""
+    join_s: Seconds = 600.0
+    """Until env workers have joined from elsewhere, of each environment with `num_workers = 0`."""
+    no_progress_s: Seconds = 600.0
+    """Longest time in which no rollout ends and no step is trained, or in which no group has a signal while the trainer
+    waits."""
+    stop_s: Seconds = 10.0
+    """Time a process has to end by itself before it is killed."""
+
+
+class RLConfig(Monitored):
+    """Asynchronous reinforcement learning: orchestrator, inference, env workers and trainer on this machine."""
+
+    foreign_keys: ClassVar[Names] = PRIME_RL
+
+    output_dir: str = Field(default="outputs/rl", min_length=1)
+    """Folder of the run: logs, metrics, weights. Where it is left out, a new one in outputs/rl, named by time and
+    environment."""
+    max_steps: LargeCount
+    """Steps to train."""
+    seq_len: Count = 2048
+    """Longest sequence and micro-batch, in tokens; where it is left out, no more than the model can attend to."""
+    seed: Seed = 0
+    """Seed of the order of examples, of adapters and of sampling by primerl's own engine. Which policy answers a
+    request depends on time unless `max_async_level` is 0."""
+    clean_output_dir: bool = False
+    """Delete what an earlier run left in output_dir."""
+    skip_event: LargeCount | None = None
+    """Leave this event out of the journal of the run in output_dir, from this start on: one that cannot be played back
+    would be refused at every start, with a message that names it. What it said is lost to the run."""
+    dry_run: bool = False
+    """Check everything and write the resolved configs, but start nothing and delete nothing (refused beside
+    clean_output_dir); where output_dir holds a run, that run's configs stay and none are written."""
+    restarts: CountOrZero = 5
+    """How often a process that was killed (by the kernel for want of memory, say) is started again within ten minutes;
+    the trainer only where it saves checkpoints (`ckpt.interval`), an env worker also where it exited by itself once it
+    had begun to work."""
+    fork_server: bool = True
+    """Fork env workers, engine and trainer of this machine from servers that import their libraries once for all
+    of them (Linux); without, each process imports them itself."""
+    keep_broadcasts: bool = False
+    """Keep the weights and the batch of every step, which `primerl verify` needs."""
+    env_files: list[str] = []
+    """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
+    no other process does (but the monitors', WANDB_API_KEY), and no config and no log has them. Of a name that two
+    files have, the later one counts. Relative paths are looked for beside the file that names them, then in the working
+    directory."""
+    tailscale: Tailscale = Tailscale()
+    model: Model
+    checkpoint_id: str | None = Field(default=None, min_length=1)
+    """Begin from the weights or the adapter of another run in the store: `RUN`, `RUN/step_N` or `RUN/KIND/step_N`
+    (docs/runs.md); the model has to be the one that run began with."""
+    store: Store | None = None
+    """Copies of checkpoints and weights; none are made where it is left out."""
+    ckpt: Checkpoints | None = None
+    """The same as `trainer.ckpt`, by the name that `primerl sft` has for it."""
+    log: Log = Log()
+    """Of all processes that have no `log.level` of their own."""
+    trainer: RunTrainer = RunTrainer()
+    orchestrator: RunOrchestrator
+    inference: RunInference = RunInference()
+    timeouts: RunTimeouts = RunTimeouts()
+
+    @model_validator(mode="after")
+    def _is_dry_or_cleans(self) -> Self:
+        check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
+        return self
+
+    @model_validator(mode="after")
+    def _has_something_to_skip(self) -> Self:
+        if self.clean_output_dir and self.skip_event is not None:
+            raise BadKeysError(
+                "clean_output_dir deletes the journal that skip_event is about; leave one of the two out",
+                "clean_output_dir",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _loss_of_the_mode(self) -> Self:
+        """Weights of the loss that are left out follow from the training mode."""
+        mode, loss = self.orchestrator.training_mode, self.trainer.loss
+        own = {"rl": "rl_weight", "opd": "ref_kl_weight", "sft": "ce_weight"}[mode]
+        names = ("rl_weight", "ce_weight", "ref_kl_weight")
+        usual = {name: 1.0 if name == own else 0.0 for name in names if name not in loss.model_fields_set}
+        given, loss = loss, loss.model_copy(update=usual)
+        without = {"rl": ("ref_kl_weight",), "opd": (), "sft": ("rl_weight", "ref_kl_weight")}
+        for name in without[mode]:
+            if getattr(loss, name):
+                raise BadKeysError(
+                    f'trainer.loss.{name} is set, but with orchestrator.training_mode "{mode}" no token has such a '
+                    "loss; leave it out",
+                    f"trainer.loss.{name}",
+                )
+        if loss.entropy_weight and not loss.rl_weight:
+            raise BadKeysError(
+                "trainer.loss.entropy_weight is set, but rl_weight is 0; the bonus is over the rl tokens",
+                "trainer.loss.entropy_weight",
+            )
+        if mode != "rl" and not getattr(loss, own):
+            raise BadKeysError(
+                f'trainer.loss.{own} is 0, but it is what orchestrator.training_mode "{mode}" trains; leave it out',
+                f"trainer.loss.{own}",
+            )
+        if loss != given:
+            self.trainer = self.trainer.model_copy(update={"loss": loss})
+        return self
+
+    @model_validator(mode="after")
+    def _one_place_for_checkpoints(self) -> Self:
+        if self.ckpt is None:
+            return self
+        if self.trainer.ckpt not in (None, self.ckpt):
+            raise BadKeysError(
+                "ckpt and trainer.ckpt are the same settings, and both are given; leave one of them out", "ckpt"
+            )
+        self.trainer = self.trainer.model_copy(update={"ckpt": self.ckpt})
+        self.trainer.check_adapter()
+        return self
+
+    @model_validator(mode="after")
+    def _has_something_to_go_back_to(self) -> Self:
+        ckpt = self.trainer.ckpt
+        if self.clean_output_dir and ckpt is not None and ckpt.resume_step is not None:
+            raise BadKeysError(
+                "clean_output_dir deletes the checkpoint that ckpt.resume_step names; leave one of the two out",
+                "clean_output_dir",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_what_engines_still_load(self) -> Self:
+        """So many newer versions may be published while an engine (or an evaluation) is at an older one."""
+        needed, weights = self.orchestrator.max_async_level + 2, self.trainer.weights
+        if weights.keep_last >= needed:
+            return self
+        if "keep_last" in weights.model_fields_set:
+            raise BadKeysError(
+                f"trainer.weights.keep_last ({weights.keep_last}) must be at least orchestrator.max_async_level + 2 "
+                f"({needed}): weights that an engine has yet to load would be deleted; raise it, or leave it out",
+                "trainer.weights.keep_last",
+            )
+        weights = weights.model_copy(update={"keep_last": needed})
+        weights.model_fields_set.discard("keep_last")  # nobody gave it
+        self.trainer = self.trainer.model_copy(update={"weights": weights})
+        return self
+
+    @model_validator(mode="after")
+    def _logprobs_are_of_what_is_sampled(self) -> Self:
+        sampling = self.orchestrator.sampling
+        if self.inference.replicas and self.inference.logprobs_mode == "raw_logprobs" and not sampling.is_plain:
+            raise BadKeysError(
+                "inference.logprobs_mode is raw_logprobs, but with orchestrator.sampling.temperature "
+                f"{sampling.temperature} and truncated {sampling.truncated!r} rollouts are not sampled from the "
+                "model's own distribution, but the trainer needs log-probabilities of what they are sampled from: "
+                "leave it out",
+                "inference.logprobs_mode",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        longest = self.orchestrator.sampling.max_tokens
+        if longest >= self.seq_len:
+            raise BadKeysError(
+                f"orchestrator.sampling.max_tokens ({longest}) must be below seq_len ({self.seq_len}), "
+                "which holds the prompt too; lower one or raise the other",
+                "orchestrator.sampling.max_tokens",
+                "seq_len",
+            )
+        context = self.inference.max_model_len
+        if context is not None and longest >= context:
+            raise BadKeysError(
+                f"orchestrator.sampling.max_tokens ({longest}) must be below inference.max_model_len ({context}), "
+                "which holds the prompt too; lower one or raise the other",
+                "orchestrator.sampling.max_tokens",
+                "inference.max_model_len",
+            )
+        cache, context = self.inference.kv_cache_tokens, context or self.seq_len
+        if cache is not None and cache < context:
+            raise BadKeysError(
+                f"inference.kv_cache_tokens ({cache}) does not hold one sequence of {context} tokens; "
+                "raise it, or lower inference.max_model_len",
+                "inference.kv_cache_tokens",
+            )
+        if self.inference.replicas == 0 and not self.orchestrator.engines:
+            raise BadKeysError(
+                "inference.replicas is 0 and orchestrator.engines names no engine; set one of them (engines of "
+                'other machines are named there, as in ["http://node:8001"])',
+                "inference.replicas",
+            )
+        if self.inference.replicas > 1 and self.inference.port:
+            raise BadKeysError(
+                f"inference.port ({self.inference.port}) cannot be shared by "
+                f"{self.inference.replicas} replicas; set it to 0",
+                "inference.port",
+            )
+        if self.inference.replicas and self.inference.port and self.inference.port == self.orchestrator.port:
+            raise BadKeysError(
+                f"inference.port and orchestrator.port are both {self.inference.port}; choose another for one of them, "
+                "or 0 for any free one",
+                "inference.port",
+            )
+        return self

@@ -1,0 +1,161 @@
+"""How rollouts are drawn, sampled and admitted, and how rewards become advantages.
+
+The formulas and their papers are in `rust/primerl-core/src/algorithm.rs`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from primerl.config.schema.base import BadKeysError, Count, Fraction, Seconds, Section, Seed, Settings
+
+
+class Algorithm(Section):
+    """How rewards become advantages."""
+
+    type: Literal["grpo", "dr_grpo", "rloo", "maxrl", "reinforce_plus_plus", "custom"] = "grpo"
+    """`grpo`: reward minus the mean of its group (arXiv:2402.03300). `dr_grpo`: the same, normalised by a constant
+    length (arXiv:2503.20783). `rloo`: minus the mean of the others (arXiv:2402.14740). `maxrl`: (reward - mean) / mean,
+    for rewards of at least 0 (arXiv:2602.02710). `reinforce_plus_plus`: normalised over the whole batch
+    (arXiv:2501.03262). `custom`: the function that `path` names."""
+    normalize_std: bool = False
+    """`grpo` only: also divide by the standard deviation of the group."""
+    length_normalization: Literal["token", "sequence", "constant"] | None = None
+    """What weighs the same in a step's loss: every `token`, every `sequence` (GRPO's 1/|o|), or every token by a weight
+    that does not depend on the batch's lengths (`constant`: 1 / `seq_len` a token, the mean over sequences). Where it
+    is left out: `constant` for `dr_grpo`, `token` for the others."""
+    shuffle_advantages: bool = False
+    """Negative control: permute the advantages over the whole batch, so that nothing can be learnt."""
+    path: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
+    """`custom` only: the function, as `module:function`; see `primerl.advantages`."""
+    timeout_s: Seconds = 60.0
+    """`custom` only: a group is dropped when the function has not answered for this long."""
+
+    @model_validator(mode="after")
+    def _fits_the_type(self) -> Self:
+        if self.normalize_std and self.type != "grpo":
+            raise BadKeysError(
+                "normalize_std divides GRPO's advantages and no other type's; leave it false", "normalize_std"
+            )
+        if (self.type == "custom") != (self.path is not None):
+            raise BadKeysError('path names the function of type = "custom"; set both or neither', "path")
+        if self.type == "custom" and self.shuffle_advantages:
+            raise BadKeysError(
+                "shuffle_advantages cannot exchange advantages of single tokens; shuffle them in your function",
+                "shuffle_advantages",
+            )
+        return self
+
+    @property
+    def is_relative(self) -> bool:
+        """An advantage compares a rollout with the others of its group."""
+        return self.type not in ("reinforce_plus_plus", "custom")
+
+
+class Sampling(Section):
+    """How training rollouts are sampled."""
+
+    temperature: float = Field(default=1.0, ge=0.001, le=10)
+    """Sampling temperature; the trainer divides its logits by the same number."""
+    max_tokens: Count = 512
+    """Longest completion of one turn, in tokens."""
+    rollout_max_tokens: Count | None = None
+    """Tokens sampled in a whole rollout, over all its turns; no bound where it is left out. A rollout that has used
+    them up ends as at the model's longest context, and is scored."""
+    truncated: Literal["refuse", "replay"] = "refuse"
+    """Training rollouts that leave tokens out before sampling, by the three keys below or by their own requests:
+    refused, or recorded and replayed by the trainer, which leaves out the same of its own (see
+    `primerl.train.loss.truncation`; a training loop of your own has to do that itself)."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Keeps the most likely tokens that have this share of the probability; 1 keeps all."""
+    top_k: int = Field(default=0, ge=-1, lt=2**31)
+    """Keeps so many of the most likely tokens; 0 keeps all."""
+    min_p: Fraction = 0.0
+    """Keeps tokens at least this likely, as a share of the most likely one's probability; 0 keeps all."""
+    chat_template_kwargs: Settings = {}
+    """Variables of the chat template in every rollout, also of evaluations, such as `{ enable_thinking = false }`. Of
+    one that a request names itself, the request's value counts."""
+
+    @model_validator(mode="after")
+    def _truncated_as_told(self) -> Self:
+        if self.truncated == "refuse":
+            for name, neutral in {"top_p": 1.0, "top_k": 0, "min_p": 0.0}.items():
+                value = getattr(self, name)
+                if value != neutral and not (name == "top_k" and value == -1):
+                    raise BadKeysError(
+                        f"{name} ({value}) changes the distribution the trainer assumes; leave it at {neutral}, or set "
+                        'truncated to "replay", with which the trainer leaves out the same tokens',
+                        name,
+                    )
+        return self
+
+    @property
+    def is_plain(self) -> bool:
+        """Every training rollout is sampled from the model's own distribution."""
+        return self.temperature == 1.0 and self.truncated == "refuse"
+
+
+class Buffer(Section):
+    """Which example comes next, by how hard it was. Names and defaults are those of Prime Intellect's hosted form."""
+
+    online_difficulty_filtering: bool = False
+    """Draw by difficulty, and do not train groups whose rewards are all equal. Off: all are drawn and trained."""
+    easy_threshold: float = 0.8
+    """An example is easy when the mean reward of its last group is at least this."""
+    hard_threshold: float = 0.2
+    """An example is hard when the mean reward of its last group is at most this."""
+    easy_fraction: Fraction = 0.0
+    """Weight of an easy example in the draw, where a normal one has 1; 0 is never, as long as there are others."""
+    hard_fraction: Fraction = 0.0
+    """Weight of a hard example in the draw, where a normal one has 1; 0 is never, as long as there are others."""
+    env_ratios: list[Annotated[float, Field(gt=0)]] | None = None
+    """One number for each training environment, in order, in place of their `ratio`."""
+    seed: Seed | None = None
+    """Seed of the order of examples; the run's where it is left out."""
+
+    @model_validator(mode="after")
+    def _hard_below_easy(self) -> Self:
+        if self.hard_threshold >= self.easy_threshold:
+            raise BadKeysError(
+                f"hard_threshold ({self.hard_threshold}) must be below easy_threshold ({self.easy_threshold}): an "
+                "example would be both; lower the first or raise the second",
+                "hard_threshold",
+                "easy_threshold",
+            )
+        return self
+
+
+class Admission(Section):
+    """How many rollouts may be in flight, as far as the engines are concerned."""
+
+    limit: Literal["adaptive", "fixed"] = "adaptive"
+    """`adaptive`: an engine's limit follows the load it reports; `fixed`: it stays at `start_per_engine`."""
+    start_per_engine: Count = 256
+    """Rollouts in flight an engine is trusted with before it has reported its load."""
+    min_per_engine: Count = 8
+    """The adaptive limit never goes below."""
+    max_per_engine: Count = 4096
+    """The adaptive limit never goes above."""
+    kv_cache_target: float = Field(default=0.9, gt=0, le=1)
+    """Share of an engine's KV cache above which it counts as full."""
+    increase: Count = 16
+    """Rollouts added to an engine's limit by a report that finds room while the limit is what holds back."""
+    decrease_factor: float = Field(default=0.8, gt=0, lt=1)
+    """What the limit of a full engine is multiplied by."""
+    evaluation_share: float = Field(default=0.5, gt=0, lt=1)
+    """Share of the rollouts in flight that evaluations may have, and that is kept free for them, while training goes
+    on; where no training may start they may have all."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.min_per_engine <= self.start_per_engine <= self.max_per_engine:
+            raise BadKeysError(
+                f"start_per_engine ({self.start_per_engine}) must lie between min_per_engine ({self.min_per_engine}) "
+                f"and max_per_engine ({self.max_per_engine}); move one of them",
+                "start_per_engine",
+                "min_per_engine",
+                "max_per_engine",
+            )
+        return self
