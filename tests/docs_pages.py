@@ -14,7 +14,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHELL = ("", "sh", "bash", "console")
 """Languages of blocks that hold commands. Other text is labelled `text`."""
-LANGUAGES = (*SHELL, "text", "toml", "json", "python", "ini", "yaml", "jinja")
+LANGUAGES = (*SHELL, "text", "toml", "json", "python", "ini", "yaml", "jinja", "mermaid")
 MARKS = ("not run", "run by", "trains with", "fragment of")
 FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- *([^:>]+?): *(.*?) *-->", re.DOTALL)
