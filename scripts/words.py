@@ -40,7 +40,7 @@ class Phrase:
 PHRASES = [
     Phrase(r"\b(?:go|goes|going|gone|went) on(?! (?:an?|the|its|each|every|disk|top|[GC]PUs?)\b)", "continue, resume"),
     Phrase(r"\bnobody(?:'s)?\b", "no one, unused, no such"),
-    Phrase(r"\b(?:is|are|was|were|be|been|being) (?:told|said)\b", "is reported, is logged, prints a warning"),
+    Phrase(r"\b(?:is|are|was|were|be|been|being) (?:told|said)\b(?! apart\b)", "is reported, is logged, prints a warning"),
     Phrase(r"\b(?:tells?|told) of\b", "reports, shows"),
     Phrase(r"\b(?:hears?|heard) of\b", "heartbeat from, receives"),
     Phrase(r"\bbeside\b", "next to, alongside, in addition to, in the folder of"),
