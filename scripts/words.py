@@ -22,6 +22,14 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CHECKED = [
+    "CONTRIBUTING.md",
+    "README.md",
+    "SECURITY.md",
+    "docs",
+    "examples/reverse-classic/README.md",
+    "examples/reverse-text/README.md",
+    "examples/sort-letters/README.md",
+    "fuzz/README.md",
     "scripts/words.py",
 ]
 # Generated from docstrings that are not clean yet, and the page of the current state.
@@ -40,7 +48,7 @@ class Phrase:
 PHRASES = [
     Phrase(r"\b(?:go|goes|going|gone|went) on(?! (?:an?|the|its|each|every|disk|top|[GC]PUs?)\b)", "continue, resume"),
     Phrase(r"\bnobody(?:'s)?\b", "no one, unused, no such"),
-    Phrase(r"\b(?:is|are|was|were|be|been|being) (?:told|said)\b(?! apart\b)", "is reported, is logged, prints a warning"),
+    Phrase(r"\b(?:is|are|was|were|be|been|being) (?:told|said)\b(?! apart\b)", "is reported, logs, warns"),
     Phrase(r"\b(?:tells?|told) of\b", "reports, shows"),
     Phrase(r"\b(?:hears?|heard) of\b", "heartbeat from, receives"),
     Phrase(r"\bbeside\b", "next to, alongside, in addition to, in the folder of"),
