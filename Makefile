@@ -61,10 +61,11 @@ test-long: tested .make/classic .make/vllm ## run what CI leaves out: long tests
 	$(PYTEST) -m "long or vllm"
 
 check-format: .make/ruff
-	@echo "== rustfmt, ruff"
+	@echo "== rustfmt, ruff, words"
 	cargo fmt --all --check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/words.py
 
 # pyo3's build script asks the interpreter of VIRTUAL_ENV, so whatever compiles Rust needs the environment first.
 check-rust: | .make/venv

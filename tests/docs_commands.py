@@ -28,16 +28,16 @@ from primerl.config.schema.sft import SFTConfig
 
 TIMEOUT_S = 400
 SECRET = "the-value-of-a-secret"
-# Read by `primerl NAME @ FILE`, beside rl, run and sft.
+# Config classes of `primerl NAME @ FILE`, in addition to rl, run and sft.
 SCHEMAS = {
     "inference": "primerl.config.schema.inference:InferenceConfig",
     "trainer": "primerl.config.schema.trainer:TrainerConfig",
     "orchestrator": "primerl.config.schema.orchestrator:OrchestratorConfig",
     "env-worker": "primerl.config.schema.environment:EnvWorkerConfig",
 }
-# Programs that are run as they are, by bash.
+# Programs that bash runs unchanged.
 TOOLS = {"cat", "cp", "head", "ls", "mkdir", "primerl", "primerl-orchestrate", "python", "tail"}
-# What pip may be told to install: a clone or the wheel, with extras.
+# Arguments that pip may install: a clone or the wheel, with extras.
 OURS = re.compile(r"(?:\.|[^\[]*primerl-[^\[]*\.whl\)?)(?:\[([\w,]+)\])?")
 OPERATORS = ("|", ">", "<", ";", "&", "$(", "`")
 
@@ -51,7 +51,7 @@ class Reader:
     programs: Path
     """Holds `primerl` and `python`, of this source tree."""
     live: Callable[[], Path]
-    """A run that goes on."""
+    """An active run."""
     environment: dict[str, str]
     installed: Path
     """Where `pip install -e` puts packages."""
@@ -73,7 +73,7 @@ class Reader:
                 self.parse(command)
 
     def parse(self, command: Command) -> None:
-        """Of a command that is not run: as much as can be told from its words."""
+        """Checks the words of a command that is not run."""
         if not command.is_primerl:
             return
         name, *arguments = command.words[1:]
@@ -122,7 +122,7 @@ class Reader:
             if "trains with" in block.marks and "--dry-run" not in arguments:
                 return self._shell(command, trained(command))
             if "--dry-run" not in arguments:
-                # Where no run has been, so that none is gone on with, or in the way.
+                # A folder without a run, so that none is resumed, or in the way.
                 words = [word for word in arguments if word not in (*DETACH, "--clean-output-dir")]
                 arguments = [*words, "--dry-run", "--output-dir", "outputs/dry-run"]
         elif arguments[0] == "simulate" and "@" in arguments:
@@ -143,7 +143,7 @@ class Reader:
         assert code == 0, f"{command}: exit code {code}\n{output}"
 
     def _install(self, command: Command) -> None:
-        """A package of the page's own is built and installed; one of a registry has to be a requirement of ours."""
+        """Builds and installs a package of the page; one of a registry has to be an extra of this project."""
         option, *wanted = command.words[2:]
         if option == "-e":
             # Nothing is fetched, and this environment is not changed.
@@ -177,7 +177,7 @@ class Reader:
         return {**os.environ, **self.environment, "PATH": path, "PYTHONPATH": source}
 
     def _until_it_speaks(self, command: Command) -> None:
-        """Of what goes on until it is interrupted: up to its first line."""
+        """Runs a command that serves until it is interrupted, up to its first line."""
         port = "--port 0" if "--port" in command.words else ""
         process = subprocess.Popen(
             ["bash", "-c", f"exec {command.line} {port}"],
@@ -195,7 +195,7 @@ class Reader:
                 assert process.stdout.readline().strip(), f"{command}: not a word within {TIMEOUT_S} s"
             finally:
                 hangs.cancel()
-                with contextlib.suppress(ProcessLookupError):  # it has ended, which is for the assertion to tell
+                with contextlib.suppress(ProcessLookupError):  # it has ended, which the assertion reports
                     os.killpg(process.pid, signal.SIGTERM)
 
 
@@ -207,7 +207,7 @@ def trains(arguments: list[str]) -> bool:
 
 
 def serves(arguments: list[str]) -> bool:
-    """Whether a command goes on until it is interrupted."""
+    """Whether a command runs until it is interrupted."""
     name, *rest = arguments
     asks = {"--help", "--help-all", "--check", "--mark-only"} & set(rest)
     follows = rest[:1] == ["logs"] and "-f" in rest
@@ -215,7 +215,7 @@ def serves(arguments: list[str]) -> bool:
 
 
 def trained(command: Command) -> str:
-    """The line of one that is run for real, with what makes it small."""
+    """The line of a command that is run for real, with the options that make it small."""
     is_small = not (command.words[0] == "python" or (command.is_primerl and trains(command.words[1:])))
     return command.line if is_small else f"{command.line} {command.block.marks.get('trains with', '')}"
 
@@ -226,7 +226,7 @@ def words_of(arguments: list[str]) -> list[str]:
 
 
 def needs_shell(command: Command) -> bool:
-    """Whether an operator of the shell stands there outside quotes."""
+    """Whether the line has a shell operator outside quotes."""
     bare = re.sub(r"""'[^']*'|"[^"]*\"""", "", command.line)
     return any(operator in bare for operator in OPERATORS)
 
@@ -236,7 +236,7 @@ def captured(arguments: list[str]) -> tuple[int, str]:
     output = io.StringIO()
     stdin, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(SECRET.encode()))
     try:
-        # As a user sees them: warnings of libraries are no errors.
+        # As for a user: warnings of libraries are not errors.
         with warnings.catch_warnings(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             warnings.simplefilter("ignore")
             try:

@@ -1,4 +1,4 @@
-"""What stands in the pages of the documentation: fenced blocks with the marks before them, links, headings."""
+"""The parts of the documentation's pages: fenced blocks with the marks before them, links, headings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHELL = ("", "sh", "bash", "console")
 """Languages of blocks that hold commands. Other text is labelled `text`."""
-LANGUAGES = (*SHELL, "text", "toml", "json", "python", "ini", "yaml", "jinja")
+LANGUAGES = (*SHELL, "text", "toml", "json", "python", "ini", "yaml", "jinja", "mermaid")
 MARKS = ("not run", "run by", "trains with", "fragment of")
 FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- *([^:>]+?): *(.*?) *-->", re.DOTALL)
@@ -32,7 +32,7 @@ class Block:
     language: str
     text: str
     before: str
-    """What stands on the page right before the block."""
+    """The page's text right before the block."""
 
     @property
     def place(self) -> str:
@@ -50,7 +50,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The file that the block is: its first line is a comment with the name."""
+        """The file that the block contains: its first line is a comment with the name."""
         named = FILE.match(self.text) if self.language in ("toml", "python", "json") else None
         return named[1] if named else None
 
@@ -157,14 +157,14 @@ def page_of(name: str) -> Page:
 
 
 def shown(test: str, name: str, replaced: Mapping[str, str | None] | None = None) -> list[list[str]]:
-    """What a page shows and the test runs: the words of each command of the blocks that are marked with the test.
+    """The words of each command in the page's blocks that are marked with the test.
 
     Args:
         test: `__file__` of the test.
         name: The page, `docs/lora.md`.
-        replaced: Words that are others in the test, such as paths, ids and addresses; None: left out.
+        replaced: Words that the test replaces, such as paths, ids and addresses; None removes the word.
 
-    Raises PageError where the page has no such block, or a word that is replaced is not there any more.
+    Raises PageError if the page has no such block, or no longer contains a word to replace.
     """
     blocks = [block for block in page_of(name).shell() if block.marks.get("run by") == f"tests/{Path(test).name}"]
     commands = [command.words for block in blocks for command in block.commands()]

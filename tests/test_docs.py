@@ -1,20 +1,20 @@
-"""What README, docs/ and the examples' READMEs show works: every command is run, every TOML block read, every link
-leads somewhere. `docs/README.md` ("Writing a page") has the conventions; here is what becomes of a command.
+"""Tests README, docs/ and the examples' READMEs: every command is run, every TOML block read, every link followed.
+`docs/README.md` ("Writing a page") has the conventions; a command is treated like this:
 
 - A page is followed from its top, in a folder like a fresh clone that also has what a reader is supposed to have (see
   `reader`). A block whose first line is a comment with a file's name (`# rl.toml`) is written there.
 - A command that starts a run gets `--dry-run` appended: everything is checked, nothing is started. After
   `<!-- trains with: OPTIONS -->` it is run for real, with these options appended (`--max-steps 2`), and so is a script.
-- What goes on until Ctrl-C (`page`, `logs -f`) is ended after its first line, and gets any free port; `top` looks at a
-  run that goes on.
+- A command that runs until Ctrl-C (`page`, `logs -f`) is ended after its first line, and gets any free port; `top`
+  shows an active run.
 - `make TARGET` is a `make --dry-run`. `pip install -e FOLDER` installs into a folder of the test; what else pip would
   fetch has to be an extra of this project. Other programs than those of `docs_commands.TOOLS` need a mark.
 - After `<!-- run by: tests/test_x.py -->` that test takes the commands from the page (`docs_pages.shown`) and runs
   them, with what it needs.
-- After `<!-- not run: why -->` nothing is run, but a command of primerl has to parse, and its config to be read. These
+- After `<!-- not run: why -->` nothing is run, but a command of primerl has to parse, and its config has to load. These
   are the skipped tests, with their reasons.
-- A TOML block that is no file is a fragment: merged into a whole config of its form, it has to be valid. The form is
-  seen by its keys, or named: `<!-- fragment of: sft.toml -->`.
+- A TOML block that is not a file is a fragment: merged into a whole config of its form, it has to be valid. Its keys
+  decide the form, or a comment does: `<!-- fragment of: sft.toml -->`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from sft_helpers import write_rows
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = pages(REPOSITORY)
 BLOCKS = [block for page in PAGES for block in page.blocks]
-# What the examples begin with, and others make them: here with random weights.
+# Models that the examples start from and other commands create: here with random weights.
 IMITATORS = (
     "outputs/reverse-text/sft/weights/step_600",
     "outputs/reverse-text-ci/sft/weights/step_300",
@@ -58,7 +58,7 @@ IMITATORS = (
 TRAINED = "outputs/reverse-text/rl/weights/step_60"
 # 128 rollouts, so that a page may ask for the 100th.
 FINISHED = ["--max-steps", "4", "--orchestrator.batch-size", "32", "--keep-broadcasts"]
-# Holds a run open: its rollouts wait for a worker that never comes.
+# Keeps a run active: its rollouts wait for a worker that never comes.
 NO_WORKER = ["--orchestrator.train.env.0.num-workers", "0"]
 HOSTED = """
 model = "models/mine"
@@ -113,7 +113,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(small: Path) -> Path:
-    """The folder of a run that is over."""
+    """The folder of a finished run."""
     command = [sys.executable, "-m", "primerl", "rl", "@", "rl.toml", "--output-dir", "rl", *FINISHED]
     variables = {**os.environ, "PRIMERL_STATE_DIR": os.fspath(small / "state")}
     done = subprocess.run(command, cwd=small, env=variables, capture_output=True, text=True, timeout=400)
@@ -123,7 +123,7 @@ def finished(small: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def live(small: Path) -> Iterator[Callable[[], Path]]:
-    """The folder of a run that goes on, started when it is asked for."""
+    """The folder of an active run, started on demand."""
     processes: list[subprocess.Popen[str]] = []
 
     def start() -> Path:
@@ -133,7 +133,7 @@ def live(small: Path) -> Iterator[Callable[[], Path]]:
             output = processes[0].stdout
             assert output is not None
             assert any("the run's page" in line for line in output)
-            # What it says further is nobody's.
+            # Its further output is unused, but must not fill the pipe.
             threading.Thread(target=output.read, daemon=True).start()
         return small / "live"
 
@@ -147,7 +147,7 @@ def live(small: Path) -> Iterator[Callable[[], Path]]:
 
 @pytest.fixture(scope="module")
 def checked_once() -> Iterator[None]:
-    """The slow checks of a dry run, once for each config: what a page changes is often of no concern to them."""
+    """The slow checks of a dry run, once for each config: what a page changes often does not affect them."""
     check, known = training._slow_checks, {}
 
     def remembered(config: RLConfig, *others: Any) -> list[str]:
@@ -168,7 +168,7 @@ def checked_once() -> Iterator[None]:
 def reader(
     small: Path, live: Callable[[], Path], tmp_path: Path, request: pytest.FixtureRequest, checked_once: None
 ) -> Iterator[Callable[[Page], Reader]]:
-    """A folder like a fresh clone, with what pages suppose beyond that: see `supposed`."""
+    """A folder like a fresh clone, with what pages suppose in addition: see `supposed`."""
     folder = small / "reader"
     environment = {"PRIMERL_STATE_DIR": os.fspath(tmp_path / "state"), "WANDB_API_KEY": "0" * 40}
 
@@ -187,7 +187,7 @@ def reader(
     yield ready
     command = [sys.executable, "-m", "primerl", "run"]
     variables = {**os.environ, **environment}
-    # Runs that a page has left in the background.
+    # Runs that a page has started in the background.
     if (tmp_path / "state").is_dir():
         listed = subprocess.run([*command, "list", "--json"], env=variables, capture_output=True, check=True).stdout
         for run in json.loads(listed):
@@ -198,7 +198,7 @@ def reader(
 
 
 def supposed(folder: Path, state: Path, small: Path, page: Page, finished: Callable[[], Path]) -> None:
-    """What a page may name without having made it. One that trains makes its runs itself."""
+    """Files that a page may name without creating them. A page that trains creates its runs itself."""
     commands = [command for block in page.shell() for command in block.commands()]
     trained = any("trains with" in command.block.marks for command in commands)
     named = {word for command in commands for word in command.words}
@@ -224,7 +224,7 @@ def supposed(folder: Path, state: Path, small: Path, page: Page, finished: Calla
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(900)  # most of the time is imports, which take long beside other work
+@pytest.mark.timeout(900)  # most of the time is imports, which are slow on a busy machine
 @pytest.mark.parametrize("page", **of([page for page in PAGES if any(page.shell())]))
 def test_the_commands_of_a_page_work(page: Page, reader: Callable[[Page], Reader]) -> None:
     reader(page).follow(page)
@@ -318,12 +318,12 @@ def test_a_config_is_valid(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
         assert {"name", "version"} <= given["project"].keys()
         return
     form, base = form_of(block, given)
-    # `[env.taskset]` and the like go on with the `[[env]]` that stands before them.
-    goes_on = base is not None and isinstance(given.get("env"), dict)
-    Path("block.toml").write_text(f"{base}\n{block.text}" if goes_on else block.text)
+    # `[env.taskset]` and the like belong to the `[[env]]` before them.
+    continues = base is not None and isinstance(given.get("env"), dict)
+    Path("block.toml").write_text(f"{base}\n{block.text}" if continues else block.text)
     if base is not None:
         Path("base.toml").write_text(base)
-    files = ["@", "block.toml"] if base is None or goes_on else ["@", "base.toml", "@", "block.toml"]
+    files = ["@", "block.toml"] if base is None or continues else ["@", "base.toml", "@", "block.toml"]
     if form == "rl":
         load_run(files, program="primerl rl")
     else:

@@ -404,7 +404,7 @@ def test_a_run_without_workers_of_its_own_is_trained_by_those_that_join(
         reached = url.replace("127.0.0.1", "localhost")
         # The key is in the environment, as it is on the page.
         meant = {"PRIMERL_API_KEY=...": None, "http://orchestrator:8000": reached, "my-env": "reverse-text", "4": "2"}
-        [[_, command, *arguments]] = shown(__file__, "docs/environments-seats.md", meant)
+        [[_, command, *arguments]] = shown(__file__, "docs/remote-workers.md", meant)
         assert command == "env-worker"
         workers = join(*arguments)
         code, text = run.ended(START_S)

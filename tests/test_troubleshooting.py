@@ -1,4 +1,4 @@
-"""Whatever the sources call by a stable name is on the page that explains it."""
+"""Every stable name in the sources is on the page that explains it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def page(repository: Path) -> str:
 
 
 def explained(page: str) -> set[str]:
-    """What stands in code in the first column of a table."""
+    """The code in the first columns of tables."""
     return {
         name
         for line in page.splitlines()
