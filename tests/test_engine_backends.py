@@ -25,6 +25,8 @@ from primerl.launch.preflight import policy
 from primerl.launch.supervise.starting import fork_kind
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.process.plugins import PluginError
+from primerl.process.setting_checks import from_mapping
+from settings_helpers import filled
 
 ACME = """
 import http.server, json, threading
@@ -116,7 +118,7 @@ def test_a_run_asks_an_outside_backend(acme: Path, monkeypatch: pytest.MonkeyPat
     engines = resolve.inference(run, "http://o:1")
     contents = [engine.config.model_dump(mode="json", exclude_none=True) for engine in engines]
     assert [(one["backend"], one["options"], one["seed"]) for one in contents] == [("acme", {"token": 1}, 0)] * 2
-    assert InferenceConfig.from_toml(contents[0]).options == {"token": 1}
+    assert from_mapping(InferenceConfig, contents[0]).options == {"token": 1}
     assert resolve.engine_dtype(run) == "bfloat16"
     assert resolve.orchestrator(run).config.timeouts.no_engine_s == 60
     assert resolve.trainer(run, "http://o:1").config.weights.probe, "its digest proves nothing of the model"
@@ -137,12 +139,11 @@ def test_settings_that_an_outside_backend_lacks_are_refused(acme: Path, monkeypa
     with pytest.raises(ValueError, match=r"options\.token: is missing"):
         run_config(backend="acme")
     settings = {"backend": "acme", "options": {"token": 1}, "model": {"path": "m"}}
-    config = InferenceConfig.from_toml({**settings, "logprobs_mode": "processed_logprobs"})
+    config = filled(InferenceConfig, **settings, logprobs_mode="processed_logprobs")
     with pytest.raises(ValueError, match="logprobs_mode: Acme reports raw_logprobs only, not processed_logprobs"):
         backends.named("acme").check_settings(config)
 
 
-@pytest.mark.parametrize("read", [CheckedConfig.model_validate, InferenceConfig.from_toml])
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -156,9 +157,9 @@ def test_settings_that_an_outside_backend_lacks_are_refused(acme: Path, monkeypa
         ),
     ],
 )
-def test_what_is_no_backend_is_named(read: Any, settings: dict[str, Any], words: str) -> None:
+def test_what_is_no_backend_is_named(settings: dict[str, Any], words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
-        read({"model": {"path": "m"}, **settings})
+        CheckedConfig.model_validate({"model": {"path": "m"}, **settings})
 
 
 def test_an_entry_point_cannot_take_a_name_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

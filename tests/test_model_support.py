@@ -21,6 +21,7 @@ from primerl.train.model.packed_model import ModelError, load_model, model_shape
 from primerl.train.model.proof import prove
 from primerl.train.model.recurrent import mixers
 from primerl.train.settings import LoraConfig
+from settings_helpers import filled
 
 REFUSED = {"gpt-oss-20b", "gpt-oss-120b"}
 EMBEDDED = {name for name in HOSTED if name.startswith(("Qwen3-4B", "Llama-3.2"))}
@@ -86,7 +87,7 @@ def test_families_that_are_tested_are_approved() -> None:
     "family", ["qwen3", "gpt_oss", "glm4_moe", "nemotron_h", "qwen3_5_moe_text", "deepseek_v3", "arcee", "gpt2"]
 )
 def test_adapters_reach_the_projections_that_are_named(family: str, folders: Any) -> None:
-    names = target_modules(model_shape(folders(family)), LoraConfig())
+    names = target_modules(model_shape(folders(family)), filled(LoraConfig))
     assert {name.rsplit(".", 1)[-1] for name in names} == set(support.PROJECTIONS[family])
 
 

@@ -13,6 +13,7 @@ from primerl.train.losses import Tokens
 from primerl.train.optim import Optimizer
 from primerl.train.registry import Registry
 from primerl.train.settings import ConfigError, LossConfig, OptimConfig
+from settings_helpers import filled
 
 LOSS = """
 from dataclasses import dataclass
@@ -87,8 +88,9 @@ def trained(optim: OptimConfig, loss: LossConfig) -> torch.Tensor:
     "kind", ["huber", "huber_function", "outside_losses:huber", "outside_losses.huber:policy_loss"]
 )
 def test_a_loss_from_outside_trains(kind: str) -> None:
-    once = trained(OptimConfig(lr=0.1, type="sgd", max_norm=100.0), LossConfig(type=kind))
-    twice = trained(OptimConfig(lr=0.1, type="sgd", max_norm=100.0), LossConfig(type=kind, args={"delta": 2.0}))
+    optim = filled(OptimConfig, lr=0.1, type="sgd", max_norm=100.0)
+    once = trained(optim, filled(LossConfig, type=kind))
+    twice = trained(optim, filled(LossConfig, type=kind, args={"delta": 2.0}))
     assert once[0] > 1.0
     assert torch.allclose(twice - 1.0, 2.0 * (once - 1.0))
     with pytest.raises(ConfigError, match=r"^loss\.args\.delta is 0\.0; it must be above 0$"):
@@ -99,8 +101,8 @@ def test_a_loss_from_outside_trains(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["lion", "outside_lion:build"])
 def test_an_optimizer_from_outside_trains(kind: str) -> None:
-    config = OptimConfig(lr=0.1, type=kind, args={"scale": 0.5})
-    changed = trained(config, LossConfig(type="importance"))
+    config = filled(OptimConfig, lr=0.1, type=kind, args={"scale": 0.5})
+    changed = trained(config, filled(LossConfig, type="importance"))
     assert not torch.equal(changed, torch.ones(3))
     with pytest.raises(ConfigError, match=r"^optim\.args\.scale is inf; it must be finite$"):
         optimizers.REGISTRY.options(kind, {"scale": float("inf")}, "optim.")
