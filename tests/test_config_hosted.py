@@ -24,8 +24,8 @@ from primerl.config.run_forms import load_run
 from primerl.config.sft import SFTConfig
 from primerl.envs.settings import WorkerConfig
 from primerl.launch import secrets
+from primerl.launch.placement.commands import environment_of
 from primerl.launch.preflight import hub
-from primerl.launch.supervise.starting import environment_of
 
 REPOSITORY = Path(__file__).parent.parent
 LEAST: dict[str, Any] = {

@@ -23,7 +23,7 @@ from primerl.config.store import StoreWorkerConfig
 from primerl.config.trainer import TrainerConfig
 from primerl.envs import settings as worker_settings
 from primerl.inference import settings as engine_settings
-from primerl.launch.supervise.guard import MARK
+from primerl.launch.supervise.trees import MARK
 from primerl.train import settings as trainer_settings
 from pydantic import BaseModel, ValidationError
 

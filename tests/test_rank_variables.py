@@ -9,7 +9,7 @@ from primerl import cli
 from primerl.cli import processes
 from primerl.config.environment import EnvWorkerConfig
 from primerl.config.resolve import ProcessConfig
-from primerl.launch.supervise.starting import environment_of
+from primerl.launch.placement.commands import environment_of
 from primerl.process.rank_variables import NAMES, forget_unless_rank, is_rank
 
 POD = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}

@@ -21,7 +21,7 @@ from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.launch.report.console import Console
 from primerl.launch.secrets import of_workers
-from primerl.launch.supervise.starting import RunFailedError
+from primerl.launch.supervise.failures import RunFailedError
 from primerl.process import redaction
 from primerl.runs import secrets
 from primerl.runs.registry import Registry

@@ -19,8 +19,9 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from primerl.cli.arguments import keep_state
 from primerl.config import asked
-from primerl.launch.supervise.guard import MARK
+from primerl.launch.supervise.trees import MARK
 from primerl.process import signals
 from primerl.process.imports import importing
 from primerl.process.rank_variables import is_rank
@@ -85,7 +86,6 @@ def env_worker(arguments: list[str]) -> int:
 
 def join_as_env_worker(arguments: list[str]) -> int:
     """`--join URL --env NAME`: workers for a run on another machine."""
-    from primerl.cli.runs import keep_state
     from primerl.config.environment import JoinConfig
     from primerl.config.load import ConfigError, load
     from primerl.forking import servers

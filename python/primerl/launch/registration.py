@@ -15,7 +15,7 @@ from primerl.config.evaluation import EvalConfig
 from primerl.config.rl import RLConfig
 from primerl.config.sft import SFTConfig
 from primerl.launch.supervise import detached
-from primerl.launch.supervise.starting import BAD_INPUT, INTERRUPTED
+from primerl.launch.supervise.failures import BAD_INPUT, INTERRUPTED
 from primerl.runs.registry import Registry, Run
 from primerl.runs.state import StateError
 

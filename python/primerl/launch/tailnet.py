@@ -11,8 +11,9 @@ from primerl.config.resolve import ProcessConfig
 from primerl.config.rl import RLConfig
 from primerl.config.tailscale import KEY_PREFIX
 from primerl.envs.tailnet import KEY_VARIABLE, NODE_LOST, PROGRAMS, program
+from primerl.launch.placement.protocol import Process
+from primerl.launch.report.logs import last_error, tail
 from primerl.launch.secrets import Variables
-from primerl.launch.supervise.processes import Process, last_error, tail
 from primerl.process.redaction import note
 
 

@@ -1,9 +1,14 @@
-"""`primerl run @ rl.toml`: as `primerl rl`; with `-d` in a session of its own."""
+"""`primerl rl` and `primerl run @ rl.toml`: a run in the foreground; with `-d` in a session of its own."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+
+from primerl.cli.arguments import keep_state
+from primerl.config.command_line import PUBLISHED, with_long_names
+from primerl.forking import preload, servers
+from primerl.launch.preflight import checker
 
 FAILED = 1
 DETACH = ("-d", "--detach")
@@ -15,10 +20,33 @@ def main(arguments: list[str]) -> int:
     if rest and not rest[0].startswith(("@", "-")):
         rest.insert(0, "@")
     if not detached or "--help" in rest or "-h" in rest:
-        from primerl.cli.runs import start_rl
-
         return start_rl(rest)
     return detach(rest, Path.cwd())
+
+
+def start_rl(arguments: list[str], *, form: str | None = None) -> int:
+    """`form`: that which the config was given in first, where it is the stored copy of a run's."""
+    arguments = with_long_names(arguments, PUBLISHED)
+    with checker.environments_ahead(arguments):
+        with checker.interrupted_after():
+            from primerl.config import own_folder
+            from primerl.config.late import placed
+            from primerl.config.load import ConfigError, fail
+            from primerl.config.run_forms import is_short, load_run
+        try:
+            given = load_run(arguments, program="primerl rl")
+            short = is_short(arguments)
+            with placed(given, arguments, short=short):
+                config = own_folder.located(given)
+            keep_state(config.output_dir)
+            servers.begin(config.fork_server, *([] if config.dry_run else [preload.TORCH]))
+            with checker.interrupted_after():
+                from primerl.launch import run
+
+            with placed(config, arguments, short=short):
+                return run.run(config, form=form or ("hosted" if short else "full"))
+        except ConfigError as error:
+            return fail(str(error))
 
 
 def detach(arguments: list[str], folder: Path) -> int:

@@ -16,8 +16,8 @@ from primerl.config import asked
 from primerl.forking import preload, servers
 from primerl.forking.exit_status import described
 from primerl.launch.preflight import shadowing
-from primerl.launch.supervise.guard import MARK
 from primerl.launch.supervise.processes import Processes
+from primerl.launch.supervise.trees import MARK
 from primerl.process import signals
 
 ENVIRONMENTS = "primerl.launch.preflight.check_environments"

@@ -12,7 +12,7 @@ from typing import Any
 
 from primerl.config import resolve
 from primerl.forking.exit_status import NOT_KNOWN
-from primerl.launch.supervise.processes import Process
+from primerl.launch.placement.protocol import Process
 
 FILE = Path("run") / "summary.json"
 # Sums over earlier sessions, under their name in the summary. One whose launcher was killed left none.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from primerl.config import own_folder
 from primerl.config.load import ConfigError
 from primerl.config.rl import RLConfig
 from primerl.launch.report import status as orchestrator_status
-from primerl.launch.supervise.starting import RefusedError
+from primerl.launch.supervise.failures import RefusedError
 from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER, saved_steps
 
 KEY = "ckpt.resume_step"
@@ -88,3 +89,17 @@ def check_steps(config: RLConfig, url: str) -> None:
             f"max_steps is {config.max_steps}, but the batches of {cut} steps are cut already, which cannot be undone; "
             f"set it to {cut} or more, or begin anew with --clean-output-dir"
         )
+
+
+def same_command(config: RLConfig) -> str:
+    """What the user is told to give again: without what was asked of one start only."""
+    ckpt = config.trainer.ckpt
+    goes_back = ckpt is not None and ckpt.resume_step not in (None, -1)
+    given = {
+        "--clean-output-dir": config.clean_output_dir,
+        "ckpt.resume_step": goes_back,
+        "skip_event": config.skip_event is not None,
+    }
+    but = " and ".join(name for name, is_given in given.items() if is_given)
+    same = own_folder.with_folder("the same command", config)
+    return f"{same} without {but}" if but else same

@@ -7,6 +7,7 @@ library is all it may use. The protocol is one JSON object a line:
                      hide: texts that are left out of the log, the longest first
                      fork: the socket of a fork server, which may be its parent in place of the guard
                      {"stop": grace seconds, "names": [..]}   SIGTERM, then SIGKILL to what is left; all when no names
+                     {"signal": number, "name": name}         to the process group of that name, if it runs
                      {"ping": true}
     guard -> owner   {"started": name, "pid": int}
                      {"exited": name, "code": int, "cpu_s": float}
@@ -50,10 +51,9 @@ from primerl.forking.request import Forked
 from primerl.launch.supervise import guard_watch, trees
 from primerl.launch.supervise.guarded_forks import Asked, Forks
 from primerl.launch.supervise.log_filter import with_writer
-from primerl.launch.supervise.plain_start import become, die_with_parent
-from primerl.launch.supervise.trees import MARK, PART, Groups, Tree, kill_marked, marked
+from primerl.launch.supervise.plain_start import become
+from primerl.launch.supervise.trees import MARK, PART, Groups, Tree, kill_marked
 
-__all__ = ["MARK", "become", "die_with_parent", "kill_marked", "marked", "signal_group"]
 # After the owner died there is nobody to wait for an orderly end.
 ORPHAN_GRACE_S = 2.0
 # A process the owner forked may hold the socket open after the owner's death, so its process id is watched as well.
@@ -161,6 +161,9 @@ class Guard:
                 )
             elif "ping" in request:
                 self.send({"pong": True})
+            elif "signal" in request:
+                for pid in [pid for pid, name in self.running.items() if name == request["name"]]:
+                    signal_group(pid, request["signal"])
             else:
                 self.stop(request["stop"], request.get("names", []))
         return bool(data)
