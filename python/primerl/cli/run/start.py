@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
+import time
 from pathlib import Path
 
 from primerl.cli.arguments import keep_state
@@ -12,6 +15,9 @@ from primerl.launch.preflight import checker
 
 FAILED = 1
 DETACH = ("-d", "--detach")
+PAGE_S = 60.0
+"""From the command to the address of the page; the checks before a start are in it."""
+POLL_S = 0.1
 
 
 def main(arguments: list[str]) -> int:
@@ -56,6 +62,7 @@ def detach(arguments: list[str], folder: Path) -> int:
     from primerl.runs.state import StateError
 
     print("checking; the run goes to the background when it begins", file=sys.stderr, flush=True)
+    began = time.time()
     try:
         started = detached.start(arguments, folder)
     except StateError as error:
@@ -67,6 +74,28 @@ def detach(arguments: list[str], folder: Path) -> int:
     if started.run_id is None:
         print(f"started as process {started.pid}, but the list of runs cannot be written: see the run's launcher.log")
         return 0
-    print(started.run_id)
-    print(f"`primerl run logs {started.run_id} -f` follows it", file=sys.stderr)
+    print(started.run_id, flush=True)
+    print(f"`primerl run logs {started.run_id} -f` follows it", file=sys.stderr, flush=True)
+    page = _page(started.run_id, began)
+    if page is not None:
+        print(f"the run's page: {page}", file=sys.stderr)
     return 0
+
+
+def _page(run_id: str, began: float) -> str | None:
+    """The address of its page, once its orchestrator listens; None where that takes too long, or it has none."""
+    from primerl.launch.report import addresses
+    from primerl.launch.supervise.lock import in_use
+    from primerl.runs.registry import known
+
+    run = known(run_id)
+    if run is None or run.kind != "rl":
+        return None
+    file = run.output_dir / "run" / "orchestrator.json"
+    while in_use(run.output_dir) and time.time() < began + PAGE_S:
+        with contextlib.suppress(OSError, ValueError, LookupError):
+            if file.stat().st_mtime >= began:
+                url = json.loads(file.read_text(encoding="utf-8"))["url"]
+                return addresses.page(url, run.output_dir, is_seen_once=sys.stderr.isatty())
+        time.sleep(POLL_S)
+    return None

@@ -47,9 +47,9 @@ def start(arguments: Sequence[str], folder: Path) -> Start:
     reader, writer = os.pipe()
     try:
         with os.fdopen(reader, "rb") as news:
+            # The new process inherits it: a SIGHUP is for who sits at a terminal.
+            before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
             try:
-                # Which the new process inherits: a SIGHUP is for who sits at a terminal.
-                before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
                 process = subprocess.Popen(
                     [sys.executable, "-m", "primerl", "rl", *arguments],
                     cwd=folder,

@@ -18,6 +18,7 @@ each with a deadline. A heartbeat thread tells the orchestrator which of these i
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ from primerl.train.settings import CheckpointConfig, TrainerConfig
 from primerl.train.weights.broadcast import BroadcastError, Broadcasts
 
 log = logging.getLogger(__name__)
+# A batch that takes longer is logged, once: of a run that does not begin, whoever started the trainer sees why.
+TOLD_AFTER_S = 5.0
 
 SHOWN = {
     "reward/all/mean": "reward",
@@ -103,6 +106,7 @@ class Trainer:
         self.grammars = Replay(Path(config.model.path))
         self.weights_saved: int | None = None  # their step
         self.published_again: int | None = None  # the version
+        self.has_told_of_waiting = False
         self.histograms: Histograms | None = None  # of the step, where it is one that has them
 
     def restore(self) -> int:
@@ -186,10 +190,14 @@ class Trainer:
         return statistics, update
 
     def receive(self, step: int) -> Received:
+        began = time.monotonic()
+
         def waiting(reason: str) -> None:
             # What it waits for may be the policy whose broadcast has failed.
             self.broadcasts.check()
-            log.debug("waiting for batch %d: %s", step, reason)
+            tells = not self.has_told_of_waiting and time.monotonic() - began > TOLD_AFTER_S
+            self.has_told_of_waiting |= tells
+            log.log(logging.INFO if tells else logging.DEBUG, "waiting for batch %d: %s", step, reason)
             self.doing(step, f"waiting for the batch: {reason}")
 
         received, over = None, NoMoreBatches("another rank was told so")
