@@ -380,11 +380,11 @@ def test_a_guard_that_hangs_is_killed_and_leaves_nothing(
 @pytest.mark.processes
 @linux
 def test_guard_killed_while_the_orchestrator_starts_is_named(python: Start, tmp_path: Path) -> None:
-    with Processes() as processes:
-        orchestrator = python(processes, "orchestrator", STUBBORN, tmp_path)
-        os.kill(processes.guard_pid, signal.SIGKILL)
+    with LocalPlacement() as placement:
+        orchestrator = python(placement._processes, "orchestrator", STUBBORN, tmp_path)
+        os.kill(placement._processes.guard_pid, signal.SIGKILL)
         with pytest.raises(RunFailedError, match="guard of the processes was killed"):
-            wait_for_orchestrator(processes, orchestrator, tmp_path)
+            wait_for_orchestrator(placement, orchestrator, tmp_path)
 
 
 @pytest.mark.processes

@@ -132,9 +132,8 @@ def test_a_role_is_started_with_its_gpus_and_hears_signals(tmp_path: Path) -> No
     placement.plan(roles_of(1, 2))
     with placement:
         process = placement.start(role, Command([sys.executable, "-c", says], os.environ, tmp_path / "log"))
-        until(
-            lambda: placement.watch(0.05) == [] and placement.logs(role.name).read_text() == "1,2\n", 30, "its output"
-        )
+        log = placement.logs(role.name)
+        until(lambda: placement.watch(0.05) == [] and log.is_file() and log.read_text() == "1,2\n", 30, "its output")
         placement.signal(role.name, signal.SIGUSR1)
         until(lambda: process in placement.watch(0.1), 30, "its end")
         assert process.code == -signal.SIGUSR1

@@ -83,7 +83,7 @@ def answered(arguments: list[str]) -> int:
         sys.stdout.flush()  # here, where a full disk can be told
         return code
     except KeyboardInterrupt as error:
-        # Python notes an interrupt that leaves the `exec` of a string (as dataclasses do) as one that nobody handles,
+        # Python notes an interrupt that leaves the `exec` of a string (as dataclasses do) as unhandled,
         # and would end by the signal whatever is returned; the next `exec` forgets it.
         exec("")
         # A terminal that was closed takes nothing any more.

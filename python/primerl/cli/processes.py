@@ -159,14 +159,14 @@ def native_orchestrator(arguments: list[str]) -> int:
 
 
 def leave(code: int) -> int:
-    """Returns the exit code, unless a custom advantages function that nobody waits for any more still runs.
+    """Returns the exit code, unless a custom advantages function that is no longer waited for still runs.
 
     Its thread was not made by Python, which would abort (SIGABRT) when it finds it while it finalizes, and the run's
     own exit code would be lost.
     """
     if sys._current_frames().keys() - {threading.get_ident()}:
         logging.shutdown()
-        with contextlib.suppress(OSError, ValueError):  # a closed pipe: there is nobody to tell
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe: no one reads it
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)

@@ -4,8 +4,8 @@
          │         <── weights of version 0: the checkpoint's files (of an endpoint: none)
          └── exits 0 when all is measured ──> results.jsonl, summary.json, the table
 
-What was killed is started again, and an env worker that ended otherwise after it had begun to work: the orchestrator
-goes on from its journal, and so does the same command. Exit codes: 0 measured, 1 nothing could be measured, or it was
+A killed process is started again, and so is an env worker that failed after it had begun to work: the orchestrator
+continues from its journal, and so does the same command. Exit codes: 0 measured, 1 nothing could be measured, or it was
 given up, 2 bad input (nothing started), 130 interrupted.
 """
 
@@ -54,7 +54,7 @@ from primerl.train.loop.client import NoMoreBatches, OrchestratorClient, Orchest
 
 # An orchestrator that has just said where it listens answers at once.
 ANNOUNCE_S = 10.0
-# Answers that take as long are how some models are; what waits for longer is told.
+# Some models take as long to answer; longer waits are printed.
 LONG_WAIT_S = 10.0
 
 

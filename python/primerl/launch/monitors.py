@@ -1,4 +1,4 @@
-"""The monitors of a run: checked before the start, started beside the other processes, told how the run ended.
+"""The monitors of a run: checked before the start, started next to the other processes, notified of the run's end.
 
 Nothing here fails a run. A monitor process that ends is started again, as often as `restarts` allows; what it did not
 send stays on the disk, and is named in the launcher's last words.
@@ -157,8 +157,8 @@ class MonitorWatch:
         return self.described.name
 
     def start(self, placement: Placement, goes_back_to: int | None = None) -> None:
-        """`goes_back_to`: the step whose checkpoint the run goes on from, where that is not the newest. Raises nothing
-        that the run would fail by."""
+        """`goes_back_to`: the step whose checkpoint the run continues from, where that is not the newest. Raises
+        nothing that the run would fail by."""
         try:
             if goes_back_to is not None:
                 self.go_back(goes_back_to)
@@ -180,7 +180,7 @@ class MonitorWatch:
         self._set_aside(step)
 
     def _set_aside(self, step: int) -> None:
-        """Services cannot take back what they were told of later steps: the run goes on as another one there, which
+        """Services cannot take back later steps that they have received: the run continues there as another one, which
         gets all steps up to this one first."""
         records = self.folder / RECORDS_FILE
         if not records.is_file():
@@ -198,7 +198,7 @@ class MonitorWatch:
         )
 
     def ended(self, process: Process) -> None:
-        """While the run goes on."""
+        """During the run."""
         if process.code == BAD_INPUT or not self._restarts.has_one_left(self.name):
             self.say(f"{self.name} {process.describe_end()}, and training goes on without it; see {process.log}")
             return

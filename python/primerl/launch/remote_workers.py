@@ -2,8 +2,8 @@
 
     ask   GET /envs/config: settings, limits, what the run's first worker listed      (again until wait_s have passed)
     start one process a worker, under a guard; each loads the environment, registers, and is refused where it differs
-    watch a worker that ends while the run goes on is started again; all end when the run is over, or when this process
-          is told to stop
+    watch a worker that ends during the run is started again; all end when the run is over, or when this process is
+          asked to stop
 
 Nothing is read from the run's folder. Exit codes: 0 the run is over or SIGTERM (Ctrl-C, a closed terminal), 1 the
 orchestrator was lost or a worker failed, 2 bad input: no such environment, a wrong key, another version or other
@@ -50,7 +50,7 @@ from primerl.run_key import FILE, VARIABLE
 from primerl.runs import secrets as stored
 from primerl.runs.state import StateError
 
-# Env workers that join a run from elsewhere, as its launcher sees them: whom it waits for, and how.
+# Env workers that join a run from other machines, as its launcher sees them: which it waits for, and how.
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
@@ -62,7 +62,7 @@ def environments(config: RLConfig) -> list[str]:
 
 
 def announcement(config: RLConfig, url: str, folder: Path) -> str | None:
-    """What somebody has to start elsewhere; None where nothing is waited for."""
+    """What has to be started on other machines; None where the run waits for nothing."""
     names = environments(config)
     if not names:
         return None
@@ -159,7 +159,7 @@ class _Joining:
         self.restarts = Restarts(RESTARTS, key=None)
         self.failed: dict[str, Process] = {}
         self.ended_at: float | None = None
-        """When a worker ended in order, as it does when the run is over, or where it is told to."""
+        """When a worker last ended with code 0, as it does when the run is over, or when it is asked to stop."""
         self._files = variables
         self._said = ""
 
@@ -240,7 +240,7 @@ class _Joining:
         if self.stop.is_set():
             raise Stopped
 
-    # What is said before the start
+    # What is printed before the start
 
     def _variables(self, told: dict[str, Any], settings: JoinedSettings) -> dict[str, str]:
         """Of this machine: its stored secrets and files. Says what the run's own workers have and is not here."""
@@ -302,7 +302,7 @@ class _Joining:
             ask(self.config.join, "/envs/config", within_s=ANSWER_S, environment=self.config.env)
         except UnansweredError:
             return now >= self.ended_at + OVER_S
-        # The run goes on; if it ends later, the orchestrator says so to each worker by itself.
+        # The run continues; when it ends later, the orchestrator tells each worker itself.
         self.ended_at = None
         return False
 

@@ -23,7 +23,7 @@ def is_joined(config: RLConfig) -> bool:
 
 
 def _labels(config: RLConfig) -> set[str]:
-    """Environments with workers here: those that join from elsewhere have the network of their own machine."""
+    """Environments with workers here: those that join from other machines have the network of their own machine."""
     entries = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
     return {entry.label for entry in entries if entry.num_workers}
 

@@ -32,10 +32,6 @@ class LocalPlacement:
         end = self._processes.guard_end
         return None if end is None else f"the guard of the processes {end}"
 
-    @property
-    def guard_pid(self) -> int:
-        return self._processes.guard_pid
-
     def plan(self, roles: Sequence[Role]) -> Plan:
         places = _places(roles, self._find_gpus() if any(role.resources.gpus for role in roles) else [])
         plan = Plan(tuple(places))

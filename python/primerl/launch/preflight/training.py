@@ -237,7 +237,7 @@ def _environments(config: RLConfig) -> None:
 
 
 def _store(config: RLConfig) -> None:
-    """Whether there is such a kind of store; whether it can be written to is found out beside training."""
+    """Whether there is such a kind of store; whether it can be written to is found out during training."""
     if config.store is None:
         return
     from primerl.runs.entries import StoreError
@@ -300,7 +300,7 @@ def check_beside(
 def _ended(
     orchestrator: subprocess.Popen[str], check_s: float, others: Iterable[subprocess.Popen[str]]
 ) -> subprocess.CompletedProcess[str] | None:
-    """Waits for the orchestrator's check, which takes a part of the others' time: what it refuses is told at once."""
+    """Waits for the orchestrator's check, which takes a part of the others' time: a refusal is reported at once."""
     done = checker.ended(orchestrator, check_s)
     if done is not None and done.returncode != 0:
         for other in others:

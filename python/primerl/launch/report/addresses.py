@@ -12,7 +12,7 @@ ANY = ("0.0.0.0", "::", "[::]")
 
 
 def page(url: str, folder: Path, *, is_seen_once: bool) -> str:
-    """With the key that the run has made, where the output is a terminal; what is printed elsewhere ends in logs."""
+    """With the key that the run has made, where the output is a terminal; other output ends in logs."""
     parts = urlsplit(url)
     url = reached_at(parts.hostname or "", parts.port)
     file = folder / FILE
@@ -22,7 +22,7 @@ def page(url: str, folder: Path, *, is_seen_once: bool) -> str:
 
 
 def reached_at(host: str, port: int | None) -> str:
-    """The orchestrator's URL as other machines may have it: nobody reaches `0.0.0.0`."""
+    """The orchestrator's URL as other machines may have it: `0.0.0.0` is no address to connect to."""
     if host in ANY:
         host = socket.gethostname()
     return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"

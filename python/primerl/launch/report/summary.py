@@ -49,7 +49,9 @@ def write(folder: Path, summary: dict[str, Any], *, has_run: bool) -> None:
     """A session in which nothing ran leaves the summary of the one before, which tells of the run. Raises OSError."""
     file = folder / FILE
     if has_run or not file.is_file():
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # as nobody left it
+        with contextlib.suppress(
+            OSError, ValueError, LookupError, TypeError, AttributeError
+        ):  # damaged: as if there were none
             summary = {**summary, BEFORE: sums(json.loads(file.read_bytes()))}
         resolve.write_text(file, json.dumps(summary, indent=1) + "\n")
 

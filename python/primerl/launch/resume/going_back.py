@@ -31,7 +31,7 @@ def whole_steps(folder: Path) -> list[int]:
 
 
 def needed(config: RLConfig, folder: Path) -> int | None:
-    """The step to go back to; None where the run goes on from its newest checkpoint."""
+    """The step to go back to; None where the run continues from its newest checkpoint."""
     step = wanted(config)
     if not _has_journal(folder):
         # It was fetched from a store, say.
@@ -52,7 +52,7 @@ def flags(config: RLConfig, folder: Path) -> list[str]:
 
 
 def check(config: RLConfig, folder: Path) -> None:
-    """Raises ConfigError where there is no such checkpoint, or no state of the run beside it."""
+    """Raises ConfigError where there is no such checkpoint, or no state of the run next to it."""
     step, checkpoints = wanted(config), folder / "checkpoints"
     there = saved_steps(checkpoints)
     if step is not None and step not in there:
@@ -92,7 +92,7 @@ def check_steps(config: RLConfig, url: str) -> None:
 
 
 def same_command(config: RLConfig) -> str:
-    """What the user is told to give again: without what was asked of one start only."""
+    """What the user has to enter again: without what was asked of one start only."""
     ckpt = config.trainer.ckpt
     goes_back = ckpt is not None and ckpt.resume_step not in (None, -1)
     given = {

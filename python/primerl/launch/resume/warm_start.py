@@ -69,16 +69,16 @@ def _check_model(entry: Entry, model: Path) -> None:
     """Raises ConfigError where the run that stored it began with another model than the one in that folder."""
     config, weights = begun_with(model)
     began = known(entry.run)
-    mend = "give the model that its run began with as model.path" + (f" ({began.model})" if began is not None else "")
+    hint = "give the model that its run began with as model.path" + (f" ({began.model})" if began is not None else "")
     if config != entry.model:
         raise ConfigError(
-            f"{KEY}: {entry.id} is of another model than the one in {model}: their config.json differ; {mend}"
+            f"{KEY}: {entry.id} is of another model than the one in {model}: their config.json differ; {hint}"
         )
     # What an adapter was trained on is in its own file.
     if entry.kind == "weights" and entry.base and weights and entry.base != weights:
         raise ConfigError(
             f"{KEY}: {entry.id} is of another model than the one in {model}: its run began with other weights of the "
-            f"same shape; {mend}"
+            f"same shape; {hint}"
         )
 
 

@@ -10,7 +10,7 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
 class RunFailedError(Exception):
-    """The run cannot go on: the message says which part failed and why, without the user's secrets."""
+    """The run cannot continue: the message names the part that failed and why, without the user's secrets."""
 
     def __init__(self, message: str) -> None:
         # The ends of logs, which it quotes, may hold them.

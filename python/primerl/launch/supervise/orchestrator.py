@@ -37,7 +37,7 @@ def wait_for_orchestrator(
     others: Callable[[Process], None] = lambda ended: None,
 ) -> str | None:
     """The URL, once it listens; None when it says that the run is over. `check` may raise to give up sooner; `others`
-    is told of other processes that end."""
+    is called with other processes that end."""
     file = folder / "run" / "orchestrator.json"
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:

@@ -90,7 +90,7 @@ class Restarts:
 
 
 def gave_up(kind: str, ended: Process, was_registered: bool) -> bool:
-    """Whether it ended by itself, for a reason that another start does not mend. An env worker that has begun to work
+    """Whether it ended by itself, for a reason that another start does not fix. An env worker that has begun to work
     does not: what ends it is an environment's code, in one of the rollouts that it ran."""
     if (ended.code or 0) < 0:
         return False
