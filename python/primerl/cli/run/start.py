@@ -15,8 +15,8 @@ from primerl.launch.preflight import checker
 
 FAILED = 1
 DETACH = ("-d", "--detach")
-PAGE_S = 60.0
-"""From the command to the address of the page; the checks before a start are in it."""
+PAGE_S = 30.0
+"""From the end of the checks until the orchestrator listens."""
 POLL_S = 0.1
 
 
@@ -87,12 +87,17 @@ def _page(run_id: str, began: float) -> str | None:
     from primerl.launch.report import addresses
     from primerl.launch.supervise.lock import in_use
     from primerl.runs.registry import known
+    from primerl.runs.state import StateError
 
-    run = known(run_id)
+    try:
+        run = known(run_id)
+    except StateError:
+        return None
     if run is None or run.kind != "rl":
         return None
     file = run.output_dir / "run" / "orchestrator.json"
-    while in_use(run.output_dir) and time.time() < began + PAGE_S:
+    deadline = time.monotonic() + PAGE_S
+    while in_use(run.output_dir) and time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError, LookupError):
             if file.stat().st_mtime >= began:
                 url = json.loads(file.read_text(encoding="utf-8"))["url"]
