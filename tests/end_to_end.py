@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from primerl.launch.supervise.guard import MARK, marked
+from primerl.launch.supervise.trees import MARK, marked
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXAMPLE = REPOSITORY / "examples" / "reverse-text"

@@ -12,7 +12,7 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import resolve
 from primerl.config.schema.rl import RLConfig
 from primerl.inference.settings import InferenceConfig
-from primerl.launch import run, secrets
+from primerl.launch import configs, secrets
 from settings_helpers import refusal
 from test_config import tree
 
@@ -156,9 +156,9 @@ def test_the_whole_config_that_is_written_starts_the_same_processes(tmp_path: Pa
     arguments += ["--keep-broadcasts", "--trainer.model.lora.rank", "4", "--output-dir", "out"]
     config = given(*arguments)
     variables = secrets.of_workers(config)
-    first = {process.name: process.config for process in run.write_configs(config, "http://o:1", variables)}
+    first = {process.name: process.config for process in configs.write(config, "http://o:1", variables)}
     again = load(RLConfig, ["@", os.fspath(tmp_path / "out" / "configs" / "rl.toml")], program="primerl rl")
-    second = {process.name: process.config for process in run.write_configs(again, "http://o:1", variables)}
+    second = {process.name: process.config for process in configs.write(again, "http://o:1", variables)}
     assert first == second
     assert resolve.orchestrator(config).config == resolve.orchestrator(again).config
     assert not again.dry_run

@@ -25,8 +25,8 @@ from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.sft import SFTConfig
 from primerl.envs.settings import WorkerConfig
 from primerl.launch import secrets
+from primerl.launch.placement.commands import environment_of
 from primerl.launch.preflight import hub
-from primerl.launch.supervise.starting import environment_of
 from primerl.process.setting_checks import from_mapping
 
 REPOSITORY = Path(__file__).parent.parent

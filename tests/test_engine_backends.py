@@ -21,8 +21,8 @@ from primerl.config.schema.rl import RLConfig
 from primerl.evals import results
 from primerl.inference import backends
 from primerl.inference.settings import InferenceConfig
+from primerl.launch.placement.commands import fork_kind
 from primerl.launch.preflight import policy
-from primerl.launch.supervise.starting import fork_kind
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.process.plugins import PluginError
 from primerl.process.setting_checks import from_mapping

@@ -393,6 +393,8 @@ def test_the_check_is_a_command_whose_last_line_says_what_is_wrong() -> None:
         (["no-such-environment"], "environment 'no-such-environment' cannot be imported"),
         (["reverse-text", "{"], "not JSON"),
         ([], "usage"),
+        (["--help"], None),
+        (["--no-such-option"], "usage"),
     ],
 )
 def test_the_check_accepts_or_says_in_one_line_what_is_wrong(
@@ -405,6 +407,10 @@ def test_the_check_accepts_or_says_in_one_line_what_is_wrong(
     else:
         assert code == 2
         assert words in said[-1]
+        assert len(said) == 1
+    if arguments == ["no-such-environment"]:
+        assert check.main([*arguments, "--traceback"]) == 2
+        assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from primerl.evals import endpoint, results
 from primerl.evals.preflight import same_evaluation
 from primerl.forking import servers
 from primerl.launch.evaluation import Evaluation
-from primerl.launch.supervise.processes import Process
+from primerl.launch.placement.protocol import Process
 from primerl.launch.supervise.watching import Interrupted
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.process.redaction import MARK
@@ -117,16 +117,16 @@ def test_a_lost_fork_server_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(servers, "_current", SimpleNamespace(lost=lambda: ["torch"]))
     said: list[str] = []
     console: Any = SimpleNamespace(say=said.append)
-    evaluation = Evaluation(config(output_dir=str(tmp_path)), tmp_path, console, {})
     orchestrator = Process("orchestrator", tmp_path / "log")
-    processes: Any = SimpleNamespace(poll=lambda _: [], guard_end=None, by_name={"orchestrator": orchestrator})
+    placement: Any = SimpleNamespace(watch=lambda _: [], lost=None, by_name={"orchestrator": orchestrator})
+    evaluation = Evaluation(config(output_dir=str(tmp_path)), tmp_path, console, {}, placement)
 
     def interrupted(_: float) -> None:
         raise Interrupted
 
     monkeypatch.setattr(evaluation, "_look", interrupted)
     with pytest.raises(Interrupted):
-        evaluation._watch(processes)
+        evaluation._watch()
     assert said == ["the fork server of torch has ended; its processes continue, and new ones start without it"]
 
 

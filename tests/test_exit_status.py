@@ -11,7 +11,7 @@ from pathlib import Path
 import forks
 import pytest
 from primerl.forking import exit_status
-from primerl.launch.supervise.processes import Process
+from primerl.launch.placement.protocol import Process
 from primerl.launch.supervise.watching import gave_up
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="pidfds are of Linux")]

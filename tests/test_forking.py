@@ -21,8 +21,9 @@ from primerl.forking import child, exit_status, request, server, servers
 from primerl.forking.popen import ForkedPopen
 from primerl.forking.preload import ENVIRONMENTS, TORCH
 from primerl.forking.servers import Servers, are_wanted
-from primerl.launch.supervise.guard import marked
-from primerl.launch.supervise.processes import Process, Processes
+from primerl.launch.placement.protocol import Process
+from primerl.launch.supervise.processes import Processes
+from primerl.launch.supervise.trees import marked
 
 pytestmark = [
     pytest.mark.processes,

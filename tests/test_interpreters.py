@@ -19,9 +19,9 @@ from primerl.cli import main
 from primerl.config.errors.fail import ConfigError
 from primerl.config.schema.environment import Interpreter
 from primerl.config.schema.rl import RLConfig
-from primerl.launch import secrets
+from primerl.launch import configs, secrets
 from primerl.launch.interpreters import lookup, virtualenvs
-from primerl.launch.preflight import environments, training
+from primerl.launch.preflight import environments
 from primerl.runs.registry import Registry
 from primerl.runs.state import VARIABLE
 from pydantic import ValidationError
@@ -308,7 +308,7 @@ def test_environments_are_checked_by_the_interpreter_that_runs_them(
 def test_a_virtualenv_without_verifiers_is_named(state: Path, tmp_path: Path) -> None:
     requirements = [str(wheel(tmp_path / "wheels"))]
     run = config({"id": "classic-trial", "python": {"requirements": requirements}})
-    lookup.provided(training.entries(run), 600, lambda _: None)
+    lookup.provided(configs.entries(run), 600, lambda _: None)
     (found,), _ = problems(run, tmp_path)
     python = virtualenvs.folder_of(requirements) / "bin" / "python"
     assert (

@@ -31,8 +31,8 @@ from primerl.envs import listing
 from primerl.envs.generations import v1
 from primerl.forking import servers
 from primerl.launch import remote_workers
+from primerl.launch.placement.protocol import Process
 from primerl.launch.report.console import Console
-from primerl.launch.supervise.processes import Process
 from primerl.net.requests import UnansweredError
 from primerl.run_key import FILE, run_key, run_key_header
 from pydantic import Field
@@ -227,7 +227,7 @@ def test_a_lost_fork_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     lost = [["environments"], []]
     monkeypatch.setattr(servers, "_current", SimpleNamespace(lost=lambda: lost.pop(0)))
     said: list[str] = []
-    processes: Any = SimpleNamespace(poll=lambda _: [], guard_end=None, by_name={"it": Process("it", Path("log"))})
+    processes: Any = SimpleNamespace(watch=lambda _: [], lost=None, by_name={"it": Process("it", Path("log"))})
 
     def say(message: str) -> None:
         said.append(message)

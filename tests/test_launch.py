@@ -28,17 +28,23 @@ from primerl.config.schema.environment import EnvWorkerConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.trainer import Checkpoints
 from primerl.forking.servers import Servers
+from primerl.launch import recovery
 from primerl.launch import run as launch_run
+from primerl.launch.placement import commands
+from primerl.launch.placement.local import LocalPlacement
+from primerl.launch.placement.protocol import Command, Listener, PlacementError, Process, Role
 from primerl.launch.preflight import model_folder, training
 from primerl.launch.report import summary
 from primerl.launch.report.console import Console, failures, line
+from primerl.launch.report.logs import tail
 from primerl.launch.report.status import Progress, longest_wait, missing, waits
 from primerl.launch.resume import position
 from primerl.launch.run import Launcher
 from primerl.launch.supervise import trees
-from primerl.launch.supervise.guard import MARK, marked
-from primerl.launch.supervise.processes import Process, Processes, tail
-from primerl.launch.supervise.starting import RunFailedError, wait_for_orchestrator
+from primerl.launch.supervise.failures import RunFailedError
+from primerl.launch.supervise.orchestrator import wait_for_orchestrator
+from primerl.launch.supervise.processes import Processes
+from primerl.launch.supervise.trees import MARK, marked
 from primerl.models.tiny import write_model
 from primerl.train.loop.progress import Remaining
 from safetensors.torch import load_file, save_file
@@ -374,11 +380,11 @@ def test_a_guard_that_hangs_is_killed_and_leaves_nothing(
 @pytest.mark.processes
 @linux
 def test_guard_killed_while_the_orchestrator_starts_is_named(python: Start, tmp_path: Path) -> None:
-    with Processes() as processes:
-        orchestrator = python(processes, "orchestrator", STUBBORN, tmp_path)
-        os.kill(processes.guard_pid, signal.SIGKILL)
+    with LocalPlacement() as placement:
+        orchestrator = python(placement._processes, "orchestrator", STUBBORN, tmp_path)
+        os.kill(placement._processes.guard_pid, signal.SIGKILL)
         with pytest.raises(RunFailedError, match="guard of the processes was killed"):
-            wait_for_orchestrator(processes, orchestrator, tmp_path)
+            wait_for_orchestrator(placement, orchestrator, tmp_path)
 
 
 @pytest.mark.processes
@@ -489,13 +495,12 @@ def test_the_last_step_is_told_once() -> None:
     assert output.getvalue().splitlines()[1:] == ["step 60/60  reward 0.750"]
 
 
-@pytest.mark.processes
 def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     sources = {"train": {"env": [{"id": "reverse-text"}]}}
     config = RLConfig.model_validate({"max_steps": 1, "model": {"path": "model"}, "orchestrator": sources})
-    with (tmp_path / "out").open("w+") as output, Processes() as processes:
-        Launcher(config, tmp_path, Console(output), {})._write_summary(processes, 1, "the disk is full")
+    with (tmp_path / "out").open("w+") as output:
+        Launcher(config, tmp_path, Console(output), {})._write_summary(1, "the disk is full")
         output.seek(0)
         assert f"{tmp_path / 'run' / 'summary.json'} was not written: " in output.read()
 
@@ -503,11 +508,11 @@ def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_pa
 def test_a_start_in_which_nothing_ran_leaves_the_summary_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher, processes = launcher_of_three(tmp_path, monkeypatch)
+    launcher, _ = launcher_of_three(tmp_path, monkeypatch)
     file = tmp_path / "run" / "summary.json"
 
     def reason_after(code: int, reason: str) -> Any:
-        launcher._write_summary(processes, code, reason)
+        launcher._write_summary(code, reason)
         return json.loads(file.read_text())["reason"]
 
     assert reason_after(1, "no engine") == "no engine"
@@ -554,11 +559,7 @@ def test_a_refusal_of_the_orchestrator_is_bad_input(tmp_path: Path, monkeypatch:
         (tmp_path / name).write_text("the session before\n")
     says = "import sys; sys.exit(print('error: batch_size = 32, and now batch_size = 64') or 2)"
     monkeypatch.setattr(
-        launch_run,
-        "start",
-        lambda processes, described: processes.start(
-            described.name, [sys.executable, "-c", says], log=described.log, environment=dict(os.environ)
-        ),
+        commands, "command_of", lambda process: Command([sys.executable, "-c", says], os.environ, process.log)
     )
     values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}}
     config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
@@ -576,20 +577,21 @@ def launcher_of_three(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings:
     """A launcher that starts nothing, and a table of processes: the orchestrator comes back where it was."""
     sources = {"train": {"env": [{"id": "reverse-text"}]}}
     config = RLConfig.model_validate({"max_steps": 6, "model": {"path": "m"}, "orchestrator": sources, **settings})
-    launcher = Launcher(config, folder, Console(io.StringIO()), {})
+    processes: Any = SimpleNamespace(by_name={}, lost=None)
+    launcher = Launcher(config, folder, Console(io.StringIO()), {}, placement=processes)
     launcher.orchestrator.url = "http://127.0.0.1:1"
-    processes = SimpleNamespace(by_name={}, guard_end=None)
     kinds = {"orchestrator": "orchestrator", "env": "env-worker", "trainer": "trainer"}
-    launcher.described = {name: SimpleNamespace(name=name, kind=kind, config=None) for name, kind in kinds.items()}  # type: ignore[misc]
+    described = {name: SimpleNamespace(name=name, kind=kind, config=None) for name, kind in kinds.items()}
+    launcher.recovery.described = described  # type: ignore[assignment]
 
     def start(_: Any, described: Any) -> Process:
         processes.by_name[described.name] = Process(described.name, folder / f"{described.name}.log", pid=1)
         return processes.by_name[described.name]
 
-    for described in launcher.described.values():
-        start(processes, described)
-    monkeypatch.setattr(launch_run, "start", start)
-    monkeypatch.setattr(launch_run, "wait_for_orchestrator", lambda *_: launcher.orchestrator.url)
+    for one in described.values():
+        start(processes, one)
+    monkeypatch.setattr(recovery, "start", start)
+    monkeypatch.setattr(recovery, "wait_for_orchestrator", lambda *_: launcher.orchestrator.url)
     return launcher, processes
 
 
@@ -598,7 +600,7 @@ def test_rollouts_of_a_worker_that_ended_are_handed_out_at_once(
     code: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher, processes = launcher_of_three(tmp_path, monkeypatch)
-    described = launcher.described["env"]
+    described = launcher.recovery.described["env"]
     described.config = EnvWorkerConfig.model_construct(worker_name="env_task_0")  # type: ignore[misc]
     killed = processes.by_name["env"]
     workers = [{"worker": 4, "name": f"env_task_0:{killed.pid + 1}"}, {"worker": 5, "name": f"env_task_0:{killed.pid}"}]
@@ -633,7 +635,7 @@ def test_rollouts_of_a_worker_that_ended_are_handed_out_at_once(
 
 def end(launcher: Launcher, processes: Any, name: str, code: int) -> None:
     processes.by_name[name].code = code
-    launcher._ended(processes, processes.by_name[name])
+    launcher.recovery.ended(processes.by_name[name])
 
 
 def write_metrics(folder: Path, steps: int, torn: str = "") -> None:
@@ -643,15 +645,15 @@ def write_metrics(folder: Path, steps: int, torn: str = "") -> None:
 
 def test_a_stopped_run_has_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher, processes = launcher_of_three(tmp_path, monkeypatch)
-    processes.poll = lambda timeout_s: []
+    processes.watch = lambda timeout_s: []
     write_metrics(tmp_path, 3, torn='{"step": 4, "lo')
     for name in ("trainer", "env", "orchestrator"):
         end(launcher, processes, name, 0)
     stopped = "the orchestrator was stopped at step 3 of 6; the same command goes on"
     with pytest.raises(RunFailedError, match=f"^{stopped}$"):
-        launcher._watch(processes)
+        launcher._watch()
     write_metrics(tmp_path, 6)
-    launcher._watch(processes)
+    launcher._watch()
 
 
 def test_what_a_stopped_run_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -669,11 +671,11 @@ def test_who_was_sent_home_comes_back_with_the_orchestrator(tmp_path: Path, monk
     write_metrics(tmp_path, 3)
     end(launcher, processes, "trainer", 0)
     end(launcher, processes, "orchestrator", -9)
-    assert launcher.early == {}
+    assert launcher.recovery.early == {}
     assert not any(process.ended for process in processes.by_name.values())
     # What the killed one had said reaches the worker late.
     end(launcher, processes, "env", 0)
-    launcher._ended_too_early(processes, processes.by_name["env"])
+    launcher.recovery.ended_too_early(processes.by_name["env"])
     assert not processes.by_name["env"].ended
 
 
@@ -685,7 +687,7 @@ def test_a_trainer_that_has_trained_everything_is_not_called_back(
     end(launcher, processes, "trainer", 0)
     end(launcher, processes, "orchestrator", -9)
     assert processes.by_name["trainer"].ended
-    launcher._ended_too_early(processes, processes.by_name["trainer"])
+    launcher.recovery.ended_too_early(processes.by_name["trainer"])
 
 
 def test_a_trainer_that_ended_too_early_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -693,18 +695,18 @@ def test_a_trainer_that_ended_too_early_is_named(tmp_path: Path, monkeypatch: py
     write_metrics(tmp_path, 3)
     end(launcher, processes, "trainer", 0)
     with pytest.raises(RunFailedError, match=r"^trainer ended before the run had\n"):
-        launcher._ended_too_early(processes, processes.by_name["trainer"])
+        launcher.recovery.ended_too_early(processes.by_name["trainer"])
     end(launcher, processes, "orchestrator", -9)
     end(launcher, processes, "trainer", 0)
     with pytest.raises(RunFailedError, match=r"^trainer ended before the run had, and `restarts` = 1 does not allow"):
-        launcher._ended_too_early(processes, processes.by_name["trainer"])
+        launcher.recovery.ended_too_early(processes.by_name["trainer"])
 
 
 def test_a_trainer_that_is_started_again_has_the_time_of_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(launch_run.orchestrator_status, "trainer_starts", lambda *said: told.append(said))
+    monkeypatch.setattr(recovery.orchestrator_status, "trainer_starts", lambda *said: told.append(said))
     settings = {"trainer": {"ckpt": {"interval": 1}}, "timeouts": {"start_s": 77}}
     launcher, processes = launcher_of_three(tmp_path, monkeypatch, **settings)
     end(launcher, processes, "trainer", -9)
@@ -817,7 +819,7 @@ def test_a_dry_run_leaves_the_run_that_is_there(tmp_path: Path, monkeypatch: pyt
     values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}, "dry_run": True}
     config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
     # The folder's check alone: there is no model.
-    monkeypatch.setattr(training, "check", lambda config, _say: training._output_dir(config) or {})
+    monkeypatch.setattr(training, "check", lambda config, *_: training._output_dir(config) or {})
     output = io.StringIO()
     assert launch_run.run(config, Console(output)) == 0
     assert f"a start goes on with the run in {tmp_path}" in output.getvalue()
@@ -852,14 +854,18 @@ def test_port_in_use_is_named() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"^orchestrator\.port: port {port} is in use"):
-            training.check_address("orchestrator", "127.0.0.1", port)
-    training.check_address("orchestrator", "127.0.0.1", 0)
-    with pytest.raises(ConfigError, match=r"^inference\.host: 'no\.such\.host\.invalid'"):
-        training.check_address("inference", "no.such.host.invalid", 0)
+        with pytest.raises(PlacementError, match=rf"^orchestrator\.port: port {port} is in use"):
+            plan_listener("orchestrator", "127.0.0.1", port)
+    plan_listener("orchestrator", "127.0.0.1", 0)
+    with pytest.raises(PlacementError, match=r"^inference\.host: 'no\.such\.host\.invalid'"):
+        plan_listener("inference", "no.such.host.invalid", 0)
     for host in ("..", f"{'x' * 64}.org"):
-        with pytest.raises(ConfigError, match=r"^orchestrator\.host: "):
-            training.check_address("orchestrator", host, 0)
+        with pytest.raises(PlacementError, match=r"^orchestrator\.host: "):
+            plan_listener("orchestrator", host, 0)
+
+
+def plan_listener(key: str, host: str, port: int) -> None:
+    LocalPlacement().plan([Role("one", "inference", listens=(Listener(key, host, port),))])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from docs_pages import page_of, shown
 from end_to_end import primerl, read_lines, until
-from primerl.launch import remote_workers
+from primerl.launch.report import addresses
 from primerl.net.addresses import address_towards, told_to
 from run_helpers import write_run
 
@@ -41,10 +41,10 @@ def test_an_address_that_others_reach_is_told() -> None:
 
 
 def test_a_run_names_addresses_with_brackets_and_none_that_nobody_reaches() -> None:
-    assert remote_workers.reached_at("fd77::1", 8000) == "http://[fd77::1]:8000"
-    assert remote_workers.reached_at("node-1", 8000) == "http://node-1:8000"
-    for everywhere in remote_workers.ANY:
-        assert remote_workers.reached_at(everywhere, 8000) == f"http://{socket.gethostname()}:8000"
+    assert addresses.reached_at("fd77::1", 8000) == "http://[fd77::1]:8000"
+    assert addresses.reached_at("node-1", 8000) == "http://node-1:8000"
+    for everywhere in addresses.ANY:
+        assert addresses.reached_at(everywhere, 8000) == f"http://{socket.gethostname()}:8000"
 
 
 # Machines

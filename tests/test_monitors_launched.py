@@ -11,7 +11,7 @@ import pytest
 from primerl.config.process_files.files import ProcessConfig, write_text
 from primerl.config.schema.monitors import MonitorConfig, MonitorEntry
 from primerl.launch.monitors import MonitorWatch
-from primerl.launch.supervise.processes import Processes
+from primerl.launch.placement.local import LocalPlacement
 from primerl.monitors.collect import Collector
 from primerl.monitors.extras import path_of
 from primerl.monitors.process import END_FILE, RECORDS_FILE, MonitorProcess, main
@@ -95,11 +95,11 @@ def test_the_launchers_waits_for_the_one_before_it(tmp_path: Path, caplog: pytes
 def test_monitors_that_cannot_be_started_fail_nothing(tmp_path: Path) -> None:
     run = Launched(tmp_path)
     (tmp_path / "configs").write_text("a file where a folder has to be")
-    with Processes() as processes:
-        run.watch.start(processes)
-        assert processes.by_name == {}
-        run.watch.look(processes)
-        run.watch.end(processes, 0, "finished")
+    with LocalPlacement() as placement:
+        run.watch.start(placement)
+        assert placement.by_name == {}
+        run.watch.look(placement)
+        run.watch.end(placement, 0, "finished")
     assert "the monitors cannot be started, and training goes on without them" in run.said[0]
     assert "the monitors have failed" in run.said[1]
     assert json.loads((tmp_path / END_FILE).read_text())["status"] == "finished"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from primerl import cli
-from primerl.cli.runs import keep_state
+from primerl.cli.arguments import keep_state
 from primerl.launch.monitors import _has_login
 from primerl.launch.preflight import training
 from primerl.monitors.services import prime

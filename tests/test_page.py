@@ -21,7 +21,7 @@ import pytest
 from engine_helpers import mock_command, running
 from primerl._core import Orchestrator, PageServer, PrimerlError
 from primerl.cli import main
-from primerl.launch.run import page_address
+from primerl.launch.report import addresses
 from primerl.run_key import run_key, run_key_header
 from primerl.train.loop.metrics import MetricsWriter
 from test_orchestrator_in_process import PATIENCE_S, GoneError, begin, post, publish, settings
@@ -289,10 +289,10 @@ def test_the_key_is_printed_only_where_no_log_keeps_it(tmp_path: Path, monkeypat
         ("http://0.0.0.0:5", f"http://{socket.gethostname()}:5/"),
         ("http://[::]:5", f"http://{socket.gethostname()}:5/"),
     ]:
-        address = page_address(url, tmp_path, is_seen_once=True)
+        address = addresses.page(url, tmp_path, is_seen_once=True)
         assert address == f"{shown}#key=... (the value of PRIMERL_API_KEY)"
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "key").write_text("made\n")
-    kept = page_address("http://127.0.0.1:5", tmp_path, is_seen_once=False)
+    kept = addresses.page("http://127.0.0.1:5", tmp_path, is_seen_once=False)
     assert kept == f"http://127.0.0.1:5/#key=... (the content of {tmp_path / 'run' / 'key'})"
-    assert page_address("http://127.0.0.1:5", tmp_path, is_seen_once=True) == "http://127.0.0.1:5/#key=made"
+    assert addresses.page("http://127.0.0.1:5", tmp_path, is_seen_once=True) == "http://127.0.0.1:5/#key=made"

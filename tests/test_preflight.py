@@ -16,6 +16,7 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.sft import SFTConfig
 from primerl.evals import preflight as eval_preflight
+from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.preflight import hub, sft, training
 from primerl.models.tiny import TinyConfig, write_model
 from run_helpers import config_of
@@ -82,7 +83,7 @@ def start_eval(model: str, **more: Any) -> None:
     given = {"model": model, "env": [{"id": "no-such-env" if more else "reverse-text"}], "output_dir": "out", **more}
     config = eval_preflight.with_model(EvalConfig.model_validate(given))
     if more:
-        eval_preflight.check(config, print)
+        eval_preflight.check(config, print, LocalPlacement())
 
 
 STARTS = [(start_rl, "there is no module 'no_such_env'"), (start_sft, "no-such.jsonl"), (start_eval, "'no_such_env'")]

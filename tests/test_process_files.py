@@ -25,7 +25,7 @@ from primerl.config.schema.services import StoreWorkerConfig
 from primerl.config.schema.trainer import TrainerConfig
 from primerl.envs import settings as worker_settings
 from primerl.inference import settings as engine_settings
-from primerl.launch.supervise.guard import MARK
+from primerl.launch.supervise.trees import MARK
 from primerl.process.setting_checks import from_mapping
 from primerl.train import settings as trainer_settings
 from pydantic import BaseModel, ValidationError

@@ -8,7 +8,7 @@ import pytest
 from primerl import run_key
 from primerl.config.process_files.files import Kind, ProcessConfig
 from primerl.config.schema.inference import InferenceConfig
-from primerl.launch.supervise import starting
+from primerl.launch.placement import commands
 from primerl.run_key import VARIABLE
 
 
@@ -55,5 +55,5 @@ def test_who_talks_to_the_orchestrator_is_started_with_the_key(
         threads=1,
         variables={},
     )
-    given = starting.environment_of(process).get(VARIABLE)
+    given = commands.environment_of(process).get(VARIABLE)
     assert given == ("made" if kind in ("inference", "env-worker", "trainer") else None)

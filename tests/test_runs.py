@@ -447,7 +447,10 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert primerl("rl", "list").startswith("no runs")
     assert not (tmp_path / "outputs").exists()
     # What looks after a run is quick, and there is much of it: in this process.
-    run_id = primerl("rl", "run", file.name, "-d", "--max-steps", "100000").strip()
+    command = [sys.executable, "-m", "primerl", "rl", "run", file.name, "-d", "--max-steps", "100000"]
+    begun = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    run_id = begun.stdout.strip()
+    assert "the run's page: http://127.0.0.1:" in begun.stderr
     output = tmp_path / "outputs" / "small"
     follower = subprocess.Popen(
         [sys.executable, "-m", "primerl", "run", "logs", run_id[:4], "-f", "--component", "launcher"],

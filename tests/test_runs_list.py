@@ -14,7 +14,7 @@ from primerl.process import redaction
 from primerl.runs import registry as registry_module
 from primerl.runs.registry import Registry, known
 from primerl.runs.state import StateError
-from primerl.stores.store import open_store
+from primerl.stores.choice import open_store
 from rich.console import Console
 from run_helpers import CONFIG, begin, end, told
 from store_helpers import saved, with_orchestrator

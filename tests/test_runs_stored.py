@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from primerl.runs.registry import Registry
-from primerl.stores.store import Store, open_store
+from primerl.stores.choice import open_store
+from primerl.stores.store import Store
 from run_helpers import CONFIG, begin, end, told
 from store_helpers import adapter, finish, saved, uploader
 

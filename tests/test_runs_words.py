@@ -14,7 +14,7 @@ from primerl.cli.evaluation import written_out
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.schema.rl import RLConfig
 from primerl.runs import secrets
-from primerl.stores.store import open_store
+from primerl.stores.choice import open_store
 from run_helpers import begin, end, told
 from store_helpers import adapter, saved
 

@@ -20,7 +20,7 @@ from primerl.config.errors.fail import ConfigError, fail
 from primerl.config.schema.rl import RLConfig
 from primerl.launch.report.console import Console
 from primerl.launch.secrets import of_workers
-from primerl.launch.supervise.starting import RunFailedError
+from primerl.launch.supervise.failures import RunFailedError
 from primerl.process import redaction
 from primerl.runs import secrets
 from primerl.runs.registry import Registry

@@ -28,15 +28,17 @@ from end_to_end import primerl, read_lines, until
 from primerl.cli import main
 from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import load_run
+from primerl.launch.placement.local import LocalPlacement
+from primerl.launch.placement.protocol import Command, Role
 from primerl.launch.preflight import training
 from primerl.launch.report.console import Console
 from primerl.launch.resume import warm_start
 from primerl.launch.storing import Storing
-from primerl.launch.supervise.processes import Processes
 from primerl.runs.saved import local_checkpoints
+from primerl.stores.choice import GROUP, open_store
 from primerl.stores.entries import StoreError
 from primerl.stores.fsspec_store import FsspecStore
-from primerl.stores.store import GROUP, Store, open_store
+from primerl.stores.store import Store
 from primerl.stores.worker import main as store_worker
 from primerl.train.checkpoint import staging
 from primerl.train.checkpoint.step_folders import remove_step
@@ -308,13 +310,14 @@ def test_a_run_that_is_stopped_does_not_wait_for_its_uploads(tmp_path: Path) -> 
     adapter(tmp_path / "broadcasts" / "step_2")
     staging.link(tmp_path, "adapter", 2, tmp_path / "broadcasts" / "step_2")
     never = "import time; time.sleep(600)"  # as an upload to a store that hangs
-    with Processes() as processes:
-        process = processes.start("store", [sys.executable, "-c", never], log=tmp_path / "log", environment=os.environ)
+    with LocalPlacement() as placement:
+        command = Command([sys.executable, "-c", never], os.environ, tmp_path / "log")
+        process = placement.start(Role("store", "store-worker"), command)
         storing = Storing(tmp_path, RUN)
         with pytest.raises(KeyboardInterrupt):
-            storing.finish(processes, console, 1.0, stay=[], check=interrupted_at_the_third)
+            storing.finish(placement, console, 1.0, stay=[], check=interrupted_at_the_third)
         assert not process.ended
-        storing.leave(processes, console)
+        storing.leave(placement, console)
         assert process.code is not None
     assert f"not in the store yet: adapter_step_2; nothing of it is lost, and `primerl run resume {RUN}`" in (
         output.getvalue()

@@ -26,9 +26,8 @@ from primerl.config.schema.environment import EnvWorkerConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.services import Tailscale, node_name
 from primerl.envs import tailnet as node
-from primerl.launch import run as launch_run
-from primerl.launch import secrets, tailnet
-from primerl.launch.supervise.processes import Process
+from primerl.launch import configs, secrets, tailnet
+from primerl.launch.placement.protocol import Process
 from primerl.process import redaction
 from run_helpers import CONFIG, write_run
 from tailnet_programs import KEY, Programs
@@ -166,7 +165,7 @@ def test_each_worker_of_the_run_has_a_name_and_no_file_has_the_key(tmp_path: Pat
     variables = tailnet.with_key(config, secrets.of_workers(config))
     workers = [
         process
-        for process in launch_run.write_configs(config, "http://o:1", variables, "0a1b2c3d")
+        for process in configs.write(config, "http://o:1", variables, "0a1b2c3d")
         if isinstance(process.config, EnvWorkerConfig)
     ]
     told = [process.config.tailnet for process in workers if isinstance(process.config, EnvWorkerConfig)]

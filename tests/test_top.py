@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from primerl.cli import main
+from primerl.cli import looking, main
 from primerl.runs import top
 from primerl.runs.registry import Registry
 from rich.console import Console, RenderableType
@@ -141,6 +141,15 @@ def test_a_run_is_found_by_its_id(
         run_id = registry.begin(folder, "", goes_on=False, form="full", name="mine", model="m", environments=[])
     for given in (run_id, run_id[:5], "mine"):
         assert top.find(given) == "http://127.0.0.1:9"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert looking.meant("mine") == str(folder)
+    assert f"mine is run {run_id}, in {folder}; give ./mine for the folder here" in capsys.readouterr().err
+    (tmp_path / run_id[:5]).mkdir()
+    for given in ("./mine", run_id[:5], "output", "elsewhere"):
+        assert looking.meant(given) == given
+    shutil.rmtree(tmp_path / "mine")
+    assert not capsys.readouterr().err
     for command in ("top", "page"):
         assert main([command, "nowhere"]) == 2
         assert "there is no folder nowhere, and there is no run 'nowhere'" in " ".join(capsys.readouterr().err.split())

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tomli_w
 from end_to_end import until
-from primerl.launch.supervise.guard import MARK, marked
+from primerl.launch.supervise.trees import MARK, marked
 from primerl.train.distributed.torchrun import STOP_S
 from rank_helpers import Case, start_ranks
 from sft_helpers import settings, write_rows

@@ -15,7 +15,7 @@ import tomli_w
 from docs_pages import shown
 from end_to_end import EXAMPLE, Started, column, has_learnt, launch, primerl, until
 from engine_helpers import VLLM_PYTHON, need_vllm
-from primerl.launch.supervise.guard import marked
+from primerl.launch.supervise.trees import marked
 from primerl.run_key import run_key
 
 pytestmark = [

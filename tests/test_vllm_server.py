@@ -24,7 +24,7 @@ from engine_helpers import (
     vllm_command,
     wait_until,
 )
-from primerl.launch.supervise.guard import MARK, marked
+from primerl.launch.supervise.trees import MARK, marked
 
 pytestmark = [
     pytest.mark.vllm,

@@ -20,8 +20,9 @@ from primerl.launch.preflight import training
 from primerl.launch.resume import going_back, warm_start
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.runs.registry import Registry
+from primerl.stores.choice import open_store
 from primerl.stores.entries import begun_with, model_digest, weights_digest
-from primerl.stores.store import Store, open_store
+from primerl.stores.store import Store
 from primerl.train.checkpoint import staging
 from run_helpers import CONFIG, config_of, told, write_run
 from store_helpers import RUN, adapter, finish, saved, uploader, with_orchestrator

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from primerl.config.schema.evaluation import EvalTimeouts
+from primerl.launch.placement.protocol import Process
 from primerl.launch.report.evaluations import Evaluated
 from primerl.launch.report.notices import Remarks
-from primerl.launch.supervise import watching
-from primerl.launch.supervise.processes import Process
-from primerl.launch.supervise.starting import RunFailedError
-from primerl.launch.supervise.watching import Ended, Interrupted, Interrupts, OrchestratorWatch, Restarts, gave_up
+from primerl.launch.supervise import orchestrator, watching
+from primerl.launch.supervise.failures import RunFailedError
+from primerl.launch.supervise.orchestrator import Ended, OrchestratorWatch
+from primerl.launch.supervise.watching import Interrupted, Interrupts, Restarts, gave_up
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +172,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None) -> Orc
     timeouts = EvalTimeouts.model_validate({"start_s": 30, "no_progress_s": 60})
     watched = OrchestratorWatch(timeouts, Path("logs"))
     watched.url = "http://127.0.0.1:1"
-    monkeypatch.setattr(watching.orchestrator_status, "fetch", lambda _: status)
+    monkeypatch.setattr(orchestrator.orchestrator_status, "fetch", lambda _: status)
     monkeypatch.setattr(watching.time, "monotonic", lambda: 0.0)
     watched.begin()
     return watched

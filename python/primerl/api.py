@@ -32,11 +32,14 @@ from primerl.config.process_files import files, resolve, run_file
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.trainer import AdaptedModel
 from primerl.forking import preload, servers
+from primerl.launch import configs
 from primerl.launch.interpreters import lookup
+from primerl.launch.placement.commands import start
+from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight import checker, hub, training
+from primerl.launch.report.logs import describe_end
 from primerl.launch.report.status import finished
-from primerl.launch.supervise.processes import Processes, describe_end
-from primerl.launch.supervise.starting import RunFailedError, check_guard, start
+from primerl.launch.supervise.failures import RunFailedError, check_placement
 from primerl.process.redaction import redact
 from primerl.runs import state
 from primerl.train.data.batch import Batch, MicroBatch, decode_batch
@@ -123,7 +126,8 @@ class Run:
         with contextlib.ExitStack() as resources:
             # Also for the check, which imports environments as their workers do.
             resources.enter_context(checker.environments_ahead(fork=self.config.fork_server))
-            variables = training.check(self.config)
+            placement = chosen(self.config.deployment)
+            variables = training.check(self.config, placement=placement)
             servers.begin(self.config.fork_server, preload.TORCH)
             resources.enter_context(training.claimed(self.config.output_dir, clean=self.config.clean_output_dir))
             self._metrics = resources.enter_context(MetricsWriter(self.output_dir))
@@ -132,11 +136,11 @@ class Run:
             settings = described.config.model_dump(mode="json", exclude_none=True)
             self._orchestrator: Orchestrator = resources.enter_context(Orchestrator(settings))
             self._orchestrator.start()
-            self._processes = resources.enter_context(Processes())
+            self._placement = resources.enter_context(placement)
             url = self._orchestrator.url
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
                 files.write(process)
-                start(self._processes, lookup.equipped(training.entries(self.config), process, variables))
+                start(self._placement, lookup.equipped(configs.entries(self.config), process, variables))
             self._watcher = threading.Thread(target=self._watch, name="primerl-watch", daemon=True)
             self._watcher.start()
             self._resources = resources.pop_all()
@@ -153,7 +157,7 @@ class Run:
             self._leaving.set()
             self._watcher.join()
             self._orchestrator.shutdown("the training script has ended")
-            self._processes.stop(grace_s=self.config.timeouts.stop_s)
+            self._placement.stop(grace_s=self.config.timeouts.stop_s)
             self._resources.close()
 
     def resume_after(self, step: int) -> None:
@@ -258,10 +262,10 @@ class Run:
     def _watch(self) -> None:
         """In a thread of its own, which alone talks to the guard until the run is being left."""
         while not self._leaving.is_set():
-            ended = self._processes.poll(WATCH_EVERY_S)
+            ended = self._placement.watch(WATCH_EVERY_S)
             servers.tell_lost(log.warning)
             try:
-                check_guard(self._processes)
+                check_placement(self._placement)
             except RunFailedError as failure:
                 self._fail(str(failure))
                 return

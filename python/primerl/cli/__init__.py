@@ -13,15 +13,15 @@ import os
 import sys
 from importlib import import_module
 
-from primerl.launch.supervise.guard import MARK
+from primerl.launch.supervise.trees import MARK
 from primerl.process import utf8
 from primerl.process.rank_variables import NotARankError, forget_unless_rank, is_rank
 from primerl.process.signals import INTERRUPTED, AsInterrupts, Terminated
 
 COMMANDS = {
-    "rl": ("primerl.cli.runs:rl", "train a model by asynchronous reinforcement learning: starts all processes"),
+    "rl": ("primerl.cli.run:rl", "train a model by asynchronous reinforcement learning: starts all processes"),
     "run": ("primerl.cli.run:run", "start runs and look after them: list, logs, stop, resume, metrics, ..."),
-    "sft": ("primerl.cli.runs:sft", "fine-tune a model on conversations"),
+    "sft": ("primerl.cli.sft:sft", "fine-tune a model on conversations"),
     "eval": ("primerl.cli.evaluation:evaluate", "measure an endpoint or a checkpoint on environments"),
     "verify": ("primerl.cli.results:verify", "recompute the log-probabilities of every trained token of a run"),
     "report": ("primerl.cli.results:report", "show how a run went: table, reward curve"),
@@ -84,7 +84,7 @@ def answered(arguments: list[str]) -> int:
         sys.stdout.flush()  # here, where a full disk can be told
         return code
     except KeyboardInterrupt as error:
-        # Python notes an interrupt that leaves the `exec` of a string (as dataclasses do) as one that nobody handles,
+        # Python notes an interrupt that leaves the `exec` of a string (as dataclasses do) as unhandled,
         # and would end by the signal whatever is returned; the next `exec` forgets it.
         exec("")
         # A terminal that was closed takes nothing any more.

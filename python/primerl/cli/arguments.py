@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 
 def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace | int:
@@ -19,3 +20,12 @@ def parse_known(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[
         return parser.parse_known_args(arguments)
     except SystemExit as end:
         return int(end.code or 0)
+
+
+def keep_state(output_dir: str) -> None:
+    """Before the state folder is asked for anything."""
+    from primerl.runs import state
+
+    remark = state.within_run(output_dir)
+    if remark is not None:
+        print(remark, file=sys.stderr, flush=True)

@@ -13,8 +13,9 @@ from primerl.cli.run.common import BAD_INPUT, add_json, show, size
 from primerl.config.errors.fail import fail
 from primerl.runs.registry import known
 from primerl.runs.state import StateError, private_folder
+from primerl.stores.choice import open_store, store_of_run
 from primerl.stores.entries import Entry, StoreError, model_digest
-from primerl.stores.store import Store, open_store, store_of_run
+from primerl.stores.store import Store
 from primerl.train.checkpoint.files import whole_folder
 
 TITLE = "Nothing was deployed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from primerl.cli.runs import keep_state
+from primerl.cli.arguments import keep_state
 from primerl.config.command_line.arguments import with_long_names
 from primerl.forking import preload, servers
 from primerl.launch.preflight import checker

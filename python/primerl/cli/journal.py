@@ -1,4 +1,4 @@
-"""`primerl trace` and `primerl buffer`: what the journal of a run tells, while it goes on or afterwards."""
+"""`primerl trace` and `primerl buffer`: what the journal of a run holds, during the run or afterwards."""
 
 from __future__ import annotations
 

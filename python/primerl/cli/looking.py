@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import tomllib
@@ -14,6 +15,24 @@ from primerl.process.signals import stop_signals
 
 FAILED = 1
 NOT_A_PORT = "expected a port from 0 (any free one) to 65535"
+
+
+def meant(given: str) -> str:
+    """A run of that very id or name comes before a folder of that name in the working directory, which `./NAME` is."""
+    if os.sep in given or not Path(given).is_dir():
+        return given
+    from primerl.runs.registry import known
+    from primerl.runs.state import StateError
+
+    try:
+        run = known(given)
+    except StateError:
+        return given
+    if run is None or given not in (run.id, run.name) or not run.output_dir.is_dir():
+        return given
+    if not run.output_dir.samefile(given):
+        print(f"{given} is run {run.id}, in {run.output_dir}; give ./{given} for the folder here", file=sys.stderr)
+    return os.fspath(run.output_dir)
 
 
 def top(arguments: list[str]) -> int:
@@ -30,15 +49,16 @@ def top(arguments: list[str]) -> int:
         return chosen
     from primerl.runs import top as view
 
+    run = meant(chosen.run)
     try:
-        url = view.find(chosen.run)
+        url = view.find(run)
     except view.NoRunError as error:
         return fail(str(error), title="No run")
     try:
         view.once(url) if chosen.once else view.watch(url, chosen.interval)
     except view.UnreachableError as error:
         print(f"primerl top: {error}", file=sys.stderr)
-        if ending := view.ending(chosen.run):
+        if ending := view.ending(run):
             print(f"the run {ending}", file=sys.stderr)
         return FAILED
     return 0
@@ -59,7 +79,7 @@ def page(arguments: list[str]) -> int:
     from primerl.runs.state import StateError
 
     try:
-        folder = folder_of(chosen.run)
+        folder = folder_of(meant(chosen.run))
     except (UnknownRunError, StateError) as error:
         return fail(str(error), title="No page")
     from primerl._core import PageServer, PrimerlError

@@ -20,8 +20,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from primerl.cli.arguments import keep_state
 from primerl.config.command_line.arguments import asks_for_help
-from primerl.launch.supervise.guard import MARK
+from primerl.launch.supervise.trees import MARK
 from primerl.process import signals
 from primerl.process.imports import importing
 from primerl.process.rank_variables import is_rank
@@ -85,7 +86,6 @@ def env_worker(arguments: list[str]) -> int:
 
 def join_as_env_worker(arguments: list[str]) -> int:
     """`--join URL --env NAME`: workers for a run on another machine."""
-    from primerl.cli.runs import keep_state
     from primerl.config.command_line.load import load
     from primerl.config.errors.fail import ConfigError
     from primerl.config.schema.environment import JoinConfig
@@ -160,14 +160,14 @@ def native_orchestrator(arguments: list[str]) -> int:
 
 
 def leave(code: int) -> int:
-    """Returns the exit code, unless a custom advantages function that nobody waits for any more still runs.
+    """Returns the exit code, unless a custom advantages function that is no longer waited for still runs.
 
     Its thread was not made by Python, which would abort (SIGABRT) when it finds it while it finalizes, and the run's
     own exit code would be lost.
     """
     if sys._current_frames().keys() - {threading.get_ident()}:
         logging.shutdown()
-        with contextlib.suppress(OSError, ValueError):  # a closed pipe: there is nobody to tell
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe: no one reads it
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)

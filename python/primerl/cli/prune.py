@@ -1,4 +1,4 @@
-"""`primerl env prune`: removes the virtualenvs that primerl made for environments and that nobody needs any more."""
+"""`primerl env prune`: removes the virtualenvs that primerl made for environments and that are no longer needed."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ from primerl.cli.run.common import BAD_INPUT, FAILED, add_json, ago, show, size
 from primerl.config.errors.fail import fail
 from primerl.runs.registry import Registry, Run, known
 from primerl.runs.state import StateError
+from primerl.stores.choice import open_store, store_of_run
 from primerl.stores.entries import Entry, StoreError, listed
-from primerl.stores.store import ID, Store, open_store, store_of_run
+from primerl.stores.store import ID, Store
 
 USAGE = """usage: primerl store list [--store URL] [--json]             what is stored, by run
        primerl store delete RUN[/KIND][/step_N] [--yes]     delete that; deployed adapters stay

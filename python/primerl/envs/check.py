@@ -1,4 +1,4 @@
-"""Whether an environment can be used as configured: `python -m primerl.envs.check ID [JSON]`.
+"""Whether an environment can be used as configured: `python -m primerl.envs.check ID [JSON] [--traceback]`.
 
 Run in a process of its own by the launcher, before anything is started. Exit code 0, or 2 after one line on stderr
 that says what is wrong and what to do.
@@ -18,6 +18,10 @@ from primerl.envs import exits, versions
 from primerl.envs.generations import choice
 from primerl.envs.interface import EnvironmentRefusedError, Role
 
+USAGE = """usage: python -m primerl.envs.check ID [JSON] [--traceback]
+
+Loads the environment with these settings, as a worker would. --traceback: also where what it raised comes from."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -25,6 +29,8 @@ class Verdict:
     """What is wrong; None where the environment can be used."""
     remark: str | None = None
     """What its user should know."""
+    cause: BaseException | None = None
+    """What was raised, where its traceback tells more than the problem."""
 
 
 def check_environment(
@@ -60,9 +66,7 @@ def check_environment(
         remarks = [generation.remark(env, environment_id, role), versions.remark(environment_id)]
         return Verdict(remark="; ".join(remark for remark in remarks if remark is not None) or None)
     except EnvironmentRefusedError as error:
-        if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
-        return Verdict(str(error))
+        return Verdict(str(error), cause=error.__cause__)
 
 
 def _check_group(environment_id: str, role: Role, rollouts: int, max_concurrent: int | None) -> None:
@@ -78,8 +82,13 @@ def _check_group(environment_id: str, role: Role, rollouts: int, max_concurrent:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) not in (1, 2):
-        print("usage: python -m primerl.envs.check ID [JSON]", file=sys.stderr)
+    if arguments in (["-h"], ["--help"]):
+        print(USAGE)
+        return 0
+    shows_traceback = "--traceback" in arguments
+    arguments = [argument for argument in arguments if argument != "--traceback"]
+    if len(arguments) not in (1, 2) or arguments[0].startswith("-"):
+        print(USAGE.splitlines()[0], file=sys.stderr)
         return 2
     try:
         settings = json.loads(arguments[1]) if len(arguments) == 2 else {}
@@ -91,6 +100,8 @@ def main(arguments: list[str]) -> int:
         print(verdict.remark)
     if verdict.problem is None:
         return 0
+    if shows_traceback and verdict.cause is not None:
+        traceback.print_exception(verdict.cause)
     print(" ".join(verdict.problem.split()), file=sys.stderr)
     return 2
 

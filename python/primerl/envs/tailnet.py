@@ -29,7 +29,8 @@ from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
-from primerl.launch.supervise.guard import MARK, die_with_parent
+from primerl.launch.supervise.plain_start import die_with_parent
+from primerl.launch.supervise.trees import MARK
 
 log = logging.getLogger("primerl.envs")
 

@@ -16,8 +16,10 @@ from primerl.config.process_files import evaluation, files, resolve, run_file
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.evals import endpoint, greedy, results
 from primerl.inference.backend import UnservableError
-from primerl.launch import secrets
+from primerl.launch import configs, secrets
 from primerl.launch.interpreters import lookup
+from primerl.launch.placement import commands
+from primerl.launch.placement.protocol import Placement
 from primerl.launch.preflight import environments as environments
 from primerl.launch.preflight import hub, model_folder, training
 from primerl.models.tiny import write_text_model
@@ -78,7 +80,7 @@ def _fitted(config: EvalConfig, *, weights: bool) -> EvalConfig:
     return found
 
 
-def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
+def check(config: EvalConfig, say: Callable[[str], None], placement: Placement) -> secrets.Variables:
     """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] with what is wrong. `say` gets warnings,
     which are no reason to stop. Returns what env workers are to get in their environment."""
     folder = Path(files.absolute(config.output_dir))
@@ -100,6 +102,10 @@ def check(config: EvalConfig, say: Callable[[str], None]) -> secrets.Variables:
     with problems.noted():
         if client is None:
             _check_model(config)
+    with problems.noted():
+        where = configs.NOWHERE
+        engines, workers = evaluation.inference(config, where), evaluation.env_workers(config, where)
+        commands.plan(placement, [evaluation.orchestrator(config), *engines, *workers])
     with problems.noted():
         environments.check_installed(config.env)
     problems.check()
@@ -224,8 +230,6 @@ def _check_model(config: EvalConfig) -> None:
     if limit is not None and context > limit:
         name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
         raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
-    if config.inference.replicas:
-        training.check_address("inference", config.inference.host, config.inference.port)
 
 
 @contextmanager

@@ -92,6 +92,11 @@ class EngineBackend:
     def check_sampling(self, temperature: float) -> None:
         """Raises UnservableError for what it cannot sample at."""
 
+    def gpus(self, device: str, options: Mapping[str, Any]) -> int:
+        """How many GPUs of a machine with several one engine takes for itself. `device`: `inference.device`; `options`:
+        as in `check_options`."""
+        return 1
+
     def check_settings(self, config: InferenceConfig) -> None:
         """Settings of one engine that it refuses. Raises UnservableError."""
         if config.logprobs_mode not in self.logprobs_modes:

@@ -4,8 +4,8 @@
          │         <── weights of version 0: the checkpoint's files (of an endpoint: none)
          └── exits 0 when all is measured ──> results.jsonl, summary.json, the table
 
-What was killed is started again, and an env worker that ended otherwise after it had begun to work: the orchestrator
-goes on from its journal, and so does the same command. Exit codes: 0 measured, 1 nothing could be measured, or it was
+A killed process is started again, and so is an env worker that failed after it had begun to work: the orchestrator
+continues from its journal, and so does the same command. Exit codes: 0 measured, 1 nothing could be measured, or it was
 given up, 2 bad input (nothing started), 130 interrupted.
 """
 
@@ -22,44 +22,41 @@ from primerl.config.process_files.files import ProcessConfig
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.evals import checkpoint, preflight, results
 from primerl.forking import servers
+from primerl.launch.configs import NOWHERE
 from primerl.launch.interpreters import lookup
+from primerl.launch.placement.local import LocalPlacement
+from primerl.launch.placement.protocol import Placement, Process
 from primerl.launch.preflight.training import claimed, holds_run
+from primerl.launch.recovery import Recovery
 from primerl.launch.registration import registered
 from primerl.launch.report import status as orchestrator_status
 from primerl.launch.report.console import PLAIN_EVERY_S, Console
+from primerl.launch.report.logs import tail
 from primerl.launch.report.notices import Remarks
 from primerl.launch.secrets import Variables
-from primerl.launch.supervise.processes import Process, Processes, cause_of, tail
-from primerl.launch.supervise.starting import (
+from primerl.launch.supervise.failures import (
     BAD_INPUT,
     FAILED,
     INTERRUPTED,
     RefusedError,
     RunFailedError,
-    check_guard,
-    failure_of,
-    start,
-    wait_for_orchestrator,
+    check_placement,
 )
+from primerl.launch.supervise.orchestrator import OrchestratorWatch, wait_for_orchestrator
 from primerl.launch.supervise.watching import (
     LAST_WORDS_S,
     STATUS_EVERY_S,
     TICK_S,
     Interrupted,
     Interrupts,
-    OrchestratorWatch,
-    Restarts,
-    gave_up,
     say_goodbye,
 )
 from primerl.models.tiny import write_text_model
 from primerl.train.loop.client import NoMoreBatches, OrchestratorClient, OrchestratorError
 
-# Until the orchestrator says where it listens.
-NOWHERE = "http://127.0.0.1:0"
 # An orchestrator that has just said where it listens answers at once.
 ANNOUNCE_S = 10.0
-# Answers that take as long are how some models are; what waits for longer is told.
+# Some models take as long to answer; longer waits are printed.
 LONG_WAIT_S = 10.0
 
 
@@ -68,7 +65,8 @@ def run(config: EvalConfig, console: Console | None = None) -> int:
     console = console or Console()
     console.say("checking the model, the environments and the folder")
     config = preflight.with_model(config)
-    variables = preflight.check(config, console.say)
+    placement = LocalPlacement()
+    variables = preflight.check(config, console.say, placement)
     with claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
             if not holds_run(folder):
@@ -77,7 +75,7 @@ def run(config: EvalConfig, console: Console | None = None) -> int:
             return 0
         goes_on = not config.clean_output_dir and (holds_run(folder) or (folder / "logs").is_dir())
         with registered(config, folder, console.say, goes_on=goes_on) as session:
-            session.exit_code = Evaluation(config, folder, console, variables).run()
+            session.exit_code = Evaluation(config, folder, console, variables, placement).run()
             return session.exit_code
 
 
@@ -96,21 +94,44 @@ def write_configs(config: EvalConfig, orchestrator_url: str, variables: Variable
     return [lookup.equipped(config.env, process, variables) for process in others]
 
 
+class EvaluationRecovery(Recovery):
+    """Which ends are due in an evaluation."""
+
+    def ended(self, process: Process) -> None:
+        kind = self.described[process.name].kind
+        is_over = preflight.is_over(self.folder)
+        if kind != "orchestrator" and is_over:
+            return
+        if process.code == 0 and kind in ("orchestrator", "env-worker"):
+            if kind == "env-worker":
+                self.early[process.name] = time.monotonic()
+            elif not is_over:
+                raise RunFailedError("the orchestrator was stopped; the same command goes on")
+            return
+        left = self.signed_off(process)
+        if not self.may_restart(process, left):
+            raise self.failure(process, left)
+        self.restart(process, left)
+
+
 class Evaluation:
     """One start of it, from the folder's lock to the results."""
 
-    def __init__(self, config: EvalConfig, folder: Path, console: Console, variables: Variables) -> None:
+    def __init__(
+        self, config: EvalConfig, folder: Path, console: Console, variables: Variables, placement: Placement
+    ) -> None:
         self.config = config
         self.folder = folder
         self.names = [entry.label for entry in config.env]
         self.variables = variables
         self.console = console
-        self.described: dict[str, ProcessConfig] = {}
-        self.restarts = Restarts(config.restarts)
+        self.placement = placement
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
-        self.early: dict[str, float] = {}  # when they ended well, though it is not over
-        self.again = False  # what has failed is measured once more
         self.interrupts = Interrupts()
+        self.recovery = EvaluationRecovery(
+            placement, folder, self.orchestrator, config.restarts, console, self.interrupts.check
+        )
+        self.again = False  # what has failed is measured once more
         self.began = time.monotonic()
         self.printed = -PLAIN_EVERY_S
         self.remarks = Remarks(console.say)
@@ -127,8 +148,8 @@ class Evaluation:
                 write_configs(self.config, NOWHERE, self.variables)
                 # Reads all of the weights: before there is anything else to look after.
                 manifest = self._publish()
-                with Processes() as processes:
-                    code, reason = self._measured(processes, manifest)
+                with self.placement:
+                    code, reason = self._measured(manifest)
         except KeyboardInterrupt:
             code, reason = INTERRUPTED, "interrupted; the same command goes on"
         if reason:
@@ -147,12 +168,12 @@ class Evaluation:
         self.console.say("hashing the checkpoint's weights")
         return checkpoint.publish(evaluation.model_folder(self.config), self.folder)
 
-    def _measured(self, processes: Processes, manifest: Path | None) -> tuple[int, str]:
+    def _measured(self, manifest: Path | None) -> tuple[int, str]:
         code, reason = 0, ""
         with self.interrupts:
             try:
-                if self._start(processes, manifest):
-                    self._watch(processes)
+                if self._start(manifest):
+                    self._watch()
             except RefusedError as refusal:
                 code, reason = BAD_INPUT, error_locations.told(str(refusal))
             except RunFailedError as failure:
@@ -160,31 +181,29 @@ class Evaluation:
             except Interrupted:
                 code, reason = INTERRUPTED, "interrupted; the same command goes on"
                 self.console.say("stopping all processes (Ctrl-C again kills them)")
-            processes.stop(grace_s=self.config.timeouts.stop_s)
+            self.placement.stop(grace_s=self.config.timeouts.stop_s)
         return code, reason
 
-    def _start(self, processes: Processes, manifest: Path | None) -> bool:
+    def _start(self, manifest: Path | None) -> bool:
         """Returns whether there is something to do."""
         doing = "going on with the evaluation" if holds_run(self.folder) else "starting"
         self.console.say(f"{'measuring again what has failed' if self.again else doing} in {self.folder}")
         orchestrator = evaluation.orchestrator(self.config)
-        self.described[orchestrator.name] = orchestrator
-        started = start(processes, orchestrator, *(["--measure-again"] if self.again else []))
-        url = wait_for_orchestrator(processes, started, self.folder, self.interrupts.check)
+        started = self.recovery.start(orchestrator, *(["--measure-again"] if self.again else []))
+        url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)
         if url is None:
             return False
         self.orchestrator.url = url
         for process in write_configs(self.config, url, self.variables):
-            self.described[process.name] = process
-            start(processes, process)
+            self.recovery.start(process)
         if manifest is not None:
-            self._announce(processes, manifest)
+            self._announce(manifest)
         self.orchestrator.begin()
         logs = self.folder / "logs"
-        self.console.say(f"orchestrator at {url}; {len(self.described)} processes, logs in {logs}")
+        self.console.say(f"orchestrator at {url}; {len(self.recovery.described)} processes, logs in {logs}")
         return True
 
-    def _announce(self, processes: Processes, manifest: Path) -> None:
+    def _announce(self, manifest: Path) -> None:
         while True:
             client = OrchestratorClient(self.orchestrator.url, ANNOUNCE_S)
             try:
@@ -192,9 +211,9 @@ class Evaluation:
             except NoMoreBatches:
                 return None  # all is measured already, which is seen next
             except OrchestratorError as error:
-                ended = list(processes.poll(TICK_S))
+                ended = self.placement.watch(TICK_S)
                 for process in ended:
-                    self._ended(processes, process)
+                    self.recovery.ended(process)
                 self.interrupts.check()
                 if not ended:
                     raise RefusedError(
@@ -204,50 +223,25 @@ class Evaluation:
             finally:
                 client.close()
 
-    def _watch(self, processes: Processes) -> None:
+    def _watch(self) -> None:
         """Returns when all is measured."""
         asked = 0.0
         while True:
-            for process in processes.poll(TICK_S):
-                self._ended(processes, process)
-            check_guard(processes)
+            for process in self.placement.watch(TICK_S):
+                self.recovery.ended(process)
+            check_placement(self.placement)
             self.interrupts.check()
-            if processes.by_name["orchestrator"].ended:
-                return say_goodbye(processes, self.described, self.interrupts.check)
+            if self.placement.by_name["orchestrator"].ended:
+                return say_goodbye(self.placement, self.recovery.described, self.interrupts.check)
             now = time.monotonic()
             if now - asked >= STATUS_EVERY_S:
                 asked = now
                 servers.tell_lost(self.console.say)
                 self._look(now)
-            for name, since in self.early.items():
+            for name, since in self.recovery.early.items():
                 if now - since > LAST_WORDS_S:
-                    log = tail(processes.by_name[name].log)
+                    log = tail(self.placement.by_name[name].log)
                     raise RunFailedError(f"{name} ended before the evaluation had\n{log}")
-
-    def _ended(self, processes: Processes, process: Process) -> None:
-        kind = self.described[process.name].kind
-        if kind != "orchestrator" and preflight.is_over(self.folder):
-            return
-        if process.code == 0 and kind in ("orchestrator", "env-worker"):
-            if kind == "env-worker":
-                self.early[process.name] = time.monotonic()
-            elif not preflight.is_over(self.folder):
-                raise RunFailedError("the orchestrator was stopped; the same command goes on")
-            return
-        left = self.orchestrator.sign_off(process, self.described[process.name])
-        may_restart = processes.guard_end is None and not gave_up(kind, process, left.was_registered)
-        if not may_restart or not self.restarts.has_one_left(process.name):
-            raise failure_of(process, left.told() + self.restarts.used_up(process.name))
-        cause = cause_of(process)
-        why = f" ({cause})" if cause else ""
-        self.console.say(f"{process.name} {process.describe_end()}{why}{left.told()}; it is started again")
-        again = start(processes, self.described[process.name])
-        if kind != "orchestrator":
-            return
-        url = wait_for_orchestrator(
-            processes, again, self.folder, self.interrupts.check, lambda other: self._ended(processes, other)
-        )
-        self.orchestrator.begin_again(url)
 
     def _look(self, now: float) -> None:
         status = self.orchestrator.ask(now)
@@ -314,6 +308,3 @@ def line(status: dict[str, Any]) -> str:
         f"{rollouts.get('evaluated', 0)} rollouts measured, {rollouts.get('failed', 0)} failed, "
         f"{rollouts.get('in_flight', 0)} in flight{rate}{'' if longest is None else f'; {longest}'}"
     )
-
-
-__all__ = ["Evaluation", "line", "run", "write_configs"]

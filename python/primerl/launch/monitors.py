@@ -1,4 +1,4 @@
-"""The monitors of a run: checked before the start, started beside the other processes, told how the run ended.
+"""The monitors of a run: checked before the start, started next to the other processes, notified of the run's end.
 
 Nothing here fails a run. A monitor process that ends is started again, as often as `restarts` allows; what it did not
 send stays on the disk, and is named in the launcher's last words.
@@ -26,8 +26,10 @@ from primerl.config.schema.monitors import PRIME, WANDB, MonitorConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.sft import SFTConfig
 from primerl.launch import secrets
-from primerl.launch.supervise.processes import Process, Processes
-from primerl.launch.supervise.starting import BAD_INPUT, start
+from primerl.launch.placement.commands import start
+from primerl.launch.placement.local import LocalPlacement
+from primerl.launch.placement.protocol import Placement, Process
+from primerl.launch.supervise.failures import BAD_INPUT
 from primerl.launch.supervise.watching import Restarts
 from primerl.monitors import load
 from primerl.monitors.keys import usable
@@ -156,16 +158,16 @@ class MonitorWatch:
     def name(self) -> str:
         return self.described.name
 
-    def start(self, processes: Processes, goes_back_to: int | None = None) -> None:
-        """`goes_back_to`: the step whose checkpoint the run goes on from, where that is not the newest. Raises nothing
-        that the run would fail by."""
+    def start(self, placement: Placement, goes_back_to: int | None = None) -> None:
+        """`goes_back_to`: the step whose checkpoint the run continues from, where that is not the newest. Raises
+        nothing that the run would fail by."""
         try:
             if goes_back_to is not None:
                 self.go_back(goes_back_to)
             for file in (END_FILE, STATUS_FILE):
                 (self.folder / file).unlink(missing_ok=True)
             process_files.write(self.described)
-            start(processes, self.described)
+            start(placement, self.described)
         except FAILURES as error:
             self.say(f"the monitors cannot be started, and training goes on without them: {error}")
 
@@ -180,7 +182,7 @@ class MonitorWatch:
         self._set_aside(step)
 
     def _set_aside(self, step: int) -> None:
-        """Services cannot take back what they were told of later steps: the run goes on as another one there, which
+        """Services cannot take back later steps that they have received: the run continues there as another one, which
         gets all steps up to this one first."""
         records = self.folder / RECORDS_FILE
         if not records.is_file():
@@ -198,19 +200,19 @@ class MonitorWatch:
         )
 
     def ended(self, process: Process) -> None:
-        """While the run goes on."""
+        """During the run."""
         if process.code == BAD_INPUT or not self._restarts.has_one_left(self.name):
             self.say(f"{self.name} {process.describe_end()}, and training goes on without it; see {process.log}")
             return
         self.say(f"{self.name} {process.describe_end()}; it is started again")
         self._start_at = time.monotonic() + RESTART_AFTER_S
 
-    def look(self, processes: Processes) -> None:
+    def look(self, placement: Placement) -> None:
         """Starts it again where that is due; says where the run can be seen, and which monitor fails."""
         if self._start_at is not None and time.monotonic() >= self._start_at:
             self._start_at = None
             try:
-                start(processes, self.described)
+                start(placement, self.described)
             except FAILURES as error:
                 self.say(f"{self.name} cannot be started again, and training goes on without it: {error}")
         for name, monitor in self._status().items():
@@ -219,35 +221,35 @@ class MonitorWatch:
             elif monitor["where"]:
                 self._show(name, f"monitor {name}: {monitor['where']}")
 
-    def end(self, processes: Processes, code: int, reason: str) -> None:
+    def end(self, placement: Placement, code: int, reason: str) -> None:
         """With the other processes gone. Raises nothing that the run would fail by."""
         status = {0: "finished", 130: "interrupted"}.get(code, "failed")
         try:
             process_files.write_text(self.folder / END_FILE, json.dumps({"status": status, "reason": reason}) + "\n")
-            process = processes.by_name.get(self.name)
+            process = placement.by_name.get(self.name)
             if process is not None:  # it could be started
-                self._wait(processes, process)
-                processes.stop(grace_s=0.0, names=[self.name])
+                self._wait(placement, process)
+                placement.stop(grace_s=0.0, names=[self.name])
             self._start_at = None
-            self.look(processes)
+            self.look(placement)
             for line in self._left():
                 self.say(line)
         except FAILURES as error:  # a full disk may be why the run has failed
             self.say(f"monitors were not told of the end: {error}")
 
-    def _wait(self, processes: Processes, process: Process) -> None:
+    def _wait(self, placement: Placement, process: Process) -> None:
         """Until it has sent what is left, or its time is over. It is not sent a signal, which one that has just been
         started would die of."""
         config = self.described.config
         finish_s = config.finish_s if isinstance(config, MonitorConfig) else 0.0
         deadline = time.monotonic() + finish_s + LAST_WORDS_S
-        while processes.guard_end is None and time.monotonic() < deadline:
+        while placement.lost is None and time.monotonic() < deadline:
             if process.ended:
                 if self._start_at is None and (process.code is None or process.code >= 0):
                     return
                 self._start_at = None
-                process = start(processes, self.described)
-            processes.poll(POLL_S)
+                process = start(placement, self.described)
+            placement.watch(POLL_S)
 
     def _left(self) -> Iterator[str]:
         status = self._status()
@@ -288,17 +290,17 @@ def beside(config: SFTConfig, folder: Path, say: Callable[[str], None]) -> Itera
         code[0] = number
         return number
 
-    with Processes() as processes:
+    with LocalPlacement() as placement:
         watch = MonitorWatch(described, folder, SFT_RESTARTS, say)
         ckpt = config.ckpt
         step = None if ckpt is None else ckpt.resume_step
-        watch.start(processes, None if step == -1 else step)
+        watch.start(placement, None if step == -1 else step)
 
         def look() -> None:
             while not over.wait(LOOK_EVERY_S):
-                for process in processes.poll(0.0):
+                for process in placement.watch(0.0):
                     watch.ended(process)
-                watch.look(processes)
+                watch.look(placement)
 
         looking = threading.Thread(target=look, name="monitors", daemon=True)
         looking.start()
@@ -308,4 +310,4 @@ def beside(config: SFTConfig, folder: Path, say: Callable[[str], None]) -> Itera
             over.set()
             looking.join()
             # 128 + n: stopped by a signal, which somebody sent.
-            watch.end(processes, 130 if code[0] > 128 else code[0], f"exit code {code[0]}")
+            watch.end(placement, 130 if code[0] > 128 else code[0], f"exit code {code[0]}")

@@ -1,6 +1,6 @@
 """What a run tells the registry of its own start and end, and who waits for the start of a detached one.
 
-The registry is a convenience: where it cannot be written, the run says so and goes on.
+The registry is a convenience: if it cannot be written, a warning is printed and the run continues.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.sft import SFTConfig
 from primerl.launch.supervise import detached
-from primerl.launch.supervise.starting import BAD_INPUT, INTERRUPTED
+from primerl.launch.supervise.failures import BAD_INPUT, INTERRUPTED
 from primerl.runs.registry import Registry, Run
 from primerl.runs.state import StateError
 
@@ -105,7 +105,7 @@ def _described(config: RLConfig | SFTConfig | EvalConfig) -> tuple[str, list[str
 
 
 def stored_copy(config: RLConfig | SFTConfig | EvalConfig) -> str:
-    """TOML to go on with: what was given, without what was asked of this start only."""
+    """TOML to resume with: what was given, without what was asked of this start only."""
     settings = run_file.settings(config)
     for section in (settings, settings.get("trainer", {})):
         section.get("ckpt", {}).pop("resume_step", None)

@@ -2,8 +2,8 @@
 
     ask   GET /envs/config: settings, limits, what the run's first worker listed      (again until wait_s have passed)
     start one process a worker, under a guard; each loads the environment, registers, and is refused where it differs
-    watch a worker that ends while the run goes on is started again; all end when the run is over, or when this process
-          is told to stop
+    watch a worker that ends during the run is started again; all end when the run is over, or when this process is
+          asked to stop
 
 Nothing is read from the run's folder. Exit codes: 0 the run is over or SIGTERM (Ctrl-C, a closed terminal), 1 the
 orchestrator was lost or a worker failed, 2 bad input: no such environment, a wrong key, another version or other
@@ -35,22 +35,26 @@ from primerl.config.schema.environment import EnvWorkerConfig, JoinConfig, Joine
 from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
 from primerl.launch.interpreters import lookup
+from primerl.launch.placement.commands import start
+from primerl.launch.placement.local import LocalPlacement
+from primerl.launch.placement.protocol import Placement, Process
+from primerl.launch.report import addresses
 from primerl.launch.report import status as orchestrator_status
 from primerl.launch.report.console import Console
+from primerl.launch.report.logs import describe_end
 from primerl.launch.secrets import read_files
-from primerl.launch.supervise.processes import Process, Processes, describe_end
-from primerl.launch.supervise.starting import BAD_INPUT, FAILED, start
-from primerl.launch.supervise.watching import LAST_WORDS_S, Restarts, gave_up, signed_off
+from primerl.launch.supervise.failures import BAD_INPUT, FAILED
+from primerl.launch.supervise.orchestrator import signed_off
+from primerl.launch.supervise.watching import LAST_WORDS_S, Restarts, gave_up
 from primerl.net.requests import UnansweredError, ask
 from primerl.process.signals import stop_signals
 from primerl.run_key import FILE, VARIABLE
 from primerl.runs import secrets as stored
 from primerl.runs.state import StateError
 
-# Env workers that join a run from elsewhere, as its launcher sees them: whom it waits for, and how.
+# Env workers that join a run from other machines, as its launcher sees them: which it waits for, and how.
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
-ANY = ("0.0.0.0", "::", "[::]")
 
 
 def environments(config: RLConfig) -> list[str]:
@@ -60,13 +64,15 @@ def environments(config: RLConfig) -> list[str]:
 
 
 def announcement(config: RLConfig, url: str, folder: Path) -> str | None:
-    """What somebody has to start elsewhere; None where nothing is waited for."""
+    """What has to be started on other machines; None where the run waits for nothing."""
     names = environments(config)
     if not names:
         return None
     port = urlsplit(url).port
     host = config.orchestrator.host
-    commands = "".join(f"\n  primerl env-worker --join {reached_at(host, port)} --env {name}" for name in names)
+    commands = "".join(
+        f"\n  primerl env-worker --join {addresses.reached_at(host, port)} --env {name}" for name in names
+    )
     file = folder / FILE
     key = f"{VARIABLE}=$(cat {shlex.quote(os.fspath(file))})" if file.is_file() else f"the run's {VARIABLE}"
     here = f"\n  (with {key} in the environment"
@@ -77,13 +83,6 @@ def announcement(config: RLConfig, url: str, folder: Path) -> str | None:
     return (
         f"waiting for env workers to join, for at most timeouts.join_s = {config.timeouts.join_s:g} s:{commands}{here}"
     )
-
-
-def reached_at(host: str, port: int | None) -> str:
-    """The orchestrator's URL as other machines may have it: nobody reaches `0.0.0.0`."""
-    if host in ANY:
-        host = socket.gethostname()
-    return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"
 
 
 def missing(config: RLConfig, status: dict[str, Any]) -> list[str]:
@@ -162,7 +161,7 @@ class _Joining:
         self.restarts = Restarts(RESTARTS, key=None)
         self.failed: dict[str, Process] = {}
         self.ended_at: float | None = None
-        """When a worker ended in order, as it does when the run is over, or where it is told to."""
+        """When a worker last ended with code 0, as it does when the run is over, or when it is asked to stop."""
         self._files = variables
         self._said = ""
 
@@ -171,14 +170,14 @@ class _Joining:
         settings = _settings(told)
         variables = self._variables(told, settings)
         self._say_what_is_joined(told)
-        with tempfile.TemporaryDirectory(prefix="primerl-join-") as folder, Processes() as processes:
+        with tempfile.TemporaryDirectory(prefix="primerl-join-") as folder, LocalPlacement() as placement:
             described = {
                 process.name: process for process in workers(self.config, told, settings, variables, Path(folder))
             }
             for process in described.values():
                 process_files.write(process)
-                start(processes, process)
-            return self._watch(processes, described)
+                start(placement, process)
+            return self._watch(placement, described)
 
     # What the orchestrator says
 
@@ -243,7 +242,7 @@ class _Joining:
         if self.stop.is_set():
             raise Stopped
 
-    # What is said before the start
+    # What is printed before the start
 
     def _variables(self, told: dict[str, Any], settings: JoinedSettings) -> dict[str, str]:
         """Of this machine: its stored secrets and files. Says what the run's own workers have and is not here."""
@@ -277,23 +276,23 @@ class _Joining:
 
     # The workers
 
-    def _watch(self, processes: Processes, described: dict[str, ProcessConfig]) -> int:
+    def _watch(self, placement: Placement, described: dict[str, ProcessConfig]) -> int:
         for process in described.values():
             self.console.say(f"{process.name}: {process.log}")
         while True:
             if self.stop.is_set():
                 self.console.say("stopping; rollouts that run are handed back")
-                processes.stop(grace_s=STOP_S)
+                placement.stop(grace_s=STOP_S)
                 return 0
-            for ended in processes.poll(POLL_S):
-                self._ended(processes, described, ended)
+            for ended in placement.watch(POLL_S):
+                self._ended(placement, described, ended)
             servers.tell_lost(self.console.say)
-            if processes.guard_end is not None:
-                raise JoinFailedError(f"the guard of the processes {processes.guard_end}")
+            if placement.lost is not None:
+                raise JoinFailedError(placement.lost)
             if self._is_over():
                 # Those that had not joined by then would look for it until wait_s are up.
-                processes.stop(grace_s=STOP_S)
-            if all(process.ended for process in processes.by_name.values()):
+                placement.stop(grace_s=STOP_S)
+            if all(process.ended for process in placement.by_name.values()):
                 return self._exit_code()
 
     def _is_over(self) -> bool:
@@ -305,11 +304,11 @@ class _Joining:
             ask(self.config.join, "/envs/config", within_s=ANSWER_S, environment=self.config.env)
         except UnansweredError:
             return now >= self.ended_at + OVER_S
-        # The run goes on; if it ends later, the orchestrator says so to each worker by itself.
+        # The run continues; when it ends later, the orchestrator tells each worker itself.
         self.ended_at = None
         return False
 
-    def _ended(self, processes: Processes, described: dict[str, ProcessConfig], process: Process) -> None:
+    def _ended(self, placement: Placement, described: dict[str, ProcessConfig], process: Process) -> None:
         if process.code == 0:
             self.console.say(f"{process.name} has ended")
             self.ended_at = time.monotonic()
@@ -320,7 +319,7 @@ class _Joining:
         if not gave_up("env-worker", process, left.was_registered) and self.restarts.has_one_left(process.name):
             self.console.say(describe_end(process, left.told()))
             self.console.say(f"{process.name} is started again")
-            start(processes, described[process.name])
+            start(placement, described[process.name])
         else:
             self.console.say(describe_end(process, left.told() + self.restarts.used_up(process.name)))
             self.failed[process.name] = process

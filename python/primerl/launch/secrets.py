@@ -1,4 +1,4 @@
-"""What env workers get in their environment beside what all processes get: the user's secrets.
+"""The user's secrets, which only env workers get in their environment.
 
 They go to the guard over its socket and from there into the worker's environment: no file of the run, no log and no
 process list has them. Of two the launcher knows what they are for: a tailnet's key (`tailnet`), and W&B's, which the
@@ -84,8 +84,8 @@ def of_all(env_files: Iterable[str]) -> dict[str, str]:
 
 
 def names_of_variables(variables: Variables) -> dict[str, list[str]]:
-    """Names alone: env workers that join are told what they have to bring themselves. The key of a tailnet is for nodes
-    of this machine."""
+    """Names alone: env workers that join from other machines have to bring the values themselves. The key of a
+    tailnet is for nodes of this machine."""
     return {label: sorted(values.keys() - {KEY_VARIABLE}) for label, values in variables.items()}
 
 
@@ -112,7 +112,7 @@ def read_files(files: Iterable[str]) -> dict[str, str]:
 
 
 def note_stored() -> None:
-    """The stored ones; where they cannot be read, that is said."""
+    """The stored ones; prints a warning where they cannot be read."""
     try:
         stored.note_all()
     except StateError as error:
@@ -121,7 +121,7 @@ def note_stored() -> None:
 
 def note_of_run(folder: Path) -> None:
     """So that this process prints none of the secrets that the run in the folder may have: the stored ones, and those
-    of its `env_files`. What cannot be read is not known, and hinders nobody who only looks."""
+    of its `env_files`. What cannot be read is skipped: it is no obstacle to looking at a run."""
     note_stored()
     for config, begun_in in _configs(folder.absolute()):
         try:

@@ -15,9 +15,9 @@ from primerl.config.process_files import files
 from primerl.config.process_files.files import ProcessConfig, write_text
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.services import StoreWorkerConfig
+from primerl.launch.placement.protocol import Placement
 from primerl.launch.report.console import Console
-from primerl.launch.supervise.processes import Processes
-from primerl.launch.supervise.starting import RunFailedError
+from primerl.launch.supervise.failures import RunFailedError
 from primerl.stores.worker import END, REPORT
 from primerl.train.checkpoint import staging
 
@@ -77,7 +77,7 @@ class Storing:
 
     def finish(
         self,
-        processes: Processes,
+        placement: Placement,
         console: Console,
         stop_s: float,
         *,
@@ -88,21 +88,21 @@ class Storing:
 
         Raises RunFailedError where one was lost.
         """
-        process = processes.by_name.get(NAME)
+        process = placement.by_name.get(NAME)
         if process is None:
             return
-        others = [name for name, other in processes.by_name.items() if not other.ended and name not in (NAME, *stay)]
+        others = [name for name, other in placement.by_name.items() if not other.ended and name not in (NAME, *stay)]
         if others:  # none would mean all
-            processes.stop(grace_s=stop_s, names=others)
+            placement.stop(grace_s=stop_s, names=others)
         write_text(self._folder / END, "")
         began, told = time.monotonic(), False
-        while not process.ended and processes.guard_end is None:
+        while not process.ended and placement.lost is None:
             check()
-            processes.poll(POLL_S)
+            placement.watch(POLL_S)
             self.look(console)
             took = time.monotonic() - began
             if took > LAST_S:
-                processes.stop(grace_s=0.0, names=[NAME])
+                placement.stop(grace_s=0.0, names=[NAME])
                 break  # it ends now, or hangs in its storage, where nothing ends it
             if not told and took > TELL_AFTER_S:
                 told = True
@@ -121,11 +121,11 @@ class Storing:
             f"lost, and {self._again} uploads it"
         )
 
-    def leave(self, processes: Processes, console: Console) -> None:
+    def leave(self, placement: Placement, console: Console) -> None:
         """Of a run that is stopped: what is not uploaded yet is left to its next start."""
-        process = processes.by_name.get(NAME)
+        process = placement.by_name.get(NAME)
         if process is not None and not process.ended:
-            processes.stop(grace_s=LEAVE_S, names=[NAME])
+            placement.stop(grace_s=LEAVE_S, names=[NAME])
         waiting = [one.label for one in staging.staged(self._folder)]
         if waiting:
             console.say(

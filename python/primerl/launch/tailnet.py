@@ -11,8 +11,9 @@ from primerl.config.schema.environment import EnvWorkerConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.services import KEY_PREFIX
 from primerl.envs.tailnet import KEY_VARIABLE, NODE_LOST, PROGRAMS, program
+from primerl.launch.placement.protocol import Process
+from primerl.launch.report.logs import last_error, tail
 from primerl.launch.secrets import Variables
-from primerl.launch.supervise.processes import Process, last_error, tail
 from primerl.process.redaction import note
 
 
@@ -22,7 +23,7 @@ def is_joined(config: RLConfig) -> bool:
 
 
 def _labels(config: RLConfig) -> set[str]:
-    """Environments with workers here: those that join from elsewhere have the network of their own machine."""
+    """Environments with workers here: those that join from other machines have the network of their own machine."""
     entries = [*config.orchestrator.train.env, *config.orchestrator.eval.env]
     return {entry.label for entry in entries if entry.num_workers}
 

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from primerl.config.errors.validation_errors import describe
 from primerl.config.process_files.files import write_text
 from primerl.config.schema.monitors import MonitorConfig
-from primerl.launch.supervise import guard
+from primerl.launch.supervise.trees import MARK
 from primerl.monitors import extras
 from primerl.monitors.collect import Collector
 from primerl.monitors.monitor import Status
@@ -53,7 +53,7 @@ def main(settings: dict[str, Any]) -> int:
         level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
     # A command of the user's may still be sending what an earlier start has left; the user's own can be given again.
-    is_started = guard.MARK in os.environ
+    is_started = MARK in os.environ
     try:
         process = MonitorProcess(config, WAIT_S if is_started else 0.0)
     except BusyError as error:

@@ -7,21 +7,17 @@ nothing else. What an upload that was cut off has left is removed by `remove_unf
 from __future__ import annotations
 
 import re
-import tomllib
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import xxhash
 
-from primerl.process import plugins
 from primerl.runs.saved import Saved
-from primerl.runs.state import private_folder, state_folder
+from primerl.runs.state import private_folder
 from primerl.stores.entries import Entry, StoreError, newest, origin
 from primerl.train.checkpoint.files import whole_folder, write_text
 
-GROUP = "primerl.stores"
 ID = re.compile(r"(?P<run>[\w-]+)(/(?P<kind>checkpoint|weights|adapter))?(/step_(?P<step>\d+))?")
-SCHEME = re.compile(r"(?P<name>[\w.-]+(?::[A-Za-z_]\w*)?)://")
 
 
 class Store(ABC):
@@ -121,34 +117,3 @@ class Store(ABC):
         for entry in old:
             self.delete(entry)
         return old
-
-
-def open_store(url: str | None = None) -> Store:
-    """The store at a URL: of another package by what is before `://`, the name of an entry point in `primerl.stores`
-    or an import path; of any other scheme, or a folder, by fsspec. Raises StoreError."""
-    from primerl.stores.fsspec_store import FsspecStore
-
-    url = url or default_url()
-    scheme = SCHEME.match(url)
-    if scheme is not None:
-        name = scheme["name"]
-        if plugins.IMPORT_PATH.fullmatch(name) or name in plugins.names(GROUP, {}):
-            try:
-                store: Store = plugins.find(GROUP, name, {})(url)
-            except plugins.PluginError as error:
-                raise StoreError(f"store.url: {url}: {error}") from error
-            return store
-    return FsspecStore(url)
-
-
-def default_url() -> str:
-    return str(state_folder() / "store")
-
-
-def store_of_run(config: Path) -> Store | None:
-    """The store in the stored copy of a run's config; None where it has none."""
-    try:
-        section = tomllib.loads(config.read_text(encoding="utf-8")).get("store")
-    except (OSError, ValueError):
-        return None
-    return open_store(section.get("url")) if isinstance(section, dict) else None

@@ -33,8 +33,9 @@ from primerl.config.errors.validation_errors import describe
 from primerl.config.process_files.files import write_text
 from primerl.config.schema.services import StoreWorkerConfig
 from primerl.runs.state import process_started
+from primerl.stores.choice import open_store
 from primerl.stores.entries import SNAPSHOT, StoreError, begun_with
-from primerl.stores.store import Store, open_store
+from primerl.stores.store import Store
 from primerl.train.adapters.files import ADAPTER_CONFIG, ADAPTER_FOLDER
 from primerl.train.checkpoint import staging
 from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER, saved_steps

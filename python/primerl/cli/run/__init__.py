@@ -66,10 +66,15 @@ def unknown(word: str, program: str) -> int:
     return BAD_INPUT
 
 
+def rl(arguments: list[str]) -> int:
+    """`primerl rl`: a start in the foreground, or a word of `primerl run`."""
+    if not is_word(arguments):
+        from primerl.cli.run.start import start_rl
+
+        return start_rl(arguments)
+    return run(arguments[1:], "primerl rl run") if arguments[0] == "run" else run(arguments, "primerl rl")
+
+
 def is_word(arguments: list[str]) -> bool:
     """Whether `primerl rl ARGUMENTS` is about runs rather than a start in the foreground."""
     return bool(arguments) and not arguments[0].startswith(("@", "-")) and not arguments[0].endswith(".toml")
-
-
-def of_rl(arguments: list[str]) -> int:
-    return run(arguments[1:], "primerl rl run") if arguments[0] == "run" else run(arguments, "primerl rl")

@@ -42,8 +42,8 @@ def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
             f"{run.id} is an evaluation, which trains nothing and saves no checkpoints; its results are in {results}",
             title="No checkpoints",
         )
+    from primerl.stores.choice import store_of_run
     from primerl.stores.entries import StoreError
-    from primerl.stores.store import store_of_run
 
     found = local_checkpoints(run.output_dir)
     problem = None

@@ -10,8 +10,9 @@ from primerl.cli.run.common import FAILED, parser_of, size, with_run
 from primerl.config.errors.fail import fail
 from primerl.launch.supervise.lock import LOCK, in_use, take
 from primerl.runs.registry import Registry, Run
+from primerl.stores.choice import store_of_run
 from primerl.stores.entries import StoreError
-from primerl.stores.store import Store, store_of_run
+from primerl.stores.store import Store
 from primerl.stores.worker import DONE
 
 NOTHING = "Nothing was deleted"

@@ -93,7 +93,7 @@ def _scores(lines: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def _evaluations(run: Run) -> list[list[Any]]:
-    """Scores of the newest of each environment, by the names that monitors are told."""
+    """Scores of the newest of each environment, by the names that monitors get."""
     from primerl.monitors.collect import evaluation_prefix
     from primerl.runs.report import read_lines
 

@@ -7,7 +7,7 @@ import os
 
 from primerl.cli.arguments import parse_known
 from primerl.cli.run.common import can_go_on, of_run, parser_of
-from primerl.cli.run.start import detach
+from primerl.cli.run.start import detach, start_rl
 from primerl.config.errors.fail import fail
 from primerl.launch.resume.restoring import is_gone
 from primerl.launch.supervise.lock import in_use
@@ -46,7 +46,7 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
     if comes_back and (code := _fetch(run, [*given, *overrides])) != 0:
         return code
     from primerl.cli.evaluation import evaluate
-    from primerl.cli.runs import sft, start_rl
+    from primerl.cli.sft import sft
 
     os.chdir(run.folder)
     if run.kind == "sft":

@@ -1,12 +1,23 @@
-"""`primerl run @ rl.toml`: as `primerl rl`; with `-d` in a session of its own."""
+"""`primerl rl` and `primerl run @ rl.toml`: a run in the foreground; with `-d` in a session of its own."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
+import time
 from pathlib import Path
+
+from primerl.cli.arguments import keep_state
+from primerl.config.command_line.arguments import PUBLISHED, with_long_names
+from primerl.forking import preload, servers
+from primerl.launch.preflight import checker
 
 FAILED = 1
 DETACH = ("-d", "--detach")
+PAGE_S = 30.0
+"""From the end of the checks until the orchestrator listens."""
+POLL_S = 0.1
 
 
 def main(arguments: list[str]) -> int:
@@ -15,10 +26,33 @@ def main(arguments: list[str]) -> int:
     if rest and not rest[0].startswith(("@", "-")):
         rest.insert(0, "@")
     if not detached or "--help" in rest or "-h" in rest:
-        from primerl.cli.runs import start_rl
-
         return start_rl(rest)
     return detach(rest, Path.cwd())
+
+
+def start_rl(arguments: list[str], *, form: str | None = None) -> int:
+    """`form`: that which the config was given in first, where it is the stored copy of a run's."""
+    arguments = with_long_names(arguments, PUBLISHED)
+    with checker.environments_ahead(arguments):
+        with checker.interrupted_after():
+            from primerl.config.errors.error_locations import placed
+            from primerl.config.errors.fail import ConfigError, fail
+            from primerl.config.hosted.load_run import is_short, load_run
+            from primerl.config.process_files import run_file
+        try:
+            given = load_run(arguments, program="primerl rl")
+            short = is_short(arguments)
+            with placed(given, arguments, short=short):
+                config = run_file.located(given)
+            keep_state(config.output_dir)
+            servers.begin(config.fork_server, *([] if config.dry_run else [preload.TORCH]))
+            with checker.interrupted_after():
+                from primerl.launch import run
+
+            with placed(config, arguments, short=short):
+                return run.run(config, form=form or ("hosted" if short else "full"))
+        except ConfigError as error:
+            return fail(str(error))
 
 
 def detach(arguments: list[str], folder: Path) -> int:
@@ -28,6 +62,7 @@ def detach(arguments: list[str], folder: Path) -> int:
     from primerl.runs.state import StateError
 
     print("checking; the run goes to the background when it begins", file=sys.stderr, flush=True)
+    began = time.time()
     try:
         started = detached.start(arguments, folder)
     except StateError as error:
@@ -39,6 +74,33 @@ def detach(arguments: list[str], folder: Path) -> int:
     if started.run_id is None:
         print(f"started as process {started.pid}, but the list of runs cannot be written: see the run's launcher.log")
         return 0
-    print(started.run_id)
-    print(f"`primerl run logs {started.run_id} -f` follows it", file=sys.stderr)
+    print(started.run_id, flush=True)
+    print(f"`primerl run logs {started.run_id} -f` follows it", file=sys.stderr, flush=True)
+    page = _page(started.run_id, began)
+    if page is not None:
+        print(f"the run's page: {page}", file=sys.stderr)
     return 0
+
+
+def _page(run_id: str, began: float) -> str | None:
+    """The address of its page, once its orchestrator listens; None where that takes too long, or it has none."""
+    from primerl.launch.report import addresses
+    from primerl.launch.supervise.lock import in_use
+    from primerl.runs.registry import known
+    from primerl.runs.state import StateError
+
+    try:
+        run = known(run_id)
+    except StateError:
+        return None
+    if run is None or run.kind != "rl":
+        return None
+    file = run.output_dir / "run" / "orchestrator.json"
+    deadline = time.monotonic() + PAGE_S
+    while in_use(run.output_dir) and time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError, LookupError):
+            if file.stat().st_mtime >= began:
+                url = json.loads(file.read_text(encoding="utf-8"))["url"]
+                return addresses.page(url, run.output_dir, is_seen_once=sys.stderr.isatty())
+        time.sleep(POLL_S)
+    return None

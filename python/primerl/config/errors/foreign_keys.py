@@ -59,8 +59,9 @@ PRIME_RL: Names = {
     "model.name": "the model is model.path; model.name is what environments call it",
     "tokenizer": TRAINER["tokenizer"],
     "weight_broadcast": "weights are sent as files, and from memory too with trainer.weights.transport",
-    "deployment": "processes of the trainer are trainer.ranks, engines of this machine inference.replicas; other "
-    "machines join (docs/recipes/several-machines.md)",
+    "deployment.num_train_gpus": "processes of the trainer are trainer.ranks",
+    "deployment.num_infer_gpus": "engines of this machine are inference.replicas; other machines join "
+    "(docs/recipes/several-machines.md)",
     "slurm": "nothing submits jobs; docs/recipes/several-machines.md has a script for it",
     "run": "a run is called by its folder, output_dir",
     "bench": "`primerl simulate` plans, and benches/ of the repository measure",

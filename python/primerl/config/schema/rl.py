@@ -20,6 +20,7 @@ from primerl.config.schema.base import (
     Seed,
     check_dry_run,
 )
+from primerl.config.schema.deployment import Deployment
 from primerl.config.schema.inference import InferenceSettings
 from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
 from primerl.config.schema.orchestrator import OrchestratorSettings
@@ -115,6 +116,7 @@ class RLConfig(Monitored):
     files have, the later one counts. Relative paths are looked for beside the file that names them, then in the working
     directory."""
     tailscale: Tailscale = Tailscale()
+    deployment: Deployment = Deployment()
     model: Model
     checkpoint_id: str | None = Field(default=None, min_length=1)
     """Begin from the weights or the adapter of another run in the store: `RUN`, `RUN/step_N` or `RUN/KIND/step_N`

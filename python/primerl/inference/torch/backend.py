@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,10 @@ class EmbeddedBackend(EngineBackend):
     seeds_each_request = True
     digests_live_weights = True
     starts_slowly = False
+
+    def gpus(self, device: str, options: Mapping[str, Any]) -> int:
+        """An engine whose GPU is given by its number has chosen for itself, among all that there are."""
+        return 1 if device in ("auto", "cuda") else 0
 
     def check_model(self, folder: Path, python: str | None) -> None:
         from primerl.inference.torch.shape import Shape

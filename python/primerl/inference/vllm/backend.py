@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,10 @@ class VllmBackend(EngineBackend):
                 f"orchestrator.sampling.temperature ({temperature:g}) is above {highest:g}, the highest that vLLM "
                 'samples at; lower it, or set inference.backend = "torch"'
             )
+
+    def gpus(self, device: str, options: Mapping[str, Any]) -> int:
+        sizes = (options.get(name, 1) for name in ("tensor-parallel-size", "pipeline-parallel-size"))
+        return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
 
     def start(self, config: InferenceConfig) -> Engine:
         from primerl.inference.vllm.process import VllmServer

@@ -87,9 +87,9 @@ def interpreter(python: Interpreter) -> str:
 def check(python: str) -> None:
     """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] for what is no Python that primerl can be
     imported by."""
-    mend = "give the path of the `python` of a virtualenv, or of the virtualenv's folder"
+    hint = "give the path of the `python` of a virtualenv, or of the virtualenv's folder"
     if not os.access(python, os.X_OK):
-        raise ConfigError(f"python.path: there is no interpreter {python}; {mend}")
+        raise ConfigError(f"python.path: there is no interpreter {python}; {hint}")
     try:
         done = subprocess.run(
             [python, "-I", "-c", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True, encoding="utf-8"
@@ -97,9 +97,9 @@ def check(python: str) -> None:
         version, implementation, is_free_threaded = json.loads(done.stdout)
     except subprocess.CalledProcessError as error:
         said = (error.stderr.strip().splitlines() or ["no word"])[-1]
-        raise ConfigError(f"python.path: {python} failed: {said}; {mend}") from None
+        raise ConfigError(f"python.path: {python} failed: {said}; {hint}") from None
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        raise ConfigError(f"python.path: {python} is no Python interpreter ({error}); {mend}") from None
+        raise ConfigError(f"python.path: {python} is no Python interpreter ({error}); {hint}") from None
     if tuple(version) < OLDEST or implementation != "cpython" or is_free_threaded:
         found = f"{implementation} {version[0]}.{version[1]}{' without the GIL' if is_free_threaded else ''}"
         raise ConfigError(f"python.path: {python} is {found}; env workers need CPython 3.11 or newer, with the GIL")

@@ -1,4 +1,4 @@
-"""Which of the virtualenvs that primerl made nobody needs any more, and their removal.
+"""Finds and removes the virtualenvs made by primerl that are no longer needed.
 
 One stays while a run of the list asks for it (what it would install now: of a local package its present content), while
 a process runs in it, while somebody installs it, and for an hour after it was last asked for: a start that is still
@@ -53,7 +53,7 @@ def remove(made: Made) -> bool:
     with _locked(made.folder) as is_ours:
         if not is_ours or not made.folder.is_dir() or _spared(made.folder) or _processes(made.folder, _running()):
             return False
-        # Under its own name nobody is to find half of it.
+        # Renamed first, so that no process finds half of it under its own name.
         removed = made.folder.with_suffix(".removed")
         if removed != made.folder:
             shutil.rmtree(removed, ignore_errors=True)
@@ -81,7 +81,7 @@ def _asked() -> dict[str, str]:
         runs = registry.all()
     asked = {}
     for run in runs:
-        # A run without it cannot go on.
+        # A run without it cannot continue.
         with contextlib.suppress(OSError, ValueError):
             for requirements in _requirements(tomllib.loads(run.config.read_text(encoding="utf-8"))):
                 asked[virtualenvs.folder_of(requirements, run.folder).name] = f"{run.id} ({run.name})"
@@ -145,7 +145,7 @@ def _is_free(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Whether nobody else installs it; nobody can begin within the block."""
+    """Whether no other process installs it; none can begin within the block."""
     lock = folder.with_suffix(".lock")
     if not lock.exists():  # whoever installs makes it first
         yield True

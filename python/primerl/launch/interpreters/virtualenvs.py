@@ -42,7 +42,7 @@ def folder_of(requirements: list[str], base: Path | None = None) -> Path:
     """Where the virtualenv of these requirements is, or will be. Their order does not matter.
 
     Args:
-        base: Where relative paths of local packages begin; the working directory where it is left out.
+        base: Where relative paths of local packages begin; the working directory by default.
     """
     content = {
         "python": [sys.implementation.cache_tag, sys.base_prefix],
@@ -154,7 +154,7 @@ def _locked(file: Path, deadline: float, say: Callable[[str], None]) -> Iterator
 
 
 def _make(uv: str, folder: Path, requirements: list[str], deadline: float) -> None:
-    # Of a run that was killed, and under our lock: nobody writes there.
+    # Left by a run that was killed; under our lock no other process writes there.
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

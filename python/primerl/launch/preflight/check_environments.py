@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 
 from primerl.envs.check import Verdict, check_environment
 from primerl.envs.generations import choice
@@ -31,6 +32,8 @@ def main() -> int:
             for name in unusable_proxies(os.environ):
                 del os.environ[name]
             verdict = Verdict(unusable) if unusable else check_environment(environment_id, settings, *known)
+            if verdict.cause is not None:
+                traceback.print_exception(verdict.cause)
             verdicts.append((verdict.problem, verdict.remark))
             # One environment's are no other's.
             os.environ.clear()

@@ -16,8 +16,8 @@ from primerl.config.command_line.arguments import asks_for_help
 from primerl.forking import preload, servers
 from primerl.forking.exit_status import described
 from primerl.launch.preflight import shadowing
-from primerl.launch.supervise.guard import MARK
 from primerl.launch.supervise.processes import Processes
+from primerl.launch.supervise.trees import MARK
 from primerl.process import signals
 
 ENVIRONMENTS = "primerl.launch.preflight.check_environments"
@@ -134,7 +134,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 @contextlib.contextmanager
 def interrupted_after() -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP have their effect when the block is done: within `Popen` they would leave a process
-    that nobody knows of, and within an import pydantic makes another error of it, or nobody hears of it."""
+    that no one knows of, and within an import pydantic turns it into another error, or it is lost."""
     if threading.current_thread() is not threading.main_thread():
         yield  # It is the main thread that is interrupted.
         return

@@ -97,7 +97,7 @@ def problems(
     check_s: float,
     say: Callable[[str], None],
 ) -> list[str]:
-    """What is wrong with them; what is to be known of the others is said."""
+    """What is wrong with them; prints what is worth knowing of the others."""
     found: list[str] = []
     for python, process in processes.items():
         asked = [environment for environment in environments if environment.python == python]

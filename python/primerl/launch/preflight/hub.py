@@ -34,7 +34,7 @@ def _fitted(config: RLConfig) -> RLConfig:
     if "seq_len" in config.model_fields_set:
         return config
     limit = None
-    with contextlib.suppress(ConfigError):  # what is wrong with the folder is told with its other problems
+    with contextlib.suppress(ConfigError):  # reported with the folder's other problems
         limit = longest_sequence(Path(files.absolute(config.model.path)))
     # Without room for an answer it is the answer that has to be shorter.
     if limit is None or not config.seq_len > limit > config.orchestrator.sampling.max_tokens:
@@ -84,7 +84,7 @@ def folder_of(name: str, *, weights: bool = True) -> Path:
             return cached
     except (LocalEntryNotFoundError, HFValidationError):
         pass
-    mend = (
+    hint = (
         "give the path of a model folder, or make it available: `hf download` puts models into the cache on a machine "
         "that reaches the hub (HF_TOKEN for those that need a login)"
     )
@@ -94,7 +94,7 @@ def folder_of(name: str, *, weights: bool = True) -> Path:
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise ConfigError(
             f"model.path: there is no folder {files.absolute(name)}, nor a model {name!r} in the hub's cache of this "
-            f"machine ({HF_HUB_CACHE}), and it cannot be downloaded ({type(error).__name__}: {reason}); {mend}"
+            f"machine ({HF_HUB_CACHE}), and it cannot be downloaded ({type(error).__name__}: {reason}); {hint}"
         ) from None
 
 
@@ -103,7 +103,7 @@ def _is_whole(folder: Path) -> bool:
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         return False
     names: set[str] = set()
-    # What is wrong with the index is told with the folder's other problems.
+    # A damaged index is reported with the folder's other problems.
     with contextlib.suppress(OSError, ValueError, AttributeError, LookupError, TypeError):
         names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
     return all((folder / name).is_file() for name in names)

@@ -75,7 +75,7 @@ def _attends(config: RLConfig, folder: Path) -> None:
         )
     bound = config.inference.max_model_len
     name, context = ("seq_len", config.seq_len) if bound is None else ("inference.max_model_len", bound)
-    # A seq_len that nobody gave is too long for want of a shorter answer only.
+    # A default seq_len is too long only for want of a shorter answer.
     if context > limit and (bound is not None or "seq_len" in config.model_fields_set):
         problems.append(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
     if problems:

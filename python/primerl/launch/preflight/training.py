@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -19,14 +17,17 @@ from primerl.config.process_files import files, resolve
 from primerl.config.process_files.files import ProcessConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.evals import greedy
-from primerl.launch import monitors, secrets, tailnet
+from primerl.launch import configs, monitors, secrets, tailnet
 from primerl.launch.interpreters import lookup
+from primerl.launch.placement import commands
+from primerl.launch.placement.protocol import Placement
+from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight import checker, hub, shadowing
 from primerl.launch.preflight import environments as environments
 from primerl.launch.preflight import policy as policy
 from primerl.launch.resume import going_back
+from primerl.launch.supervise.failures import BAD_INPUT
 from primerl.launch.supervise.lock import LOCK, in_use, take
-from primerl.launch.supervise.starting import BAD_INPUT
 from primerl.net import addresses
 from primerl.process import signals
 from primerl.run_key import VARIABLE, run_key
@@ -35,44 +36,54 @@ from primerl.train import import_path
 from primerl.train.checkpoint.step_folders import saved_steps
 
 
-def check(config: RLConfig, say: Callable[[str], None] = lambda _: None) -> secrets.Variables:
+def check(
+    config: RLConfig, say: Callable[[str], None] = lambda _: None, placement: Placement | None = None
+) -> secrets.Variables:
     """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] with every problem found, one a line.
     Returns what env workers are to get in their environment.
 
     Args:
         say: Told what takes long, and what should be known of an environment that can be used.
+        placement: Where the processes would run; the config's where it is omitted.
     """
-    variables, with_key = _quick_checks(config, _model)
+    variables, with_key = _quick_checks(config, _model, placement or chosen(config.deployment))
     # The slow checks run side by side, and only when the quick ones found nothing.
     _warn_of_repeats(config, say)
-    lookup.provided(entries(config), config.timeouts.install_s, say)
+    lookup.provided(configs.entries(config), config.timeouts.install_s, say)
     problems = Problems()
     problems.found += _slow_checks(config, variables, say)
     problems.check()
     return with_key
 
 
-def check_ahead(config: RLConfig) -> None:
+def check_ahead(config: RLConfig, placement: Placement | None = None) -> None:
     """All that can be judged before anything large is fetched: the weights of a model of the hub, or what another run
     has stored. Raises ConfigError with every problem, one a line."""
+    placement = placement or chosen(config.deployment)
     if not hub.is_hub_name(config.model.path):
         if config.checkpoint_id is not None:
-            _quick_checks(config, _model)
+            _quick_checks(config, _model, placement)
         return
 
     def model(given: RLConfig) -> None:
         policy.check(hub.with_model(given, weights=False), weights=False)
 
-    _quick_checks(config, model)
+    _quick_checks(config, model, placement)
 
 
-def _quick_checks(config: RLConfig, model: Callable[[RLConfig], None]) -> tuple[secrets.Variables, secrets.Variables]:
+def _quick_checks(
+    config: RLConfig, model: Callable[[RLConfig], None], placement: Placement
+) -> tuple[secrets.Variables, secrets.Variables]:
     """Returns variables of env workers, without and with the tailnet's key. `model` judges that."""
     problems = Problems()
     variables: secrets.Variables = {}
     with_key: secrets.Variables = {}
+
+    def placed(given: RLConfig) -> None:
+        commands.plan(placement, configs.processes(given))
+
     for find in (
-        *(_output_dir, _resume_step, model, _loss, _store, _ports, _exposure, _environments),
+        *(_output_dir, _resume_step, model, _loss, _store, placed, _exposure, _environments),
         *(monitors.check, tailnet.check_programs),
     ):
         signals.check()
@@ -222,30 +233,20 @@ def _loss(config: RLConfig) -> None:
 
 
 def _environments(config: RLConfig) -> None:
-    environments.check_installed(entries(config))
+    environments.check_installed(configs.entries(config))
 
 
 def _store(config: RLConfig) -> None:
-    """Whether there is such a kind of store; whether it can be written to is found out beside training."""
+    """Whether there is such a kind of store; whether it can be written to is found out during training."""
     if config.store is None:
         return
+    from primerl.stores.choice import open_store
     from primerl.stores.entries import StoreError
-    from primerl.stores.store import open_store
 
     try:
         open_store(config.store.url)
     except StoreError as error:
         raise ConfigError(str(error)) from None
-
-
-def _ports(config: RLConfig) -> None:
-    for name, host, port in [
-        ("orchestrator", config.orchestrator.host, config.orchestrator.port),
-        ("inference", config.inference.host, config.inference.port),
-    ]:
-        if name == "inference" and config.inference.replicas == 0:
-            continue
-        check_address(name, host, port)
 
 
 def _exposure(config: RLConfig) -> None:
@@ -257,29 +258,6 @@ def _exposure(config: RLConfig) -> None:
         f"orchestrator.host: {host} can be reached from other machines, and {VARIABLE} is not set; set it in the "
         "environment of the run and of everything that talks to it, or listen on 127.0.0.1"
     )
-
-
-def check_address(name: str, host: str, port: int) -> None:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:  # a part of the name is empty or longer than 63 characters
-        raise ConfigError(f"{name}.host: {host!r} is no address of this machine: {error}; use 127.0.0.1") from None
-    with socket.socket(family, kind, protocol) as listener:
-        # As servers do: a port whose last owner has just closed is free.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise ConfigError(
-                    f"{name}.port: port {port} is in use; choose another, or 0 for any free one"
-                ) from None
-            raise ConfigError(f"{name}.port: cannot listen on {host}:{port}: {error}; choose another") from None
-
-
-def entries(config: RLConfig) -> list[lookup.Entry]:
-    """All environments of the run."""
-    return [*config.orchestrator.train.env, *config.orchestrator.eval.env]
 
 
 def _slow_checks(config: RLConfig, variables: secrets.Variables, say: Callable[[str], None]) -> list[str]:
@@ -322,7 +300,7 @@ def check_beside(
 def _ended(
     orchestrator: subprocess.Popen[str], check_s: float, others: Iterable[subprocess.Popen[str]]
 ) -> subprocess.CompletedProcess[str] | None:
-    """Waits for the orchestrator's check, which takes a part of the others' time: what it refuses is told at once."""
+    """Waits for the orchestrator's check, which takes a part of the others' time: a refusal is reported at once."""
     done = checker.ended(orchestrator, check_s)
     if done is not None and done.returncode != 0:
         for other in others:

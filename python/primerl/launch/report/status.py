@@ -34,7 +34,7 @@ def waits(status: dict[str, Any]) -> list[str]:
 
 
 def longest_wait(status: dict[str, Any], least_s: float) -> str | None:
-    """In a few words what holds the run up: nobody who waits as is usual (a worker that has nothing to do, a rollout
+    """In a few words what holds the run up: not a usual wait (a worker that has nothing to do, a rollout
     for its answer), and no engine while another serves (one that left may never be heard of again)."""
     others_serve = any(engine.get("version") is not None for engine in status.get("engines", []))
     unusual = {**status, "waits": [wait for wait in status.get("waits", []) if not wait.get("usual")]}
@@ -74,7 +74,7 @@ def missing(status: dict[str, Any], environments: list[str]) -> list[str]:
 
 
 def not_joined(status: dict[str, Any], environments: list[str]) -> list[str]:
-    """Of environments whose workers come from elsewhere: whom the run waits for."""
+    """Environments whose workers run on other machines: which of them the run waits for."""
     present = {worker.get("environment") for worker in status.get("workers", [])}
     refused = {worker["environment"]: f" ({worker['reason']})" for worker in status.get("refused_workers", [])}
     return [

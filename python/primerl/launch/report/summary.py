@@ -12,7 +12,7 @@ from typing import Any
 
 from primerl.config.process_files import files
 from primerl.forking.exit_status import NOT_KNOWN
-from primerl.launch.supervise.processes import Process
+from primerl.launch.placement.protocol import Process
 
 FILE = Path("run") / "summary.json"
 # Sums over earlier sessions, under their name in the summary. One whose launcher was killed left none.
@@ -49,7 +49,9 @@ def write(folder: Path, summary: dict[str, Any], *, has_run: bool) -> None:
     """A session in which nothing ran leaves the summary of the one before, which tells of the run. Raises OSError."""
     file = folder / FILE
     if has_run or not file.is_file():
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # as nobody left it
+        with contextlib.suppress(
+            OSError, ValueError, LookupError, TypeError, AttributeError
+        ):  # damaged: as if there were none
             summary = {**summary, BEFORE: sums(json.loads(file.read_bytes()))}
         files.write_text(file, json.dumps(summary, indent=1) + "\n")
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import run_file
 from primerl.config.schema.rl import RLConfig
 from primerl.launch.report import status as orchestrator_status
-from primerl.launch.supervise.starting import RefusedError
+from primerl.launch.supervise.failures import RefusedError
 from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER, saved_steps
 
 KEY = "ckpt.resume_step"
@@ -30,7 +31,7 @@ def whole_steps(folder: Path) -> list[int]:
 
 
 def needed(config: RLConfig, folder: Path) -> int | None:
-    """The step to go back to; None where the run goes on from its newest checkpoint."""
+    """The step to go back to; None where the run continues from its newest checkpoint."""
     step = wanted(config)
     if not _has_journal(folder):
         # It was fetched from a store, say.
@@ -51,7 +52,7 @@ def flags(config: RLConfig, folder: Path) -> list[str]:
 
 
 def check(config: RLConfig, folder: Path) -> None:
-    """Raises ConfigError where there is no such checkpoint, or no state of the run beside it."""
+    """Raises ConfigError where there is no such checkpoint, or no state of the run next to it."""
     step, checkpoints = wanted(config), folder / "checkpoints"
     there = saved_steps(checkpoints)
     if step is not None and step not in there:
@@ -88,3 +89,17 @@ def check_steps(config: RLConfig, url: str) -> None:
             f"max_steps is {config.max_steps}, but the batches of {cut} steps are cut already, which cannot be undone; "
             f"set it to {cut} or more, or begin anew with --clean-output-dir"
         )
+
+
+def same_command(config: RLConfig) -> str:
+    """What the user has to enter again: without what was asked of one start only."""
+    ckpt = config.trainer.ckpt
+    goes_back = ckpt is not None and ckpt.resume_step not in (None, -1)
+    given = {
+        "--clean-output-dir": config.clean_output_dir,
+        "ckpt.resume_step": goes_back,
+        "skip_event": config.skip_event is not None,
+    }
+    but = " and ".join(name for name, is_given in given.items() if is_given)
+    same = run_file.with_folder("the same command", config)
+    return f"{same} without {but}" if but else same

@@ -42,12 +42,12 @@ def trained_again(folder: Path, ckpt: Checkpoints | None) -> str | None:
         return None
     span = "step 1" if steps == 1 else f"steps 1 to {steps}"
     if ckpt is None or ckpt.interval is None:
-        mend = "set ckpt.interval"
+        hint = "set ckpt.interval"
     else:
-        mend = f"ckpt.interval is {ckpt.interval}; lower it"
+        hint = f"ckpt.interval is {ckpt.interval}; lower it"
     if ckpt is not None and ckpt.weights_only:
-        mend = "ckpt.weights_only saves none; leave it out"
-    return f"no checkpoint: the trainer trains {span} again ({mend} to go on from where it was)"
+        hint = "ckpt.weights_only saves none; leave it out"
+    return f"no checkpoint: the trainer trains {span} again ({hint} to go on from where it was)"
 
 
 def goes_on_from(folder: Path) -> str:

@@ -1,5 +1,5 @@
-"""A run whose folder is gone comes back from its store: a checkpoint, and the model folder of the same step. It goes on
-from there with a new journal; what it has logged and measured before that is lost."""
+"""A run whose folder is gone comes back from its store: a checkpoint, and the model folder of the same step. It
+continues from there with a new journal; what it has logged and measured before that is lost."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 from primerl.runs.registry import Run
 from primerl.runs.state import process_started
+from primerl.stores.choice import store_of_run
 from primerl.stores.entries import Entry, StoreError, listed, newest
-from primerl.stores.store import Store, store_of_run
+from primerl.stores.store import Store
 from primerl.stores.worker import note_stored
 from primerl.train.checkpoint.files import whole_folder
 from primerl.train.checkpoint.staging import identity_of
@@ -94,7 +95,7 @@ def _wanted(run: Run, store: Store, step: int | None) -> list[Entry]:
 
 
 def _remove_halves(folder: Path) -> None:
-    """What fetches that were killed have left beside the run's folder."""
+    """What fetches that were killed have left next to the run's folder."""
     for path in folder.parent.glob(f".{folder.name}.*.tmp"):
         pid = path.suffixes[-2].removeprefix(".")
         if pid.isdigit() and process_started(int(pid)) is None:

@@ -11,8 +11,9 @@ from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.trainer import TrainerLora
 from primerl.runs.registry import known
 from primerl.runs.state import StateError
+from primerl.stores.choice import open_store
 from primerl.stores.entries import Entry, StoreError, begun_with, listed, weights_digest
-from primerl.stores.store import Store, open_store
+from primerl.stores.store import Store
 from primerl.train.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE, base_digest
 
 KEY = "checkpoint_id"
@@ -69,16 +70,16 @@ def _check_model(entry: Entry, model: Path) -> None:
     """Raises ConfigError where the run that stored it began with another model than the one in that folder."""
     config, weights = begun_with(model)
     began = known(entry.run)
-    mend = "give the model that its run began with as model.path" + (f" ({began.model})" if began is not None else "")
+    hint = "give the model that its run began with as model.path" + (f" ({began.model})" if began is not None else "")
     if config != entry.model:
         raise ConfigError(
-            f"{KEY}: {entry.id} is of another model than the one in {model}: their config.json differ; {mend}"
+            f"{KEY}: {entry.id} is of another model than the one in {model}: their config.json differ; {hint}"
         )
     # What an adapter was trained on is in its own file.
     if entry.kind == "weights" and entry.base and weights and entry.base != weights:
         raise ConfigError(
             f"{KEY}: {entry.id} is of another model than the one in {model}: its run began with other weights of the "
-            f"same shape; {mend}"
+            f"same shape; {hint}"
         )
 
 

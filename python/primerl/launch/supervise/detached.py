@@ -47,9 +47,9 @@ def start(arguments: Sequence[str], folder: Path) -> Start:
     reader, writer = os.pipe()
     try:
         with os.fdopen(reader, "rb") as news:
+            # The new process inherits it: a SIGHUP is for who sits at a terminal.
+            before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
             try:
-                # Which the new process inherits: a SIGHUP is for who sits at a terminal.
-                before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
                 process = subprocess.Popen(
                     [sys.executable, "-m", "primerl", "rl", *arguments],
                     cwd=folder,
@@ -67,7 +67,7 @@ def start(arguments: Sequence[str], folder: Path) -> Start:
             try:
                 said = news.read().decode()  # until the launcher has told its id, or is no more
             except BaseException:
-                process.terminate()  # Ctrl-C: nobody would hear of it
+                process.terminate()  # Ctrl-C: no one would learn of its end
                 raise
         if said:
             run_id = said.removeprefix("started ").strip()
@@ -80,8 +80,8 @@ def start(arguments: Sequence[str], folder: Path) -> Start:
 
 
 def has_started(folder: Path, run_id: str | None) -> None:
-    """To be called by a launcher whose folder is locked: output goes there from now on, and who waits is told. Nothing
-    happens to one that was not detached."""
+    """To be called by a launcher whose folder is locked: output goes there from now on, and the waiting command is
+    notified. Nothing happens to one that was not detached."""
     given = os.environ.pop(VARIABLE, None)  # not for the processes of the run
     if given is None:
         return
@@ -95,6 +95,6 @@ def has_started(folder: Path, run_id: str | None) -> None:
         opened.flush()
         os.dup2(opened.fileno(), 1)
         os.dup2(opened.fileno(), 2)
-    with contextlib.suppress(BrokenPipeError):  # who waited was killed; the run goes on
+    with contextlib.suppress(BrokenPipeError):  # the waiting command was killed; the run continues
         os.write(int(descriptor), f"started {run_id or ''}\n".encode())
     os.close(int(descriptor))

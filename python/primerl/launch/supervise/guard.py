@@ -4,9 +4,10 @@ Run as `python -I -S guard.py`, with a socket to its owner (launcher or training
 library is all it may use. The protocol is one JSON object a line:
 
     owner -> guard   {"start": name, "command": [..], "environment": {..}, "log": path, "hide": [..], "fork": path}
-                     hide: texts that are left out of the log, the longest first
+                     hide: texts that are removed from the log, the longest first
                      fork: the socket of a fork server, which may be its parent in place of the guard
                      {"stop": grace seconds, "names": [..]}   SIGTERM, then SIGKILL to what is left; all when no names
+                     {"signal": number, "name": name}         to the process group of that name, if it runs
                      {"ping": true}
     guard -> owner   {"started": name, "pid": int}
                      {"exited": name, "code": int, "cpu_s": float}
@@ -50,15 +51,15 @@ from primerl.forking.request import Forked
 from primerl.launch.supervise import guard_watch, trees
 from primerl.launch.supervise.guarded_forks import Asked, Forks
 from primerl.launch.supervise.log_filter import with_writer
-from primerl.launch.supervise.plain_start import become, die_with_parent
-from primerl.launch.supervise.trees import MARK, PART, Groups, Tree, kill_marked, marked
+from primerl.launch.supervise.plain_start import become
+from primerl.launch.supervise.trees import MARK, PART, Groups, Tree, kill_marked
 
-__all__ = ["MARK", "become", "die_with_parent", "kill_marked", "marked", "signal_group"]
-# After the owner died there is nobody to wait for an orderly end.
+# After the owner's death no one waits for an orderly end.
 ORPHAN_GRACE_S = 2.0
 # A process the owner forked may hold the socket open after the owner's death, so its process id is watched as well.
 OWNER_CHECK_S = 1.0
-# Until the owner is told of an end whose log is still being written: it quotes that, but a stray may hold the pipe.
+# How long an end is reported late because its log is still being written: the owner quotes the log, but a stray may
+# hold the pipe.
 LAST_WORDS_S = 1.0
 # What a process that has ended leaves behind may come to an end by itself.
 STRAY_GRACE_S = 5.0
@@ -82,7 +83,7 @@ class Guard:
         self.owner = os.getppid()
         self.kill_at: dict[int, float] = {}  # process group -> when SIGKILL follows SIGTERM
         self.writers: dict[int, int] = {}  # process that writes a log -> whose log
-        # By writer: when the owner is told of the end of the process at the latest, and what.
+        # By writer: when the end of the process is reported to the owner at the latest, and the report.
         self.untold: dict[int, tuple[float, dict[str, Any]]] = {}
         self.stopping = False
         self.selector = selectors.DefaultSelector()
@@ -102,7 +103,7 @@ class Guard:
         signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # The owner decides; it is told by its own signals, or it dies and the socket says so.
+            # The owner decides: it gets these signals itself, or it dies and the socket closes.
             signal.signal(number, signal.SIG_IGN)
         with self.selector as selector:
             selector.register(self.connection, selectors.EVENT_READ)
@@ -161,6 +162,9 @@ class Guard:
                 )
             elif "ping" in request:
                 self.send({"pong": True})
+            elif "signal" in request:
+                for pid in [pid for pid, name in self.running.items() if name == request["name"]]:
+                    signal_group(pid, request["signal"])
             else:
                 self.stop(request["stop"], request.get("names", []))
         return bool(data)
@@ -279,7 +283,7 @@ class Guard:
             self.untold[writer] = time.monotonic() + LAST_WORDS_S, end
 
     def reap_writers(self) -> None:
-        """When nobody is left who could write to them."""
+        """When no process is left that could write to them."""
         deadline = time.monotonic() + LAST_WORDS_S
         self.reap()
         while self.writers and time.monotonic() < deadline:

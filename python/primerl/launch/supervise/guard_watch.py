@@ -1,4 +1,4 @@
-"""A second process beside the guard, for when that cannot do its work: stopped (SIGSTOP), hanging, or killed at
+"""A second process next to the guard, for when the guard cannot do its work: stopped (SIGSTOP), hanging, or killed at
 the same moment as its owner. It only waits. Standard library only.
 
     owner ends   ──> the guard has GUARD_ENDS_S to end everything; then it is killed, and all that is left

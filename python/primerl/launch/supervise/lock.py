@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 LOCK = Path("run") / "launcher.lock"
-# Who looks whether a run goes on holds the lock for an instant, too.
+# A process that checks whether a run is active holds the lock for an instant, too.
 LOOKED_AT_S = 0.5
 AGAIN_S = 0.05
 

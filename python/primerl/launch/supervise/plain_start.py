@@ -24,7 +24,7 @@ def become(command: list[str], environment: dict[str, str], output: int, report:
         os.dup2(output, 2)
         os.set_inheritable(report, False)
         os.execvpe(command[0], command, environment)
-    except BaseException as error:  # noqa: BLE001 - the parent is told, and the child must not go on as a second guard
+    except BaseException as error:  # noqa: BLE001 - the parent gets the reason; no second guard may stay
         os.write(report, f"{command[0]}: {error}".encode())
     finally:
         os._exit(127)

@@ -12,12 +12,11 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from primerl.forking.exit_status import described
+from primerl.launch.placement.protocol import Process
 from primerl.launch.supervise import guard, trees
 
 GUARD = "guard"
@@ -26,37 +25,15 @@ GUARD_ANSWER_S = 5.0
 PING_EVERY_S = 2.0
 # A guard that leaves a ping unanswered for this long hangs, and deaths would go unseen.
 GUARD_SILENT_S = 15.0
-LOG_LINES = 20
-
-
-@dataclass(slots=True)
-class Process:
-    name: str
-    log: Path
-    pid: int | None = None
-    code: int | None = None
-    """Exit code; below 0 the number of the signal that ended it, or `NOT_KNOWN`."""
-    cpu_s: float = 0.0
-    """CPU seconds, known when it has ended."""
-    failure: str | None = None
-    """Why it could not be started."""
-
-    @property
-    def ended(self) -> bool:
-        return self.code is not None or self.failure is not None
-
-    def describe_end(self) -> str:
-        if self.failure is not None:
-            return f"could not be started: {self.failure}"
-        return "runs" if self.code is None else described(self.code)
 
 
 class Processes:
     """All processes of one run, under one guard. Use as a context manager: leaving it leaves no process behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_name: dict[str, Process] | None = None) -> None:
+        """`by_name`: where the newest process of each name is noted."""
         self.mark = uuid.uuid4().hex
-        self.by_name: dict[str, Process] = {}
+        self.by_name = {} if by_name is None else by_name
         self.guard_end: str | None = None
         """How the guard ended, if it did."""
         self.guard_heard = time.monotonic()
@@ -150,6 +127,10 @@ class Processes:
             self._guard.kill()
             self._lose_guard("did not stop the processes in time")
 
+    def signal(self, name: str, number: int) -> None:
+        """To the process group of that name, if it runs."""
+        self._send({"signal": number, "name": name})
+
     def kill(self) -> None:
         """Ends everything at once."""
         self.stop(grace_s=0.0)
@@ -207,33 +188,3 @@ class Processes:
                 guard.signal_group(process.pid, signal.SIGKILL)
                 process.code = -signal.SIGKILL
         trees.kill_run(self.mark)
-
-
-def describe_end(process: Process, remark: str = "") -> str:
-    """`remark`: what is to be said of it before the end of its log."""
-    log = tail(process.log)
-    cause = cause_of(process)
-    why = f" ({cause})" if cause else ""
-    return f"{process.name} {process.describe_end()}{why}{remark}; the end of {process.log}:\n{log}".rstrip()
-
-
-def cause_of(process: Process) -> str | None:
-    """The last word of one that gave up."""
-    return last_error(tail(process.log)) if (process.code or 0) > 0 else None
-
-
-def last_error(log: str) -> str | None:
-    """The last word of a process that gave up, `error: ...`, is why."""
-    words = [line.strip().removeprefix("error: ") for line in log.splitlines() if line.startswith("  error: ")]
-    return words[-1] if words else None
-
-
-def tail(log: Path, lines: int = LOG_LINES) -> str:
-    """The last lines of a log of any size."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
-            content = file.read().decode(errors="replace")
-    except OSError:
-        return "  (no log)"
-    return "\n".join(f"  {line}" for line in content.splitlines()[-lines:]) or "  (the log is empty)"

@@ -18,6 +18,7 @@ each with a deadline. A heartbeat thread reports to the orchestrator which of th
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ from primerl.train.settings import NO_CHECKPOINTS, TrainerConfig
 from primerl.train.weights.broadcast import BroadcastError, Broadcasts
 
 log = logging.getLogger(__name__)
+# A batch that takes longer is logged, once: of a run that does not begin, whoever started the trainer sees why.
+TOLD_AFTER_S = 5.0
 
 IS_THERE, IS_OVER, IS_ASKED = 0.0, 1.0, 2.0
 """Outcomes of asking for a batch; the largest of all ranks' counts."""
@@ -88,6 +91,7 @@ class Trainer:
         self.grammars = Replay(Path(config.model.path))
         self.weights_saved: int | None = None  # step of the last model folder
         self.published_again: int | None = None  # version
+        self.has_told_of_waiting = False
         self.histograms: Histograms | None = None  # of the current step, if it has any
 
     def restore(self) -> int:
@@ -168,10 +172,14 @@ class Trainer:
         return statistics, update
 
     def receive(self, step: int) -> Received:
+        began = time.monotonic()
+
         def waiting(reason: str) -> None:
             # The batch may be waiting for the policy whose broadcast has failed.
             self.broadcasts.check()
-            log.debug("waiting for batch %d: %s", step, reason)
+            tells = not self.has_told_of_waiting and time.monotonic() - began > TOLD_AFTER_S
+            self.has_told_of_waiting |= tells
+            log.log(logging.INFO if tells else logging.DEBUG, "waiting for batch %d: %s", step, reason)
             self.doing(step, f"waiting for the batch: {reason}")
 
         received, over = None, NoMoreBatches("another rank got that answer")

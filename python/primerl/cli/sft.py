@@ -1,56 +1,15 @@
-"""`primerl rl` and `primerl sft`: what users start."""
+"""`primerl sft`: fine-tuning in this process, or in ranks that it starts."""
 
 from __future__ import annotations
 
 import os
-import sys
 
+from primerl.cli.arguments import keep_state
 from primerl.config.command_line.arguments import PUBLISHED, with_long_names
-from primerl.forking import preload, servers
-from primerl.launch.preflight import checker
+from primerl.forking import servers
 from primerl.process.imports import importing
 from primerl.process.rank_variables import is_rank
 from primerl.process.setting_checks import from_mapping
-
-
-def rl(arguments: list[str]) -> int:
-    from primerl.cli import run
-
-    return run.of_rl(arguments) if run.is_word(arguments) else start_rl(arguments)
-
-
-def start_rl(arguments: list[str], *, form: str | None = None) -> int:
-    """`form`: that which the config was given in first, where it is the stored copy of a run's."""
-    arguments = with_long_names(arguments, PUBLISHED)
-    with checker.environments_ahead(arguments):
-        with checker.interrupted_after():
-            from primerl.config.errors.error_locations import placed
-            from primerl.config.errors.fail import ConfigError, fail
-            from primerl.config.hosted.load_run import is_short, load_run
-            from primerl.config.process_files import run_file
-        try:
-            given = load_run(arguments, program="primerl rl")
-            short = is_short(arguments)
-            with placed(given, arguments, short=short):
-                config = run_file.located(given)
-            keep_state(config.output_dir)
-            servers.begin(config.fork_server, *([] if config.dry_run else [preload.TORCH]))
-            with checker.interrupted_after():
-                from primerl.launch import run
-
-            with placed(config, arguments, short=short):
-                return run.run(config, form=form or ("hosted" if short else "full"))
-        except ConfigError as error:
-            return fail(str(error))
-
-
-def keep_state(output_dir: str) -> None:
-    """Before the state folder is asked for anything."""
-    from primerl.runs import state
-
-    remark = state.within_run(output_dir)
-    if remark is not None:
-        print(remark, file=sys.stderr, flush=True)
 
 
 def sft(arguments: list[str]) -> int:
@@ -73,7 +32,6 @@ def sft(arguments: list[str]) -> int:
         from primerl.launch import monitors
         from primerl.launch.preflight import sft, training
         from primerl.launch.registration import registered
-        from primerl.launch.supervise.starting import OMP_WAIT_POLICY
         from primerl.train.distributed import torchrun
 
         with placed(given, arguments):
@@ -85,7 +43,7 @@ def sft(arguments: list[str]) -> int:
                 print(f"everything checked; the resolved config is {folder / sft.CONFIG_FILE}")
                 return 0
             # Read when torch is loaded.
-            os.environ.setdefault("OMP_WAIT_POLICY", OMP_WAIT_POLICY)
+            os.environ.setdefault("OMP_WAIT_POLICY", servers.OMP_WAIT_POLICY)
             with (
                 registered(given, folder, print, goes_on=goes_on) as session,
                 monitors.beside(config, folder, print) as ended,

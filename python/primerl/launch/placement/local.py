@@ -1,0 +1,125 @@
+"""Placement on this machine: every role is a process under one guard, with GPUs of its own where there are enough."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from primerl.forking import servers
+from primerl.launch.placement import gpus
+from primerl.launch.placement.protocol import Command, Listener, Place, PlacementError, Plan, Process, Role
+from primerl.launch.supervise.processes import Processes
+
+HOST = "this machine"
+MISSING = "not enough GPUs are left"
+
+
+class LocalPlacement:
+    """Use as a context manager: leaving it leaves no process behind."""
+
+    def __init__(self, *, find_gpus: Callable[[], list[str]] = gpus.found) -> None:
+        self.by_name: dict[str, Process] = {}
+        self._find_gpus = find_gpus
+        self._gpus: dict[str, tuple[str, ...]] = {}  # by role
+        self._guarded: Processes | None = None
+
+    @property
+    def lost(self) -> str | None:
+        end = self._processes.guard_end
+        return None if end is None else f"the guard of the processes {end}"
+
+    def plan(self, roles: Sequence[Role]) -> Plan:
+        places = _places(roles, self._find_gpus() if any(role.resources.gpus for role in roles) else [])
+        plan = Plan(tuple(places))
+        self._gpus = {place.role.name: place.gpus for place in places}
+        listeners = dict.fromkeys(one for role in roles for one in role.listens)
+        problems = [problem for one in listeners if (problem := unusable(one)) is not None]
+        missing = [place.role.name for place in places if place.note == MISSING]
+        if missing:
+            asked = sum(role.resources.gpus for role in roles)
+            problems.append(
+                f"deployment: {asked} GPUs are asked for, and this machine has {len(self._find_gpus())}, so that "
+                f"{', '.join(missing)} would have none; lower trainer.ranks or inference.replicas, or let CUDA see "
+                f"more of them (CUDA_VISIBLE_DEVICES). The plan:\n{plan.table()}"
+            )
+        if problems:
+            raise PlacementError("\n".join(problems))
+        return plan
+
+    def start(self, role: Role, command: Command) -> Process:
+        environment = dict(command.environment)
+        if self._gpus.get(role.name):
+            environment[gpus.VARIABLE] = ",".join(self._gpus[role.name])
+        return self._processes.start(
+            role.name,
+            command.argv,
+            log=command.log,
+            environment=environment,
+            hide=command.hide,
+            fork=servers.address(command.preload),
+        )
+
+    def watch(self, timeout_s: float) -> list[Process]:
+        return self._processes.poll(timeout_s)
+
+    def signal(self, name: str, number: int) -> None:
+        self._processes.signal(name, number)
+
+    def logs(self, name: str) -> Path:
+        return self.by_name[name].log
+
+    def stop(self, *, grace_s: float, names: Sequence[str] = ()) -> None:
+        self._processes.stop(grace_s=grace_s, names=names)
+
+    def __enter__(self) -> Self:
+        self._guarded = Processes(self.by_name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._processes.__exit__(kind, error, trace)
+
+    @property
+    def _processes(self) -> Processes:
+        if self._guarded is None:
+            raise RuntimeError("nothing can be started before the placement is entered (`with placement:`)")
+        return self._guarded
+
+
+def _places(roles: Sequence[Role], found: Sequence[str]) -> list[Place]:
+    """In the order of the roles, each with the first GPUs that are free. One GPU is shared, by whatever fits into its
+    memory."""
+    most = max((role.resources.gpus for role in roles), default=0)
+    if len(found) == 1 and most == 1:
+        shared = f"GPU {found[0]}, shared"
+        return [Place(role, HOST, note=shared if role.resources.gpus else "") for role in roles]
+    places, free = [], list(found)
+    for role in roles:
+        wanted = role.resources.gpus if found else 0  # without any, everything computes on the CPU
+        own, free = free[:wanted], free[wanted:]
+        places.append(Place(role, HOST, tuple(own)) if len(own) == wanted else Place(role, HOST, note=MISSING))
+    return places
+
+
+def unusable(listener: Listener) -> str | None:
+    """Why this machine cannot listen there, with the key and what to do; None where it can."""
+    key, host, port = listener.key, listener.host, listener.port
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:  # a part of the name is empty or longer than 63 characters
+        return f"{key}.host: {host!r} is no address of this machine: {error}; use 127.0.0.1"
+    with socket.socket(family, kind, protocol) as opened:
+        # As servers do: a port whose last owner has just closed is free.
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            opened.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"{key}.port: port {port} is in use; choose another, or 0 for any free one"
+            return f"{key}.port: cannot listen on {host}:{port}: {error}; choose another"
+    return None

@@ -1,0 +1,188 @@
+"""The seam between a launcher and the machines: a launcher knows roles and their resources, a placement knows hosts.
+
+    placement = chosen(config.deployment)      # `placement.registry`
+    placement.plan(roles)                      # before anything starts: who would get what; raises PlacementError
+    with placement:                            # takes what was planned, and gives everything back at the end
+        placement.start(role, command)         # also again, after the process has ended
+        for process in placement.watch(0.1):   # those that have ended
+            ...
+        placement.stop(grace_s=10.0)
+
+What every placement has to provide beyond these methods:
+- The run's output folder, the model and the Python environment are at the same paths wherever it starts a process.
+- `process.pid` is the process id on its own machine: env workers register by it, and the orchestrator's file has it.
+- The log at `command.log` is complete, on the launcher's machine, when `watch` reports the end of the process.
+- No process outlives the launcher, however that ends.
+
+Standard library only: the processes that check a run before its config is read use what is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from primerl.forking.exit_status import described
+
+
+class PlacementError(Exception):
+    """The roles cannot be placed as they are. The message names what is missing, and shows the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one role needs, of the machine (or machines) that it gets."""
+
+    gpus: int = 0
+    cpus: int = 1
+    memory_mb: int | None = None
+    """None where it is not known."""
+    nodes: str | None = None
+    """A constraint on the machines, in the words of the placement (such as a list of Slurm's node names)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """An address that a role listens on; port 0 is any free one."""
+
+    key: str
+    """Section of the config that has it, for messages: `orchestrator`."""
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A process of the run, before it has a place."""
+
+    name: str
+    """Unique in the run: `trainer`, `inference_1`, `env_math_0`."""
+    kind: str
+    """The subcommand that it runs: orchestrator, trainer, inference, env-worker, monitor, store-worker, sft."""
+    resources: Resources = Resources()
+    ranks: int = 1
+    """Equal parts that its resources consist of, which may be on several machines: a trainer's ranks."""
+    listens: tuple[Listener, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a role is started."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str] = field(repr=False)
+    """All its variables, where it starts on the launcher's machine."""
+    log: Path
+    """Output is appended to it, without the texts to `hide`."""
+    own: frozenset[str] = frozenset()
+    """Names of the variables that are set for it; the others are the launcher's own. A machine that has an environment
+    of its own needs only these."""
+    hide: Sequence[str] = field(default=(), repr=False)
+    preload: str | None = None
+    """The kind of fork server that has imported what it needs: a hint, for placements that have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one role gets."""
+
+    role: Role
+    host: str
+    gpus: tuple[str, ...] = ()
+    """GPUs, by the names that CUDA_VISIBLE_DEVICES takes; empty where it asked for none, or sees all of them."""
+    note: str = ""
+    """What there is to say of it, such as that GPUs are shared, or missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    places: tuple[Place, ...] = ()
+
+    def table(self) -> str:
+        """One line a role."""
+        rows = [(one.role.name, one.host, _asked(one.role), _given(one)) for one in self.places]
+        widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+        padded = [[*(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)), row[3]] for row in rows]
+        return "\n".join(f"  {'  '.join(row)}".rstrip() for row in padded)
+
+
+def _asked(role: Role) -> str:
+    asked = role.resources
+    parts = [f"{asked.gpus} GPU{'' if asked.gpus == 1 else 's'}"] if asked.gpus else []
+    parts.append(f"{asked.cpus} CPU{'' if asked.cpus == 1 else 's'}")
+    parts += [] if asked.memory_mb is None else [f"{asked.memory_mb} MB"]
+    parts += [] if asked.nodes is None else [f"nodes {asked.nodes}"]
+    return ", ".join(parts)
+
+
+def _given(place: Place) -> str:
+    gpus = f"GPU {', '.join(place.gpus)}" if place.gpus else ""
+    return "; ".join(filter(None, [gpus, place.note]))
+
+
+@dataclass(slots=True)
+class Process:
+    """A role that was started, as its launcher sees it."""
+
+    name: str
+    log: Path
+    pid: int | None = None
+    """On its own machine; None until it runs."""
+    code: int | None = None
+    """Exit code; below 0 the number of the signal that ended it, or `NOT_KNOWN`."""
+    cpu_s: float = 0.0
+    """CPU seconds, known when it has ended; 0 where the placement cannot tell."""
+    failure: str | None = None
+    """Why it could not be started."""
+
+    @property
+    def ended(self) -> bool:
+        return self.code is not None or self.failure is not None
+
+    def describe_end(self) -> str:
+        if self.failure is not None:
+            return f"could not be started: {self.failure}"
+        return "runs" if self.code is None else described(self.code)
+
+
+class Placement(Protocol):
+    """Starts, watches and stops processes. Made from the arguments in `[deployment] args`; used by one thread, and
+    entered once, after `plan`."""
+
+    @property
+    def by_name(self) -> Mapping[str, Process]:
+        """The newest process of each role that was started."""
+
+    @property
+    def lost(self) -> str | None:
+        """How the placement itself failed (a guard that was killed, an allocation that ended); None while it works.
+        All processes have ended by then, and nothing can be started any more."""
+
+    def plan(self, roles: Sequence[Role]) -> Plan:
+        """Where each role would go. Starts nothing, and may be called again. Raises PlacementError."""
+
+    def start(self, role: Role, command: Command) -> Process:
+        """Returns at once: `watch` reports a process that could not be started as ended. A role that was not planned
+        (a process that only accompanies the run) goes wherever the launcher runs."""
+
+    def watch(self, timeout_s: float) -> list[Process]:
+        """Waits up to that long for news; returns the processes that have ended since the last call."""
+
+    def signal(self, name: str, number: int) -> None:
+        """Sends a signal to all processes of a role. Does nothing for one that has ended."""
+
+    def logs(self, name: str) -> Path:
+        """The log of a role on the launcher's machine, brought up to date."""
+
+    def stop(self, *, grace_s: float, names: Sequence[str] = ()) -> None:
+        """SIGTERM to all (or the named ones), SIGKILL after the grace period; returns when they have ended. After a
+        stop of all, nothing can be started."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,40 @@
+"""What the log of a process says of its end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from primerl.launch.placement.protocol import Process
+
+LOG_LINES = 20
+
+
+def describe_end(process: Process, remark: str = "") -> str:
+    """`remark`: what is to be said of it before the end of its log."""
+    log = tail(process.log)
+    cause = cause_of(process)
+    why = f" ({cause})" if cause else ""
+    return f"{process.name} {process.describe_end()}{why}{remark}; the end of {process.log}:\n{log}".rstrip()
+
+
+def cause_of(process: Process) -> str | None:
+    """The last word of one that gave up."""
+    return last_error(tail(process.log)) if (process.code or 0) > 0 else None
+
+
+def last_error(log: str) -> str | None:
+    """The last word of a process that gave up, `error: ...`, is why."""
+    words = [line.strip().removeprefix("error: ") for line in log.splitlines() if line.startswith("  error: ")]
+    return words[-1] if words else None
+
+
+def tail(log: Path, lines: int = LOG_LINES) -> str:
+    """The last lines of a log of any size."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
+            content = file.read().decode(errors="replace")
+    except OSError:
+        return "  (no log)"
+    return "\n".join(f"  {line}" for line in content.splitlines()[-lines:]) or "  (the log is empty)"

@@ -1,0 +1,36 @@
+"""How a launch fails: exit codes, and errors that name the process and the end of its log."""
+
+from __future__ import annotations
+
+from primerl.launch.placement.protocol import Placement, Process
+from primerl.launch.report.logs import describe_end, last_error, tail
+from primerl.process import redaction
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+class RunFailedError(Exception):
+    """The run cannot continue: the message names the part that failed and why, without the user's secrets."""
+
+    def __init__(self, message: str) -> None:
+        # The ends of logs, which it quotes, may hold them.
+        super().__init__(redaction.redact(message))
+
+
+class RefusedError(RunFailedError):
+    """The orchestrator cannot use its input, such as a changed setting: the message is its own."""
+
+
+def failure_of(process: Process, remark: str = "") -> RunFailedError:
+    """`remark`: what is to be said of it before the end of its log."""
+    error = last_error(tail(process.log))
+    if process.name == "orchestrator" and process.code == BAD_INPUT and error is not None:
+        # A log's end would be the session before.
+        return RefusedError(f"the orchestrator refuses the run: {error}")
+    return RunFailedError(describe_end(process, remark))
+
+
+def check_placement(placement: Placement) -> None:
+    """Raises RunFailedError once the placement has failed."""
+    if placement.lost is not None:
+        raise RunFailedError(placement.lost)

@@ -1,0 +1,187 @@
+"""Placement: what is asked for a process, who gets which GPU, and placements that other packages bring."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import forks
+import placements
+import pytest
+from end_to_end import start, until
+from primerl.config.command_line.load import ConfigError
+from primerl.config.process_files import resolve
+from primerl.config.schema.deployment import Deployment
+from primerl.launch import configs
+from primerl.launch.placement import commands, gpus, registry
+from primerl.launch.placement.local import LocalPlacement
+from primerl.launch.placement.protocol import Command, Listener, PlacementError, Resources, Role
+from run_helpers import config_of, write_run
+
+
+def roles_of(ranks: int, *engines: int) -> list[Role]:
+    asked = [Role("trainer", "trainer", Resources(gpus=ranks), ranks)]
+    asked += [Role(f"inference_{index}", "inference", Resources(gpus=many)) for index, many in enumerate(engines)]
+    return [*asked, Role("env_a_0", "env-worker")]
+
+
+@pytest.mark.parametrize(
+    ("found", "roles", "gpus_of"),
+    [
+        ([], roles_of(2, 1), [(), (), ()]),
+        (["0"], roles_of(1, 1), [(), (), ()]),
+        (["0", "1", "2", "3"], roles_of(1, 1, 1), [("0",), ("1",), ("2",), ()]),
+        (["4", "GPU-5", "6", "7"], roles_of(2, 2), [("4", "GPU-5"), ("6", "7"), ()]),
+    ],
+)
+def test_each_role_has_gpus_of_its_own(found: list[str], roles: list[Role], gpus_of: list[tuple[str, ...]]) -> None:
+    plan = LocalPlacement(find_gpus=lambda: found).plan(roles)
+    assert [place.gpus for place in plan.places] == gpus_of
+
+
+def test_one_gpu_is_shared_and_the_plan_says_so() -> None:
+    plan = LocalPlacement(find_gpus=lambda: ["3"]).plan(roles_of(1, 1))
+    assert plan.table().splitlines() == [
+        "  trainer      this machine  1 GPU, 1 CPU  GPU 3, shared",
+        "  inference_0  this machine  1 GPU, 1 CPU  GPU 3, shared",
+        "  env_a_0      this machine  1 CPU",
+    ]
+
+
+@pytest.mark.parametrize(("found", "roles"), [(["0"], roles_of(2)), (["0", "1"], roles_of(1, 1, 1))])
+def test_more_gpus_than_there_are_is_refused_with_the_plan(found: list[str], roles: list[Role]) -> None:
+    with pytest.raises(PlacementError) as refused:
+        LocalPlacement(find_gpus=lambda: found).plan(roles)
+    first, *plan = str(refused.value).splitlines()
+    asked = sum(role.resources.gpus for role in roles)
+    assert first.startswith(f"deployment: {asked} GPUs are asked for, and this machine has {len(found)}")
+    assert [line.split()[0] for line in plan] == [role.name for role in roles]
+    assert any(line.endswith("not enough GPUs are left") for line in plan)
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [(None, ["0", "1"]), ("", []), ("-1", []), ("2", ["2"]), ("GPU-a, 1", ["GPU-a", "1"]), ("0,-1,1", ["0"])],
+)
+def test_gpus_are_found_as_cuda_sees_them(
+    visible: str | None, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    for bus in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / bus).mkdir()
+    assert gpus.found({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == names
+    assert gpus.found({}, tmp_path / "absent") == []
+
+
+def test_a_run_asks_for_what_its_config_says() -> None:
+    workers = {"num_workers": 2, "cpus": 3, "memory_mb": 2048}
+    given = {
+        "trainer": {"ranks": 2, "threads": 4},
+        "inference": {"replicas": 2, "device": "cuda"},
+        "orchestrator": {
+            "batch_size": 8,
+            "group_size": 4,
+            "sampling": {"max_tokens": 16},
+            "train": {"env": [{"id": "a", **workers}]},
+            "port": 8123,
+        },
+    }
+    found = {role.name: role for role in map(commands.role_of, configs.processes(config_of(**given)))}
+    assert list(found) == ["trainer", "orchestrator", "inference_0", "inference_1", "env_a_0", "env_a_1"]
+    assert (found["trainer"].ranks, found["trainer"].resources) == (2, Resources(gpus=2, cpus=8))
+    assert found["inference_1"].resources == Resources(gpus=1)
+    assert found["env_a_1"].resources == Resources(cpus=3, memory_mb=2048)
+    assert found["orchestrator"].listens == (Listener("orchestrator", "127.0.0.1", 8123),)
+
+
+@pytest.mark.parametrize(
+    ("engine", "asked"),
+    [
+        ({"device": "cpu"}, 0),
+        ({"device": "cuda:1"}, 0),
+        ({"device": "auto"}, 1),
+        ({"backend": "vllm", "vllm": {"tensor-parallel-size": 2, "pipeline-parallel-size": 2}}, 4),
+    ],
+)
+def test_gpus_of_an_engine(engine: dict[str, Any], asked: int) -> None:
+    [process] = resolve.inference(config_of(inference={"max_model_len": 128, **engine}), "http://o:1")
+    assert commands.role_of(process).resources.gpus == asked
+
+
+def test_a_command_names_the_variables_that_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OF_THE_LAUNCHER", "x")
+    command = commands.command_of(resolve.trainer(config_of(), "http://o:1"))
+    assert command.environment["OF_THE_LAUNCHER"] == "x"
+    assert {"OMP_NUM_THREADS", "PYTHONUNBUFFERED"} <= command.own
+    assert "OF_THE_LAUNCHER" not in command.own
+
+
+@pytest.mark.processes
+def test_a_role_is_started_with_its_gpus_and_hears_signals(tmp_path: Path) -> None:
+    says = "import os, signal; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); signal.pause()"
+    placement = LocalPlacement(find_gpus=lambda: ["0", "1", "2"])
+    role = roles_of(1, 2)[1]
+    with pytest.raises(RuntimeError, match="before the placement is entered"):
+        placement.start(role, Command([sys.executable], {}, tmp_path / "log"))
+    placement.plan(roles_of(1, 2))
+    with placement:
+        process = placement.start(role, Command([sys.executable, "-c", says], os.environ, tmp_path / "log"))
+        log = placement.logs(role.name)
+        until(lambda: placement.watch(0.05) == [] and log.is_file() and log.read_text() == "1,2\n", 30, "its output")
+        placement.signal(role.name, signal.SIGUSR1)
+        until(lambda: process in placement.watch(0.1), 30, "its end")
+        assert process.code == -signal.SIGUSR1
+        placement.signal(role.name, signal.SIGUSR1)
+        assert placement.by_name == {role.name: process}
+
+
+def test_a_placement_is_found_by_its_name_or_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = str(tmp_path / "record")
+    assert isinstance(registry.chosen(Deployment()), LocalPlacement)
+    by_path = registry.chosen(Deployment(type="placements:Plain", args={"record": record}))
+    assert isinstance(by_path, placements.Plain)
+    points = EntryPoints([EntryPoint("plain", "placements:Plain", registry.GROUP)])
+    monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
+    assert isinstance(registry.chosen(Deployment(type="plain", args={"record": record})), placements.Plain)
+    for given, said in [
+        (Deployment(type="slurm"), "deployment.type: there is no placement 'slurm'; there are 'local', 'plain'"),
+        (Deployment(type="no_such_module:Plain"), "deployment.type: 'no_such_module:Plain' cannot be imported"),
+        (Deployment(type="placements:TICK_S"), "deployment.type: 'placements:TICK_S' names no class or function"),
+        (Deployment(type="plain"), "deployment.args: 'plain' does not take these args: missing"),
+    ]:
+        with pytest.raises(ConfigError) as refused:
+            registry.chosen(given)
+        assert str(refused.value).startswith(said)
+
+
+@pytest.mark.processes
+def test_a_run_on_a_placement_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = tmp_path / "record.jsonl"
+    given = ["@", str(write_run(tmp_path)), "--deployment.type", "placements:Plain"]
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with forks.own_servers():
+        run = start(
+            tmp_path / "outputs" / "small",
+            *given,
+            "--deployment.args",
+            json.dumps({"record": str(record)}),
+            variables={"PYTHONPATH": path},
+        )
+    try:
+        code, output = run.ended(240)
+    finally:
+        run.kill()
+    assert code == 0, output
+    assert run.steps() == 2
+    noted = [json.loads(line) for line in record.read_text().splitlines()]
+    names = ["trainer", "orchestrator", "inference", "env_reverse-text_0"]
+    assert {role[0] for entry in noted for role in entry.get("plan", [])} == set(names)
+    assert sorted(entry["start"] for entry in noted if "start" in entry) == sorted(names)
+    assert noted[-1] == {"stop": []}
