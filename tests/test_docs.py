@@ -339,7 +339,10 @@ def form_of(block: Block, given: dict[str, Any]) -> tuple[str, str | None]:
     if named is not None or block.file is None:
         is_short = given.keys() & keys_of_one_form()[0] or isinstance(given.get("model"), str)
         named = named or ("hosted.toml" if is_short else "rl.toml")
-        return "sft" if named == "sft.toml" else "rl", whole[named]
+        base = whole[named]
+        if "subsets" in given.get("data", {}):  # in place of a single dataset
+            base = base.replace('path = "data/chats.jsonl"\n', "")
+        return "sft" if named == "sft.toml" else "rl", base
     if block.file == "eval.toml":
         return "eval", None
     if given.keys() & {"data"} and "orchestrator" not in given:
