@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Literal, Self, final
 
 __all__ = [
+    "REASONING_PARSERS",
+    "TOOL_PARSERS",
     "AnswerStream",
     "Answered",
     "Cancelled",
@@ -29,6 +31,7 @@ __all__ = [
     "Renderer",
     "__version__",
     "ask_models",
+    "check_parser",
     "evaluated_rollouts",
     "inspect_buffer",
     "inspect_run",
@@ -259,6 +262,18 @@ class AnswerStream:
             RenderError: The answer is finished already.
         """
 
+TOOL_PARSERS: tuple[str, ...]
+"""Names of the parsers of tool calls."""
+REASONING_PARSERS: tuple[str, ...]
+"""Names of the parsers of reasoning."""
+
+def check_parser(description: dict[str, Any]) -> None:
+    """Check the description of a parser (`docs/render.md`).
+
+    Raises:
+        RenderError: It cannot be used; the message names the field.
+    """
+
 @final
 class Renderer:
     """A model folder's tokenizer and chat template.
@@ -277,20 +292,23 @@ class Renderer:
     """
 
     def __new__(
-        cls, model_dir: str | Path, *, tool_parser: str | None = None, reasoning_parser: str | None = None
+        cls,
+        model_dir: str | Path,
+        *,
+        tool_parser: str | dict[str, Any] | None = None,
+        reasoning_parser: str | dict[str, Any] | None = None,
     ) -> Self:
         """Read the folder: a second for a vocabulary of 128k. The error names the file that is missing or wrong.
 
         Args:
             model_dir: A local model folder.
-            tool_parser: How tool calls are read from answers: "hermes", "qwen3_coder", "llama3_json",
-                "llama3_pythonic", "glm", "kimi", "deepseek", "deepseek_v32", "gemma4", "cohere", "harmony", "minimax",
-                "mistral" or "none". Default: by the model's chat template, else by its `config.json`.
-            reasoning_parser: How reasoning is told from content: "think", "mistral", "gemma4", "cohere", "harmony" or
-                "none". Default: by the chat template.
+            tool_parser: How tool calls are read from answers: one of `TOOL_PARSERS`, or a description
+                (`primerl.render.describe_parser`). Default: by the model's chat template, else by its `config.json`.
+            reasoning_parser: How reasoning is told from content: one of `REASONING_PARSERS`, or a description. Default:
+                by the description that is the tool parser, else by the chat template.
 
         Raises:
-            RenderError: A file is missing or wrong, or there is no such parser.
+            RenderError: A file is missing or wrong, there is no such parser, or the description cannot be used.
         """
     def render_text(
         self,

@@ -14,5 +14,16 @@ Everything that cannot be done exactly is a `RenderError` that names the message
 from __future__ import annotations
 
 from primerl._core import AnswerStream, NotExtendableError, ParsedAnswer, PrimerlError, Renderer, RenderError
+from primerl.parsers import ParserError
+from primerl.parsers import describe as describe_parser
 
-__all__ = ["AnswerStream", "NotExtendableError", "ParsedAnswer", "PrimerlError", "RenderError", "Renderer"]
+__all__ = [
+    "AnswerStream",
+    "NotExtendableError",
+    "ParsedAnswer",
+    "ParserError",
+    "PrimerlError",
+    "RenderError",
+    "Renderer",
+    "describe_parser",
+]

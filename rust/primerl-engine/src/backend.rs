@@ -63,10 +63,10 @@ pub struct StepOutput {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// Refused before the model was touched: it goes on serving what it served.
+    /// Refused before the model was changed: it keeps serving the same weights.
     #[error("{0}")]
     Refused(String),
-    /// The model cannot go on. The engine answers what is in flight with errors and ends.
+    /// The model cannot be used any more. The engine answers what is in flight with errors and ends.
     #[error("{0}")]
     Failed(String),
 }
@@ -78,7 +78,7 @@ pub trait Backend: Send + 'static {
     /// Computes the KV of every token of the batch and samples where asked.
     ///
     /// # Errors
-    /// Any error ends the engine: after half a step nobody knows which KV entries are right.
+    /// Any error ends the engine: after half a step it is unknown which KV entries are right.
     fn forward(&mut self, batch: &Batch) -> Result<StepOutput, BackendError>;
 
     /// Replaces the weights, between two steps. The checkpoint has been validated against its manifest and

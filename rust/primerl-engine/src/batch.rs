@@ -59,7 +59,7 @@ pub struct Sample {
     pub top: u32,
     /// Tokens that must not be sampled here (their raw log-probability is not changed by that).
     pub banned: Vec<u32>,
-    /// All other tokens are left out before anything else, raw log-probabilities included, as in vLLM.
+    /// All other tokens are excluded before anything else, raw log-probabilities included, as in vLLM.
     pub allowed: Option<Allowed>,
 }
 

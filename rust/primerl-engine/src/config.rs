@@ -1,4 +1,4 @@
-//! What an engine is told, checked before it starts.
+//! The config of an engine, checked before it starts.
 
 use crate::backend::ModelInfo;
 use serde::Deserialize;

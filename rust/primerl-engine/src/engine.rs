@@ -310,7 +310,7 @@ impl<B: Backend> Engine<B> {
     }
 }
 
-/// A backend that answers for other tokens than it was asked for must not go on: its answers would be trained on.
+/// A backend that answers for other tokens than it was asked for must not continue: its answers would be trained on.
 fn check_output(batch: &Batch, output: &StepOutput, vocab_size: u32) -> Result<(), BackendError> {
     let wanted = batch
         .sequences

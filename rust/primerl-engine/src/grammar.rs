@@ -45,7 +45,7 @@ pub struct Grammar {
 }
 
 impl Grammar {
-    /// Of the token after the last one that was pushed.
+    /// The mask of the token after the last one that was pushed.
     pub fn next(&self) -> &Allowed {
         &self.next
     }

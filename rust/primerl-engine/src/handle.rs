@@ -27,7 +27,7 @@ pub enum PauseMode {
     Keep,
 }
 
-/// Why a command was not carried out; the engine goes on.
+/// Why a command was not carried out; the engine continues.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct CommandError(pub String);
@@ -99,7 +99,7 @@ pub struct EngineGone(pub String);
 
 /// What both sides see.
 pub struct Shared {
-    /// Written once, by whoever finds that the engine has ended.
+    /// Written once, by the first thread that finds that the engine has ended.
     failure: OnceLock<String>,
     origin: Instant,
     /// Milliseconds from `origin` + 1 at which the running step began; 0 between steps. Written by the engine thread.

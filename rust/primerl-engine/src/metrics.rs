@@ -62,128 +62,91 @@ fn latency_histogram() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.0, 16))
 }
 
-/// Registers a metric and gives back a handle to it. The registry appends `_total` to counters.
-fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
-    registry.register(name, help, metric.clone());
-    metric
+/// Registers metrics and returns handles to them. The registry appends `_total` to counters.
+struct Registrar(Registry);
+
+impl Registrar {
+    fn add<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
+        self.0.register(name, help, metric.clone());
+        metric
+    }
+
+    fn plain<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
+        self.add(name, help, M::default())
+    }
+
+    fn latency(&mut self, name: &str, help: &str) -> Histogram {
+        self.add(name, help, latency_histogram())
+    }
+
+    fn cache_config(&mut self, config: &Config) {
+        let (name, help) = (
+            "vllm:cache_config_info",
+            "KV capacity; a block is one token",
+        );
+        let labels = CacheConfig {
+            block_size: 1,
+            num_gpu_blocks: config.kv_cache_tokens,
+            kv_cache_size_tokens: config.kv_cache_tokens,
+            kv_cache_max_concurrency: config.kv_cache_tokens
+                / u64::from(config.max_model_len.max(1)),
+        };
+        let cache: Family<CacheConfig, Gauge> = self.plain(name, help);
+        cache.get_or_create(&labels).set(1);
+    }
 }
 
 impl Metrics {
     pub fn new(config: &Config) -> Self {
+        let model = config.served_model_name.clone();
         let labels = [
             ("engine".into(), "0".into()),
-            ("model_name".into(), config.served_model_name.clone().into()),
+            ("model_name".into(), model.into()),
         ];
-        let mut registry = Registry::with_labels(labels.into_iter());
-        let r = &mut registry;
-        let cache = Family::<CacheConfig, Gauge>::default();
-        cache
-            .get_or_create(&CacheConfig {
-                block_size: 1,
-                num_gpu_blocks: config.kv_cache_tokens,
-                kv_cache_size_tokens: config.kv_cache_tokens,
-                kv_cache_max_concurrency: config.kv_cache_tokens
-                    / u64::from(config.max_model_len.max(1)),
-            })
-            .set(1);
-        add(
-            r,
-            "vllm:cache_config_info",
-            "KV capacity; a block is one token",
-            cache,
-        );
+        let mut r = Registrar(Registry::with_labels(labels.into_iter()));
+        r.cache_config(config);
         Metrics {
-            kv_cache_usage: add(
-                r,
+            kv_cache_usage: r.plain(
                 "vllm:kv_cache_usage_perc",
                 "Share of KV capacity in use, 0 to 1",
-                Ratio::default(),
             ),
-            running: add(
-                r,
-                "vllm:num_requests_running",
-                "Sequences that hold a KV slot",
-                Gauge::default(),
-            ),
-            waiting: add(
-                r,
-                "vllm:num_requests_waiting",
-                "Sequences in the queue",
-                Gauge::default(),
-            ),
-            waiting_by_reason: add(
-                r,
+            running: r.plain("vllm:num_requests_running", "Sequences that hold a KV slot"),
+            waiting: r.plain("vllm:num_requests_waiting", "Sequences in the queue"),
+            waiting_by_reason: r.plain(
                 "vllm:num_requests_waiting_by_reason",
                 "Sequences in the queue: for capacity, or deferred by a pause",
-                Family::default(),
             ),
-            preemptions: add(
-                r,
-                "vllm:num_preemptions",
-                "Sequences that lost their KV",
-                Counter::default(),
-            ),
-            prompt_tokens: add(
-                r,
-                "vllm:prompt_tokens",
-                "Prompt tokens of accepted requests",
-                Counter::default(),
-            ),
-            generation_tokens: add(
-                r,
-                "vllm:generation_tokens",
-                "Sampled tokens",
-                Counter::default(),
-            ),
-            finished: add(
-                r,
-                "vllm:request_success",
-                "Sequences that ended, by reason",
-                Family::default(),
-            ),
-            time_to_first_token: add(
-                r,
+            preemptions: r.plain("vllm:num_preemptions", "Sequences that lost their KV"),
+            prompt_tokens: r.plain("vllm:prompt_tokens", "Prompt tokens of accepted requests"),
+            generation_tokens: r.plain("vllm:generation_tokens", "Sampled tokens"),
+            finished: r.plain("vllm:request_success", "Sequences that ended, by reason"),
+            time_to_first_token: r.latency(
                 "vllm:time_to_first_token_seconds",
                 "From arrival to the first token",
-                latency_histogram(),
             ),
-            request_latency: add(
-                r,
+            request_latency: r.latency(
                 "vllm:e2e_request_latency_seconds",
                 "From arrival to the last token",
-                latency_histogram(),
             ),
-            queue_time: add(
-                r,
+            queue_time: r.latency(
                 "vllm:request_queue_time_seconds",
                 "From arrival to the first step",
-                latency_histogram(),
             ),
-            step_time: add(
-                r,
+            step_time: r.latency(
                 "vllm:inter_token_latency_seconds",
                 "Duration of a step: the time between two tokens of a sequence",
-                latency_histogram(),
             ),
-            updates: add(
-                r,
+            updates: r.add(
                 "vllm:rl_weight_update_operation_duration_seconds",
                 "Duration of the calls of a weight update",
                 Family::new_with_constructor(latency_histogram as fn() -> Histogram),
             ),
-            busy_seconds: add(
-                r,
+            busy_seconds: r.plain(
                 "primerl:engine_busy_seconds",
                 "Seconds in which the model was computing or loading weights",
-                Seconds::default(),
             ),
-            process_cpu_seconds: add(
-                r,
-                "process_cpu_seconds",
-                "CPU seconds of this process",
-                Seconds::default(),
-            ),
-            registry,
+            process_cpu_seconds: r.plain("process_cpu_seconds", "CPU seconds of this process"),
+            registry: r.0,
         }
     }
 

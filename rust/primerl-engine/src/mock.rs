@@ -146,7 +146,7 @@ impl MockConfig {
         }
     }
 
-    /// Of a token after a prefix, at temperature 1: between -6 and 0. Not normalised over the vocabulary.
+    /// The log-probability of a token after a prefix, at temperature 1: between -6 and 0. Not normalised over the vocabulary.
     fn logprob(&self, prefix: u64, token_id: u32, version: u64) -> f32 {
         -6.0 * draw(prefix, version, 3 + u64::from(token_id)) as f32
     }

@@ -1,17 +1,18 @@
-//! Who runs, with which tokens; who is preempted; who has ended. Pure: no clock, no thread, no IO.
+//! Decides which sequences run, with which tokens, and which are preempted. Pure: no clock, no thread, no IO.
 //!
 //! A sequence is *waiting* or *running*. Running ones hold a slot and KV for all their tokens; the sum of those never
 //! exceeds the capacity when a step is planned. When it would, the newest running sequence is preempted: it loses its
 //! KV, keeps its tokens and goes back to the front of the queue.
 
-use crate::backend::StepOutput;
-use crate::batch::{Batch, BatchSequence, arrange};
+mod steps;
+
 use crate::numbered::NumberMap;
-use crate::request::{FinishReason, RequestKey};
-use crate::sequence::{Completion, Sequence, Submission};
+use crate::request::RequestKey;
+use crate::sequence::Sequence;
 use crate::versions::Versions;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+pub use steps::Event;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -23,24 +24,9 @@ pub struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
     Open,
-    /// Only sequences that arrived before this number go on.
+    /// Only sequences that arrived before this number continue.
     Draining(u64),
     Closed,
-}
-
-/// What a step brought.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Event {
-    /// The first token of a sequence was sampled.
-    FirstToken {
-        key: RequestKey,
-    },
-    /// A token of a sequence with `stream`, which goes on.
-    Token {
-        key: RequestKey,
-        token: crate::backend::ScoredToken,
-    },
-    Finished(Completion),
 }
 
 /// Order of running and waiting: priority, then arrival.
@@ -248,7 +234,7 @@ impl<S: Schedulable> Scheduler<S> {
         };
         let mut waiting = self.waiting.iter();
         let (&rank, &key) = waiting.find(|((_, arrival), _)| *arrival < until)?;
-        // Room for one more token of everybody, or the next step would preempt what this one admitted.
+        // Room for one more token of every sequence, or the next step would preempt what this one admitted.
         let running = self.num_running();
         let need = self.held + self.sequences[&key].kv_needed() + running as u64 + 1;
         let fits = need <= self.limits.kv_cache_tokens || running == 0;
@@ -256,7 +242,7 @@ impl<S: Schedulable> Scheduler<S> {
     }
 
     /// For how many steps from now [`Scheduler::plan_work`] would give each decoding sequence its token and do nothing
-    /// else, if none of them ended: as long as nobody can be admitted and KV lasts.
+    /// else, if none of them ended: as long as no sequence can be admitted and KV lasts.
     pub fn steady_steps(&self) -> u64 {
         let running = self.decoding.len() as u64;
         let steady = running > 0
@@ -337,114 +323,6 @@ impl<S: Schedulable> Scheduler<S> {
     /// KV entries in use.
     pub fn kv_tokens_held(&self) -> u64 {
         self.held
-    }
-}
-
-impl Scheduler {
-    pub fn submit(&mut self, submission: Submission) {
-        let key = submission.key;
-        self.push(key, |arrival| Sequence::new(submission, arrival));
-    }
-
-    /// Ends a sequence with what it has. `None` if it has ended already.
-    pub fn abort(&mut self, key: RequestKey) -> Option<Completion> {
-        let sequence = self.remove(key)?;
-        Some(sequence.complete(FinishReason::Abort, None, &self.versions))
-    }
-
-    /// Ends all of them, in order of arrival.
-    pub fn abort_all(&mut self) -> Vec<Completion> {
-        let mut keys: Vec<(u64, RequestKey)> = self
-            .sequences
-            .values()
-            .map(|s| (s.arrival, s.key))
-            .collect();
-        keys.sort_unstable();
-        keys.into_iter()
-            .filter_map(|(_, key)| self.abort(key))
-            .collect()
-    }
-
-    /// [`Scheduler::plan_work`], with the tokens.
-    pub fn plan(&mut self) -> Option<Batch> {
-        let work = self.plan_work()?;
-        let decoding = self.decoding.values().take(work.decoding);
-        let decoding = decoding.map(|&(key, slot)| Part {
-            key,
-            slot,
-            count: 1,
-        });
-        Some(self.build(decoding.chain(work.prefill)))
-    }
-
-    fn build(&self, parts: impl Iterator<Item = Part>) -> Batch {
-        let mut counts = NumberMap::default();
-        let mut sequences: Vec<BatchSequence> = Vec::new();
-        let (mut token_ids, mut positions) = (Vec::new(), Vec::new());
-        for Part { key, slot, count } in parts {
-            let start = token_ids.len();
-            sequences.push(self.sequences[&key].schedule(
-                slot,
-                count,
-                &mut token_ids,
-                &mut positions,
-            ));
-            counts.insert(key, start..start + count);
-        }
-        let segments = arrange(&mut sequences);
-        // Arranging moved the sequences; their columns follow.
-        let gather = |column: &[i32]| -> Vec<i32> {
-            sequences
-                .iter()
-                .flat_map(|sequence| &column[counts[&sequence.key].clone()])
-                .copied()
-                .collect()
-        };
-        Batch {
-            token_ids: gather(&token_ids),
-            positions: gather(&positions),
-            sequences,
-            segments,
-        }
-    }
-
-    /// Takes in what the backend made of `batch`. The lengths of `output` have been checked.
-    pub fn apply(&mut self, batch: Batch, output: StepOutput) -> Vec<Event> {
-        let epoch = self.versions.epoch();
-        let mut events = Vec::new();
-        let mut sampled = output.sampled.into_iter();
-        let mut scores = output.prompt.into_iter();
-        for part in batch.sequences {
-            let end = self.computed(part.key, |sequence| {
-                sequence.computed += part.query_len as usize;
-                if let Some(targets) = part.prompt_targets {
-                    sequence.record_prompt(scores.by_ref().take(targets.targets.len()));
-                }
-                let token = part.sample.and_then(|_| sampled.next())?;
-                let end = sequence.record(token, epoch);
-                let is_error = matches!(end, Some((FinishReason::Error, _)));
-                if sequence.output_len() == 1 && !is_error {
-                    events.push(Event::FirstToken { key: part.key });
-                }
-                if end.is_none() && sequence.stream {
-                    events.extend(sequence.last_output().cloned().map(|token| Event::Token {
-                        key: part.key,
-                        token,
-                    }));
-                }
-                end
-            });
-            if let Some(Some((finish, stop_token))) = end
-                && let Some(sequence) = self.remove(part.key)
-            {
-                events.push(Event::Finished(sequence.complete(
-                    finish,
-                    stop_token,
-                    &self.versions,
-                )));
-            }
-        }
-        events
     }
 }
 

@@ -1,6 +1,8 @@
 use super::*;
-use crate::backend::ScoredToken;
-use crate::request::SamplingParams;
+use crate::backend::{ScoredToken, StepOutput};
+use crate::batch::Batch;
+use crate::request::{FinishReason, SamplingParams};
+use crate::sequence::{Completion, Submission};
 use proptest::prelude::*;
 use std::collections::HashSet;
 

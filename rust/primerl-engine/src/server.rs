@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-/// How long a dead engine goes on answering 500 and 503, so that whoever polls it sees why.
+/// How long a dead engine keeps answering 500 and 503, so that its clients see why.
 const LINGER: Duration = Duration::from_secs(1);
 /// How long the step in progress and the last answers may take after a shutdown was asked for.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_millis(750);

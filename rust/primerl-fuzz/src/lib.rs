@@ -1,15 +1,15 @@
-//! Fuzz targets: whatever reads bytes of a stranger (an agent, an engine, a model) must take any of them.
+//! Fuzz targets: code that reads untrusted bytes (from an agent, an engine, a model) must accept any of them.
 //!
-//! A target is a function that panics when something is wrong: the code panicked, or a property that always holds does
-//! not. libFuzzer runs it for as long as one likes (`fuzz/README.md`), and `tests/short.rs` for a second or two with every
-//! test run, on the seeds in `fuzz/seeds/<target>` and on what becomes of them by [`mutate`].
+//! A target is a function that panics when the code panics, or when a property that must always hold is violated. libFuzzer
+//! runs it for any length of time (`fuzz/README.md`), and `tests/short.rs` for a second or two with every
+//! test run, on the seeds in `fuzz/seeds/<target>` and on mutations of them by [`mutate`].
 
 #![forbid(unsafe_code)]
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
-    reason = "a target says by a panic what it found"
+    reason = "a target reports a finding by a panic"
 )]
 
 mod chat_request;

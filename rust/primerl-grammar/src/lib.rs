@@ -2,7 +2,7 @@
 //!
 //! A [`Spec`] says what an answer must obey. A [`Vocabulary`] compiles it into [`Masks`], which give the set of allowed
 //! tokens before each sampled token and then take that token in. A mask depends on the spec, the vocabulary, this
-//! crate's version and the tokens before, and on nothing else: whoever has the spec and the tokens of an answer gets the
+//! crate's version and the tokens before, and on nothing else: a process that has the spec and the tokens of an answer gets the
 //! masks that its engine applied ([`replay`]), so a recorded answer carries its spec in place of its masks.
 //! [`Vocabulary::identity`] names vocabulary and version; equal identities give equal masks.
 //!

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
     pub masks: Vec<Mask>,
-    /// Of each token, its place in `masks`.
+    /// The place of each token's mask in `masks`.
     pub index: Vec<u32>,
 }
 

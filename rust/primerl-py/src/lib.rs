@@ -14,6 +14,7 @@ mod render;
 mod simulate;
 
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 // As in the native orchestrator; Python's own allocations are not touched.
 #[global_allocator]
@@ -49,7 +50,7 @@ mod _core {
     use page::PageServer;
 
     #[pymodule_export]
-    use render::{AnswerStream, ParsedAnswer, Renderer};
+    use render::{AnswerStream, ParsedAnswer, Renderer, check_parser};
 
     #[pymodule_export]
     use simulate::simulate;
@@ -57,6 +58,11 @@ mod _core {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         errors::register(module)?;
+        let names = |names| PyTuple::new(module.py(), names);
+        let parsers: Vec<_> = primerl_render::tool_parsers().collect();
+        module.add("TOOL_PARSERS", names(parsers)?)?;
+        let parsers: Vec<_> = primerl_render::reasoning_parsers().collect();
+        module.add("REASONING_PARSERS", names(parsers)?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -3,8 +3,9 @@
 use crate::errors::{fork_error, render_error, with_causes};
 use crate::json::from_python;
 use primerl_render::{
-    AnswerContext, AnswerStream as InnerStream, BackendChoice, Delta, ExtensionContext,
-    LoadOptions, MaskedIds, Message, Parsed, RenderOptions, Renderer as Inner, SegmentKind,
+    AnswerContext, AnswerStream as InnerStream, BackendChoice, Delta, Description,
+    ExtensionContext, LoadOptions, MaskedIds, Message, Parsed, RenderError, RenderOptions,
+    Renderer as Inner, SegmentKind,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
@@ -24,36 +25,42 @@ fn owned<T: DeserializeOwned>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         .map_err(|message| render_error(value.py(), message))
 }
 
-/// What a template is given besides the messages, as Python passes it.
-struct GivenOptions<'a, 'py> {
-    tools: Option<&'a Bound<'py, PyAny>>,
-    template_kwargs: Option<&'a Bound<'py, PyAny>>,
-    documents: Option<&'a Bound<'py, PyAny>>,
-    /// Seconds since 1970.
+/// What a template is given besides the messages, as Python passes it. `now`: seconds since 1970.
+fn template_options(
+    py: Python<'_>,
+    add_generation_prompt: bool,
+    tools: Option<&Bound<'_, PyAny>>,
+    template_kwargs: Option<&Bound<'_, PyAny>>,
+    documents: Option<&Bound<'_, PyAny>>,
     now: Option<f64>,
+) -> PyResult<RenderOptions> {
+    let time = |seconds| {
+        let since = Duration::try_from_secs_f64(seconds).ok();
+        let time = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
+        time.ok_or_else(|| render_error(py, format!("now: {seconds} is no time since 1970")))
+    };
+    let template_kwargs = given("template_kwargs", template_kwargs)?;
+    Ok(RenderOptions {
+        tools: given("tools", tools)?,
+        documents: given("documents", documents)?,
+        add_generation_prompt,
+        template_kwargs: template_kwargs.unwrap_or_default(),
+        now: now.map(time).transpose()?,
+    })
 }
 
-impl GivenOptions<'_, '_> {
-    fn read(&self, py: Python<'_>, add_generation_prompt: bool) -> PyResult<RenderOptions> {
-        let after = |seconds| Duration::try_from_secs_f64(seconds).ok();
-        let time = |seconds| {
-            let time = after(seconds).and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
-            time.ok_or_else(|| render_error(py, format!("now: {seconds} is no time since 1970")))
-        };
-        Ok(RenderOptions {
-            tools: self.tools.map(|value| owned("tools", value)).transpose()?,
-            documents: self
-                .documents
-                .map(|value| owned("documents", value))
-                .transpose()?,
-            add_generation_prompt,
-            template_kwargs: self
-                .template_kwargs
-                .map(|value| owned("template_kwargs", value))
-                .transpose()?
-                .unwrap_or_default(),
-            now: self.now.map(time).transpose()?,
-        })
+fn given<T: DeserializeOwned>(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<T>> {
+    value.map(|value| owned(name, value)).transpose()
+}
+
+/// Checks the description of a parser.
+#[pyfunction]
+pub fn check_parser(py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<()> {
+    let description =
+        from_python("description", description).map_err(|message| render_error(py, message))?;
+    match Description::from_json(description) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(render_error(py, error.to_string())),
     }
 }
 
@@ -117,16 +124,10 @@ impl AnswerStream {
         py: Python<'py>,
         ids: Vec<u32>,
     ) -> PyResult<Vec<(&'static str, Bound<'py, PyAny>)>> {
-        let renderer = &self.renderer.get().0;
-        let deltas = py.detach(|| {
-            let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let push = |stream: &mut Option<InnerStream>, renderer: &Inner| {
             stream.as_mut().map(|stream| stream.push(renderer, &ids))
-        });
-        match deltas {
-            Some(Ok(deltas)) => pieces(py, deltas),
-            Some(Err(error)) => Err(render_error(py, with_causes(&error))),
-            None => Err(render_error(py, FINISHED.to_owned())),
-        }
+        };
+        pieces(py, self.work(py, push)?)
     }
 
     #[expect(clippy::type_complexity, reason = "a tuple of Python's")]
@@ -134,20 +135,36 @@ impl AnswerStream {
         &self,
         py: Python<'py>,
     ) -> PyResult<(Vec<(&'static str, Bound<'py, PyAny>)>, ParsedAnswer)> {
-        let renderer = &self.renderer.get().0;
-        let finished = py.detach(|| {
-            let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let finish = |stream: &mut Option<InnerStream>, renderer: &Inner| {
             stream.take().map(|stream| stream.finish(renderer))
-        });
-        match finished {
-            Some(Ok((deltas, parsed))) => Ok((pieces(py, deltas)?, ParsedAnswer(parsed))),
-            Some(Err(error)) => Err(render_error(py, with_causes(&error))),
-            None => Err(render_error(py, FINISHED.to_owned())),
-        }
+        };
+        let (deltas, parsed) = self.work(py, finish)?;
+        Ok((pieces(py, deltas)?, ParsedAnswer(parsed)))
     }
 }
 
-const FINISHED: &str = "the answer is finished; begin another with answer_stream()";
+impl AnswerStream {
+    /// Without the GIL; an error where the answer is finished.
+    fn work<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Option<InnerStream>, &Inner) -> Option<Result<T, RenderError>> + Send,
+    ) -> PyResult<T> {
+        let renderer = &self.renderer.get().0;
+        let done = py.detach(|| {
+            let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&mut stream, renderer)
+        });
+        match done {
+            Some(Ok(done)) => Ok(done),
+            Some(Err(error)) => Err(render_error(py, with_causes(&error))),
+            None => Err(render_error(
+                py,
+                "the answer is finished; begin another with answer_stream()".to_owned(),
+            )),
+        }
+    }
+}
 
 /// Text of content and reasoning; a call as it is in the message.
 fn pieces(py: Python<'_>, deltas: Vec<Delta>) -> PyResult<Vec<(&'static str, Bound<'_, PyAny>)>> {
@@ -212,12 +229,12 @@ impl Renderer {
     fn new(
         py: Python<'_>,
         model_dir: PathBuf,
-        tool_parser: Option<String>,
-        reasoning_parser: Option<String>,
+        tool_parser: Option<&Bound<'_, PyAny>>,
+        reasoning_parser: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let options = LoadOptions {
-            tool_parser,
-            reasoning_parser,
+            tool_parser: given("tool_parser", tool_parser)?,
+            reasoning_parser: given("reasoning_parser", reasoning_parser)?,
         };
         py.detach(|| Inner::load_with(&model_dir, &options))
             .map(Self)
@@ -236,13 +253,14 @@ impl Renderer {
         now: Option<f64>,
     ) -> PyResult<String> {
         let messages: Vec<Message> = owned("messages", messages)?;
-        let given = GivenOptions {
+        let options = template_options(
+            py,
+            add_generation_prompt,
             tools,
             template_kwargs,
             documents,
             now,
-        };
-        let options = given.read(py, add_generation_prompt)?;
+        )?;
         self.work(py, |renderer| renderer.render_text(&messages, &options))
     }
 
@@ -258,13 +276,14 @@ impl Renderer {
         now: Option<f64>,
     ) -> PyResult<Vec<u32>> {
         let messages: Vec<Message> = owned("messages", messages)?;
-        let given = GivenOptions {
+        let options = template_options(
+            py,
+            add_generation_prompt,
             tools,
             template_kwargs,
             documents,
             now,
-        };
-        let options = given.read(py, add_generation_prompt)?;
+        )?;
         self.work(py, |renderer| {
             renderer.check_tools(&options)?;
             renderer.render(&messages, &options)
@@ -280,13 +299,7 @@ impl Renderer {
         template_kwargs: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let messages: Vec<Message> = owned("messages", messages)?;
-        let given = GivenOptions {
-            tools,
-            template_kwargs,
-            documents: None,
-            now: None,
-        };
-        let options = given.read(py, false)?;
+        let options = template_options(py, false, tools, template_kwargs, None, None)?;
         let messages = self.work(py, |renderer| renderer.trainable(messages, &options))?;
         Ok(pythonize::pythonize(py, &messages)?)
     }
@@ -302,13 +315,7 @@ impl Renderer {
         now: Option<f64>,
     ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
         let messages: Vec<Message> = owned("messages", messages)?;
-        let given = GivenOptions {
-            tools,
-            template_kwargs,
-            documents,
-            now,
-        };
-        let options = given.read(py, false)?;
+        let options = template_options(py, false, tools, template_kwargs, documents, now)?;
         let rendered = self.work(py, |renderer| {
             let messages = renderer.trainable(messages, &options)?;
             renderer.render_with_mask(&messages, &options)
@@ -327,13 +334,7 @@ impl Renderer {
         now: Option<f64>,
     ) -> PyResult<Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>> {
         let conversations: Vec<Vec<Message>> = owned("conversations", conversations)?;
-        let given = GivenOptions {
-            tools,
-            template_kwargs,
-            documents,
-            now,
-        };
-        let options = given.read(py, false)?;
+        let options = template_options(py, false, tools, template_kwargs, documents, now)?;
         let rendered = self.work(py, |renderer| {
             renderer.render_many_trainable(&conversations, &options)
         })?;
@@ -357,13 +358,7 @@ impl Renderer {
     ) -> PyResult<Vec<u32>> {
         let answer: Message = owned("answer", answer)?;
         let new_messages: Vec<Message> = owned("new_messages", new_messages)?;
-        let given = GivenOptions {
-            tools,
-            template_kwargs,
-            documents,
-            now,
-        };
-        let options = given.read(py, true)?;
+        let options = template_options(py, true, tools, template_kwargs, documents, now)?;
         let previous = ExtensionContext {
             answer: &answer,
             sampled: &sampled,
@@ -406,7 +401,7 @@ impl Renderer {
         tools: Option<&Bound<'_, PyAny>>,
         starts_in_reasoning: bool,
     ) -> PyResult<ParsedAnswer> {
-        let tools: Option<Vec<Value>> = tools.map(|tools| owned("tools", tools)).transpose()?;
+        let tools: Option<Vec<Value>> = given("tools", tools)?;
         self.work(py, |renderer| {
             let context = AnswerContext {
                 tools: tools.as_deref(),
@@ -423,7 +418,7 @@ impl Renderer {
         tools: Option<&Bound<'_, PyAny>>,
         starts_in_reasoning: bool,
     ) -> PyResult<AnswerStream> {
-        let tools: Option<Vec<Value>> = tools.map(|tools| owned("tools", tools)).transpose()?;
+        let tools: Option<Vec<Value>> = given("tools", tools)?;
         let context = AnswerContext {
             tools: tools.as_deref(),
             starts_in_reasoning,
@@ -461,12 +456,12 @@ impl Renderer {
 
     #[getter]
     fn tool_parser(&self) -> &'static str {
-        self.0.parsers().tool
+        self.0.parsers().tool()
     }
 
     #[getter]
     fn reasoning_parser(&self) -> &'static str {
-        self.0.parsers().reasoning
+        self.0.parsers().reasoning()
     }
 
     #[getter]

@@ -8,8 +8,8 @@
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use primerl_render::testing::{CHATML, IM_END, write_model, write_tiny_model};
 use primerl_render::{
-    AnswerContext, ExtensionContext, LoadOptions, Message, RenderOptions, Renderer, TOOL_PARSERS,
-    canonical,
+    AnswerContext, ExtensionContext, LoadOptions, Message, ParserSetting, RenderOptions, Renderer,
+    canonical, tool_parsers,
 };
 use serde_json::json;
 use std::hint::black_box;
@@ -143,7 +143,7 @@ fn parsers(criterion: &mut Criterion) {
         tools: Some(&tools),
         starts_in_reasoning: false,
     };
-    for tool_parser in TOOL_PARSERS {
+    for tool_parser in tool_parsers() {
         let folder = tempfile::tempdir().expect("temporary folder");
         // Words as tokens: about four bytes each, as in a real vocabulary.
         let added = [
@@ -170,8 +170,10 @@ fn parsers(criterion: &mut Criterion) {
         .expect("model folder");
         let harmony = tool_parser == "harmony";
         let options = LoadOptions {
-            tool_parser: Some(tool_parser.to_owned()),
-            reasoning_parser: Some(if harmony { "harmony" } else { "think" }.to_owned()),
+            tool_parser: Some(ParserSetting::Name(tool_parser.to_owned())),
+            reasoning_parser: Some(ParserSetting::Name(
+                if harmony { "harmony" } else { "think" }.to_owned(),
+            )),
         };
         let renderer = Renderer::load_with(folder.path(), &options).expect("loads");
         let encode = |text: &str| renderer.tokenizer().encode(text).expect("encodes");

@@ -1,4 +1,4 @@
-//! What a template leaves out without a word: tools, where it does not look at them, messages of roles that it does not
+//! What a template silently omits: tools, where it does not look at them, messages of roles that it does not
 //! ask for, and calls and reasoning of answers. A model that never sees what its client sent is worse than a request that
 //! is refused, so it is tried out, once for each template and role. What a model would be taught wrongly by is refused
 //! likewise.
@@ -40,7 +40,7 @@ pub(crate) struct Abilities {
     answers: Mutex<HashMap<(AnswerPart, bool, String), bool>>,
 }
 
-/// What an answer has beside its content.
+/// What an answer may have in addition to its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum AnswerPart {
     ToolCalls,
@@ -103,7 +103,7 @@ impl Renderer {
     /// The message as it is rendered.
     ///
     /// # Errors
-    /// The template leaves messages of its role out, or nobody knows the role. `index` is its place, for the error.
+    /// The template omits messages of this role, or the role is unknown. `index` is its place, for the error.
     pub fn renderable(&self, message: Message, index: usize) -> Result<Message, RenderError> {
         let mut message = self.with_renderable_content(message);
         match self.role_support(&message.role, index == 0) {
@@ -283,14 +283,14 @@ fn tool_of(role: &str) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::write_model;
+    use crate::testing::TestModel;
 
     fn renderer(template: &str) -> Renderer {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let added = [("<|im_end|>", true)];
-        let end = "<|im_end|>";
-        write_model(folder.path(), &added, &[], template, end, end).expect("model folder");
-        Renderer::load(folder.path()).expect("loads")
+        TestModel {
+            template,
+            ..TestModel::default()
+        }
+        .renderer()
     }
 
     /// Writes the roles that it asks for.

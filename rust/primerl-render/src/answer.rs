@@ -1,4 +1,4 @@
-//! An answer that somebody else gave, as this model would have written it: the ids from the end of the prompt on.
+//! An answer of another model, as this model would have written it: the ids from the end of the prompt on.
 //!
 //! A short conversation is rendered with the generation prompt and with the answer. Where the first is the beginning of
 //! the second, what follows is the answer, and its ids go behind any prompt that ends with a generation prompt. Where it

@@ -100,7 +100,7 @@ impl Renderer {
     }
 
     /// Every turn after an assistant message in the conversations of `path`: a JSON object a line, with `messages` and,
-    /// where they are used, `tools`, `documents` and `chat_template_kwargs`. Other fields are left alone.
+    /// where they are used, `tools`, `documents` and `chat_template_kwargs`. Other fields are ignored.
     pub fn check_file(&self, path: &Path) -> Result<Vec<CheckedTurn>, CheckError> {
         let text = std::fs::read_to_string(path).map_err(|source| CheckError::Read {
             path: path.to_path_buf(),

@@ -40,6 +40,12 @@ pub enum LoadError {
         name: String,
         known: String,
     },
+    #[error("{name:?} describes no {kind} parser: it has no `{field}`")]
+    NotDescribed {
+        kind: &'static str,
+        field: &'static str,
+        name: String,
+    },
 }
 
 /// Messages that cannot be rendered, or text that cannot be encoded.
@@ -103,7 +109,7 @@ pub enum MaskFailure {
     #[error("the chat template writes nothing for this assistant message")]
     Dropped,
     #[error(
-        "a token crosses the boundary of this assistant message (its text merges with the text beside it); remove the white space at its start or end"
+        "a token crosses the boundary of this assistant message (its text merges with the text next to it); remove the white space at its start or end"
     )]
     TokenAcrossBoundary,
 }

@@ -78,13 +78,13 @@ impl NotExtendable {
     }
 }
 
-/// Verdicts so far. Written by whoever meets a new shape first; held only to look up or insert.
+/// Verdicts so far. Written by the first caller that meets a new shape; held only to look up or insert.
 #[derive(Default)]
 pub(crate) struct Proofs(Mutex<HashMap<Shape, Result<(), NotExtendable>>>);
 
 impl Renderer {
-    /// The ids to append to `prompt ids + sampled ids` so that the conversation goes on with `new_messages`: the close of
-    /// the answered turn (left out where it was sampled), the messages, the generation prompt. Takes time in the length
+    /// The ids to append to `prompt ids + sampled ids` so that the conversation continues with `new_messages`: the close of
+    /// the answered turn (omitted where it was sampled), the messages, the generation prompt. Takes time in the length
     /// of the new messages (and the tools), not of the conversation.
     pub fn extend(
         &self,

@@ -38,8 +38,9 @@ pub use message::{
     reasoning_words,
 };
 pub use parse::{
-    AnswerContext, AnswerStream, CallProblem, Delta, Demand, DemandError, MalformedCall, Parsed,
-    ParserChoice, REASONING_PARSERS, Segment, SegmentKind, TOOL_PARSERS,
+    AnswerContext, AnswerStream, CallProblem, Delta, Demand, DemandError, Description,
+    DescriptionError, MalformedCall, Parsed, ParserChoice, ParserSetting, Segment, SegmentKind,
+    reasoning_parsers, tool_parsers,
 };
 pub use renderer::{LoadOptions, Renderer};
 pub use template::{ChatTemplate, RenderOptions};

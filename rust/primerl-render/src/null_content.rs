@@ -38,29 +38,18 @@ impl Renderer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::write_model;
-
-    fn renderer(template: &str) -> Renderer {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let added = [("<|im_end|>", true)];
-        write_model(
-            folder.path(),
-            &added,
-            &[],
-            template,
-            "<|im_end|>",
-            "<|im_end|>",
-        )
-        .expect("model folder");
-        Renderer::load(folder.path()).expect("loads")
-    }
+    use crate::testing::TestModel;
 
     fn content_after(template: &str) -> Content {
         let message = Message {
             content: Content::Null,
             ..scenario_answer("", 1)
         };
-        renderer(template).with_renderable_content(message).content
+        let model = TestModel {
+            template,
+            ..TestModel::default()
+        };
+        model.renderer().with_renderable_content(message).content
     }
 
     #[test]

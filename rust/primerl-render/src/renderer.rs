@@ -6,7 +6,9 @@ use crate::error::{LoadError, RenderError};
 use crate::extend::Proofs;
 use crate::message::Message;
 use crate::model_files::ModelFiles;
-use crate::parse::{AnswerContext, AnswerParser, AnswerStream, Parsed, ParserChoice};
+use crate::parse::{
+    AnswerContext, AnswerParser, AnswerStream, Parsed, ParserChoice, ParserSetting,
+};
 use crate::template::{ChatTemplate, PreparedCache, PreparedOptions, RenderOptions};
 use crate::tokenizer::Tokenizer;
 use std::path::Path;
@@ -36,10 +38,8 @@ const PROMPT_TAIL: usize = 48;
 /// What is set by hand about a model. Default: all by the model's own files.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// One of [`crate::TOOL_PARSERS`].
-    pub tool_parser: Option<String>,
-    /// One of [`crate::REASONING_PARSERS`].
-    pub reasoning_parser: Option<String>,
+    pub tool_parser: Option<ParserSetting>,
+    pub reasoning_parser: Option<ParserSetting>,
 }
 
 impl Renderer {
@@ -58,8 +58,8 @@ impl Renderer {
             .iter()
             .fold(default.source.clone(), |all, other| all + &other.source);
         let parsers = ParserChoice::of_model(&parsers, files.model_type()).with(
-            load_options.tool_parser.as_deref(),
-            load_options.reasoning_parser.as_deref(),
+            load_options.tool_parser.as_ref(),
+            load_options.reasoning_parser.as_ref(),
         )?;
         let special_tokens = files.special_tokens();
         let compile = |found: crate::model_files::TemplateSource| {

@@ -1,6 +1,10 @@
 //! A tiny model folder without weights, for tests of this crate and of the crates above it.
 
+#![allow(clippy::expect_used, reason = "tests may panic")]
+
+use crate::error::LoadError;
 pub use crate::parse::fuzz;
+use crate::renderer::{LoadOptions, Renderer};
 use crate::tokenizer::bytes::byte_alphabet;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -28,6 +32,64 @@ pub fn write_tiny_model(folder: &Path) -> std::io::Result<()> {
         ("assistant", false),
     ];
     write_model(folder, &added, &[], CHATML, "<|im_end|>", "<|endoftext|>")
+}
+
+/// A model as [`write_model`] writes it: ChatML over bytes, unless told otherwise.
+pub struct TestModel<'a> {
+    pub added: &'a [(&'a str, bool)],
+    pub merges: &'a [(&'a str, &'a str)],
+    pub template: &'a str,
+    pub eos: &'a str,
+    pub pad: &'a str,
+    pub options: LoadOptions,
+}
+
+impl Default for TestModel<'_> {
+    fn default() -> Self {
+        Self {
+            added: &[
+                ("<|im_end|>", true),
+                ("<|endoftext|>", true),
+                ("<|im_start|>", true),
+            ],
+            merges: &[],
+            template: CHATML,
+            eos: "<|im_end|>",
+            pad: "<|endoftext|>",
+            options: LoadOptions::default(),
+        }
+    }
+}
+
+impl TestModel<'_> {
+    /// Loads the model from a folder of its own, which is gone then.
+    ///
+    /// # Errors
+    /// Those of [`Renderer::load_with`].
+    ///
+    /// # Panics
+    /// There is no room for a folder.
+    pub fn load(&self) -> Result<Renderer, LoadError> {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let written = write_model(
+            folder.path(),
+            self.added,
+            self.merges,
+            self.template,
+            self.eos,
+            self.pad,
+        );
+        written.expect("model folder");
+        Renderer::load_with(folder.path(), &self.options)
+    }
+
+    /// [`TestModel::load`] of a model that can be loaded.
+    ///
+    /// # Panics
+    /// It cannot.
+    pub fn renderer(&self) -> Renderer {
+        self.load().expect("loads")
+    }
 }
 
 /// Writes a model folder with a byte-level tokenizer: 256 bytes, then `merges` (pairs of texts, each made of tokens that

@@ -1,6 +1,6 @@
 //! An engine: the real scheduler, and a price for each step.
 //!
-//! Steps in which every running sequence gets one token and nobody comes or goes are made in one stride. A stride is
+//! Steps in which every running sequence gets one token and none arrives or ends are made in one stride. A stride is
 //! cut short where something happens in its middle, at the end of the step under way then, so every sequence gets
 //! exactly the tokens it would get one step at a time.
 

@@ -1,6 +1,6 @@
 //! What limits a run, read off the shares that were measured.
 //!
-//! The trainer limits where it hardly waits. Else whatever its waits are spent on: weight updates, or rollouts. Those
+//! The trainer is the limit where it rarely waits. Else whatever its waits are spent on: weight updates, or rollouts. Those
 //! are held up by what they did meanwhile. Time in an engine's queue, and the part of sampling that comes from sharing
 //! the engine, is the engines' fault; the rest of sampling, and environments, is latency, which more rollouts side by
 //! side would hide: then the limit is what kept more of them from being started.
@@ -117,7 +117,7 @@ fn engines_limit(plan: &Plan, report: &Report, begin: &str) -> Limit {
         percent(slots),
         percent(kv)
     );
-    let (what, mend) = if engines.preemptions as f64 > 0.05 * report.rollouts.dispatched as f64 {
+    let (what, hint) = if engines.preemptions as f64 > 0.05 * report.rollouts.dispatched as f64 {
         (
             "kv_cache",
             format!(
@@ -141,7 +141,7 @@ fn engines_limit(plan: &Plan, report: &Report, begin: &str) -> Limit {
     };
     Limit {
         what,
-        sentence: format!("The engines limit: {state}; {mend}."),
+        sentence: format!("The engines limit: {state}; {hint}."),
     }
 }
 

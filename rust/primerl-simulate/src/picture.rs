@@ -1,4 +1,4 @@
-//! The run as a picture: who did what over time, and how many rollouts were in flight. SVG, written by hand.
+//! Draws the run as SVG: what each process did over time, and how many rollouts were in flight.
 
 use crate::report::Report;
 use crate::table::in_words;
@@ -14,7 +14,7 @@ const ROW: f64 = 22.0;
 const GAP: f64 = 6.0;
 const AREA: f64 = 160.0;
 const COLUMNS: usize = 480;
-/// Letters that surely fit into a line, and its height.
+/// Letters that certainly fit into a line, and the height of a line.
 const LINE: usize = 150;
 const LINE_HEIGHT: f64 = 16.0;
 /// More engines than this are drawn as one row.

@@ -6,17 +6,17 @@ use primerl_core::group::OnCancel;
 use primerl_core::{Config, Duration};
 use serde::{Deserialize, Serialize};
 
-/// What happens once a step, a turn or a rollout takes at most a day: long polls and heartbeats go on meanwhile, so a plan
-/// with longer times would hardly ever end.
+/// Longest time of what happens once a step, a turn or a rollout: long polls and heartbeats continue meanwhile, so a plan
+/// with longer times would take very long to simulate.
 const LONGEST_S: f64 = 86_400.0;
 /// More would not fit into this machine's memory, or take longer than a run.
 const MOST: u64 = 1_000_000;
 const MOST_PROCESSES: u64 = 100_000;
 const MOST_EXAMPLES: u64 = 1_000_000_000;
 const LONGEST_SEQUENCE: u64 = 100_000_000;
-/// Likewise for a step of an engine, of which a rollout takes thousands.
+/// The same for a step of an engine, of which a rollout takes thousands.
 const LONGEST_ENGINE_STEP_S: f64 = 60.0;
-/// And for what is multiplied by sequences or tokens.
+/// The same for times that are multiplied by sequences or tokens.
 const LONGEST_EACH_S: f64 = 1.0;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -243,6 +243,12 @@ impl Plan {
                 ));
             }
         }
+        self.validate_ranges()
+    }
+
+    /// Numbers whose range does not begin at 0, or ends before 1.
+    fn validate_ranges(&self) -> Result<(), PlanError> {
+        let (inference, environment) = (&self.inference, &self.environment);
         if inference.step_s + inference.step_per_sequence_s <= 0.0 {
             return Err(PlanError::new(
                 "inference.step_s",
@@ -301,7 +307,7 @@ impl Plan {
     /// The config of the core that is driven: that of a run with one training environment.
     pub fn core_config(&self) -> Config {
         let orchestrator = &self.orchestrator;
-        // In virtual time nobody is ever silent, and a long step is no reason for a warning.
+        // In virtual time no worker is ever silent, and a long step is no reason for a warning.
         let never = Duration::from_secs(1_000_000_000);
         Config {
             seed: self.seed,

@@ -21,7 +21,7 @@ pub struct Report {
     pub throughput: Throughput,
     pub trainer: Shares,
     pub engines: Engines,
-    /// Of all places for rollouts in the workers.
+    /// Share of all places for rollouts in the workers.
     pub workers: Shares,
     /// Why no more rollouts were started.
     pub admission: Shares,
@@ -98,7 +98,7 @@ pub(crate) fn shares(tracks: &[&Track]) -> Shares {
 }
 
 impl Report {
-    /// Of a run that was played to its end.
+    /// The report of a run that was simulated to its end.
     pub fn of(world: &World) -> Report {
         let measured = &world.measured;
         let seconds = world.now.since(measured.began).as_secs_f64();

@@ -48,7 +48,7 @@ impl Sequence {
         self.sampled + since
     }
 
-    /// The clock's reading at which it ends, if it decodes and goes on to.
+    /// The time at which it ends if it keeps decoding.
     pub fn ends_at(&self) -> Option<u64> {
         Some(self.decodes_since? + self.target - self.sampled)
     }

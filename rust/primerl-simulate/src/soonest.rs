@@ -2,7 +2,7 @@
 
 use primerl_core::Time;
 
-/// The time of each thing and the number by which equal times are told apart, in a tree of minima: a change costs a
+/// The time of each thing and the number by which equal times are ordered, in a tree of minima: a change costs a
 /// comparison a level, and no memory is moved.
 #[derive(Clone, Debug)]
 pub struct Soonest {

@@ -74,7 +74,7 @@ fn changes(plan: &Plan) -> Vec<Change> {
     ]
 }
 
-/// Every change, the best first. A change that makes the plan invalid is left out.
+/// Every change, the best first. A change that makes the plan invalid is skipped.
 pub fn what_if(plan: &Plan, report: &Report) -> Vec<WhatIf> {
     let mut cases: Vec<WhatIf> = Vec::new();
     for (change, turn) in changes(plan) {

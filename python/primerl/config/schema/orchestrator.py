@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
+from primerl import parsers
 from primerl.config.schema.base import (
     MOST_ROLLOUTS,
     BadKeysError,
@@ -75,31 +83,30 @@ class Retention(Section):
     """Larger than this, in MiB, the journal loses its oldest events. The last 128 MiB or so are always kept."""
 
 
+def _resolve_parser(given: Any, check_name: ValidatorFunctionWrapHandler) -> Any:
+    """Keeps names of ours, and replaces those of other parsers by their description."""
+    if isinstance(given, dict):
+        return parsers.checked(given, "the description", str(given.get("name", "described")))
+    try:
+        return check_name(given)
+    except ValidationError:
+        if isinstance(given, str) and (given.endswith(parsers.FILES) or given in parsers.registered()):
+            return parsers.describe(given)
+        raise
+
+
+# For help and flags a name; a process is given the description of one that is not ours.
+_PARSER = (WrapValidator(_resolve_parser), PlainSerializer(lambda value: value))
+
+
 class Parsers(Section):
     """How answers are read. What is left out follows from the model's chat template and `config.json`."""
 
-    tool: (
-        Literal[
-            "hermes",
-            "qwen3_coder",
-            "llama3_json",
-            "llama3_pythonic",
-            "glm",
-            "kimi",
-            "deepseek",
-            "deepseek_v32",
-            "gemma4",
-            "cohere",
-            "harmony",
-            "minimax",
-            "mistral",
-            "none",
-        ]
-        | None
-    ) = None
-    """Syntax of tool calls."""
-    reasoning: Literal["think", "mistral", "gemma4", "cohere", "harmony", "none"] | None = None
-    """Marks around reasoning."""
+    tool: Annotated[parsers.ToolParserName | None, *_PARSER] = None
+    """Syntax of tool calls. A parser of your own (docs/render.md): the name that its package registers, the path of its
+    file, or its description as a table."""
+    reasoning: Annotated[parsers.ReasoningParserName | None, *_PARSER] = None
+    """Marks around reasoning. A parser of your own: as for `tool`."""
 
 
 class Orchestration(Section):

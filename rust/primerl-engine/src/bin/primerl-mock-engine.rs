@@ -46,7 +46,7 @@ struct Arguments {
     /// Most sequences that run at once.
     #[arg(long, default_value_t = 128)]
     max_num_seqs: u32,
-    /// KV capacity, tokens; room for max_num_seqs full sequences when left out.
+    /// KV capacity, tokens; defaults to room for max_num_seqs full sequences.
     #[arg(long)]
     kv_cache_tokens: Option<u64>,
     /// Most tokens of one step.

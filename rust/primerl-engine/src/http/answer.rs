@@ -108,7 +108,7 @@ pub fn final_choice<'a>(
     }
 }
 
-/// A choice that goes on.
+/// A choice that is not finished.
 pub fn partial_choice(index: u32, tokens: &[ScoredToken], asked: Option<i64>) -> Choice<'static> {
     Choice {
         index,

@@ -13,7 +13,7 @@ const ENVELOPE: usize = 1 << 20;
 const BYTES_A_TOKEN: usize = 256;
 /// A prompt of a million token ids is 8 MB of JSON.
 const LARGEST: usize = 64 << 20;
-/// Of all bodies that are here and not answered.
+/// Bytes of all bodies that have arrived and are not answered yet.
 const TOTAL: usize = 1 << 30;
 /// Smaller ones are not counted: a connection may have a buffer.
 const SMALL: usize = 64 << 10;
@@ -35,7 +35,7 @@ pub struct Whole {
 }
 
 impl Bodies {
-    /// Of an engine whose prompt and answer have so many tokens at most: no longer prompt can be used.
+    /// The limit of an engine whose prompt and answer have at most so many tokens: a longer prompt cannot be used.
     pub fn new(max_model_len: u32) -> Bodies {
         let prompt = BYTES_A_TOKEN.saturating_mul(max_model_len as usize);
         Bodies {

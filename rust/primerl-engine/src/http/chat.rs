@@ -107,9 +107,7 @@ pub async fn completions(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    let mut fields = Fields::parse(&headers, &body)?;
-    check_model(&app, &mut fields)?;
-    let renderer = app.rendering.renderer().await?;
+    let (mut fields, renderer) = begin(&app, &headers, &body).await?;
     let messages = fields.messages()?;
     let options = fields.options()?;
     let (form, mut sampling) = read_fields(&mut fields, &options)?;
@@ -137,11 +135,17 @@ pub async fn completions(
     Ok(json_response(&answer))
 }
 
-fn check_model(app: &App, fields: &mut Fields) -> Result<(), ApiError> {
+/// The fields of a request to this model, and the model's renderer.
+async fn begin(
+    app: &App,
+    headers: &HeaderMap,
+    body: &Bytes,
+) -> Result<(Fields, Arc<Renderer>), ApiError> {
+    let mut fields = Fields::parse(headers, body)?;
     let served = &app.config.served_model_name;
     match fields.take::<String>("model")? {
         Some(name) if name != *served => Err(ApiError::unknown_model(&name, served)),
-        _ => Ok(()),
+        _ => Ok((fields, app.rendering.renderer().await?)),
     }
 }
 
@@ -333,9 +337,7 @@ pub async fn tokenize(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    let mut fields = Fields::parse(&headers, &body)?;
-    check_model(&app, &mut fields)?;
-    let renderer = app.rendering.renderer().await?;
+    let (mut fields, renderer) = begin(&app, &headers, &body).await?;
     let with_texts = fields.flag("return_token_strs", false)?;
     let ids = match fields.take::<String>("prompt")? {
         Some(text) => renderer

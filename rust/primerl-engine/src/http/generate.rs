@@ -69,63 +69,41 @@ pub async fn generate(
 }
 
 pub(super) async fn submit(app: Arc<App>, request: GenerateRequest) -> Result<InFlight, ApiError> {
-    let served = &app.config.served_model_name;
-    if let Some(name) = request.model.as_deref().filter(|name| name != served) {
-        return Err(ApiError::unknown_model(name, served));
-    }
-    let n = request.sampling_params.n.unwrap_or(1);
-    if n == 0 || n > app.config.max_num_seqs {
-        let message = format!(
-            "n must be from 1 to max_num_seqs = {}, got {n}. (parameter=n, value={n})",
-            app.config.max_num_seqs
-        );
-        return Err(ApiError::bad_request(message, Some("n")));
-    }
+    let n = check(&app, &request)?;
     let requested = request.sampling_params.requested();
     let (prompt, sampling) = resolve(&request.token_ids, &requested, &app.config, &app.model)?;
     let compiled = structured::compile(&app, &request, &sampling).await?;
-    let first_key = app.engine.next_key();
+    let keys: Vec<RequestKey> = (0..n).map(|_| app.engine.next_key()).collect();
     let request_id: Arc<str> = match &request.request_id {
         Some(id) => format!("generate-tokens-{id}").into(),
-        None => format!("generate-tokens-{:x}-{:x}", app.started, first_key.0).into(),
+        None => format!("generate-tokens-{:x}-{:x}", app.started, keys[0].0).into(),
     };
     let (sender, updates) = unbounded_channel();
-    let admissions: Vec<Admission> = (0..n)
-        .map(|index| {
-            let key = if index == 0 {
-                first_key
-            } else {
-                app.engine.next_key()
-            };
-            let mut sampling = sampling.clone();
-            sampling.seed = match requested.seed {
-                Some(_) => sampling.seed.wrapping_add(u64::from(index)),
-                None => {
-                    let id = request.request_id.as_deref();
-                    let named = app.engine.default_seed(id, prompt.len(), key);
-                    named.wrapping_add(u64::from(index))
-                }
-            };
-            let submission = Submission {
+    let admission = |(&key, index): (&RequestKey, u32)| {
+        let mut sampling = sampling.clone();
+        let seed = match requested.seed {
+            Some(_) => sampling.seed,
+            None => {
+                let id = request.request_id.as_deref();
+                app.engine.default_seed(id, prompt.len(), key)
+            }
+        };
+        sampling.seed = seed.wrapping_add(u64::from(index));
+        Admission {
+            submission: Submission {
                 key,
                 prompt: prompt.clone(),
                 sampling,
                 grammar: compiled.as_ref().map(Compiled::begin),
                 priority: request.priority.unwrap_or(0),
                 stream: request.stream.unwrap_or(false),
-            };
-            Admission {
-                submission,
-                index,
-                request_id: request_id.clone(),
-                updates: sender.clone(),
-            }
-        })
-        .collect();
-    let keys = admissions
-        .iter()
-        .map(|admission| admission.submission.key)
-        .collect();
+            },
+            index,
+            request_id: request_id.clone(),
+            updates: sender.clone(),
+        }
+    };
+    let admissions = keys.iter().zip(0..).map(admission).collect();
     app.engine.tell(Command::Submit(admissions))?;
     let guard = AbortOnDrop {
         engine: app.engine.clone(),
@@ -141,6 +119,23 @@ pub(super) async fn submit(app: Arc<App>, request: GenerateRequest) -> Result<In
         updates,
         guard,
     })
+}
+
+/// How many answers the request asks of this model.
+fn check(app: &App, request: &GenerateRequest) -> Result<u32, ApiError> {
+    let served = &app.config.served_model_name;
+    if let Some(name) = request.model.as_deref().filter(|name| name != served) {
+        return Err(ApiError::unknown_model(name, served));
+    }
+    let n = request.sampling_params.n.unwrap_or(1);
+    if n == 0 || n > app.config.max_num_seqs {
+        let message = format!(
+            "n must be from 1 to max_num_seqs = {}, got {n}. (parameter=n, value={n})",
+            app.config.max_num_seqs
+        );
+        return Err(ApiError::bad_request(message, Some("n")));
+    }
+    Ok(n)
 }
 
 impl InFlight {

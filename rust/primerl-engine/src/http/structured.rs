@@ -29,7 +29,7 @@ pub(super) struct Compiled {
     pub applied: Applied,
 }
 
-/// What is said with an answer: all that decides its masks.
+/// Reported with an answer: everything that its masks depend on.
 #[derive(Clone, Debug, Serialize)]
 pub struct Applied {
     /// Vocabulary and library.

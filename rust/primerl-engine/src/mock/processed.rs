@@ -1,12 +1,12 @@
 //! Log-probabilities of what a mock samples from: after temperature and truncation, as vLLM's `processed_logprobs`.
 //!
-//! At temperature 1 with no token left out they are the raw ones, which a mock does not normalise.
+//! At temperature 1 with no token excluded they are the raw ones, which a mock does not normalise.
 
 use super::{MockConfig, draw};
 use crate::backend::{ScoredToken, TopToken};
 use crate::batch::Sample;
 
-/// A draw of its own, beside those of [`MockConfig::sample`] and of scores.
+/// A separate draw, in addition to those of [`MockConfig::sample`] and of scores.
 const PURPOSE: u64 = 0;
 
 impl Sample {

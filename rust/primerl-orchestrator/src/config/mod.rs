@@ -16,6 +16,7 @@ pub use self::limits::RolloutLimits;
 pub use self::teacher::{TeacherConfig, TrainingModeType};
 
 use primerl_core::Truncation;
+use primerl_render::ParserSetting;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -235,8 +236,8 @@ impl Default for SamplingConfig {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParsersConfig {
-    pub tool: Option<String>,
-    pub reasoning: Option<String>,
+    pub tool: Option<ParserSetting>,
+    pub reasoning: Option<ParserSetting>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -60,8 +60,7 @@ pub(super) fn of(
             reasoning: None,
         }));
     };
-    let parsers = renderer.parsers();
-    if parsers.tool == "harmony" || parsers.reasoning == "harmony" {
+    if renderer.parsers().is_harmony() {
         let name = demanded.map_or(FORMAT, |_| TOOL_CHOICE);
         return Err(refused(
             name,

@@ -21,7 +21,7 @@ pub(super) struct Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct AnswerShape {
     pub tool_calls: usize,
-    /// Of an answer with calls; without calls it always has text.
+    /// The content of an answer with calls; an answer without calls always has text.
     pub content: ContentKind,
 }
 

@@ -1,7 +1,8 @@
 //! The text of an answer, and the cuts made in it so far.
 
-use super::json;
-use super::{Call, CallProblem, Delta, MalformedCall, SegmentKind};
+use super::json::{self, Keys};
+use super::protocol::Call;
+use super::{CallProblem, Delta, MalformedCall, SegmentKind};
 use crate::message::ToolCall;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -102,11 +103,7 @@ impl Cut {
     }
 
     /// Cuts the calls of a JSON list. One that cannot be read is shown; if none can, so is what announced them.
-    pub fn call_list(
-        &mut self,
-        list: Range<usize>,
-        read: fn(&str) -> Result<Call, CallProblem>,
-    ) -> bool {
+    pub fn call_list(&mut self, list: Range<usize>, keys: Keys) -> bool {
         let text = &self.text[list.clone()];
         if let Err(reason) = json::check(text) {
             self.no_call(list.end, reason);
@@ -117,7 +114,7 @@ impl Cut {
             start..start + element.len()
         };
         let calls: Vec<_> = json::elements(text)
-            .map(|element| (place(element), read(element)))
+            .map(|element| (place(element), keys.call(element)))
             .collect();
         if calls.iter().all(|(_, call)| call.is_err()) {
             let first = calls.into_iter().find_map(|(_, call)| call.err());

@@ -4,7 +4,7 @@
 //! calls are a JSON object behind a fixed text have one; the others write arguments in a syntax of their own, in which a
 //! schema cannot be said.
 
-use super::choice::ParserChoice;
+use super::parsers::TOOL_PARSERS;
 use crate::renderer::Renderer;
 use serde_json::{Value, json};
 
@@ -32,39 +32,24 @@ pub enum DemandError {
     #[error("tools[{0}] has no function with a name, and parameters that are an object")]
     Malformed(usize),
     #[error(
-        "calls of this model (tool parser {0:?}) cannot be put into a grammar: only those of hermes and llama3_json can"
+        "calls of this model (tool parser {0:?}) cannot be put into a grammar: only those of {known} can", known = known()
     )]
     Family(&'static str),
 }
 
-/// How a family writes one call: `before`, the name as a JSON string, `between`, the arguments, `after`.
-struct Form {
-    before: &'static [&'static str],
-    between: &'static str,
-    after: &'static [&'static str],
-    separator: &'static str,
+/// The parsers whose calls have a grammar.
+fn known() -> String {
+    let with_form = TOOL_PARSERS.iter().filter(|parser| parser.form.is_some());
+    let names: Vec<_> = with_form.map(|parser| parser.name).collect();
+    names.join(" and ")
 }
 
-const HERMES: Form = Form {
-    before: &["<tool_call>", "\n{\"name\": "],
-    between: ", \"arguments\": ",
-    after: &["}\n", "</tool_call>"],
-    separator: "\n",
-};
-
-const LLAMA: Form = Form {
-    before: &["{\"name\": "],
-    between: ", \"parameters\": ",
-    after: &["}"],
-    separator: "; ",
-};
-
-fn form(choice: ParserChoice) -> Result<&'static Form, DemandError> {
-    match choice.tool {
-        "hermes" => Ok(&HERMES),
-        "llama3_json" => Ok(&LLAMA),
-        other => Err(DemandError::Family(other)),
-    }
+/// How a family writes one call: `before`, the name as a JSON string, `between`, the arguments, `after`.
+pub(super) struct Form {
+    pub before: &'static [&'static str],
+    pub between: &'static str,
+    pub after: &'static [&'static str],
+    pub separator: &'static str,
 }
 
 impl Renderer {
@@ -73,7 +58,9 @@ impl Renderer {
     /// # Errors
     /// The model's calls have no grammar, or the demand names no tool.
     pub fn call_grammar(&self, demand: &Demand<'_>) -> Result<String, DemandError> {
-        let form = form(self.parsers())?;
+        let parser = self.parsers().tool;
+        let form = parser.form.as_ref();
+        let form = form.ok_or(DemandError::Family(parser.name))?;
         if demand.tools.is_empty() {
             return Err(DemandError::NoTools);
         }

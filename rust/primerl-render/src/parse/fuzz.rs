@@ -1,4 +1,4 @@
-//! Entries for fuzzers: one function a tool parser, which takes any bytes and fails where a promise of this module does.
+//! Entry for fuzzers: it takes any bytes for any tool parser, and panics where a promise of this module is broken.
 //!
 //! The first byte says whether there are tools, open reasoning and a stop token, the second one how the text is split; the rest is the
 //! text of an answer.
@@ -6,41 +6,29 @@
 use super::choice::ParserChoice;
 use super::cut::Cut;
 use super::newlines::Newlines;
+use super::parsers::{REASONING_PARSERS, TOOL_PARSERS};
 use super::stream::Engine;
 use super::{AnswerContext, Delta, SegmentKind};
 use serde_json::json;
 
-macro_rules! entries {
-    ($($name:ident: $reasoning:literal,)*) => {
-        $(
-            #[doc = concat!("Fuzzes the parser `", stringify!($name), "`.")]
-            pub fn $name(data: &[u8]) {
-                run(ParserChoice { tool: stringify!($name), reasoning: $reasoning }, data);
-            }
-        )*
-        /// All entries by the parser's name.
-        pub const ENTRIES: &[(&str, fn(&[u8]))] = &[$((stringify!($name), $name),)*];
-    };
+/// Names of the parsers.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    TOOL_PARSERS.iter().map(|parser| parser.name)
 }
 
-entries! {
-    hermes: "think",
-    qwen3_coder: "think",
-    llama3_json: "none",
-    llama3_pythonic: "think",
-    glm: "think",
-    kimi: "think",
-    deepseek: "think",
-    harmony: "harmony",
-    minimax: "think",
-    mistral: "mistral",
-    none: "think",
-    deepseek_v32: "think",
-    gemma4: "gemma4",
-    cohere: "cohere",
+/// Fuzzes the parser at this place of [`names`], with the reasoning parser that its family usually needs.
+///
+/// # Panics
+/// There is no such parser, or a promise is broken.
+pub fn run(parser: usize, data: &[u8]) {
+    let tool = TOOL_PARSERS[parser];
+    let mut reasoning = REASONING_PARSERS.iter();
+    let reasoning = reasoning.find(|parser| parser.name == tool.reasoning);
+    let reasoning = reasoning.expect("a parser names its reasoning parser");
+    run_choice(ParserChoice { tool, reasoning }, data);
 }
 
-fn run(choice: ParserChoice, data: &[u8]) {
+fn run_choice(choice: ParserChoice, data: &[u8]) {
     let [flags, size, rest @ ..] = data else {
         return;
     };

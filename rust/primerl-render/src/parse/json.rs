@@ -1,51 +1,10 @@
-//! JSON written by a model: where it ends, and the text of its members.
+//! JSON written by a model, and the text of its members.
 
-use super::{Call, CallProblem};
+use super::CallProblem;
+use super::protocol::Call;
 use serde::de::IgnoredAny;
 
-/// Finds the end of a JSON object or list in text that is still growing. It looks at brackets and strings only.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct JsonScan {
-    /// Bytes looked at so far.
-    at: usize,
-    depth: usize,
-    in_string: bool,
-    is_escaped: bool,
-}
-
-impl JsonScan {
-    /// Begins at `at`, the opening bracket.
-    pub fn from(at: usize) -> Self {
-        Self {
-            at,
-            ..Self::default()
-        }
-    }
-
-    /// The place after the closing bracket.
-    pub fn end(&mut self, text: &str) -> Option<usize> {
-        for byte in &text.as_bytes()[self.at..] {
-            self.at += 1;
-            match byte {
-                _ if self.is_escaped => self.is_escaped = false,
-                b'\\' if self.in_string => self.is_escaped = true,
-                b'"' => self.in_string = !self.in_string,
-                _ if self.in_string => {}
-                b'{' | b'[' => self.depth += 1,
-                b'}' | b']' => {
-                    self.depth = self.depth.saturating_sub(1);
-                    if self.depth == 0 {
-                        return Some(self.at);
-                    }
-                }
-                _ => {}
-            }
-        }
-        None
-    }
-}
-
-/// Deeper values are refused here, as whoever reads them refuses them (serde_json: 127, Python: about 1,000).
+/// Deeper values are refused here, as the programs that read them do (serde_json: 127, Python: about 1,000).
 const MAX_DEPTH: usize = 100;
 
 /// How deep the containers of valid JSON are nested.
@@ -91,46 +50,63 @@ pub(super) fn object<'a>(text: &'a str, what: &'static str) -> Result<&'a str, C
     }
 }
 
-/// `{"name": .., "arguments": {..}}` as [`named_object`]; a call may leave its arguments out.
-pub(super) fn call(text: &str) -> Result<Call, CallProblem> {
-    call_named(text, "\"name\"")
+/// The members of the object that is a call.
+#[derive(Clone, Copy)]
+pub(super) struct Keys {
+    pub name: &'static str,
+    pub arguments: &'static [&'static str],
 }
 
-/// [`call`] with another key (in quotes) for the name.
-pub(super) fn call_named(text: &str, name_key: &str) -> Result<Call, CallProblem> {
-    let (name, id, arguments) = named_object(text, name_key)?;
-    let arguments = arguments.unwrap_or("{}");
-    if !arguments.starts_with('{') {
-        return Err(CallProblem::NotAnObject("value of the arguments"));
-    }
-    let name = name.ok_or(CallProblem::NoName)?;
-    Ok(Call {
-        id,
-        ..Call::new(&name, arguments.to_owned())?
-    })
-}
+impl Keys {
+    /// Some families call the arguments parameters.
+    pub const USUAL: Self = Self {
+        name: "name",
+        arguments: &["arguments", "parameters"],
+    };
 
-/// Whether a JSON object that no marker announces is meant as a call.
-pub(super) fn looks_like_call(text: &str) -> bool {
-    named_object(text, "\"name\"")
-        .is_ok_and(|(name, _, arguments)| name.is_some() && arguments.is_some())
-}
-
-type NamedObject<'a> = (Option<String>, Option<String>, Option<&'a str>);
-
-/// Name, id and arguments (which some families call parameters), the arguments as they are written.
-fn named_object<'a>(text: &'a str, name_key: &str) -> Result<NamedObject<'a>, CallProblem> {
-    let text = object(text, "call")?;
-    let (mut name, mut id, mut arguments) = (None, None, None);
-    for (key, value) in members(text) {
-        match key {
-            key if key == name_key => name = serde_json::from_str::<String>(value).ok(),
-            "\"id\"" => id = serde_json::from_str::<String>(value).ok(),
-            "\"arguments\"" | "\"parameters\"" => arguments = Some(value),
-            _ => {}
+    /// `{"name": .., "arguments": {..}}`, in any order and with an `id`. The arguments stay as they are written; a call
+    /// may have none.
+    pub fn call(&self, text: &str) -> Result<Call, CallProblem> {
+        let (name, id, arguments) = self.members(text)?;
+        let arguments = arguments.unwrap_or("{}");
+        if !arguments.starts_with('{') {
+            return Err(CallProblem::NotAnObject("value of the arguments"));
         }
+        let name = name.ok_or(CallProblem::NoName)?;
+        Ok(Call {
+            id,
+            ..Call::new(&name, arguments.to_owned())?
+        })
     }
-    Ok((name, id, arguments))
+
+    /// Whether a JSON object that no marker announces is meant as a call.
+    pub fn looks_like_call(&self, text: &str) -> bool {
+        self.members(text)
+            .is_ok_and(|(name, _, arguments)| name.is_some() && arguments.is_some())
+    }
+
+    /// Name, id and the text of the arguments.
+    fn members<'a>(&self, text: &'a str) -> Result<CallMembers<'a>, CallProblem> {
+        let text = object(text, "call")?;
+        let (mut name, mut id, mut arguments) = (None, None, None);
+        for (key, value) in members(text) {
+            match key.trim_matches('"') {
+                key if key == self.name => name = serde_json::from_str::<String>(value).ok(),
+                "id" => id = serde_json::from_str::<String>(value).ok(),
+                key if self.arguments.contains(&key) => arguments = Some(value),
+                _ => {}
+            }
+        }
+        Ok((name, id, arguments))
+    }
+}
+
+type CallMembers<'a> = (Option<String>, Option<String>, Option<&'a str>);
+
+/// A call whose name is not in the JSON.
+pub(super) fn named_call(name: &str, arguments: &str) -> Result<Call, CallProblem> {
+    let arguments = object(arguments, "value of the arguments")?;
+    Call::new(name, arguments.to_owned())
 }
 
 /// Keys (in quotes) and values of a valid JSON object, as they are written.

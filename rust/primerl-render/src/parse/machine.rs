@@ -3,31 +3,8 @@
 use super::cut::Cut;
 use super::markers::{Found, Starts, find, skip_blank, starts};
 use super::newlines::Newlines;
-use super::{Begins, CallGrammar, Progress};
-
-/// The markers of a reasoning block.
-pub(crate) struct ThinkMarkers {
-    pub open: &'static str,
-    pub close: &'static str,
-}
-
-pub(super) const THINK: ThinkMarkers = ThinkMarkers {
-    open: "<think>",
-    close: "</think>",
-};
-pub(super) const MISTRAL_THINK: ThinkMarkers = ThinkMarkers {
-    open: "[THINK]",
-    close: "[/THINK]",
-};
-
-pub(super) const GEMMA_THINK: ThinkMarkers = ThinkMarkers {
-    open: "<|channel>thought",
-    close: "<channel|>",
-};
-pub(super) const COHERE_THINK: ThinkMarkers = ThinkMarkers {
-    open: "<|START_THINKING|>",
-    close: "<|END_THINKING|>",
-};
+use super::protocol::{Begins, CallGrammar, Step, ThinkMarkers, ToolParser};
+use super::{AnswerContext, ParserChoice};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -47,6 +24,8 @@ enum State {
         after_call: bool,
     },
     Calls,
+    /// After a call of a syntax that takes no content before calls.
+    AfterCall,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,27 +38,27 @@ enum Region {
 pub(super) struct Machine {
     state: State,
     think: Option<&'static ThinkMarkers>,
+    /// None: calls stay text.
     grammar: Option<Box<dyn CallGrammar>>,
+    parser: &'static ToolParser,
     newlines: Newlines,
     /// No marker begins before this place.
     searched: usize,
 }
 
 impl Machine {
-    pub fn new(
-        think: Option<&'static ThinkMarkers>,
-        grammar: Option<Box<dyn CallGrammar>>,
-        newlines: Newlines,
-        starts_in_reasoning: bool,
-    ) -> Self {
+    pub fn new(choice: ParserChoice, newlines: Newlines, context: &AnswerContext<'_>) -> Self {
+        let think = choice.think();
+        let tools = context.tools.filter(|tools| !tools.is_empty());
         let state = match think {
-            Some(_) if starts_in_reasoning => State::ReasoningStart,
+            Some(_) if context.starts_in_reasoning => State::ReasoningStart,
             _ => State::Start,
         };
         Self {
             state,
             think,
-            grammar,
+            grammar: tools.and_then(|tools| choice.tool.grammar(tools)),
+            parser: choice.tool,
             newlines,
             searched: 0,
         }
@@ -105,6 +84,7 @@ impl Machine {
                 after_call,
             } => self.content(cut, is_blank, after_call, is_end),
             State::Calls => self.calls(cut, is_end),
+            State::AfterCall => self.after_call(cut, is_end),
         }
     }
 
@@ -124,16 +104,46 @@ impl Machine {
                 Starts::No => {}
             }
         }
-        let begins = match &self.grammar {
-            Some(grammar) => grammar.begins_at_start(text, is_end),
-            None => Begins::No,
-        };
-        match begins {
+        match self.call_here(cut, is_end) {
             Begins::Unknown if !is_end => return false,
-            Begins::Yes => self.state = State::Calls,
+            Begins::Yes => {}
             _ => self.enter_content(cut, true, false),
         }
         true
+    }
+
+    fn after_call(&mut self, cut: &mut Cut, is_end: bool) -> bool {
+        self.searched = skip_blank(&cut.text, self.searched);
+        match self.call_here(cut, is_end) {
+            Begins::Unknown if !is_end => return false,
+            Begins::Yes => {}
+            _ => self.enter_content(cut, true, true),
+        }
+        true
+    }
+
+    /// Whether a call begins at `searched`, where openers need not be looked for; enters it.
+    fn call_here(&mut self, cut: &mut Cut, is_end: bool) -> Begins {
+        let Some(grammar) = &self.grammar else {
+            return Begins::No;
+        };
+        let text = &cut.text[self.searched..];
+        if self.parser.calls_come_first {
+            match starts(text, self.parser.openers, is_end) {
+                Starts::With(_) => {
+                    cut.hide(self.searched);
+                    self.state = State::Calls;
+                    return Begins::Yes;
+                }
+                Starts::Maybe => return Begins::Unknown,
+                Starts::No => {}
+            }
+        }
+        let begins = grammar.begins_at_start(text, is_end);
+        if begins == Begins::Yes {
+            self.state = State::Calls;
+        }
+        begins
     }
 
     fn reasoning_start(&mut self, cut: &mut Cut, is_end: bool) -> bool {
@@ -194,7 +204,10 @@ impl Machine {
         after_call: bool,
         is_end: bool,
     ) -> bool {
-        let openers = self.grammar.as_ref().map_or(&[][..], |g| g.openers());
+        let openers = match &self.grammar {
+            Some(_) if !self.parser.calls_come_first => self.parser.openers,
+            _ => &[],
+        };
         let from = self.searched;
         let found = find(&cut.text, from, openers, is_end);
         let (Found::At { at: place, .. } | Found::NotBefore(place)) = found;
@@ -210,7 +223,7 @@ impl Machine {
                 return true;
             }
             // Without calls there is nothing to hold back for.
-            Found::NotBefore(place) if openers.is_empty() => cut.content(place),
+            Found::NotBefore(place) if openers.is_empty() && !after_call => cut.content(place),
             Found::NotBefore(place) if is_blank && is_end && after_call => cut.hide(place),
             Found::NotBefore(place) if is_end => cut.content(place),
             Found::NotBefore(place) if !is_blank => cut.content(cut.without_newlines(place, held)),
@@ -225,17 +238,20 @@ impl Machine {
     }
 
     fn calls(&mut self, cut: &mut Cut, is_end: bool) -> bool {
-        let progress = match &mut self.grammar {
-            Some(grammar) => grammar.advance(cut, is_end),
-            None => Progress::Done { after_call: false },
+        let step = match &mut self.grammar {
+            Some(grammar) => grammar.step(cut, is_end),
+            None => Step::Done { after_call: false },
         };
-        match progress {
-            Progress::More => false,
-            Progress::Done { after_call } => {
-                self.enter_content(cut, after_call, after_call);
-                true
+        match step {
+            Step::Wait => return false,
+            Step::Next => {}
+            Step::Done { after_call: true } if self.parser.calls_come_first => {
+                self.searched = cut.position();
+                self.state = State::AfterCall;
             }
+            Step::Done { after_call } => self.enter_content(cut, after_call, after_call),
         }
+        true
     }
 
     fn enter_newlines(&mut self, left: usize, before: Region) -> bool {

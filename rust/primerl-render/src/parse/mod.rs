@@ -13,39 +13,32 @@
 
 mod arguments;
 mod choice;
-mod cohere;
 mod cut;
-mod deepseek;
 mod demand;
-mod dsml;
+mod description;
 #[cfg(feature = "testing")]
 pub mod fuzz;
-mod gemma;
-mod glm;
-mod harmony;
-mod hermes;
 mod json;
-mod kimi;
-mod llama;
-mod llama_builtin;
+mod list;
 mod machine;
 mod markers;
-mod minimax;
-mod mistral;
 mod newlines;
+mod pairs;
+mod parsers;
+mod protocol;
 mod python_literal;
-mod pythonic;
-mod qwen3_coder;
+mod scan;
 mod stream;
 mod tagged;
 
-pub use choice::{ParserChoice, REASONING_PARSERS, TOOL_PARSERS};
+pub use choice::{ParserChoice, ParserSetting, reasoning_parsers, tool_parsers};
 pub use demand::{Demand, DemandError};
+pub use description::{Description, DescriptionError};
 pub(crate) use stream::AnswerParser;
 pub use stream::AnswerStream;
 
-use crate::message::{FunctionCall, Message, ToolCall};
-use serde_json::{Map, Value};
+use crate::message::Message;
+use serde_json::Value;
 use std::ops::Range;
 
 /// What a stretch of an answer is.
@@ -57,7 +50,7 @@ pub enum SegmentKind {
     Reasoning,
     /// `message.tool_calls[index]`, with the markers of that call alone.
     ToolCall(usize),
-    /// Shown to nobody.
+    /// Not shown.
     Hidden,
 }
 
@@ -130,68 +123,4 @@ pub struct AnswerContext<'a> {
     pub tools: Option<&'a [Value]>,
     /// Whether the prompt ends within reasoning: [`crate::Renderer::starts_in_reasoning`].
     pub starts_in_reasoning: bool,
-}
-
-/// A call as a family's reader finds it.
-#[derive(Debug)]
-struct Call {
-    id: Option<String>,
-    name: String,
-    /// Text of a JSON object.
-    arguments: String,
-}
-
-impl Call {
-    fn new(name: &str, arguments: String) -> Result<Self, CallProblem> {
-        if name.is_empty() {
-            return Err(CallProblem::NoName);
-        }
-        Ok(Self {
-            id: None,
-            name: name.to_owned(),
-            arguments,
-        })
-    }
-
-    fn into_tool_call(self) -> ToolCall {
-        ToolCall {
-            id: self.id,
-            kind: Some("function".to_owned()),
-            function: FunctionCall {
-                name: self.name,
-                arguments: Value::String(self.arguments),
-            },
-            extra: Map::new(),
-        }
-    }
-}
-
-/// Reads tool calls out of the text. One implementation a syntax; the state of one answer lives in it.
-trait CallGrammar: Send {
-    /// Texts that begin a call anywhere in the content.
-    fn openers(&self) -> &'static [&'static str];
-
-    /// Whether an answer may begin with a call that has no opener. `text` begins at its first letter.
-    fn begins_at_start(&self, _text: &str, _is_end: bool) -> Begins {
-        Begins::No
-    }
-
-    /// Cuts calls. At first `cut` is at an opener, or at the start of an answer that begins with a call.
-    fn advance(&mut self, cut: &mut cut::Cut, is_end: bool) -> Progress;
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Begins {
-    Yes,
-    No,
-    /// More text decides.
-    Unknown,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
-    /// Wants more text; never at the end.
-    More,
-    /// What follows is content again.
-    Done { after_call: bool },
 }

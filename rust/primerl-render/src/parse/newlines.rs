@@ -1,7 +1,7 @@
 //! The newlines that a chat template writes between the parts of an answer. They are no content: the template writes them
 //! again when the message comes back.
 
-use super::machine::ThinkMarkers;
+use super::protocol::{ThinkMarkers, ToolParser};
 use crate::message::{FunctionCall, Message, ToolCall};
 use crate::renderer::Renderer;
 use crate::template::RenderOptions;
@@ -33,12 +33,15 @@ impl Newlines {
     };
 
     /// As the model's own template writes them; the usual ones where it writes no such part.
-    pub fn learn(renderer: &Renderer, think: Option<&ThinkMarkers>, call_openers: &[&str]) -> Self {
-        let mut newlines = Self::USUAL;
-        // DeepSeek's own code writes an empty line; its folders come without a template.
-        if call_openers.contains(&super::dsml::OPENERS[0]) {
-            newlines.before_call = 2;
-        }
+    pub(super) fn learn(
+        renderer: &Renderer,
+        think: Option<&ThinkMarkers>,
+        tool: &ToolParser,
+    ) -> Self {
+        let mut newlines = Self {
+            before_call: tool.newlines_before_call,
+            ..Self::USUAL
+        };
         let plain = render(renderer, false);
         let called = render(renderer, true);
         if let Some(think) = think
@@ -54,7 +57,7 @@ impl Newlines {
         }
         if let Some((_, after)) = called.as_deref().and_then(|text| text.split_once(CONTENT)) {
             let call = after.trim_start_matches('\n');
-            newlines.before_call = match call_openers.iter().any(|open| call.starts_with(open)) {
+            newlines.before_call = match tool.openers.iter().any(|open| call.starts_with(open)) {
                 true => leading(after),
                 false => newlines.before_call,
             };

@@ -2,9 +2,9 @@
 
 use super::choice::ParserChoice;
 use super::cut::Cut;
-use super::harmony::Harmony;
 use super::machine::Machine;
 use super::newlines::Newlines;
+use super::parsers::harmony::Harmony;
 use super::{AnswerContext, Delta, Parsed, Segment, SegmentKind};
 use crate::error::RenderError;
 use crate::message::{Content, Message};
@@ -22,10 +22,9 @@ pub(crate) struct AnswerParser {
 
 impl AnswerParser {
     pub fn new(choice: ParserChoice, tokenizer: &Tokenizer) -> Self {
-        let markers = choice.markers();
         let mut hidden: Vec<_> = tokenizer
             .added_tokens()
-            .filter(|token| token.special && !markers.contains(&token.content.as_str()))
+            .filter(|token| token.special && !choice.has_marker(&token.content))
             .map(|token| (token.id, token.content.as_str().into()))
             .collect();
         hidden.sort_unstable_by_key(|(id, _)| *id);
@@ -39,11 +38,7 @@ impl AnswerParser {
     /// Looks at what the model's template writes around reasoning and calls.
     pub fn learn(renderer: &Renderer) -> Newlines {
         let choice = renderer.answer_parser().choice;
-        let grammar = choice.grammar(&[]);
-        let openers = grammar
-            .as_ref()
-            .map_or(&[][..], |grammar| grammar.openers());
-        Newlines::learn(renderer, choice.think(), openers)
+        Newlines::learn(renderer, choice.think(), choice.tool)
     }
 
     pub fn set_newlines(&mut self, newlines: Newlines) {
@@ -60,7 +55,7 @@ impl AnswerParser {
         match self.choice.think() {
             Some(think) => tail.ends_with(think.open),
             None => {
-                self.choice.reasoning == "harmony"
+                self.choice.reads_harmony_reasoning()
                     && tail.ends_with("<|channel|>analysis<|message|>")
             }
         }
@@ -80,20 +75,15 @@ pub(super) enum Engine {
 
 impl Engine {
     pub fn new(choice: ParserChoice, newlines: Newlines, context: &AnswerContext<'_>) -> Self {
-        let tools = context.tools.filter(|tools| !tools.is_empty());
         if choice.is_harmony() {
             Engine::Harmony(Harmony::new(
-                choice.reasoning == "harmony",
-                choice.tool == "harmony" && tools.is_some(),
+                choice.reads_harmony_reasoning(),
+                choice.reads_harmony_calls()
+                    && context.tools.is_some_and(|tools| !tools.is_empty()),
                 context.starts_in_reasoning,
             ))
         } else {
-            Engine::Machine(Machine::new(
-                choice.think(),
-                tools.and_then(|tools| choice.grammar(tools)),
-                newlines,
-                context.starts_in_reasoning,
-            ))
+            Engine::Machine(Machine::new(choice, newlines, context))
         }
     }
 
@@ -206,7 +196,7 @@ impl AnswerStream {
 
     fn segments(&mut self) -> Vec<Segment> {
         let mut cuts = std::mem::take(&mut self.cut.segments);
-        // Tokens without text are nobody's; they go with what comes before them.
+        // Tokens without text belong to the segment before them.
         if cuts.is_empty() && !self.tokens.is_empty() {
             cuts.push((SegmentKind::Hidden, 0..0));
         }

@@ -1,23 +1,60 @@
 //! Calls between an opening and a closing marker, possibly several within a section.
 
+use super::CallProblem;
 use super::arguments::ToolTypes;
 use super::cut::Cut;
+use super::json::{Keys, named_call};
 use super::markers::{Found, Starts, find, skip_blank, starts};
-use super::{Call, CallGrammar, CallProblem, Progress};
+use super::pairs::{Pairs, split};
+use super::protocol::{Call, CallGrammar, Step};
 
 /// A family's syntax.
-pub(super) struct Syntax {
+pub(super) struct TaggedSyntax {
     /// Markers around all calls of an answer; the first is the canonical form. None: every call stands alone.
     pub sections: &'static [[&'static str; 2]],
     /// Markers around one call; the first is the canonical form.
     pub calls: &'static [[&'static str; 2]],
-    /// What begins a call in content: the section's marker and those of `calls` that may stand alone.
-    pub openers: &'static [&'static str],
-    /// All markers that are special tokens in some tokenizer of the family, and the above.
-    pub markers: &'static [&'static str],
+    pub read: Read,
+}
+
+/// How the text within the markers of a call is read.
+pub(super) enum Read {
+    Json(Keys),
+    /// The name, this text, and the arguments as JSON.
+    Named(&'static str),
+    Pairs(Pairs),
+    Own(fn(&str) -> Result<Call, CallProblem>),
+    /// Values without a type are read by the tool's schema.
+    Typed(fn(&str, &ToolTypes) -> Result<Call, CallProblem>),
+}
+
+impl TaggedSyntax {
+    pub fn has_marker(&self, token: &str) -> bool {
+        let of_read = match &self.read {
+            Read::Pairs(pairs) => [pairs.function, pairs.key, pairs.value]
+                .as_flattened()
+                .contains(&token),
+            Read::Named(name_end) => *name_end == token,
+            _ => false,
+        };
+        let mut around = self.sections.iter().chain(self.calls);
+        of_read || around.any(|pair| pair.contains(&token))
+    }
+
     /// Reads one call, with its markers.
-    pub read: fn(&str, &ToolTypes) -> Result<Call, CallProblem>,
-    pub types_matter: bool,
+    fn read(&self, text: &str, types: &ToolTypes) -> Result<Call, CallProblem> {
+        let call = inside(text, self.calls[0]);
+        match &self.read {
+            Read::Json(keys) => keys.call(call),
+            Read::Named(name_end) => {
+                let (name, arguments) = split(call, name_end)?;
+                named_call(name.trim(), arguments)
+            }
+            Read::Pairs(pairs) => pairs.read(call, types),
+            Read::Own(read) => read(call),
+            Read::Typed(read) => read(call, types),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +71,7 @@ enum Place {
 
 /// The state of one answer.
 pub(super) struct Tagged {
-    syntax: &'static Syntax,
+    syntax: &'static TaggedSyntax,
     types: ToolTypes,
     place: Place,
     /// Nothing of interest begins before this place.
@@ -42,11 +79,10 @@ pub(super) struct Tagged {
 }
 
 impl Tagged {
-    pub fn new(syntax: &'static Syntax, tools: &[serde_json::Value]) -> Self {
-        let types = if syntax.types_matter {
-            ToolTypes::new(tools)
-        } else {
-            ToolTypes::default()
+    pub fn new(syntax: &'static TaggedSyntax, tools: &[serde_json::Value]) -> Self {
+        let types = match syntax.read {
+            Read::Pairs(_) | Read::Typed(_) => ToolTypes::new(tools),
+            Read::Json(_) | Read::Named(_) | Read::Own(_) => ToolTypes::default(),
         };
         Self {
             syntax,
@@ -60,7 +96,7 @@ impl Tagged {
         self.syntax.calls.iter().map(|[open, _]| *open)
     }
 
-    fn enter(&mut self, cut: &Cut) -> Progress {
+    fn enter(&mut self, cut: &Cut) -> Step {
         let rest = cut.rest();
         let position = cut.position();
         let mut sections = self.syntax.sections.iter();
@@ -70,12 +106,12 @@ impl Tagged {
                 section,
                 has_call: false,
             };
-            return Progress::More;
+            return Step::Next;
         }
         match self.call_openers().position(|open| rest.starts_with(open)) {
             Some(which) => {
                 self.enter_call(which, position, None);
-                Progress::More
+                Step::Next
             }
             None => self.leave(false),
         }
@@ -86,31 +122,24 @@ impl Tagged {
         self.place = Place::Call { which, section };
     }
 
-    fn leave(&mut self, after_call: bool) -> Progress {
+    fn leave(&mut self, after_call: bool) -> Step {
         self.place = Place::Outside;
-        Progress::Done { after_call }
+        Step::Done { after_call }
     }
 
-    // `None`: more text decides.
-    fn section(
-        &mut self,
-        cut: &mut Cut,
-        section: usize,
-        has_call: bool,
-        is_end: bool,
-    ) -> Option<Progress> {
+    fn section(&mut self, cut: &mut Cut, section: usize, has_call: bool, is_end: bool) -> Step {
         self.searched = skip_blank(&cut.text, self.searched);
         let rest = &cut.text[self.searched..];
         if rest.is_empty() && !is_end {
-            return None;
+            return Step::Wait;
         }
         let close = self.syntax.sections[section][1];
         match starts(rest, &[close], is_end) {
             Starts::With(_) => {
                 cut.hide(self.searched + close.len());
-                return Some(self.leave(true));
+                return self.leave(true);
             }
-            Starts::Maybe => return None,
+            Starts::Maybe => return Step::Wait,
             Starts::No => {}
         }
         let mut may_be_call = false;
@@ -119,14 +148,14 @@ impl Tagged {
                 Starts::With(_) => {
                     cut.hide(self.searched);
                     self.enter_call(which, self.searched, Some(section));
-                    return Some(Progress::More);
+                    return Step::Next;
                 }
                 Starts::Maybe => may_be_call = true,
                 Starts::No => {}
             }
         }
         if may_be_call {
-            return None;
+            return Step::Wait;
         }
         // The end may come within a marker, too.
         let end = cut.text.len();
@@ -138,21 +167,17 @@ impl Tagged {
             let reason = CallProblem::Structure("no call follows the marker");
             cut.no_call(self.searched, reason);
         }
-        Some(self.leave(has_call))
+        self.leave(has_call)
     }
 
-    fn call(
-        &mut self,
-        cut: &mut Cut,
-        which: usize,
-        section: Option<usize>,
-        is_end: bool,
-    ) -> Option<Progress> {
+    fn call(&mut self, cut: &mut Cut, which: usize, section: Option<usize>, is_end: bool) -> Step {
         let close = self.syntax.calls[which][1];
         match find(&cut.text, self.searched, &[close], is_end) {
             Found::At { at, .. } => {
                 let end = at + close.len();
-                let read = (self.syntax.read)(&cut.text[cut.position()..end], &self.types);
+                let read = self
+                    .syntax
+                    .read(&cut.text[cut.position()..end], &self.types);
                 let is_call = cut.call_or_text(end, read);
                 self.searched = end;
                 if let Some(section) = section {
@@ -160,60 +185,34 @@ impl Tagged {
                         section,
                         has_call: true,
                     };
-                    return Some(Progress::More);
+                    return Step::Next;
                 }
-                Some(self.leave(is_call))
+                self.leave(is_call)
             }
             Found::NotBefore(place) if !is_end => {
                 self.searched = place;
-                None
+                Step::Wait
             }
             Found::NotBefore(_) => {
                 cut.no_call(cut.text.len(), CallProblem::CutOff);
-                Some(self.leave(false))
+                self.leave(false)
             }
         }
     }
 }
 
 impl CallGrammar for Tagged {
-    fn openers(&self) -> &'static [&'static str] {
-        self.syntax.openers
-    }
-
-    fn advance(&mut self, cut: &mut Cut, is_end: bool) -> Progress {
-        loop {
-            let progress = match self.place {
-                Place::Outside => Some(self.enter(cut)),
-                Place::Section { section, has_call } => {
-                    self.section(cut, section, has_call, is_end)
-                }
-                Place::Call { which, section } => self.call(cut, which, section, is_end),
-            };
-            match progress {
-                None => return Progress::More,
-                Some(Progress::More) => {}
-                Some(done) => return done,
-            }
+    fn step(&mut self, cut: &mut Cut, is_end: bool) -> Step {
+        match self.place {
+            Place::Outside => self.enter(cut),
+            Place::Section { section, has_call } => self.section(cut, section, has_call, is_end),
+            Place::Call { which, section } => self.call(cut, which, section, is_end),
         }
     }
 }
 
-/// Splits `text` at the first `marker`.
-pub(super) fn split<'a>(text: &'a str, marker: &str) -> Result<(&'a str, &'a str), CallProblem> {
-    text.split_once(marker).ok_or(CallProblem::Structure(
-        "a marker within the call is missing",
-    ))
-}
-
 /// `text` without the markers around it.
-pub(super) fn inside<'a>(text: &'a str, [open, close]: [&str; 2]) -> &'a str {
+fn inside<'a>(text: &'a str, [open, close]: [&str; 2]) -> &'a str {
     let text = text.strip_prefix(open).unwrap_or(text);
     text.strip_suffix(close).unwrap_or(text)
-}
-
-/// `text` without the newline that templates write at each end of a value.
-pub(super) fn without_line_breaks(text: &str) -> &str {
-    let text = text.strip_prefix('\n').unwrap_or(text);
-    text.strip_suffix('\n').unwrap_or(text)
 }

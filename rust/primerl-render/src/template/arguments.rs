@@ -18,7 +18,7 @@ impl Arguments {
         Ok(Self { positional, named })
     }
 
-    /// The argument at `index` or called `name`; `None` where it was left out, none or undefined.
+    /// The argument at `index` or called `name`; `None` where it is missing, none or undefined.
     pub fn get(&self, index: usize, name: &str) -> Result<Option<Value>, Error> {
         let value = match self.positional.get(index) {
             Some(value) => Some(value.clone()),

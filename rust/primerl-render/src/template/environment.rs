@@ -18,7 +18,7 @@ pub(crate) const SPAN_START: &str = "\u{f0001}\u{f0a11}\u{f0002}";
 pub(crate) const SPAN_END: &str = "\u{f0001}\u{f0b22}\u{f0002}";
 pub(super) const MARK_GENERATION: &str = "__primerl_mark_generation";
 
-/// Instructions after which a template is said not to end: half a minute. Templates that look at all messages for each
+/// Instructions after which a template is reported as endless: half a minute. Templates that look at all messages for each
 /// message take a tenth of it for a thousand messages. Recursion has minijinja's own limit.
 pub(super) const MOST_STEPS: u64 = 1_000_000_000;
 

@@ -122,7 +122,7 @@ impl ChatTemplate {
         template.render(context).map_err(template_error)
     }
 
-    /// The message as a dictionary, its fields in OpenAI's order, absent ones left out.
+    /// The message as a dictionary, its fields in OpenAI's order, absent ones omitted.
     fn template_message(&self, index: usize, message: &Message) -> Result<Value, RenderError> {
         let mut fields: Vec<(Arc<str>, Value)> =
             vec![("role".into(), Value::from(message.role.as_str()))];

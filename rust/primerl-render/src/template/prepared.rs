@@ -77,7 +77,7 @@ impl PreparedOptions {
     }
 }
 
-/// Options prepared lately, by their hash. Written by whoever renders with new ones; held only to look up or insert.
+/// Options prepared lately, by their hash. Written by the first caller that renders with new ones; held only to look up or insert.
 #[derive(Default)]
 pub(crate) struct PreparedCache(Mutex<HashMap<u64, Arc<PreparedOptions>>>);
 

@@ -123,7 +123,7 @@ fn text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>
         "islower" => Value::from(is_lower(text)),
         "isupper" => Value::from(is_upper(text)),
         "isspace" => Value::from(!text.is_empty() && text.chars().all(is_space)),
-        // Of the empty text, Python says no.
+        // Python answers false for the empty text.
         "isdigit" | "isnumeric" | "isalnum" | "isalpha" if text.is_empty() => Value::from(false),
         _ => return Ok(None),
     };
@@ -171,7 +171,7 @@ fn split(text: &str, from_right: bool, arguments: &Arguments) -> Result<Value, E
     Ok(texts(found))
 }
 
-// Runs of white space separate, and stand neither before nor after what is left over.
+// Runs of white space separate; the remainder is trimmed.
 fn split_space(text: &str, from_right: bool, pieces: usize) -> Vec<&str> {
     let mut rest = text.trim_matches(is_space);
     let mut found = Vec::new();

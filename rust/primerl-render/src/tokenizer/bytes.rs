@@ -10,7 +10,7 @@ pub(super) struct TokenBytes {
     bytes: Vec<u8>,
     /// Token `id` is `bytes[starts[id]..starts[id + 1]]`; empty for ids without a token.
     starts: Vec<u32>,
-    /// Spaces that are left out at the start of a text, if they are there.
+    /// Spaces that are omitted at the start of a text, if there are any.
     pub(super) spaces_to_strip: usize,
 }
 

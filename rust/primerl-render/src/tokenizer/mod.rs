@@ -47,7 +47,7 @@ impl BackendChoice {
 pub struct AddedToken {
     pub id: u32,
     pub content: String,
-    /// Special tokens are left out by `decode(.., skip_special = true)`.
+    /// Special tokens are omitted by `decode(.., skip_special = true)`.
     #[serde(default)]
     pub special: bool,
 }
@@ -197,7 +197,7 @@ impl Tokenizer {
         self.token_bytes.as_ref().map(|table| table.get(id))
     }
 
-    /// Spaces that decoding leaves out at the start of a text.
+    /// Spaces that decoding omits at the start of a text.
     pub(crate) fn spaces_to_strip(&self) -> usize {
         let table = self.token_bytes.as_ref();
         table.map_or(0, |table| table.spaces_to_strip)

@@ -38,7 +38,7 @@ impl<'a> StreamDecoder<'a> {
 #[derive(Default)]
 pub struct DecodeState {
     skip_special: bool,
-    /// Whether the text has begun: before, spaces may have to be left out ([`Tokenizer::spaces_to_strip`]).
+    /// Whether the text has begun: before that, spaces may have to be omitted ([`Tokenizer::spaces_to_strip`]).
     has_begun: bool,
     stripped: usize,
     /// Tokens that are bytes: the tail that is not yet a whole character (at most 3 bytes).

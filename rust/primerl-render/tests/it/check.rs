@@ -1,6 +1,6 @@
 //! What is told about a model's template before a run.
 
-use primerl_render::testing::{write_model, write_tiny_model};
+use primerl_render::testing::{TestModel, write_tiny_model};
 use primerl_render::{CheckError, Renderer, Verdict};
 use std::path::PathBuf;
 
@@ -74,21 +74,11 @@ fn a_bad_row_is_named() {
 
 #[test]
 fn forks_are_told_with_their_reason() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let added = [("<|im_end|>", true)];
-    let template = "{% for m in messages %}{{ loop.index }}{{ m.content }}<|im_end|>{% endfor %}";
-    write_model(
-        folder.path(),
-        &added,
-        &[],
-        template,
-        "<|im_end|>",
-        "<|im_end|>",
-    )
-    .expect("written");
-    let turns = Renderer::load(folder.path())
-        .expect("loads")
-        .check_scenarios();
+    let model = TestModel {
+        template: "{% for m in messages %}{{ loop.index }}{{ m.content }}<|im_end|>{% endfor %}",
+        ..TestModel::default()
+    };
+    let turns = model.renderer().check_scenarios();
     assert!(
         matches!(&turns[0].verdict, Verdict::Forks { reason, .. } if reason == "depends_on_history")
     );

@@ -1,6 +1,6 @@
 //! Extending recorded turns.
 
-use primerl_render::testing::{CHATML, IM_END, write_model, write_tiny_model};
+use primerl_render::testing::{IM_END, TestModel, write_tiny_model};
 use primerl_render::{ExtensionContext, Message, NotExtendable, RenderOptions, Renderer};
 use proptest::prelude::*;
 use std::sync::LazyLock;
@@ -13,32 +13,20 @@ static TINY: LazyLock<Renderer> = LazyLock::new(|| {
 
 /// ChatML with merges that want to cross every boundary the template has.
 static MERGING: LazyLock<Renderer> = LazyLock::new(|| {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let added = [
-        ("<|im_end|>", true),
-        ("<|endoftext|>", true),
-        ("<|im_start|>", true),
-    ];
-    let merges = [
-        ("\n", "\n"),
-        ("\n\n", "\n"),
-        (" ", " "),
-        ("u", "s"),
-        ("us", "e"),
-        ("use", "r"),
-        ("\n", "a"),
-        ("r", "\n"),
-    ];
-    write_model(
-        folder.path(),
-        &added,
-        &merges,
-        CHATML,
-        "<|im_end|>",
-        "<|endoftext|>",
-    )
-    .expect("written");
-    Renderer::load(folder.path()).expect("loads")
+    let model = TestModel {
+        merges: &[
+            ("\n", "\n"),
+            ("\n\n", "\n"),
+            (" ", " "),
+            ("u", "s"),
+            ("us", "e"),
+            ("use", "r"),
+            ("\n", "a"),
+            ("r", "\n"),
+        ],
+        ..TestModel::default()
+    };
+    model.renderer()
 });
 
 fn extend(
@@ -79,22 +67,11 @@ fn a_turn_cut_by_length_is_closed() {
 
 #[test]
 fn another_stop_token_than_the_template_writes_forks() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let added = [
-        ("<|im_end|>", true),
-        ("<|endoftext|>", true),
-        ("<|im_start|>", true),
-    ];
-    write_model(
-        folder.path(),
-        &added,
-        &[],
-        CHATML,
-        "<|endoftext|>",
-        "<|endoftext|>",
-    )
-    .expect("written");
-    let renderer = Renderer::load(folder.path()).expect("loads");
+    let model = TestModel {
+        eos: "<|endoftext|>",
+        ..TestModel::default()
+    };
+    let renderer = model.renderer();
     let refused = extend(&renderer, &[35, 257], &[Message::user("x")]);
     assert_eq!(
         refused,
@@ -106,22 +83,11 @@ fn another_stop_token_than_the_template_writes_forks() {
 }
 
 fn with_template(template: &str) -> Renderer {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let added = [
-        ("<|im_end|>", true),
-        ("<|endoftext|>", true),
-        ("<|im_start|>", true),
-    ];
-    write_model(
-        folder.path(),
-        &added,
-        &[],
+    let model = TestModel {
         template,
-        "<|im_end|>",
-        "<|endoftext|>",
-    )
-    .expect("written");
-    Renderer::load(folder.path()).expect("loads")
+        ..TestModel::default()
+    };
+    model.renderer()
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod answer;
 mod check;
+mod described;
 mod extend;
 mod families;
 mod message;

@@ -1,6 +1,6 @@
 //! Loading, rendering and parsing with the tiny model.
 
-use primerl_render::testing::{CHATML, IM_END, write_model, write_tiny_model};
+use primerl_render::testing::{CHATML, IM_END, TestModel, write_tiny_model};
 use primerl_render::{BackendChoice, LoadError, Message, RenderOptions, Renderer};
 
 fn tiny() -> Renderer {
@@ -96,18 +96,11 @@ fn names_what_is_missing_in_a_model_folder() {
 
 #[test]
 fn a_refusal_of_the_template_keeps_its_words() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let template = "{{ raise_exception('roles must alternate') }}";
-    write_model(
-        folder.path(),
-        &[("<|im_end|>", true)],
-        &[],
-        template,
-        "<|im_end|>",
-        "<|im_end|>",
-    )
-    .expect("written");
-    let renderer = Renderer::load(folder.path()).expect("loads");
+    let model = TestModel {
+        template: "{{ raise_exception('roles must alternate') }}",
+        ..TestModel::default()
+    };
+    let renderer = model.renderer();
     let error = renderer
         .render(&[Message::user("x")], &RenderOptions::default())
         .expect_err("refused");
@@ -119,21 +112,10 @@ fn a_refusal_of_the_template_keeps_its_words() {
 
 #[test]
 fn learns_the_turn_end_that_the_configs_do_not_name() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let added = [
-        ("<|im_end|>", true),
-        ("<|endoftext|>", true),
-        ("<|im_start|>", true),
-    ];
-    write_model(
-        folder.path(),
-        &added,
-        &[],
-        CHATML,
-        "<|endoftext|>",
-        "<|endoftext|>",
-    )
-    .expect("written");
-    let renderer = Renderer::load(folder.path()).expect("loads");
+    let model = TestModel {
+        eos: "<|endoftext|>",
+        ..TestModel::default()
+    };
+    let renderer = model.renderer();
     assert_eq!(renderer.stop_token_ids(), [256, 257]);
 }

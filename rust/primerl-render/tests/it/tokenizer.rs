@@ -29,7 +29,8 @@ fn load(folder: &Path) -> Tokenizer {
     Tokenizer::load(&folder.join("tokenizer.json")).expect("loads")
 }
 
-static MERGING: LazyLock<Tokenizer> = LazyLock::new(|| {
+/// A folder with the tokenizer of these tokens.
+fn merging_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("temporary folder");
     write_model(
         folder.path(),
@@ -40,8 +41,10 @@ static MERGING: LazyLock<Tokenizer> = LazyLock::new(|| {
         "<|im_end|>",
     )
     .expect("written");
-    load(folder.path())
-});
+    folder
+}
+
+static MERGING: LazyLock<Tokenizer> = LazyLock::new(|| load(merging_folder().path()));
 
 const METASPACE_SIZE: u32 = 267;
 
@@ -78,16 +81,7 @@ static METASPACE: LazyLock<Tokenizer> = LazyLock::new(|| {
 });
 
 fn reference() -> tokenizers_stable::Tokenizer {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    write_model(
-        folder.path(),
-        &ADDED,
-        &MERGES,
-        CHATML,
-        "<|im_end|>",
-        "<|im_end|>",
-    )
-    .expect("written");
+    let folder = merging_folder();
     tokenizers_stable::Tokenizer::from_file(folder.path().join("tokenizer.json")).expect("loads")
 }
 

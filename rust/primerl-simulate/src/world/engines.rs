@@ -84,7 +84,7 @@ impl World {
         }
     }
 
-    /// Changes an engine, lets it go on, and notes what it and its requests do.
+    /// Changes an engine, lets it continue, and records what it and its requests do.
     fn with_engine<R>(&mut self, index: usize, change: impl FnOnce(&mut Engine) -> R) -> R {
         let engine = &mut self.engines[index];
         let before = engine.requests_by_doing();

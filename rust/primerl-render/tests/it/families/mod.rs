@@ -1,8 +1,10 @@
 //! Sample texts of every family, a model for each, and what holds for every parsed answer.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use primerl_render::testing::{CHATML, write_model};
-use primerl_render::{AnswerContext, LoadError, LoadOptions, Parsed, Renderer, SegmentKind};
+use primerl_render::testing::TestModel;
+use primerl_render::{
+    AnswerContext, LoadError, LoadOptions, Parsed, ParserSetting, Renderer, SegmentKind,
+};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
@@ -247,21 +249,27 @@ pub fn named(name: &str) -> &'static Family {
         .expect("a family")
 }
 
-/// A byte-level model with these parsers; the markers are special tokens where `special` says so, else bytes.
+/// The tokens of a family's model; the markers are special tokens where `special` says so, else bytes.
+pub fn tokens(family: &Family, special: bool) -> Vec<(&'static str, bool)> {
+    let mut added = vec![
+        ("<|im_end|>", true),
+        ("<|im_start|>", true),
+        ("<think>", false),
+        ("</think>", false),
+    ];
+    if special {
+        added.extend(family.markers.iter().map(|marker| (*marker, true)));
+    }
+    added
+}
+
+/// A byte-level model with these parsers.
 pub fn renderer(family: &'static Family, special: bool) -> &'static Renderer {
     static LOADED: LazyLock<Mutex<HashMap<(&str, bool), &'static Renderer>>> =
         LazyLock::new(Mutex::default);
     let mut loaded = LOADED.lock().expect("no panic under the lock");
     loaded.entry((family.name, special)).or_insert_with(|| {
-        let mut added = vec![
-            ("<|im_end|>", true),
-            ("<|im_start|>", true),
-            ("<think>", false),
-            ("</think>", false),
-        ];
-        if special {
-            added.extend(family.markers.iter().map(|marker| (*marker, true)));
-        }
+        let added = tokens(family, special);
         let loaded = load_added(&added, family.name, family.reasoning_parser);
         Box::leak(Box::new(loaded.expect("loads")))
     })
@@ -272,28 +280,35 @@ pub fn load(tool: &str, reasoning: &str) -> Result<Renderer, LoadError> {
 }
 
 fn load_added(added: &[(&str, bool)], tool: &str, reasoning: &str) -> Result<Renderer, LoadError> {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let merges = [
-        ("t", "h"),
-        ("th", "e"),
-        ("\n", "\n"),
-        (" ", "\n"),
-        ("\"", ":"),
-    ];
-    write_model(
-        folder.path(),
+    load_with(
         added,
-        &merges,
-        CHATML,
-        "<|im_end|>",
-        "<|im_end|>",
+        ParserSetting::Name(tool.to_owned()),
+        Some(ParserSetting::Name(reasoning.to_owned())),
     )
-    .expect("written");
-    let options = LoadOptions {
-        tool_parser: Some(tool.to_owned()),
-        reasoning_parser: Some(reasoning.to_owned()),
+}
+
+pub fn load_with(
+    added: &[(&str, bool)],
+    tool: ParserSetting,
+    reasoning: Option<ParserSetting>,
+) -> Result<Renderer, LoadError> {
+    let model = TestModel {
+        added,
+        merges: &[
+            ("t", "h"),
+            ("th", "e"),
+            ("\n", "\n"),
+            (" ", "\n"),
+            ("\"", ":"),
+        ],
+        pad: "<|im_end|>",
+        options: LoadOptions {
+            tool_parser: Some(tool),
+            reasoning_parser: reasoning,
+        },
+        ..TestModel::default()
     };
-    Renderer::load_with(folder.path(), &options)
+    model.load()
 }
 
 /// Id, name and arguments.

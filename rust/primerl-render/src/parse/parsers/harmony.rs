@@ -4,9 +4,11 @@
 //! `analysis` is reasoning, `final` and `commentary` are content, a message to `functions.name` is a call with JSON
 //! arguments. A call to another recipient (a built-in tool) keeps the recipient as its name.
 
-use super::cut::Cut;
-use super::markers::{Found, Starts, find, skip_blank, starts};
-use super::{Call, CallProblem, json};
+use crate::parse::CallProblem;
+use crate::parse::cut::Cut;
+use crate::parse::json::named_call;
+use crate::parse::markers::{Found, Starts, find, skip_blank, starts};
+use crate::parse::protocol::{Syntax, ToolParser};
 
 const MESSAGE: &str = "<|message|>";
 const CHANNEL: &str = "<|channel|>";
@@ -19,15 +21,24 @@ const HEADER_BEGINNINGS: [&str; 6] = [CHANNEL, MESSAGE, START, CONSTRAIN, "to=",
 /// A longer text is no header.
 const LONGEST_HEADER: usize = 512;
 
-pub(super) const MARKERS: [&str; 7] = [
-    CHANNEL,
-    MESSAGE,
-    START,
-    CONSTRAIN,
-    "<|end|>",
-    "<|call|>",
-    "<|return|>",
-];
+pub(in crate::parse) static PARSER: ToolParser = ToolParser {
+    name: "harmony",
+    templates: &[&[CHANNEL, MESSAGE, "analysis"]],
+    rank: 0,
+    model_types: &["gpt_oss"],
+    syntax: Syntax::Harmony,
+    special: &[
+        CHANNEL,
+        MESSAGE,
+        START,
+        CONSTRAIN,
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+    ],
+    reasoning: "harmony",
+    ..ToolParser::NONE
+};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
@@ -44,7 +55,7 @@ enum State {
 }
 
 /// Cuts an answer.
-pub(super) struct Harmony {
+pub(in crate::parse) struct Harmony {
     state: State,
     /// Nothing of interest begins before this place.
     searched: usize,
@@ -108,8 +119,7 @@ impl Harmony {
         match std::mem::replace(&mut self.state, State::Header) {
             State::Call { name, body } => {
                 let arguments = &cut.text[body..body_end];
-                let read = json::object(arguments, "value of the arguments")
-                    .and_then(|arguments| Call::new(&name, arguments.to_owned()));
+                let read = named_call(&name, arguments);
                 // The stop token that closes the last call is not part of the text: only its JSON tells.
                 let is_cut_off = end == body_end && end == cut.text.len();
                 let read = read.map_err(|problem| match problem {

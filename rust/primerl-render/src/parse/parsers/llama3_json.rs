@@ -1,21 +1,42 @@
 //! Llama 3: `{"name": .., "parameters": {..}}` as the whole answer, several separated by `;`, with or without
-//! `<|python_tag|>` before them. After the tag there may also be a built-in tool ([`super::llama_builtin`]), to the end.
+//! `<|python_tag|>` before them. After the tag there may also be a built-in tool ([`builtins`]), to the end.
 
-use super::cut::Cut;
-use super::json::{self, JsonScan};
-use super::llama_builtin::Builtins;
-use super::markers::skip_blank;
-use super::{Begins, CallGrammar, CallProblem, Progress};
+mod builtins;
+
+use crate::parse::CallProblem;
+use crate::parse::cut::Cut;
+use crate::parse::demand::Form;
+use crate::parse::json::Keys;
+use crate::parse::markers::skip_blank;
+use crate::parse::protocol::{Begins, CallGrammar, Step, Syntax, ToolParser};
+use crate::parse::scan::BracketScan;
+use builtins::Builtins;
 use serde_json::Value;
 
-pub(super) const MARKERS: [&str; 1] = ["<|python_tag|>"];
+const TAG: &str = "<|python_tag|>";
+
+pub(super) static PARSER: ToolParser = ToolParser {
+    name: "llama3_json",
+    templates: &[&["<|start_header_id|>", "\"parameters\": "]],
+    rank: 8,
+    openers: &[TAG],
+    syntax: Syntax::Own(|tools| Box::new(LlamaJson::new(tools))),
+    form: Some(Form {
+        before: &["{\"name\": "],
+        between: ", \"parameters\": ",
+        after: &["}"],
+        separator: "; ",
+    }),
+    reasoning: "none",
+    ..ToolParser::NONE
+};
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Start,
     Object {
         start: usize,
-        scan: JsonScan,
+        scan: BracketScan,
     },
     AfterObject,
     /// In a built-in call, of which `code` is what follows the tag.
@@ -25,7 +46,7 @@ enum Place {
 }
 
 /// The state of one answer.
-pub(super) struct LlamaJson {
+struct LlamaJson {
     builtins: Builtins,
     place: Place,
     /// The tag says that a call is meant; without it an object may be an answer.
@@ -36,7 +57,7 @@ pub(super) struct LlamaJson {
 }
 
 impl LlamaJson {
-    pub fn new(tools: &[Value]) -> Self {
+    fn new(tools: &[Value]) -> Self {
         Self {
             builtins: Builtins::new(tools),
             place: Place::Start,
@@ -46,73 +67,66 @@ impl LlamaJson {
         }
     }
 
-    // `None`: more text decides.
-    fn start(&mut self, cut: &mut Cut, is_end: bool) -> Option<Progress> {
+    fn start(&mut self, cut: &mut Cut, is_end: bool) -> Step {
         let mut at = skip_blank(&cut.text, cut.position());
-        self.is_tagged = cut.text[at..].starts_with(MARKERS[0]);
+        self.is_tagged = cut.text[at..].starts_with(TAG);
         if self.is_tagged {
-            at = skip_blank(&cut.text, self.blank.max(at + MARKERS[0].len()));
+            at = skip_blank(&cut.text, self.blank.max(at + TAG.len()));
             self.blank = at;
         }
         match cut.text.as_bytes().get(at) {
-            None if !is_end => None,
-            Some(b'{') => Some(self.enter_object(at)),
+            None if !is_end => Step::Wait,
+            Some(b'{') => self.enter_object(at),
             Some(_) if self.is_tagged => {
                 self.place = Place::Builtin { code: at };
-                Some(Progress::More)
+                Step::Next
             }
             _ => {
                 cut.no_call(at, CallProblem::CutOff);
-                Some(self.leave(false))
+                self.leave(false)
             }
         }
     }
 
     // Neither quotes nor code are escaped: only the end of the answer ends it.
-    fn builtin(&mut self, cut: &mut Cut, code: usize, is_end: bool) -> Option<Progress> {
+    fn builtin(&mut self, cut: &mut Cut, code: usize, is_end: bool) -> Step {
         if !is_end {
-            return None;
+            return Step::Wait;
         }
         let read = self.builtins.read(&cut.text[code..], cut.is_complete);
         let is_call = cut.call_or_text(cut.text.len(), read);
-        Some(self.leave(is_call))
+        self.leave(is_call)
     }
 
-    fn object(
-        &mut self,
-        cut: &mut Cut,
-        start: usize,
-        mut scan: JsonScan,
-        is_end: bool,
-    ) -> Option<Progress> {
+    fn object(&mut self, cut: &mut Cut, start: usize, mut scan: BracketScan, is_end: bool) -> Step {
         let Some(end) = scan.end(&cut.text) else {
             if is_end {
                 // What is meant cannot be told from half an object; a name is the best hint.
                 let is_meant = self.is_tagged || cut.text[start..].contains("\"name\"");
                 self.text(cut, cut.text.len(), is_meant.then_some(CallProblem::CutOff));
-                return Some(self.leave(false));
+                return self.leave(false);
             }
             self.place = Place::Object { start, scan };
-            return None;
+            return Step::Wait;
         };
         let object = &cut.text[start..end];
-        let is_meant = self.is_tagged || json::looks_like_call(object);
-        match json::call(object) {
+        let is_meant = self.is_tagged || Keys::USUAL.looks_like_call(object);
+        match Keys::USUAL.call(object) {
             Ok(call) if is_meant => {
                 cut.hide(start);
                 cut.call(end, call);
                 self.searched = end;
                 self.place = Place::AfterObject;
-                Some(Progress::More)
+                Step::Next
             }
             read => {
                 self.text(cut, end, read.err().filter(|_| is_meant));
-                Some(self.leave(false))
+                self.leave(false)
             }
         }
     }
 
-    fn after_object(&mut self, cut: &mut Cut, is_end: bool) -> Option<Progress> {
+    fn after_object(&mut self, cut: &mut Cut, is_end: bool) -> Step {
         self.searched = skip_blank(&cut.text, self.searched);
         let mut at = self.searched;
         let has_separator = matches!(cut.text.as_bytes().get(at), Some(b';' | b','));
@@ -121,13 +135,13 @@ impl LlamaJson {
             self.blank = at;
         }
         match cut.text.as_bytes().get(at) {
-            None if !is_end => None,
-            Some(b'{') => Some(self.enter_object(at)),
+            None if !is_end => Step::Wait,
+            Some(b'{') => self.enter_object(at),
             None => {
                 cut.hide(at);
-                Some(self.leave(true))
+                self.leave(true)
             }
-            Some(_) => Some(self.leave(true)),
+            Some(_) => self.leave(true),
         }
     }
 
@@ -138,23 +152,19 @@ impl LlamaJson {
         }
     }
 
-    fn enter_object(&mut self, start: usize) -> Progress {
-        let scan = JsonScan::from(start);
+    fn enter_object(&mut self, start: usize) -> Step {
+        let scan = BracketScan::new(start, false);
         self.place = Place::Object { start, scan };
-        Progress::More
+        Step::Next
     }
 
-    fn leave(&mut self, after_call: bool) -> Progress {
+    fn leave(&mut self, after_call: bool) -> Step {
         self.place = Place::Start;
-        Progress::Done { after_call }
+        Step::Done { after_call }
     }
 }
 
 impl CallGrammar for LlamaJson {
-    fn openers(&self) -> &'static [&'static str] {
-        &MARKERS
-    }
-
     fn begins_at_start(&self, text: &str, _is_end: bool) -> Begins {
         let Some(inner) = text.strip_prefix('{') else {
             return Begins::No;
@@ -166,19 +176,12 @@ impl CallGrammar for LlamaJson {
         }
     }
 
-    fn advance(&mut self, cut: &mut Cut, is_end: bool) -> Progress {
-        loop {
-            let progress = match self.place {
-                Place::Start => self.start(cut, is_end),
-                Place::Object { start, scan } => self.object(cut, start, scan, is_end),
-                Place::AfterObject => self.after_object(cut, is_end),
-                Place::Builtin { code } => self.builtin(cut, code, is_end),
-            };
-            match progress {
-                None => return Progress::More,
-                Some(Progress::More) => {}
-                Some(done) => return done,
-            }
+    fn step(&mut self, cut: &mut Cut, is_end: bool) -> Step {
+        match self.place {
+            Place::Start => self.start(cut, is_end),
+            Place::Object { start, scan } => self.object(cut, start, scan, is_end),
+            Place::AfterObject => self.after_object(cut, is_end),
+            Place::Builtin { code } => self.builtin(cut, code, is_end),
         }
     }
 }

@@ -1,15 +1,28 @@
 //! Mistral: `[TOOL_CALLS][{"name": .., "arguments": {..}}]`, and since 2025
 //! `[TOOL_CALLS]name[CALL_ID]id[ARGS]{..}`, repeated for each call.
 
-use super::cut::Cut;
-use super::json::{self, JsonScan};
-use super::markers::{Found, find, skip_blank};
-use super::{Call, CallGrammar, CallProblem, Progress};
+use crate::parse::CallProblem;
+use crate::parse::cut::Cut;
+use crate::parse::json::{Keys, named_call};
+use crate::parse::markers::{Found, find, skip_blank};
+use crate::parse::protocol::{Call, CallGrammar, Step, Syntax, ToolParser};
+use crate::parse::scan::BracketScan;
 
-const OPENERS: [&str; 1] = ["[TOOL_CALLS]"];
+const OPENER: &str = "[TOOL_CALLS]";
 const CALL_ID: &str = "[CALL_ID]";
 const ARGUMENTS: &str = "[ARGS]";
-pub(super) const MARKERS: [&str; 3] = [OPENERS[0], CALL_ID, ARGUMENTS];
+
+pub(super) static PARSER: ToolParser = ToolParser {
+    name: "mistral",
+    templates: &[&[OPENER]],
+    rank: 6,
+    model_types: &["mistral", "mistral3", "mixtral"],
+    openers: &[OPENER],
+    syntax: Syntax::Own(|_| Box::new(Mistral::new())),
+    special: &[CALL_ID, ARGUMENTS],
+    reasoning: "mistral",
+    ..ToolParser::NONE
+};
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
@@ -19,34 +32,33 @@ enum Place {
     /// In the list or the arguments that begin at `start`.
     Json {
         start: usize,
-        scan: JsonScan,
+        scan: BracketScan,
     },
 }
 
 /// The state of one answer.
-pub(super) struct Mistral {
+struct Mistral {
     place: Place,
     searched: usize,
 }
 
 impl Mistral {
-    pub fn new() -> Self {
+    fn new() -> Self {
         Self {
             place: Place::Start,
             searched: 0,
         }
     }
 
-    // `None`: more text decides.
-    fn start(&mut self, cut: &mut Cut, is_end: bool) -> Option<Progress> {
-        let after_marker = cut.position() + OPENERS[0].len();
+    fn start(&mut self, cut: &mut Cut, is_end: bool) -> Step {
+        let after_marker = cut.position() + OPENER.len();
         let at = skip_blank(&cut.text, self.searched.max(after_marker));
         self.searched = at;
         match cut.text.as_bytes().get(at) {
-            None if !is_end => return None,
+            None if !is_end => return Step::Wait,
             None => {
                 cut.no_call(at, CallProblem::CutOff);
-                return Some(self.leave(false));
+                return self.leave(false);
             }
             Some(b'[') if !cut.text[at..].starts_with(ARGUMENTS) => self.enter_json(at),
             Some(_) => {
@@ -54,93 +66,75 @@ impl Mistral {
                 self.place = Place::Header;
             }
         }
-        Some(Progress::More)
+        Step::Next
     }
 
-    fn header(&mut self, cut: &mut Cut, is_end: bool) -> Option<Progress> {
-        let problem = match find(&cut.text, self.searched, &["{", OPENERS[0]], is_end) {
+    fn header(&mut self, cut: &mut Cut, is_end: bool) -> Step {
+        let problem = match find(&cut.text, self.searched, &["{", OPENER], is_end) {
             Found::At { at, which: 0 } => {
                 self.enter_json(at);
-                return Some(Progress::More);
+                return Step::Next;
             }
             Found::NotBefore(place) if !is_end => {
                 self.searched = place;
-                return None;
+                return Step::Wait;
             }
             Found::At { at, .. } => (at, CallProblem::Structure("the call has no arguments")),
             Found::NotBefore(place) => (place, CallProblem::CutOff),
         };
         cut.no_call(problem.0, problem.1);
-        Some(self.leave(false))
+        self.leave(false)
     }
 
-    fn json(
-        &mut self,
-        cut: &mut Cut,
-        start: usize,
-        mut scan: JsonScan,
-        is_end: bool,
-    ) -> Option<Progress> {
+    fn json(&mut self, cut: &mut Cut, start: usize, mut scan: BracketScan, is_end: bool) -> Step {
         let Some(end) = scan.end(&cut.text) else {
             if is_end {
                 cut.no_call(cut.text.len(), CallProblem::CutOff);
-                return Some(self.leave(false));
+                return self.leave(false);
             }
             self.place = Place::Json { start, scan };
-            return None;
+            return Step::Wait;
         };
         let is_list = cut.text[start..].starts_with('[');
         let is_call = if is_list {
-            cut.call_list(start..end, json::call)
+            cut.call_list(start..end, Keys::USUAL)
         } else {
             let read = read(&cut.text[cut.position()..start], &cut.text[start..end]);
             cut.call_or_text(end, read)
         };
-        Some(self.leave(is_call))
+        self.leave(is_call)
     }
 
     fn enter_json(&mut self, start: usize) {
-        let scan = JsonScan::from(start);
+        let scan = BracketScan::new(start, false);
         self.place = Place::Json { start, scan };
     }
 
-    fn leave(&mut self, after_call: bool) -> Progress {
+    fn leave(&mut self, after_call: bool) -> Step {
         self.place = Place::Start;
-        Progress::Done { after_call }
+        Step::Done { after_call }
     }
 }
 
 impl CallGrammar for Mistral {
-    fn openers(&self) -> &'static [&'static str] {
-        &OPENERS
-    }
-
-    fn advance(&mut self, cut: &mut Cut, is_end: bool) -> Progress {
-        loop {
-            let progress = match self.place {
-                Place::Start => self.start(cut, is_end),
-                Place::Header => self.header(cut, is_end),
-                Place::Json { start, scan } => self.json(cut, start, scan, is_end),
-            };
-            match progress {
-                None => return Progress::More,
-                Some(Progress::More) => {}
-                Some(done) => return done,
-            }
+    fn step(&mut self, cut: &mut Cut, is_end: bool) -> Step {
+        match self.place {
+            Place::Start => self.start(cut, is_end),
+            Place::Header => self.header(cut, is_end),
+            Place::Json { start, scan } => self.json(cut, start, scan, is_end),
         }
     }
 }
 
 /// `header` is `[TOOL_CALLS]name[CALL_ID]id[ARGS]`.
 fn read(header: &str, arguments: &str) -> Result<Call, CallProblem> {
-    let header = header.strip_prefix(OPENERS[0]).unwrap_or(header).trim();
+    let header = header.strip_prefix(OPENER).unwrap_or(header).trim();
     let header = header.strip_suffix(ARGUMENTS).unwrap_or(header);
     let (name, id) = match header.split_once(CALL_ID) {
         Some((name, id)) => (name, Some(id.trim())),
         None => (header, None),
     };
-    let arguments = json::object(arguments, "value of the arguments")?;
-    let mut call = Call::new(name.trim(), arguments.to_owned())?;
+    let mut call = named_call(name.trim(), arguments)?;
     call.id = id.filter(|id| !id.is_empty()).map(str::to_owned);
     Ok(call)
 }

@@ -2,30 +2,31 @@
 //! V3.1, `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{..}<｜tool▁call▁end｜>`; both within `<｜tool▁calls▁begin｜>` ..
 //! `<｜tool▁calls▁end｜>`.
 
-use super::arguments::ToolTypes;
-use super::tagged::{Syntax, inside, split};
-use super::{Call, CallProblem, json};
+use crate::parse::CallProblem;
+use crate::parse::json::named_call;
+use crate::parse::pairs::split;
+use crate::parse::protocol::{Call, Syntax, ToolParser};
+use crate::parse::tagged::{Read, TaggedSyntax};
 
-const CALL: [&str; 2] = ["<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"];
 const SEPARATOR: &str = "<｜tool▁sep｜>";
 
-pub(super) static SYNTAX: Syntax = Syntax {
-    sections: &[["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"]],
-    calls: &[CALL],
+pub(super) static PARSER: ToolParser = ToolParser {
+    name: "deepseek",
+    templates: &[&["<｜tool▁calls▁begin｜>"]],
+    rank: 2,
+    model_types: &["deepseek_v3"],
     openers: &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
-    markers: &[
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁calls▁end｜>",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        SEPARATOR,
-    ],
-    read,
-    types_matter: false,
+    syntax: Syntax::Tagged(TaggedSyntax {
+        sections: &[["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"]],
+        calls: &[["<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"]],
+        read: Read::Own(read),
+    }),
+    special: &[SEPARATOR],
+    ..ToolParser::NONE
 };
 
-fn read(text: &str, _types: &ToolTypes) -> Result<Call, CallProblem> {
-    let (first, second) = split(inside(text, CALL), SEPARATOR)?;
+fn read(call: &str) -> Result<Call, CallProblem> {
+    let (first, second) = split(call, SEPARATOR)?;
     // A tool of V3.1 may have the name `function`; its arguments are in no fence.
     let (name, arguments) = match second.split_once("```json") {
         Some((name, fenced)) if first.trim() == "function" => {
@@ -35,6 +36,5 @@ fn read(text: &str, _types: &ToolTypes) -> Result<Call, CallProblem> {
         }
         _ => (first, second),
     };
-    let arguments = json::object(arguments, "value of the arguments")?;
-    Call::new(name.trim(), arguments.to_owned())
+    named_call(name.trim(), arguments)
 }

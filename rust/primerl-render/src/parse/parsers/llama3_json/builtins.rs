@@ -1,8 +1,9 @@
 //! Llama 3's built-in tools, after `<|python_tag|>`: `brave_search.call(query="..")`, or Python code for the interpreter.
 
-use super::arguments::{Arguments, quoted};
-use super::pythonic;
-use super::{Call, CallProblem};
+use crate::parse::CallProblem;
+use crate::parse::arguments::{Arguments, quoted};
+use crate::parse::list;
+use crate::parse::protocol::Call;
 use serde_json::Value;
 
 /// Tools that every model of the family knows by name.
@@ -56,7 +57,7 @@ fn read_arguments(text: &str) -> Result<String, CallProblem> {
     if let Some(arguments) = verbatim(text) {
         return Ok(arguments.into_json());
     }
-    pythonic::read_arguments(text)
+    list::read_arguments(text)
 }
 
 /// `a="..", b=".."`, with anything between the quotes; none where it is written otherwise.

@@ -1,27 +1,32 @@
 //! Gemma 4: `<|tool_call>call:name{city:<|"|>Paris<|"|>,days:2}<tool_call|>`. Keys are bare, strings stand between
 //! `<|"|>` and are not escaped, everything else is JSON.
 
-use super::arguments::{Arguments, ToolTypes, quoted};
-use super::tagged::{Syntax, inside};
-use super::{Call, CallProblem, json};
+use crate::parse::arguments::{Arguments, quoted};
+use crate::parse::protocol::{Call, Syntax, ToolParser};
+use crate::parse::tagged::{Read, TaggedSyntax};
+use crate::parse::{CallProblem, json};
 
-const CALL: [&str; 2] = ["<|tool_call>", "<tool_call|>"];
 const QUOTE: &str = "<|\"|>";
 /// Deeper values are refused, so that no answer can overflow the stack.
 const MAX_DEPTH: usize = 64;
 
-pub(super) static SYNTAX: Syntax = Syntax {
-    sections: &[],
-    calls: &[CALL],
+pub(super) static PARSER: ToolParser = ToolParser {
+    name: "gemma4",
+    templates: &[&["<|tool_call>call:"]],
     openers: &["<|tool_call>"],
-    markers: &[CALL[0], CALL[1], QUOTE],
-    read,
-    types_matter: false,
+    syntax: Syntax::Tagged(TaggedSyntax {
+        sections: &[],
+        calls: &[["<|tool_call>", "<tool_call|>"]],
+        read: Read::Own(read),
+    }),
+    special: &[QUOTE],
+    reasoning: "gemma4",
+    ..ToolParser::NONE
 };
 
-fn read(text: &str, _types: &ToolTypes) -> Result<Call, CallProblem> {
-    let call = inside(text, CALL).trim();
+fn read(call: &str) -> Result<Call, CallProblem> {
     let call = call
+        .trim()
         .strip_prefix("call:")
         .ok_or(CallProblem::Structure("no `call:` begins the call"))?;
     let open = call

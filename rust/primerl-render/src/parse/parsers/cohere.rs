@@ -1,0 +1,25 @@
+//! Command R7B and Command A: `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "name", "parameters": {..}}]
+//! <|END_ACTION|>`.
+//!
+//! The number that the model gives a call is not an id: templates number the calls of a conversation by their ids, and a
+//! model that began again at 0 would answer two calls with one id.
+
+use crate::parse::json::Keys;
+use crate::parse::list::{Items, ListSyntax};
+use crate::parse::protocol::{Syntax, ToolParser};
+
+pub(super) static PARSER: ToolParser = ToolParser {
+    name: "cohere",
+    templates: &[&["<|START_ACTION|>"]],
+    openers: &["<|START_ACTION|>"],
+    syntax: Syntax::List(ListSyntax {
+        pairs: &[["<|START_ACTION|>", "<|END_ACTION|>"]],
+        items: Items::Json(Keys {
+            name: "tool_name",
+            ..Keys::USUAL
+        }),
+        stands_alone: false,
+    }),
+    reasoning: "cohere",
+    ..ToolParser::NONE
+};
