@@ -12,10 +12,10 @@
 
 use criterion::{BatchSize, Bencher, Criterion, criterion_group, criterion_main};
 use mimalloc::MiMalloc;
-use primerl_core::algorithm::{Part, ScoredGroup, advantages, length_scales};
 use primerl_core::config::{FlopsModel, LengthNormalization, TrajectoryStrategy};
 use primerl_core::pack::{Advantage, Columns, MicroBatch, Weighted, pack};
 use primerl_core::sample::samples;
+use primerl_core::signal::{Part, ScoredGroup, advantages, length_scales};
 use primerl_core::testing::{grpo, turn};
 use primerl_core::{EnvironmentId, RolloutId, Turn};
 use rand::{Rng, SeedableRng};

@@ -15,7 +15,7 @@ pub enum Due {
     Evaluation,
     Advantages(GroupId),
     Teacher(GroupId),
-    Wait(crate::waits::Key),
+    Wait(crate::wait::Key),
     /// An environment that rests may be tried again.
     Rest(EnvironmentId),
 }

@@ -1,11 +1,11 @@
 //! What can happen. The shell turns every request, answer and deadline into one of these, and writes it to the journal.
 
 use crate::admission::EngineLoad;
-use crate::algorithm::mean;
 use crate::config::Changes;
 use crate::ids::*;
 use crate::rollout::Score;
 use crate::sample::TokenLogprobs;
+use crate::signal::mean;
 use crate::time::Duration;
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,5 @@
 //! What is said about a cut batch, by name. Means over nothing are left out rather than reported as 0.
 
-use crate::algorithm::{mean, standard_deviation};
 use crate::config::{Config, Role};
 use crate::counters::{Attempts, Counters, Losses, VoidReason};
 use crate::curriculum::{BufferStep, Pool};
@@ -12,6 +11,7 @@ use crate::pack::MicroBatch;
 use crate::policy::staleness;
 use crate::rollout::{LeftOut, Rollout, TrainedTrace};
 use crate::sample::Sample;
+use crate::signal::{mean, standard_deviation};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

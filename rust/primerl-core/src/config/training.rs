@@ -77,7 +77,7 @@ impl AlgorithmKind {
     }
 }
 
-/// What weighs the same in a step's loss; [`crate::algorithm::length_scales`] has the algebra.
+/// What weighs the same in a step's loss; [`crate::signal::length_scales`] has the algebra.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LengthNormalization {

@@ -14,13 +14,16 @@
 
 pub mod deck;
 mod examples;
+mod filing;
 mod record;
 pub mod report;
+mod resting;
 mod sparse;
 
 pub use deck::{Deck, Pool};
 pub use examples::Filing;
 pub use report::{BufferReport, BufferStep, EnvironmentBuffer, ExampleHistory};
+pub(crate) use resting::Rest;
 
 use crate::config::{Config, Role};
 use crate::ids::{EnvironmentId, ExampleIndex, Step};

@@ -7,8 +7,8 @@
 //! How sure they are: [`super::interval`].
 
 use super::interval::{ends, mean};
-use crate::algorithm::SMALLEST_DIFFERENCE;
 use crate::ids::ExampleIndex;
+use crate::signal::SMALLEST_DIFFERENCE;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What ended of one example.

@@ -14,8 +14,8 @@ mod trainer;
 mod turns;
 mod workers;
 
+use crate::Core;
 use crate::config::Config;
-use crate::core::Core;
 use crate::effect::Effect;
 use crate::event::Event;
 use crate::ids::*;

@@ -1,7 +1,7 @@
 //! What the world outside was told. An orchestrator that dies may forget what nobody knows of, and nothing else. Each method
 //! panics with the promise that was broken.
 
-use crate::core::Core;
+use crate::Core;
 use crate::effect::LeasedRollout;
 use crate::ids::*;
 use crate::pack::PackedBatch;

@@ -4,7 +4,7 @@
 use super::actors::Action;
 use super::process::Withheld;
 use super::{DiskFaults, Scenario, Simulator};
-use crate::core::Core;
+use crate::Core;
 use crate::effect::EvaluationReport;
 use crate::event::Event;
 use crate::ids::*;

@@ -5,7 +5,7 @@ use super::actors::Action;
 use super::actors::RunningTurn;
 use super::disk::Snapshot;
 use super::process::{Process, Reply, Withheld};
-use crate::core::Core;
+use crate::Core;
 use crate::effect::Effect;
 use crate::event::Event;
 use crate::ids::*;
