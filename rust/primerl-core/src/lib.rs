@@ -15,6 +15,7 @@ pub mod counters;
 pub mod curriculum;
 pub mod deadlines;
 pub mod effect;
+mod environment;
 pub mod evaluation;
 pub mod event;
 pub mod failure;

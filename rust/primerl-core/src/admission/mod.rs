@@ -5,7 +5,7 @@
 //! at step A is `max_async_level` steps off-policy. So `(A - g + 1) * batch_size` rollouts may be queued, in flight, or
 //! finished and not cut. Groups start whole, so the count is in groups.
 //!
-//! Beside that, no more rollouts are in flight than `oversampling_factor * batch_size`, and than the engines that serve
+//! In addition, no more rollouts are in flight than `oversampling_factor * batch_size`, and than the engines that serve
 //! are trusted with, each by a limit of its own. What they yield beyond a batch is kept for the next one.
 //!
 //! An engine's limit is fixed, or follows what it reports (additive increase, multiplicative decrease: Chiu and Jain
@@ -16,7 +16,7 @@
 //! - Room, while the limits are what holds rollouts back: `increase` is added. A limit that nothing presses against
 //!   stays where it is, for nothing is known of what lies above (as RFC 7661 does for TCP).
 //!
-//! Evaluations are a class of their own: while training goes on they may have `evaluation_share` of the limit, and that
+//! Evaluations are a class of their own: during training they may have `evaluation_share` of the limit, and that
 //! much is kept free for them for as long as their workers wait; when no training may start they may have all of it.
 //!
 //! With `max_async_level` 0: A = p + 1, so no rollout of step k starts before v(k-1) is proved, and no more than one
@@ -34,7 +34,7 @@ use std::collections::BTreeMap;
 /// engine.
 const WAITING_TOLERATED: f64 = 0.125;
 
-/// What an engine reports of itself.
+/// An engine's report of its load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EngineLoad {
     /// Requests it computes.
@@ -56,7 +56,7 @@ impl EngineLoad {
     }
 }
 
-/// What rollouts are in flight in all, beside what the limits allow.
+/// How many rollouts are in flight in all, next to what the limits allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InFlight {
     pub rollouts: usize,
@@ -143,7 +143,7 @@ impl Limits {
         changed
     }
 
-    /// Adds up anew: engines came, went, proved a version, or got another limit.
+    /// Adds up again: engines came, went, proved a version, or got another limit.
     pub fn add_up(&mut self, ledger: &Ledger) {
         let serving = ledger
             .engines()
@@ -158,7 +158,7 @@ impl Limits {
     }
 }
 
-/// Rollouts of evaluations that may be in flight while training goes on, of `limit` in all.
+/// Rollouts of evaluations that may be in flight during training, of `limit` in all.
 pub fn evaluation_limit(config: &Admission, limit: usize) -> usize {
     let share = (limit as f64 * config.evaluation_share) as usize;
     share.max(1).min(limit)

@@ -3,7 +3,6 @@
 use crate::Core;
 use crate::admission::{evaluation_limit, groups_allowed};
 use crate::ids::*;
-use crate::machine::Site;
 
 impl Core {
     /// Most rollouts that may be in flight.
@@ -17,13 +16,13 @@ impl Core {
 
     /// Rollouts of an environment that are leased only together.
     pub(crate) fn leased_together(&self, environment: EnvironmentId) -> usize {
-        match self.sites[environment.0 as usize].whole_groups {
+        match self.environments[environment].whole_groups {
             true => self.config.rollouts_per_group(environment),
             false => 1,
         }
     }
 
-    /// Whether so many more fit beside those in flight. A group that is larger than the limit runs alone.
+    /// Whether `size` more fit in addition to those in flight. A group that is larger than the limit runs alone.
     fn fits(&self, in_flight: usize, size: usize, limit: usize) -> bool {
         limit > 0 && in_flight + size <= limit.max(size) && size <= self.config.max_in_flight()
     }
@@ -35,60 +34,57 @@ impl Core {
             true => evaluation_limit(&self.config.admission, limit),
             false => limit,
         };
-        self.fits(self.rollouts.len(), size, limit)
-            && self.fits(self.in_flight_evaluation, size, own)
+        self.fits(self.rollouts.in_flight.len(), size, limit)
+            && self.fits(self.rollouts.evaluating, size, own)
     }
 
     /// Whether so many more training rollouts may start: evaluations keep what they have, and their share while one of
     /// their workers waits.
     pub(crate) fn training_has_room(&self, size: usize) -> bool {
         let limit = self.in_flight_limit();
-        let training = self.rollouts.len() - self.in_flight_evaluation;
+        let training = self.rollouts.training();
         let kept = match self.evaluation_waits() {
             Some(size) => evaluation_limit(&self.config.admission, limit).max(size),
             None => 0,
         };
-        self.fits(training + kept.max(self.in_flight_evaluation), size, limit)
+        self.fits(training + kept.max(self.rollouts.evaluating), size, limit)
     }
 
     /// The most rollouts that a waiting worker of an evaluation would be leased together.
     fn evaluation_waits(&self) -> Option<usize> {
-        let waiting = self.round.as_ref()?.environments.iter();
-        let waiting = waiting.filter(|(environment, progress)| {
-            !progress.queue.is_empty() && !self.sites[environment.0 as usize].requests.is_empty()
+        let waiting = self.evaluations.environments().filter(|(id, progress)| {
+            !progress.queue.is_empty() && !self.environments[*id].requests.is_empty()
         });
-        waiting
-            .map(|(environment, _)| self.leased_together(*environment))
-            .max()
+        waiting.map(|(id, _)| self.leased_together(id)).max()
     }
 
-    /// Whether a training rollout could start if there were room for it, and somebody is there to run it.
+    /// Whether a training rollout could start if there were room for it, and a worker is there to run it.
     fn may_train(&self) -> bool {
         let may_begin = self.curriculum.missing().is_none() && self.may_begin_group();
-        self.config.environment_ids().any(|(id, _)| {
-            let site = &self.sites[id.0 as usize];
-            self.is_training(id) && site.workers > 0 && (may_begin || !site.queue.is_empty())
+        self.training_environments().any(|id| {
+            let state = &self.environments[id];
+            state.workers > 0 && (may_begin || !state.queue.is_empty())
         })
     }
 
     pub(crate) fn may_begin_group(&self) -> bool {
-        let allowed = groups_allowed(&self.config, self.ledger.newest_proved(), self.next_step);
-        self.groups_under_way() < allowed
+        self.groups_under_way() < self.groups_allowed()
+    }
+
+    /// How many groups may be under way.
+    pub(crate) fn groups_allowed(&self) -> usize {
+        groups_allowed(&self.config, self.ledger.newest_proved(), self.next_step)
     }
 
     /// Groups begun, not cut and not set aside.
     pub(crate) fn groups_under_way(&self) -> usize {
-        self.groups.len() - self.groups_set_aside()
+        self.groups.live.len() - self.groups_set_aside()
     }
 
     pub(crate) fn groups_set_aside(&self) -> usize {
-        self.sites.iter().map(|site| site.set_aside.len()).sum()
-    }
-}
-
-impl Site {
-    /// The request that has waited longest.
-    pub(crate) fn first_request(&self) -> Option<RequestId> {
-        self.requests.first_key_value().map(|(_, request)| *request)
+        self.environments
+            .iter()
+            .map(|state| state.set_aside.len())
+            .sum()
     }
 }

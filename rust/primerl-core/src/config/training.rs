@@ -24,7 +24,7 @@ impl TrainingMode {
     }
 }
 
-/// How rewards become advantages; the formulas are in [`crate::algorithm`].
+/// How rewards become advantages; the formulas are in [`crate::signal`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Algorithm {
     pub kind: AlgorithmKind,

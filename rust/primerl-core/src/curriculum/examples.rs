@@ -278,7 +278,7 @@ fn class(mean_reward: f64, rules: &Buffer) -> Pool {
     }
 }
 
-/// Of one example when a pool is chosen.
+/// The weight of one example when a pool is chosen.
 fn weight(pool: Pool, rules: &Buffer) -> f64 {
     match pool {
         _ if !rules.online_difficulty_filtering => 1.0,

@@ -30,7 +30,7 @@ impl Core {
 
     /// Files the example of a complete group. Returns whether the group is to be trained.
     pub(crate) fn file_example(&mut self, id: GroupId) -> bool {
-        let group = &self.groups[&id];
+        let group = &self.groups.live[&id];
         let rewards: Vec<f64> = rewards(group).collect();
         let filing = Filing {
             step: self.next_step,
@@ -44,21 +44,19 @@ impl Core {
 
     /// Whether a complete group may not be trained any more, now that it has lost a rollout.
     pub(crate) fn lost_its_signal(&self, id: GroupId) -> bool {
-        self.config.buffer.online_difficulty_filtering && !has_signal(&self.groups[&id])
+        self.config.buffer.online_difficulty_filtering && !has_signal(&self.groups.live[&id])
     }
 
-    /// Drops a complete group without signal: no failure, and one word a long stretch of them. Its place is free.
+    /// Drops a complete group without signal. That is no failure: a warning is logged only for a long stretch of them. Its
+    /// place is free.
     pub(crate) fn filter_group(&mut self, id: GroupId) {
-        let Some(group) = self.groups.remove(&id) else {
+        let Some(group) = self.groups.remove(id) else {
             return;
         };
         let environment = group.environment;
         self.tried_in_vain(environment, id);
-        if let Some(since) = group.ready_since {
-            self.ready.remove(&(since, id));
-        }
         for rollout in group.into_finished() {
-            self.forget_age(&rollout);
+            self.rollouts.forget_age(&rollout);
             self.void(rollout, VoidReason::NoSignal);
         }
         self.effects.push(Effect::GroupDropped {
@@ -84,19 +82,18 @@ impl Core {
     /// Since when a batch is waited for in vain, where every environment that is drawn has had a long stretch of groups
     /// without signal, and none has had one with it since. It may last: when that is the end of a run, its launcher knows.
     pub fn without_signal_since(&self) -> Option<Time> {
-        let since = self.trainer.waiting_since?.max(self.signal_at);
-        let mut drawn = self
-            .config
-            .environment_ids()
-            .filter(|(id, _)| self.is_training(*id) && self.why_it_rests(*id).is_none())
+        let since = self.trainer.waiting_since?.max(self.signals.at);
+        let drawn = self.training_environments();
+        let mut drawn = drawn
+            .filter(|id| self.why_it_rests(*id).is_none())
             .peekable();
         drawn.peek()?;
         let many = self.many_filtered();
-        let none = drawn.all(|(id, _)| self.curriculum.filtered_in_a_row(id) >= many);
-        (none && self.finished.is_none()).then_some(since)
+        let none = drawn.all(|id| self.curriculum.filtered_in_a_row(id) >= many);
+        (none && self.ending.finished.is_none()).then_some(since)
     }
 
-    /// Said at powers of two: a small environment that is learnt comes here again and again.
+    /// Warns at powers of two: a small environment that is learnt comes here again and again.
     pub(crate) fn warn_of_returned_pools(&mut self, environment: EnvironmentId, times: u64) {
         if times.is_power_of_two() {
             let name = self.name(environment).to_owned();
@@ -106,20 +103,9 @@ impl Core {
             ));
         }
     }
-
-    /// For a batch that waits: an addition to a list of reasons, or nothing.
-    pub(crate) fn filtered_in_words(&self, environment: EnvironmentId) -> String {
-        match self.curriculum.filtered_in_a_row(environment) {
-            0 | 1 => String::new(),
-            in_a_row => format!(
-                "; environment {:?}: the last {in_a_row} groups had no signal",
-                self.name(environment)
-            ),
-        }
-    }
 }
 
-/// Whether rewards of one seat differ, by more than rounding: what [`crate::algorithm`] compares.
+/// Whether rewards of one seat differ, by more than rounding: what [`crate::signal`] compares.
 fn has_signal(group: &Group) -> bool {
     let mut rewards: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for trace in group.traces() {
@@ -130,7 +116,7 @@ fn has_signal(group: &Group) -> bool {
         .any(|rewards| differ(rewards.iter().copied()))
 }
 
-/// Of all traces of the group's rollouts.
+/// Rewards of all traces of the group's rollouts.
 fn rewards(group: &Group) -> impl Iterator<Item = f64> {
     group
         .finished()

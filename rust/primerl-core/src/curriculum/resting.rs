@@ -1,9 +1,9 @@
-//! What is drawn no more for a while, or for good: environments of which every group comes to nothing, and examples whose
-//! prompts do not fit into the context.
+//! What is not drawn for a while, or for good: environments whose groups all fail, and examples whose prompts do not fit
+//! into the context.
 //!
 //! An environment that fails may do so for a reason that passes (a judge that is away), so it is tried again, with one group
-//! at a time: after a minute, then after twice as long, up to an hour. The others go on meanwhile, in their own ratios. The
-//! run ends when none of them is left.
+//! at a time: after a minute, then after twice as long, up to an hour. The others continue meanwhile, in their own
+//! ratios. The run ends when none of them is left.
 
 use crate::Core;
 use crate::counters::VoidReason;
@@ -32,16 +32,14 @@ pub(crate) struct Rest {
     why: String,
 }
 
-impl Core {
-    /// Whether a group of a training environment may be begun.
-    pub(crate) fn may_draw(&self, environment: EnvironmentId) -> bool {
-        let site = &self.sites[environment.0 as usize];
-        let is_due = |rest: &Rest| rest.until <= self.now && rest.trying.is_none();
-        !site.absent
-            && !self.curriculum.is_exhausted(environment)
-            && site.rest.as_ref().is_none_or(is_due)
+impl Rest {
+    /// Whether a group may be begun to try the environment again.
+    pub fn is_due(&self, now: Time) -> bool {
+        self.until <= now && self.trying.is_none()
     }
+}
 
+impl Core {
     /// Why nothing, or next to nothing, of a training environment is begun.
     pub(crate) fn why_it_rests(&self, environment: EnvironmentId) -> Option<String> {
         if self.curriculum.is_exhausted(environment) {
@@ -49,26 +47,26 @@ impl Core {
                 "the first prompt of every example is longer than the context; {FITS}"
             ));
         }
-        let rest = self.sites[environment.0 as usize].rest.as_ref()?;
+        let rest = self.environments[environment].rest.as_ref()?;
         Some(rest.why.clone())
     }
 
     /// A group was begun.
     pub(crate) fn tries(&mut self, environment: EnvironmentId, group: GroupId) {
-        if let Some(rest) = &mut self.sites[environment.0 as usize].rest {
+        if let Some(rest) = &mut self.environments[environment].rest {
             rest.trying = Some(group);
         }
     }
 
     /// Whether this is the group by which an environment that rests is tried.
     pub(crate) fn was_tried(&self, environment: EnvironmentId, group: GroupId) -> bool {
-        let rest = &self.sites[environment.0 as usize].rest;
+        let rest = &self.environments[environment].rest;
         rest.as_ref().is_some_and(|rest| rest.trying == Some(group))
     }
 
-    /// A group has ended, and said nothing of its environment.
+    /// A group has ended without showing whether its environment works.
     pub(crate) fn tried_in_vain(&mut self, environment: EnvironmentId, group: GroupId) {
-        let rest = &mut self.sites[environment.0 as usize].rest;
+        let rest = &mut self.environments[environment].rest;
         if let Some(rest) = rest.as_mut().filter(|rest| rest.trying == Some(group)) {
             rest.trying = None;
         }
@@ -76,10 +74,10 @@ impl Core {
 
     /// A group of the environment was completed.
     pub(crate) fn goes_well(&mut self, environment: EnvironmentId) {
-        let site = &mut self.sites[environment.0 as usize];
-        site.failed_groups = 0;
-        site.too_long_groups = 0;
-        if let Some(rest) = site.rest.take() {
+        let state = &mut self.environments[environment];
+        state.failed_groups = 0;
+        state.too_long_groups = 0;
+        if let Some(rest) = state.rest.take() {
             self.deadlines.clear(rest.until, Due::Rest(environment));
             let name = self.name(environment).to_owned();
             self.warn(format!(
@@ -88,8 +86,8 @@ impl Core {
         }
     }
 
-    /// Drops a group that came to nothing. An environment of which nothing else comes rests, and where no other is left,
-    /// the run ends: replacing its groups for ever would be a hang with a busy machine.
+    /// Drops a group that failed. An environment whose groups all fail rests, and where no other is left, the run ends:
+    /// replacing its groups for ever would be a hang with a busy machine.
     pub(crate) fn drop_failed_group(
         &mut self,
         id: GroupId,
@@ -99,9 +97,9 @@ impl Core {
     ) {
         let was_tried = self.was_tried(environment, id);
         self.drop_group(id, finished_as, why);
-        let site = &mut self.sites[environment.0 as usize];
-        site.failed_groups += 1;
-        let failed = site.failed_groups;
+        let state = &mut self.environments[environment];
+        state.failed_groups += 1;
+        let failed = state.failed_groups;
         let groups_per_batch = self.config.batch_size / self.config.group_size;
         if failed >= groups_per_batch.max(FAILED_GROUPS_AT_LEAST) {
             let why = format!(
@@ -113,19 +111,19 @@ impl Core {
 
     /// The run was started again, it may be with a longer context, or with what was away.
     pub(crate) fn end_rests(&mut self) {
-        self.signal_at = self.now;
-        for index in 0..self.sites.len() {
-            let (environment, site) = (EnvironmentId(index as u32), &mut self.sites[index]);
-            site.too_long_groups = 0;
-            if let Some(rest) = site.rest.take() {
+        self.signals.at = self.now;
+        for environment in self.environments.ids() {
+            let state = &mut self.environments[environment];
+            state.too_long_groups = 0;
+            if let Some(rest) = state.rest.take() {
                 self.deadlines.clear(rest.until, Due::Rest(environment));
-                site.failed_groups = 0;
+                state.failed_groups = 0;
             }
         }
         self.curriculum.end_rests(&self.config);
     }
 
-    /// Nothing comes of an environment: it rests, or the run ends, where all the others do. `was_tried`: it rested, and was
+    /// An environment fails: it rests, or the run ends, where all the others do. `was_tried`: it rested, and was
     /// tried again.
     pub(crate) fn rest_environment(
         &mut self,
@@ -133,8 +131,8 @@ impl Core {
         why: String,
         was_tried: bool,
     ) {
-        let site = &mut self.sites[environment.0 as usize];
-        let before = site.rest.as_ref().map(|rest| (rest.until, rest.span));
+        let state = &mut self.environments[environment];
+        let before = state.rest.as_ref().map(|rest| (rest.until, rest.span));
         if before.is_some() && !was_tried {
             // Begun before it rested.
             return;
@@ -146,7 +144,7 @@ impl Core {
             Duration((span.0 * 2).min(LONGEST_REST.0))
         });
         let until = self.now + span;
-        self.sites[environment.0 as usize].rest = Some(Rest {
+        self.environments[environment].rest = Some(Rest {
             until,
             span,
             trying: None,
@@ -158,25 +156,24 @@ impl Core {
         self.deadlines.set(until, Due::Rest(environment));
         let (name, seconds) = (self.name(environment).to_owned(), span.as_secs_f64());
         self.warn(format!(
-            "environment {name:?} rests for {seconds:.0} s, and the others go on without it: {why}; then one group of it \
+            "environment {name:?} rests for {seconds:.0} s, and the others continue without it: {why}; then one group of it \
              is tried"
         ));
     }
 
     /// Ends the run where no training environment is left.
     fn end_without_environments(&mut self) -> bool {
-        let training = self.config.environment_ids();
-        let training = training.filter(|(id, _)| self.is_training(*id));
-        let resting: Option<Vec<String>> = training
-            .map(|(id, environment)| {
+        let resting: Option<Vec<String>> = self
+            .training_environments()
+            .map(|id| {
                 let why = self.why_it_rests(id)?;
-                Some(format!("environment {:?}: {why}", environment.name))
+                Some(format!("environment {:?}: {why}", self.name(id)))
             })
             .collect();
         let Some(resting) = resting else {
             return false;
         };
-        self.hopeless = Some(resting.join("; "));
+        self.ending.hopeless = Some(resting.join("; "));
         true
     }
 
@@ -190,12 +187,12 @@ impl Core {
         (slot, rollout): (usize, RolloutId),
         why: &str,
     ) {
-        let Some(live) = self.groups.get_mut(&group) else {
+        let Some(live) = self.groups.live.get_mut(&group) else {
             return;
         };
         live.fail(slot, rollout, 0);
         live.give_up(slot);
-        self.losses.slots_lost += 1;
+        self.tally.discards.slots_lost += 1;
         let was_tried = self.was_tried(environment, group);
         self.drop_quietly(group, VoidReason::GroupDropped, why);
         let resting = self.curriculum.rest(environment, example, &self.config);
@@ -205,9 +202,9 @@ impl Core {
                 "environment {name:?}: example {example} is drawn no more, as the {count}. by now: {why}; {FITS}"
             ));
         }
-        let site = &mut self.sites[environment.0 as usize];
-        site.too_long_groups += 1;
-        let in_a_row = site.too_long_groups;
+        let state = &mut self.environments[environment];
+        state.too_long_groups += 1;
+        let in_a_row = state.too_long_groups;
         let four_batches = 4 * self.config.groups_per_batch() as u32;
         if self.curriculum.is_exhausted(environment) {
             if !self.end_without_environments() {

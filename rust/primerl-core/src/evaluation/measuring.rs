@@ -1,9 +1,9 @@
-//! Rollouts of the evaluation that goes on: how they end, and when they count.
+//! Rollouts of the evaluation under way: how they end, and when they count.
 
+use super::{Attempt, Held, Progress};
 use crate::Core;
 use crate::counters::Ended;
 use crate::effect::CancelReason;
-use crate::evaluation::{Attempt, Held, Progress};
 use crate::event::{Outcome, RolloutError};
 use crate::failure::{ErrorKind, PROMPT_TOO_LONG};
 use crate::ids::*;
@@ -16,9 +16,9 @@ impl Core {
             Err(error) => return self.fail(rollout, &error),
         };
         let environment = rollout.environment;
-        let whole = self.sites[environment.0 as usize].whole_groups;
-        let Some(progress) = self.evaluating(environment) else {
-            rollout.end(Ended::Evaluated, &mut self.counters);
+        let whole = self.environments[environment].whole_groups;
+        let Some(progress) = self.evaluations.progress_mut(environment) else {
+            rollout.end(Ended::Evaluated, &mut self.tally.counters);
             return;
         };
         progress.in_flight.remove(&rollout.id);
@@ -29,7 +29,7 @@ impl Core {
             return self.count_whole_group(environment, group, example);
         }
         progress.score(rollout.example, score);
-        rollout.end(Ended::Evaluated, &mut self.counters);
+        rollout.end(Ended::Evaluated, &mut self.tally.counters);
         self.postpone_round();
     }
 
@@ -41,7 +41,7 @@ impl Core {
         example: ExampleIndex,
     ) {
         let size = self.config.rollouts_per_group(environment);
-        let Some(progress) = self.evaluating(environment) else {
+        let Some(progress) = self.evaluations.progress_mut(environment) else {
             return;
         };
         if progress.held.get(&group).map(Held::ended) != Some(size) {
@@ -54,7 +54,7 @@ impl Core {
             self.postpone_round();
         }
         for rollout in ended {
-            rollout.end(Ended::Evaluated, &mut self.counters);
+            rollout.end(Ended::Evaluated, &mut self.tally.counters);
         }
     }
 
@@ -66,14 +66,14 @@ impl Core {
         reason: CancelReason,
     ) {
         let size = self.config.rollouts_per_group(environment);
-        let Some(progress) = self.evaluating(environment) else {
+        let Some(progress) = self.evaluations.progress_mut(environment) else {
             return;
         };
         let (siblings, held) = progress.restart(attempt, size);
-        self.losses.groups_restarted += 1;
+        self.tally.discards.groups_restarted += 1;
         for sibling in siblings {
             let rollout = self.cancel(sibling, reason);
-            rollout.end(Ended::Cancelled, &mut self.counters);
+            rollout.end(Ended::Cancelled, &mut self.tally.counters);
         }
         self.void_held(held.unwrap_or_default());
     }
@@ -84,9 +84,9 @@ impl Core {
         error: &RolloutError,
     ) {
         let (id, environment, example) = (rollout.id, rollout.environment, rollout.example);
-        rollout.end(Ended::Failed, &mut self.counters);
-        let whole = self.sites[environment.0 as usize].whole_groups;
-        let Some(progress) = self.evaluating(environment) else {
+        rollout.end(Ended::Failed, &mut self.tally.counters);
+        let whole = self.environments[environment].whole_groups;
+        let Some(progress) = self.evaluations.progress_mut(environment) else {
             return;
         };
         let Some(attempt) = progress.in_flight.remove(&id) else {
@@ -118,10 +118,10 @@ impl Core {
 
     pub(crate) fn give_back_evaluation(&mut self, rollout: Box<Rollout>) {
         let environment = rollout.environment;
-        let whole = self.sites[environment.0 as usize].whole_groups;
+        let whole = self.environments[environment].whole_groups;
         let id = rollout.id;
-        rollout.end(Ended::Cancelled, &mut self.counters);
-        let Some(progress) = self.evaluating(environment) else {
+        rollout.end(Ended::Cancelled, &mut self.tally.counters);
+        let Some(progress) = self.evaluations.progress_mut(environment) else {
             return;
         };
         let Some(attempt) = progress.in_flight.remove(&id) else {

@@ -1,10 +1,10 @@
 //! One round of evaluation: every environment that is due, at one pinned policy version.
 //!
-//! While a round goes on, engines stay at its version. Where the trainer went back to a checkpoint before that version, the
-//! round is reported when the trainer has come by it again, and begins anew if it came to other weights. A rollout that fails
-//! is tried once more, then counts as failed with reward 0. The round has a deadline, which moves with every rollout that is
-//! measured: it ends a round that goes on for too long, or of which nothing comes. What has not ended by then is left out of
-//! the scores, and told as unmeasured.
+//! During a round, engines stay at its version. Where the trainer went back to a checkpoint before that version, the round
+//! is reported when the trainer has reached it again, and starts over if it came to other weights. A rollout that fails
+//! is tried once more, then counts as failed with reward 0. The round has a deadline, which moves with every rollout
+//! that is measured: it ends a round that takes too long, or that measures nothing. What has not ended by then is left
+//! out of the scores, and reported as unmeasured.
 //!
 //! In a run that only evaluates, the round is kept when it has ended, with what failed in it, which may be measured again.
 //!
@@ -15,6 +15,8 @@ mod interval;
 mod measuring;
 mod rounds;
 mod scores;
+
+pub(crate) use rounds::Evaluations;
 
 use crate::config::Evaluation;
 use crate::effect::EvaluationReport;
@@ -47,6 +49,13 @@ pub struct Round {
     pub environments: BTreeMap<EnvironmentId, Progress>,
 }
 
+impl Attempt {
+    /// Its group, slot and example.
+    pub fn place(&self) -> (GroupId, usize, ExampleIndex) {
+        (self.group, self.slot, self.example)
+    }
+}
+
 /// How far one environment is.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Progress {
@@ -55,7 +64,7 @@ pub struct Progress {
     pub queue: VecDeque<Attempt>,
     /// Rollouts in flight and what they are attempts at.
     pub in_flight: BTreeMap<RolloutId, Attempt>,
-    /// Of groups that are run whole and have not ended.
+    /// What has ended of groups that are run whole and have not ended.
     #[serde(default)]
     pub held: BTreeMap<GroupId, Held>,
     pub scored: u32,
@@ -63,7 +72,7 @@ pub struct Progress {
     #[serde(default)]
     errors: ErrorCounts,
     reward_sum: f64,
-    /// Of all that have ended, 0 for those that failed.
+    /// Rewards of all rollouts that have ended, 0 for those that failed.
     #[serde(default)]
     rewards: BTreeMap<ExampleIndex, Vec<f64>>,
     metrics: BTreeMap<String, (f64, u32)>,

@@ -22,7 +22,7 @@ pub(super) struct Ended<'a> {
 /// How an environment is scored.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rule {
-    /// Of each example, where all of them end.
+    /// Rollouts of each example, where all of them end.
     pub rollouts: usize,
     pub pass_threshold: f64,
 }

@@ -15,6 +15,13 @@
 //! finished for good only when all are: one that comes to nothing takes the others along, reported ones too, and all slots
 //! are queued again. Tries are then counted for the group. Only when they are spent is a failed slot given up by itself.
 
+mod ending;
+mod live;
+mod slots;
+
+pub(crate) use live::Groups;
+pub(crate) use slots::Blame;
+
 use crate::ids::*;
 use crate::rollout::{Rollout, TrainedTrace};
 use crate::sample::{Sample, TokenLogprobs};
@@ -26,7 +33,7 @@ pub enum Slot {
     Queued,
     InFlight(RolloutId),
     Finished(Box<Rollout>),
-    /// Given up: the group goes on without it.
+    /// Given up: the group continues without it.
     Lost,
 }
 
@@ -49,7 +56,7 @@ pub struct Group {
     pub slots: Vec<Slot>,
     /// Its place among the complete groups, once it is.
     pub ready_since: Option<u64>,
-    /// Of a custom algorithm: for each of [`Group::samples`], one advantage a token.
+    /// A custom algorithm's result: for each of [`Group::samples`], one advantage a token.
     pub token_advantages: Option<Vec<Arc<[f32]>>>,
     /// In on-policy distillation: for each of [`Group::samples`], the teacher's log-probability of every token, nats.
     #[serde(default)]
@@ -267,7 +274,7 @@ impl Group {
         rule == OnCancel::Refill && tries.stale <= MAX_REFILLS
     }
 
-    /// Begins anew: every slot is queued, given up or not. Returns what they held.
+    /// Starts over: every slot is queued, given up or not. Returns what they held.
     pub fn restart(&mut self) -> Vec<Slot> {
         (self.finished, self.lost, self.in_flight) = (0, 0, 0);
         let queued = vec![Slot::Queued; self.slots.len()];

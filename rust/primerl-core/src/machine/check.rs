@@ -1,7 +1,6 @@
 //! What must hold after every event. Run in debug builds, and by the simulation.
 
 use crate::Core;
-use crate::admission::groups_allowed;
 use crate::group::{Group, Slot};
 use crate::ids::*;
 use crate::policy::oldest_trainable;
@@ -21,18 +20,18 @@ impl Core {
     pub fn check(&self) -> Result<(), String> {
         self.check_counters()?;
         self.check_limits()?;
-        for (id, group) in &self.groups {
+        for (id, group) in &self.groups.live {
             self.check_group(*id, group)?;
         }
         self.check_rollouts()?;
         self.curriculum.check(&self.config)?;
         self.check_ages()?;
         ensure!(
-            self.finished.is_none()
-                || (self.rollouts.is_empty()
-                    && self.groups.is_empty()
-                    && self.computing.is_empty()
-                    && self.scoring.is_empty()),
+            self.ending.finished.is_none()
+                || (self.rollouts.in_flight.is_empty()
+                    && self.groups.live.is_empty()
+                    && self.signals.custom.is_empty()
+                    && self.signals.teacher.is_empty()),
             "the run is over, but work is left"
         );
         Ok(())
@@ -44,21 +43,24 @@ impl Core {
         let readings = |core: &Core| {
             let updating = |engine: &&crate::policy::Engine| engine.updating.is_some();
             (
-                (core.effects.len(), core.next_step, core.finished.is_some()),
-                (core.ledger.wanted(), core.evaluated, core.round.is_some()),
+                (
+                    core.effects.len(),
+                    core.next_step,
+                    core.ending.finished.is_some(),
+                ),
+                (
+                    core.ledger.wanted(),
+                    core.evaluations.evaluated,
+                    core.evaluations.round.is_some(),
+                ),
                 core.ledger.engines().values().filter(updating).count(),
                 core.batches.requests.len(),
                 core.waits.iter().map(|(key, _)| *key).collect::<Vec<_>>(),
             )
         };
         let before = readings(self);
-        assert!(self.hopeless.is_none(), "the run is over");
-        if self.finished.is_none() {
-            self.cut_batches();
-            self.evaluate();
-            self.update_engines();
-            self.finish_if_done();
-        }
+        assert!(self.ending.hopeless.is_none(), "the run is over");
+        self.advance();
         self.answer_batch_requests();
         self.refresh_waits();
         assert_eq!(readings(self), before, "an event was not only noted");
@@ -66,32 +68,34 @@ impl Core {
 
     /// Every dispatched rollout is in flight, finished and uncut, or ended in exactly one way.
     fn check_counters(&self) -> Result<(), String> {
-        let accounted =
-            self.rollouts.len() as u64 + self.finished_rollouts() as u64 + self.counters.ended();
-        let dispatched = self.counters.dispatched;
+        let accounted = self.rollouts.in_flight.len() as u64
+            + self.finished_rollouts() as u64
+            + self.tally.counters.ended();
+        let dispatched = self.tally.counters.dispatched;
         ensure!(
             dispatched == accounted,
             "{dispatched} rollouts were dispatched, {accounted} are accounted for"
         );
         let evaluating = self
             .rollouts
+            .in_flight
             .values()
             .filter(|rollout| rollout.evaluates.is_some())
             .count();
         ensure!(
-            evaluating == self.in_flight_evaluation,
+            evaluating == self.rollouts.evaluating,
             "the number of evaluation rollouts in flight is wrong"
         );
         Ok(())
     }
 
     fn check_limits(&self) -> Result<(), String> {
-        let (in_flight, limit) = (self.rollouts.len(), self.config.max_in_flight());
+        let (in_flight, limit) = (self.rollouts.in_flight.len(), self.config.max_in_flight());
         ensure!(
             in_flight <= limit,
             "{in_flight} rollouts are in flight, {limit} are allowed"
         );
-        let allowed = groups_allowed(&self.config, self.ledger.newest_proved(), self.next_step);
+        let allowed = self.groups_allowed();
         let live = self.groups_under_way();
         ensure!(
             live <= allowed,
@@ -101,11 +105,11 @@ impl Core {
     }
 
     fn check_group(&self, id: GroupId, group: &Group) -> Result<(), String> {
-        let site = &self.sites[group.environment.0 as usize];
-        let waits = !site.set_aside.contains(&id);
+        let state = &self.environments[group.environment];
+        let waits = !state.set_aside.contains(&id);
         let (mut finished, mut lost, mut in_flight) = (0, 0, 0);
         for (index, slot) in group.slots.iter().enumerate() {
-            let queued = site.queue.contains(&(id, index));
+            let queued = state.queue.contains(&(id, index));
             let wanted = waits && matches!(slot, Slot::Queued);
             ensure!(
                 queued == wanted,
@@ -120,6 +124,7 @@ impl Core {
             if let Slot::InFlight(rollout) = slot {
                 let known = self
                     .rollouts
+                    .in_flight
                     .get(rollout)
                     .is_some_and(|rollout| rollout.group == id && rollout.slot == index);
                 ensure!(known, "rollout {rollout} of group {id} is not in flight");
@@ -137,13 +142,13 @@ impl Core {
         let min_size = self.config.min_group_size();
         ensure!(
             !group.is_hopeless(min_size),
-            "group {id} has lost too many slots and goes on"
+            "group {id} has lost too many slots and was not dropped"
         );
         let ready = group
             .ready_since
-            .is_some_and(|since| self.ready.contains(&(since, id)));
-        let computing = self.computing.contains_key(&id);
-        let scoring = self.scoring.contains_key(&id);
+            .is_some_and(|since| self.groups.ready.contains(&(since, id)));
+        let computing = self.signals.custom.contains_key(&id);
+        let scoring = self.signals.teacher.contains_key(&id);
         ensure!(
             u8::from(ready) + u8::from(computing) + u8::from(scoring)
                 == u8::from(group.is_complete(min_size)),
@@ -155,10 +160,10 @@ impl Core {
 
     /// The index by age has every training rollout that has sampled, and none is too old for the next step.
     fn check_ages(&self) -> Result<(), String> {
-        let in_flight = (self.rollouts.values())
+        let in_flight = (self.rollouts.in_flight.values())
             .map(|rollout| &**rollout)
             .filter(|rollout| rollout.evaluates.is_none());
-        let finished = self.groups.values().flat_map(Group::finished);
+        let finished = self.groups.live.values().flat_map(Group::finished);
         let mut aged = 0;
         for rollout in in_flight.chain(finished) {
             let Some(oldest) = rollout.oldest() else {
@@ -166,34 +171,36 @@ impl Core {
             };
             aged += 1;
             ensure!(
-                self.by_age.get(&(oldest, rollout.id)) == Some(&(rollout.group, rollout.slot)),
+                self.rollouts.by_age.get(&(oldest, rollout.id))
+                    == Some(&(rollout.group, rollout.slot)),
                 "rollout {} is not in the index by age",
                 rollout.id
             );
         }
         ensure!(
-            aged == self.by_age.len(),
+            aged == self.rollouts.by_age.len(),
             "the index by age has rollouts that are over"
         );
         let trainable = oldest_trainable(self.next_step, self.config.max_off_policy_steps);
         ensure!(
-            self.by_age
+            self.rollouts
+                .by_age
                 .first_key_value()
                 .is_none_or(|((oldest, _), _)| *oldest >= trainable),
-            "a rollout is too old for the next step, and goes on"
+            "a rollout is too old for the next step, and was not discarded"
         );
         Ok(())
     }
 
     fn check_rollouts(&self) -> Result<(), String> {
-        for (id, rollout) in &self.rollouts {
-            let worker = self.workers.get(&rollout.worker);
+        for (id, rollout) in &self.rollouts.in_flight {
+            let worker = self.workers.registered.get(&rollout.worker);
             ensure!(
                 worker.is_some_and(|worker| worker.running.contains(id)),
                 "rollout {id} runs on no worker"
             );
-            let owned = match (rollout.evaluates, &self.round) {
-                (None, _) => self.groups.contains_key(&rollout.group),
+            let owned = match (rollout.evaluates, &self.evaluations.round) {
+                (None, _) => self.groups.live.contains_key(&rollout.group),
                 (Some(_), None) => false,
                 (Some(version), Some(round)) => {
                     let progress = round.environments.get(&rollout.environment);
@@ -205,22 +212,23 @@ impl Core {
         }
         let running: usize = self
             .workers
+            .registered
             .values()
             .map(|worker| worker.running.len())
             .sum();
         ensure!(
-            running == self.rollouts.len(),
+            running == self.rollouts.in_flight.len(),
             "workers run {running} rollouts, {} are in flight",
-            self.rollouts.len()
+            self.rollouts.in_flight.len()
         );
         let queued: BTreeSet<GroupId> = self
-            .sites
+            .environments
             .iter()
-            .flat_map(|site| &site.queue)
+            .flat_map(|state| &state.queue)
             .map(|entry| entry.0)
             .collect();
         ensure!(
-            queued.iter().all(|id| self.groups.contains_key(id)),
+            queued.iter().all(|id| self.groups.live.contains_key(id)),
             "a queue holds slots of a group that is gone"
         );
         Ok(())

@@ -1,5 +1,4 @@
-//! What a restart needs: of the trainer, which goes back to a checkpoint, and of the shell, which lost everything that
-//! is not in the journal.
+//! What the shell needs at a restart, when it has lost everything that is not in the journal, and what changes then.
 
 use crate::Core;
 use crate::config::Changes;
@@ -13,7 +12,7 @@ use std::sync::Arc;
 /// must not be handed out again as something else.
 const LOST_NUMBERS: u64 = 1 << 20;
 
-/// Said of engines that were not reached since.
+/// Why engines that were not reached since are lost.
 const RESTARTED: &str = "the orchestrator was restarted and has not reached it yet";
 
 /// A rollout in flight, as the gateway has to know it.
@@ -23,7 +22,7 @@ pub struct OpenRollout<'a> {
     pub lease: LeasedRollout,
     pub worker: WorkerId,
     pub turns: &'a [Turn],
-    /// What the shell noted of it.
+    /// The shell's notes about it.
     pub notes: &'a [Arc<str>],
 }
 
@@ -45,15 +44,8 @@ pub struct Listed {
 impl Core {
     /// Rollouts in flight, in the order in which they were leased.
     pub fn open_rollouts(&self) -> impl Iterator<Item = OpenRollout<'_>> {
-        self.rollouts.values().map(|rollout| OpenRollout {
-            lease: LeasedRollout {
-                rollout: rollout.id,
-                group: rollout.group,
-                environment: rollout.environment,
-                example: rollout.example,
-                evaluation: rollout.evaluates.is_some(),
-                deadline: rollout.deadline.since(self.now),
-            },
+        self.rollouts.in_flight.values().map(|rollout| OpenRollout {
+            lease: rollout.as_leased(rollout.deadline.since(self.now)),
             worker: rollout.worker,
             turns: rollout.turns(),
             notes: rollout.notes(),
@@ -62,11 +54,14 @@ impl Core {
 
     /// Workers that are registered.
     pub fn open_workers(&self) -> impl Iterator<Item = OpenWorker<'_>> {
-        self.workers.iter().map(|(id, worker)| OpenWorker {
-            worker: *id,
-            environment: worker.environment,
-            name: &worker.name,
-        })
+        self.workers
+            .registered
+            .iter()
+            .map(|(id, worker)| OpenWorker {
+                worker: *id,
+                environment: worker.environment,
+                name: &worker.name,
+            })
     }
 
     /// Engines that ever joined, with their URLs.
@@ -75,14 +70,13 @@ impl Core {
         engines.map(|(id, engine)| (*id, engine.url.as_str()))
     }
 
-    /// What the first worker of each environment said of it, where one has.
+    /// What the first worker of each environment registered, where one has.
     pub fn known_examples(&self) -> impl Iterator<Item = (EnvironmentId, Listed)> {
-        let sites = self.config.environment_ids().map(|(id, _)| id);
-        sites.filter_map(|id| {
-            let site = &self.sites[id.0 as usize];
+        self.environments.ids().filter_map(|id| {
+            let state = &self.environments[id];
             let listed = Listed {
-                examples: site.examples?,
-                whole_groups: site.whole_groups,
+                examples: state.examples?,
+                whole_groups: state.whole_groups,
             };
             Some((id, listed))
         })
@@ -90,35 +84,20 @@ impl Core {
 
     /// The number of the next worker after a restart.
     pub fn next_worker(&self) -> WorkerId {
-        WorkerId(self.next_worker + LOST_NUMBERS)
+        WorkerId(self.workers.next + LOST_NUMBERS)
     }
 
     /// The number of the next rollout after a restart.
     pub fn next_rollout(&self) -> RolloutId {
-        RolloutId(self.next_rollout + LOST_NUMBERS)
+        RolloutId(self.rollouts.next + LOST_NUMBERS)
     }
 
-    /// Whether the run came to its end, and did not fail: there is nothing left to do.
-    pub fn is_over(&self) -> bool {
-        self.finished.is_some() && !self.failed
-    }
-
-    /// Time of the last event.
-    pub fn now(&self) -> crate::Time {
-        self.now
-    }
-
-    /// The next step to be cut.
-    pub fn next_step(&self) -> Step {
-        self.next_step
-    }
-
-    /// Everything in the state as text, and the next examples it would draw: two cores with one fingerprint go on alike.
+    /// Everything in the state as text, and the next examples it would draw: two cores with one fingerprint behave alike.
     #[cfg(any(test, feature = "testing"))]
     pub fn fingerprint(&self) -> String {
         let mut core = self.clone();
         // How it is stored depends on how it came to be; what it draws does not.
-        core.remains.clear();
+        core.rollouts.remains.clear();
         core.settled = false;
         let mut draw = || {
             let environment = core.curriculum.turn(|_| true)?;
@@ -132,58 +111,7 @@ impl Core {
         format!("{core:?}, {drawn:?}, {position:?}")
     }
 
-    /// Why a trainer cannot go on after `step`.
-    pub fn refuses_resume(&self, step: Step) -> Option<String> {
-        if step.next() < self.batches.kept_from() {
-            return Some(self.why_batch_gone());
-        }
-        (step >= self.next_step).then(|| {
-            let last = self.next_step.0 - 1;
-            format!("the trainer would go on after step {step}, but only {last} steps were cut")
-        })
-    }
-
-    /// Why no checkpoint of the trainer can cover `step`: the batches up to it would be gone for a trainer that still
-    /// needs them.
-    pub fn refuses_checkpoint(&self, step: Step) -> Option<String> {
-        let newest = self.ledger.newest_trained();
-        (step > newest).then(|| {
-            format!(
-                "a checkpoint of step {step} was reported, but version {newest} is the newest that its trainer has \
-                 published: publish the weights of a step before its checkpoint is reported"
-            )
-        })
-    }
-
-    pub(crate) fn why_batch_gone(&self) -> String {
-        let from = self.batches.kept_from();
-        format!(
-            "batches before step {from} are gone: a checkpoint of the trainer covers them, or it saved none for too \
-             long; go on from a checkpoint of step {} or later, or begin a new run",
-            from.0 - 1
-        )
-    }
-
-    pub(crate) fn trainer_resumed(&mut self, step: Step) {
-        self.trainer.last_seen = Some(self.now);
-        if let Some(why) = self.refuses_resume(step) {
-            return self.warn(why);
-        }
-        self.batches.resume_after(step);
-        self.ledger.resume_at(PolicyVersion(step.0));
-    }
-
-    pub(crate) fn checkpoint_saved(&mut self, step: Step) {
-        self.trainer.last_seen = Some(self.now);
-        if let Some(why) = self.refuses_checkpoint(step) {
-            return self.warn(format!("{why}; its batches are kept"));
-        }
-        if self.batches.cover(step) {
-            self.forget_batches();
-        }
-    }
-
-    /// A run that had come to its end goes on if it is given more steps.
+    /// A run that had come to its end resumes if it is given more steps.
     pub(crate) fn reconfigured(&mut self, changes: Changes) {
         changes.apply(&mut self.config);
         let Changes {
@@ -191,14 +119,14 @@ impl Core {
             timeouts,
             ..
         } = changes;
-        if max_steps >= self.next_step.0 && !self.failed {
-            self.finished = None;
+        if max_steps >= self.next_step.0 && !self.ending.failed {
+            self.ending.finished = None;
         }
         // What was cut cannot be undone.
         self.config.max_steps = max_steps.max(self.next_step.0 - 1);
         // A worker's deadline is found by the span it was set with.
         let timeout = std::mem::replace(&mut self.config.timeouts, timeouts).worker;
-        for (id, worker) in &mut self.workers {
+        for (id, worker) in &mut self.workers.registered {
             let due = Due::Worker(*id);
             self.deadlines.clear(worker.last_seen + timeout, due);
             worker.last_seen = self.now;
@@ -206,43 +134,44 @@ impl Core {
                 .set(self.now + self.config.timeouts.worker, due);
         }
         self.postpone_round();
+        self.drop_beyond_last_step();
         self.give_back_beyond_limit();
     }
 
-    /// Fewer may be in flight than there are: of those of the start before, whose workers are gone, the newest are handed
-    /// out later.
+    /// Fewer may be in flight than there are: the newest rollouts of the start before, whose workers are gone, are
+    /// handed out later.
     fn give_back_beyond_limit(&mut self) {
         let limit = self.config.max_in_flight();
-        while self.rollouts.len() > limit
-            && let Some(newest) = self.rollouts.keys().next_back().copied()
+        while self.rollouts.in_flight.len() > limit
+            && let Some(newest) = self.rollouts.in_flight.keys().next_back().copied()
         {
             let rollout = self.cancel(newest, CancelReason::WorkerLost);
             self.give_back(rollout);
         }
     }
 
-    /// What had made a run fail may be mended by now: it is tried again.
+    /// What had made a run fail may be fixed by now: it is tried again.
     pub(crate) fn restarted(&mut self) {
-        if std::mem::take(&mut self.failed) {
-            self.finished = None;
-            self.sites
+        if std::mem::take(&mut self.ending.failed) {
+            self.ending.finished = None;
+            self.environments
                 .iter_mut()
-                .for_each(|site| site.failed_groups = 0);
+                .for_each(|state| state.failed_groups = 0);
         }
         self.end_rests();
-        let leases: Vec<RequestId> = self.lease_requests.keys().copied().collect();
+        let leases: Vec<RequestId> = self.leases.requests.keys().copied().collect();
         for request in leases {
             self.forget_lease_request(request);
         }
-        self.next_rollout += LOST_NUMBERS;
-        self.next_group += LOST_NUMBERS;
-        self.next_worker += LOST_NUMBERS;
+        self.rollouts.next += LOST_NUMBERS;
+        self.groups.next += LOST_NUMBERS;
+        self.workers.next += LOST_NUMBERS;
         for (request, asked) in std::mem::take(&mut self.batches.requests) {
             self.deadlines.clear(asked.deadline, Due::Batch(request));
         }
         self.trainer.waiting_since = None;
         self.batches.restarted(self.next_step);
-        let workers: Vec<WorkerId> = self.workers.keys().copied().collect();
+        let workers: Vec<WorkerId> = self.workers.registered.keys().copied().collect();
         for worker in workers {
             self.worker_seen(worker);
         }

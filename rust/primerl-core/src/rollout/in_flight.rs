@@ -1,25 +1,70 @@
-//! Rollouts in flight: turns, reports, deadlines; when a group is complete.
+//! Rollouts in flight: turns, reports, deadlines.
 
+use super::{Remains, Rollout, Rules, error};
 use crate::Core;
-use crate::config::AlgorithmKind;
-use crate::counters::VoidReason;
 use crate::deadlines::Due;
 use crate::effect::{CancelReason, Effect};
 use crate::event::{Outcome, RolloutError};
 use crate::failure::PROMPT_TOO_LONG;
-use crate::group::Group;
 use crate::ids::*;
 use crate::policy::{oldest_trainable, too_many_policies};
-use crate::rollout::{LeftOut, Rollout, Rules, error};
 use crate::turn::Turn;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Kinds of failures of which nothing is there to be trained.
+/// Kinds of failures that leave nothing to be trained.
 const WITHOUT_A_SAMPLE: [&str; 3] = ["empty", "no_turns", PROMPT_TOO_LONG];
+
+/// Ended rollouts that are freed with each event.
+const FREED_PER_EVENT: usize = 32;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rollouts {
+    /// Boxed: a tree moves its entries about.
+    pub in_flight: BTreeMap<RolloutId, Box<Rollout>>,
+    /// Training rollouts that have sampled something, in flight or finished and not cut, by their oldest version; and
+    /// where they belong.
+    pub by_age: BTreeMap<(PolicyVersion, RolloutId), (GroupId, usize)>,
+    /// How many of those in flight belong to evaluations.
+    pub evaluating: usize,
+    pub next: u64,
+    /// Cancelled together with many others; freed a few at a time, because that takes longer than all the rest. Not part
+    /// of the state: a snapshot leaves it out.
+    pub remains: Vec<Remains>,
+}
+
+impl Rollouts {
+    pub fn number(&mut self) -> RolloutId {
+        let id = RolloutId(self.next);
+        self.next += 1;
+        id
+    }
+
+    /// How many of those in flight are training rollouts.
+    pub fn training(&self) -> usize {
+        self.in_flight.len() - self.evaluating
+    }
+
+    /// Notes how old a training rollout is, in flight or finished.
+    pub fn note_age(&mut self, oldest: PolicyVersion, id: RolloutId, place: (GroupId, usize)) {
+        self.by_age.insert((oldest, id), place);
+    }
+
+    pub fn forget_age(&mut self, rollout: &Rollout) {
+        if let Some(oldest) = rollout.oldest() {
+            self.by_age.remove(&(oldest, rollout.id));
+        }
+    }
+
+    pub fn free_some(&mut self) {
+        let kept = self.remains.len().saturating_sub(FREED_PER_EVENT);
+        self.remains.truncate(kept);
+    }
+}
 
 impl Core {
     pub(crate) fn turn_finished(&mut self, id: RolloutId, turn: Turn) {
-        let Some(rollout) = self.rollouts.get_mut(&id) else {
+        let Some(rollout) = self.rollouts.in_flight.get_mut(&id) else {
             return self.ignore("turn of a rollout that is over");
         };
         let aging = Aging::of(rollout, |rollout| rollout.record(turn));
@@ -27,14 +72,14 @@ impl Core {
     }
 
     pub(crate) fn noted(&mut self, id: RolloutId, note: Arc<str>) {
-        match self.rollouts.get_mut(&id) {
+        match self.rollouts.in_flight.get_mut(&id) {
             Some(rollout) => rollout.note(note),
             None => self.ignore("note about a rollout that is over"),
         }
     }
 
     pub(crate) fn sampling_started(&mut self, id: RolloutId, version: PolicyVersion) {
-        let Some(rollout) = self.rollouts.get_mut(&id) else {
+        let Some(rollout) = self.rollouts.in_flight.get_mut(&id) else {
             return self.ignore("start of a turn of a rollout that is over");
         };
         let aging = Aging::of(rollout, |rollout| {
@@ -59,10 +104,10 @@ impl Core {
         }
         if before != oldest {
             if let Some(before) = before {
-                self.by_age.remove(&(before, id));
+                self.rollouts.by_age.remove(&(before, id));
             }
             if let Some(oldest) = oldest {
-                self.note_age(id, group, slot, oldest);
+                self.rollouts.note_age(oldest, id, (group, slot));
             }
         }
         if too_many_policies(policies, self.config.max_off_policy_steps) {
@@ -72,10 +117,10 @@ impl Core {
         }
     }
 
-    /// Only counted: the environment is told by its own request, and decides whether it goes on.
+    /// Only counted: the environment gets the error as the answer to its own request, and decides whether to continue.
     pub(crate) fn turn_failed(&mut self, rollout: RolloutId) {
-        match self.rollouts.contains_key(&rollout) {
-            true => self.losses.failed("turn"),
+        match self.rollouts.in_flight.contains_key(&rollout) {
+            true => self.tally.discards.failed("turn"),
             false => self.ignore("failed turn of a rollout that is over"),
         }
     }
@@ -83,6 +128,7 @@ impl Core {
     pub(crate) fn rollout_finished(&mut self, id: RolloutId, worker: WorkerId, outcome: &Outcome) {
         if self
             .rollouts
+            .in_flight
             .get(&id)
             .is_none_or(|rollout| rollout.worker != worker)
         {
@@ -99,12 +145,12 @@ impl Core {
         self.flag(environment, outcome, finished.as_ref().err());
         match finished {
             Ok(()) if self.is_too_old(rollout.oldest()) => self.void_at_its_end(rollout),
-            Ok(()) => self.finish(rollout),
+            Ok(()) => self.fill_slot(rollout),
             Err(error) => self.fail(rollout, &error),
         }
     }
 
-    /// Counts what a report says beside how the rollout ended.
+    /// Counts what a report says in addition to how the rollout ended.
     fn flag(
         &mut self,
         environment: EnvironmentId,
@@ -118,16 +164,16 @@ impl Core {
         let truncated = trained.any(|trace| trace.truncated);
         let errored = u64::from(!outcome.ok);
         let empty = u64::from(error.is_some_and(|error| WITHOUT_A_SAMPLE.contains(&&*error.kind)));
-        self.counters.errored += errored;
-        self.counters.empty += empty;
-        self.counters.truncated += u64::from(outcome.ok && truncated);
-        let attempts = &mut self.sites[environment.0 as usize].attempts;
+        self.tally.counters.errored += errored;
+        self.tally.counters.empty += empty;
+        self.tally.counters.truncated += u64::from(outcome.ok && truncated);
+        let attempts = &mut self.environments[environment].attempts;
         attempts.errored += errored;
         attempts.empty += empty;
     }
 
     pub(crate) fn rollout_timed_out(&mut self, id: RolloutId) {
-        let Some(rollout) = self.rollouts.get(&id) else {
+        let Some(rollout) = self.rollouts.in_flight.get(&id) else {
             return;
         };
         if self.is_blocked(rollout.worker) {
@@ -146,88 +192,33 @@ impl Core {
         oldest.is_some_and(|oldest| oldest < trainable)
     }
 
-    fn finish(&mut self, rollout: Box<Rollout>) {
-        let id = rollout.group;
-        if let Some(oldest) = rollout.oldest() {
-            self.note_age(rollout.id, id, rollout.slot, oldest);
-        }
-        let group = self.groups.get_mut(&id);
-        group
-            .expect("a rollout in flight has a live group")
-            .finish(rollout);
-        self.complete_if_whole(id);
-    }
-
-    /// Puts a group whose last slot has come to its end among the ready ones.
-    pub(crate) fn complete_if_whole(&mut self, id: GroupId) {
-        let min_size = self.config.min_group_size();
-        let Some(group) = self.groups.get_mut(&id) else {
-            return;
-        };
-        if !group.is_complete(min_size) {
-            return;
-        }
-        let environment = group.environment;
-        if group.samples().next().is_none() {
-            let (why, reason) = why_nothing_is_left(group, self.config.seq_len);
-            self.file_example(id);
-            return self.drop_failed_group(id, environment, reason, &why);
-        }
-        if !self.file_example(id) {
-            self.goes_well(environment);
-            return self.filter_group(id);
-        }
-        self.score(id, environment);
-    }
-
-    pub(crate) fn give_advantages(&mut self, id: GroupId, environment: EnvironmentId) {
-        match &self.config.environment(environment).algorithm.kind {
-            AlgorithmKind::Custom { path, timeout } => {
-                let (path, timeout) = (path.clone(), *timeout);
-                self.compute_advantages(id, path, timeout);
-            }
-            _ => self.is_ready(id, environment),
-        }
-    }
-
-    /// A complete group, with all that its advantages need, waits for its batch.
-    pub(crate) fn is_ready(&mut self, id: GroupId, environment: EnvironmentId) {
-        self.goes_well(environment);
-        self.signal_at = self.now;
-        let since = self.next_ready;
-        self.next_ready += 1;
-        if let Some(group) = self.groups.get_mut(&id) {
-            group.ready_since = Some(since);
-        }
-        self.ready.insert((since, id));
-    }
-
     /// Takes a rollout out of flight.
     pub(crate) fn take(&mut self, id: RolloutId) -> Box<Rollout> {
         let rollout = self
             .rollouts
+            .in_flight
             .remove(&id)
             .expect("the caller knows the rollout to be in flight");
         self.deadlines.clear(rollout.deadline, Due::Rollout(id));
-        let site = &mut self.sites[rollout.environment.0 as usize];
-        site.in_flight -= 1;
-        if let Some(worker) = self.workers.get_mut(&rollout.worker) {
+        let state = &mut self.environments[rollout.environment];
+        state.in_flight -= 1;
+        if let Some(worker) = self.workers.registered.get_mut(&rollout.worker) {
             worker.running.remove(&id);
         }
         if rollout.evaluates.is_some() {
-            self.in_flight_evaluation -= 1;
+            self.rollouts.evaluating -= 1;
         } else {
-            site.attempts.ended += 1;
-            self.forget_age(&rollout);
+            state.attempts.ended += 1;
+            self.rollouts.forget_age(&rollout);
         }
         rollout
     }
 }
 
-/// What was added to a rollout in flight, as far as its age goes.
+/// How the age of a rollout in flight changed.
 struct Aging {
     evaluates: bool,
-    /// So many have contributed.
+    /// How many have contributed.
     policies: usize,
     before: Option<PolicyVersion>,
     oldest: Option<PolicyVersion>,
@@ -248,17 +239,4 @@ impl Aging {
             slot: rollout.slot,
         }
     }
-}
-
-fn why_nothing_is_left(group: &Group, seq_len: u32) -> (String, VoidReason) {
-    let left_out: Vec<LeftOut> = group.finished().map(|rollout| rollout.left_out).collect();
-    if left_out.iter().any(|left_out| left_out.too_long > 0) {
-        let why = format!(
-            "all of its samples are longer than seq_len = {seq_len}: raise it or shorten rollouts"
-        );
-        return (why, VoidReason::TooLong);
-    }
-    let why = "all of its rollouts were cut short by the environment, and truncated_rollouts = \"mask\": allow them more \
-               tokens or turns";
-    (why.to_owned(), VoidReason::Masked)
 }

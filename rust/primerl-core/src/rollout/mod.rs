@@ -15,14 +15,17 @@ mod leases;
 mod report;
 mod rules;
 
+pub(crate) use in_flight::Rollouts;
+pub(crate) use leases::{LeaseRequest, Leases};
 pub use rules::{LeftOut, Rules};
 
 use crate::config::TruncatedRollouts;
 use crate::counters::{Counters, Ended};
+use crate::effect::LeasedRollout;
 use crate::event::{Outcome, RolloutError};
 use crate::ids::*;
 use crate::sample::{Sample, samples};
-use crate::time::Time;
+use crate::time::{Duration, Time};
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -97,25 +100,15 @@ pub struct Lease {
 impl Rollout {
     pub fn leased(lease: Lease, counters: &mut Counters) -> Self {
         counters.dispatched += 1;
-        let Lease {
-            id,
-            group,
-            slot,
-            environment,
-            example,
-            evaluates,
-            worker,
-            deadline,
-        } = lease;
         Rollout {
-            id,
-            group,
-            slot,
-            environment,
-            example,
-            evaluates,
-            worker,
-            deadline,
+            id: lease.id,
+            group: lease.group,
+            slot: lease.slot,
+            environment: lease.environment,
+            example: lease.example,
+            evaluates: lease.evaluates,
+            worker: lease.worker,
+            deadline: lease.deadline,
             state: State::Leased,
             turns: Vec::new(),
             notes: Vec::new(),
@@ -131,6 +124,18 @@ impl Rollout {
 
     pub fn state(&self) -> State {
         self.state
+    }
+
+    /// The lease as its worker gets it, `left` before its deadline.
+    pub(crate) fn as_leased(&self, left: Duration) -> LeasedRollout {
+        LeasedRollout {
+            rollout: self.id,
+            group: self.group,
+            environment: self.environment,
+            example: self.example,
+            evaluation: self.evaluates.is_some(),
+            deadline: left,
+        }
     }
 
     /// Those recorded so far; none once it was reported, when they have become samples.
@@ -265,8 +270,9 @@ impl Rollout {
         Ok(outcome.score())
     }
 
-    /// Oldest version in its trained tokens; `None` while nothing was sampled or begun. In flight nobody knows yet which sessions
-    /// are trained: then the session that began at the newest version counts, for none of the others can save it.
+    /// Oldest version in its trained tokens; `None` while nothing was sampled or begun. In flight it is not known yet
+    /// which sessions are trained: then the session that began at the newest version counts, for none of the others can
+    /// save it.
     pub fn oldest(&self) -> Option<PolicyVersion> {
         match self.state {
             State::Finished => self.samples.iter().filter_map(|sample| sample.oldest).min(),

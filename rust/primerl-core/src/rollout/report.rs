@@ -52,7 +52,8 @@ impl Rollout {
         }
     }
 
-    /// Of a rollout that came to no answer as its first prompt leaves no room for one, however its environment took that.
+    /// The error of a rollout without an answer because its first prompt leaves no room for one, however its
+    /// environment took that.
     pub(super) fn prompt_too_long(&self, outcome: &Outcome) -> Option<RolloutError> {
         let overflow = outcome.refusal.as_ref()?.overflow?;
         self.turns.is_empty().then(|| {

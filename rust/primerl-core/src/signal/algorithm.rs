@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 pub struct ScoredGroup<'a> {
     pub algorithm: &'a Algorithm,
     pub rewards: Vec<f64>,
-    /// Of each reward, the seat whose trace it is of; empty: all are of one.
+    /// The seat of each reward's trace; empty: all are of one seat.
     pub seats: Vec<&'a str>,
 }
 

@@ -1,4 +1,4 @@
-//! What weighs the same in a step's loss: tokens or sequences.
+//! Loss normalisation: per token, per sequence, or by a constant.
 
 use crate::config::LengthNormalization;
 

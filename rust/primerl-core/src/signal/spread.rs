@@ -1,4 +1,4 @@
-//! How far rewards lie apart, and from when on that is more than rounding.
+//! Mean and spread of rewards, and which differences are more than rounding.
 
 /// Numbers of which the largest is about 1 differ where they are further apart than this share of it: some ulps of the
 /// 32-bit floats in which judges and reward models compute.

@@ -23,8 +23,8 @@ pub struct Status {
     pub buffer: Vec<EnvironmentBuffer>,
     pub engines: Vec<EngineStatus>,
     pub workers: Vec<WorkerStatus>,
-    pub waits: Vec<Wait>,
-    /// Evaluations that are going on.
+    pub waits: Vec<WaitStatus>,
+    /// Evaluations under way.
     pub evaluations: Vec<EvaluationStatus>,
     /// Metrics of the batch cut last.
     pub last_step: Option<BTreeMap<String, f64>>,
@@ -59,7 +59,7 @@ pub struct RolloutStatus {
     pub in_flight: u64,
     /// Most that may be in flight now: by `oversampling_factor`, and by the limits of the engines that serve.
     pub limit: u64,
-    /// Of those in flight, rollouts of evaluations.
+    /// How many of those in flight belong to evaluations.
     pub in_flight_evaluation: u64,
     /// Ended well, waiting for their group or for their batch to be cut.
     pub finished: u64,
@@ -79,7 +79,7 @@ pub struct GroupStatus {
     pub live: usize,
     /// Dropped since the run began.
     pub dropped: u64,
-    /// Of the live ones, those set aside because nobody comes for their environment's work.
+    /// How many of the live ones are set aside because no worker asks for their environment's work.
     pub set_aside: usize,
     /// Since when the trainer waits, and no group has had a signal, where that has been so for long in every environment.
     pub without_signal_since: Option<Time>,
@@ -104,7 +104,7 @@ pub struct EnvironmentStatus {
     pub examples: Option<u32>,
     pub workers: usize,
     pub queued: usize,
-    /// Groups set aside because nobody comes for the environment's work.
+    /// Groups set aside because no worker asks for the environment's work.
     pub set_aside: usize,
     pub in_flight: usize,
     /// Why no groups of it are begun.
@@ -122,7 +122,7 @@ pub struct EngineStatus {
     pub engine: EngineId,
     /// What it proved last; no traffic without.
     pub version: Option<PolicyVersion>,
-    /// The version it was told to load, while it does.
+    /// The version it was asked to load, while it does.
     pub updating: Option<PolicyVersion>,
     /// Why it is out of rotation.
     pub lost: Option<String>,
@@ -172,24 +172,12 @@ pub fn own_name(name: &str) -> &str {
 
 /// Someone waits: who, for what, since when, and when the core will act on it (answer, warn or give up).
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Wait {
+pub struct WaitStatus {
     pub who: String,
     #[serde(rename = "for")]
     pub waiting_for: String,
     pub since: Time,
     pub deadline: Time,
-    /// It is how a run works, and holds nobody up: a worker has nothing to do.
+    /// It is how a run works, and holds no one up: a worker has nothing to do.
     pub is_usual: bool,
-}
-
-impl Wait {
-    pub(crate) fn new(who: String, waiting_for: String, since: Time, deadline: Time) -> Wait {
-        Wait {
-            who,
-            waiting_for,
-            since,
-            deadline,
-            is_usual: false,
-        }
-    }
 }

@@ -14,25 +14,25 @@ impl Core {
                 max_steps: self.config.max_steps,
                 policy_version: self.ledger.newest_proved(),
                 published_version: self.ledger.newest_published(),
-                finished: self.finished.clone(),
+                finished: self.ending.finished.clone(),
             },
             rollouts: RolloutStatus {
-                in_flight: self.rollouts.len() as u64,
+                in_flight: self.rollouts.in_flight.len() as u64,
                 limit: self.in_flight_limit() as u64,
-                in_flight_evaluation: self.in_flight_evaluation as u64,
+                in_flight_evaluation: self.rollouts.evaluating as u64,
                 finished: self.finished_rollouts() as u64,
                 queued: self
-                    .config
-                    .environment_ids()
-                    .map(|(id, _)| self.queued(id) as u64)
+                    .environments
+                    .ids()
+                    .map(|id| self.queued(id) as u64)
                     .sum(),
-                counters: self.counters,
+                counters: self.tally.counters,
             },
             groups: GroupStatus {
-                ready: self.ready.len(),
+                ready: self.groups.ready.len(),
                 needed: self.config.groups_per_batch(),
-                live: self.groups.len(),
-                dropped: self.losses.groups_dropped,
+                live: self.groups.live.len(),
+                dropped: self.tally.discards.groups_dropped,
                 set_aside: self.groups_set_aside(),
                 without_signal_since: self.without_signal_since(),
             },
@@ -43,9 +43,9 @@ impl Core {
                 fetched: self.batches.newest_fetched(),
             },
             environments: self
-                .config
-                .environment_ids()
-                .map(|(id, _)| self.environment_status(id))
+                .environments
+                .ids()
+                .map(|id| self.environment_status(id))
                 .collect(),
             buffer: self.curriculum.environments(&self.config),
             engines: self.engine_status(),
@@ -53,34 +53,36 @@ impl Core {
             waits: self.all_waits(),
             evaluations: self.evaluation_status(),
             last_step: self.batches.last_metrics().cloned(),
-            failures: self.losses.failed.clone(),
+            failures: self.tally.discards.failed.clone(),
             errors: self.errors().named(),
-            cancelled: self.losses.cancelled.clone(),
-            voided: self.losses.voided.clone(),
-            ignored: self.ignored.clone(),
+            cancelled: self.tally.discards.cancelled.clone(),
+            voided: self.tally.discards.voided.clone(),
+            ignored: self.tally.ignored.clone(),
         }
     }
 
-    /// Of all environments.
+    /// Errors of all environments together.
     pub fn errors(&self) -> ErrorCounts {
         let mut errors = ErrorCounts::default();
-        self.sites.iter().for_each(|site| errors.add(&site.errors));
+        self.environments
+            .iter()
+            .for_each(|state| errors.add(&state.errors));
         errors
     }
 
     fn environment_status(&self, environment: EnvironmentId) -> EnvironmentStatus {
-        let site = &self.sites[environment.0 as usize];
+        let state = &self.environments[environment];
         EnvironmentStatus {
             environment,
             name: self.name(environment).to_owned(),
-            examples: site.examples,
-            workers: site.workers,
+            examples: state.examples,
+            workers: state.workers,
             queued: self.queued(environment),
-            set_aside: site.set_aside.len(),
-            in_flight: site.in_flight,
+            set_aside: state.set_aside.len(),
+            in_flight: state.in_flight,
             rests: self.why_it_rests(environment),
-            errors: site.errors.named(),
-            first_errors: site.first_errors.clone(),
+            errors: state.errors.named(),
+            first_errors: state.first_errors.clone(),
         }
     }
 
@@ -97,51 +99,46 @@ impl Core {
     }
 
     fn worker_status(&self) -> Vec<WorkerStatus> {
-        let status = |(id, worker): (&WorkerId, &crate::machine::Worker)| WorkerStatus {
+        let status = |(id, worker): (&WorkerId, &crate::worker::Worker)| WorkerStatus {
             worker: *id,
             environment: worker.environment,
             last_seen: worker.last_seen,
             running: worker.running.len(),
             blocked: self.block_status(worker),
         };
-        self.workers.iter().map(status).collect()
+        self.workers.registered.iter().map(status).collect()
     }
 
     fn evaluation_status(&self) -> Vec<EvaluationStatus> {
-        let Some(round) = &self.round else {
+        let Some(round) = &self.evaluations.round else {
             return Vec::new();
         };
-        let environments =
-            round
-                .environments
-                .iter()
-                .map(|(environment, progress)| EvaluationStatus {
-                    environment: *environment,
-                    version: round.version,
-                    ended: progress.ended(),
-                    total: progress.total.unwrap_or(0),
-                    since: round.since,
-                    deadline: round.deadline,
-                });
-        environments.collect()
+        let environments = self.evaluations.environments();
+        environments
+            .map(|(environment, progress)| EvaluationStatus {
+                environment,
+                version: round.version,
+                ended: progress.ended(),
+                total: progress.total.unwrap_or(0),
+                since: round.since,
+                deadline: round.deadline,
+            })
+            .collect()
     }
 
     pub(crate) fn finished_rollouts(&self) -> usize {
-        let finished = self
-            .groups
-            .values()
-            .map(crate::group::Group::finished_count);
-        let rounds = self.round.iter();
-        let held = rounds.flat_map(|round| round.environments.values());
-        finished.sum::<usize>() + held.map(|progress| progress.held_rollouts()).sum::<usize>()
+        let groups = self.groups.live.values();
+        let finished: usize = groups.map(|group| group.finished_count()).sum();
+        let held = self.evaluations.environments();
+        finished
+            + held
+                .map(|(_, progress)| progress.held_rollouts())
+                .sum::<usize>()
     }
 
     fn queued(&self, environment: EnvironmentId) -> usize {
-        let progress = self
-            .round
-            .as_ref()
-            .and_then(|round| round.environments.get(&environment));
-        self.sites[environment.0 as usize].queue.len()
+        let progress = self.evaluations.progress(environment);
+        self.environments[environment].queue.len()
             + progress.map_or(0, |progress| progress.queue.len())
     }
 }

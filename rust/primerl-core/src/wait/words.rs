@@ -1,63 +1,118 @@
-//! Why something has to wait, in words.
+//! Waits in words.
 
+use super::Wait;
 use crate::Core;
-use crate::admission;
+use crate::admission::last_step;
 use crate::ids::*;
+use crate::status::own_name;
 
 impl Core {
-    /// Why no rollout can be leased to a worker of this environment.
-    pub(crate) fn why_no_lease(&self, environment: EnvironmentId) -> String {
-        if !self.is_training(environment) {
-            return match &self.round {
-                Some(_) if !self.evaluation_has_room(self.leased_together(environment)) => {
-                    self.why_no_room()
-                }
-                Some(round) => format!(
-                    "every rollout of the evaluation of version {} is handed out",
-                    round.version
-                ),
-                None => self.why_no_evaluation(),
-            };
+    /// Who waits.
+    pub(super) fn who(&self, wait: Wait) -> String {
+        match wait {
+            Wait::NoWorker(environment) => format!("environment {:?}", self.name(environment)),
+            Wait::Advantages(group) | Wait::Teacher(group) => format!("group {group}"),
+            Wait::Blocked(worker) => self.short_name(worker),
+            Wait::Evaluation(_) | Wait::EvaluationReport(_) => match self.config.only_evaluates() {
+                true => "the end".to_owned(),
+                false => "the next weight update".to_owned(),
+            },
+            _ => "the run".to_owned(),
         }
-        if self.next_step.0 > self.config.max_steps {
-            return format!("all {} steps are cut", self.config.max_steps);
-        }
-        if let Some(why) = self.why_no_training() {
-            return why;
-        }
-        if let Some(why) = self.why_it_rests(environment) {
-            return format!("it rests: {why}");
-        }
-        if !self.training_has_room(self.leased_together(environment)) {
-            return self.why_no_room();
-        }
-        if !self.may_begin_group() {
-            let last =
-                admission::last_step(&self.config, self.ledger.newest_proved()).unwrap_or(Step(0));
-            return format!(
-                "{} groups are under way, as many as may be trained before {} is proved (up to step {last})",
-                self.groups_under_way(),
-                self.next_version(),
-            );
-        }
-        "what there is to do is for other environments".to_owned()
     }
 
-    fn why_no_evaluation(&self) -> String {
-        let wanted = self.ledger.wanted();
-        let left = wanted.filter(|version| !self.ledger.is_of_this_trainer(*version));
-        match left.filter(|version| self.is_evaluation_due(*version)) {
-            Some(version) => format!(
+    /// What is waited for.
+    pub(crate) fn words(&self, wait: Wait) -> String {
+        match wait {
+            Wait::NoEngine => format!("an inference engine: {}", self.engines_in_words()),
+            Wait::EngineUpdate(engine, version) => {
+                format!("engine {engine} to load and prove version {version}")
+            }
+            Wait::NoWorker(environment) => {
+                let state = &self.environments[environment];
+                match (state.workers, state.examples) {
+                    (0, _) => "a worker: none is registered".to_owned(),
+                    (_, None) => "a worker that lists its examples".to_owned(),
+                    (_, Some(_)) => "its workers to ask for rollouts".to_owned(),
+                }
+            }
+            Wait::Weights(version) => {
+                format!("the trainer to publish the weights of version {version}")
+            }
+            Wait::BatchRequest(step) => {
+                format!("the trainer to ask for the batch of step {step}")
+            }
+            Wait::Advantages(_) => "its custom advantages".to_owned(),
+            Wait::Teacher(_) => "its teacher's log-probabilities".to_owned(),
+            Wait::Blocked(worker) => {
+                let worker = self.workers.registered.get(&worker);
+                let blocked = worker.and_then(|worker| worker.blocked.as_ref());
+                let code = blocked.map(|blocked| blocked.code()).unwrap_or_default();
+                format!("its environment's code, which blocks it{code}")
+            }
+            Wait::Republication(_)
+            | Wait::HandedOut(_)
+            | Wait::NoEvaluation
+            | Wait::Evaluation(_)
+            | Wait::EvaluationReport(_) => self.evaluation_in_words(wait),
+            _ => self.training_in_words(wait),
+        }
+    }
+
+    fn evaluation_in_words(&self, wait: Wait) -> String {
+        match wait {
+            Wait::Republication(version) => format!(
                 "the evaluation of version {version} waits for the trainer, which went back and is at version {}, to \
                  publish it again",
                 self.ledger.newest_trained()
             ),
-            None => "no evaluation is due".to_owned(),
+            Wait::HandedOut(version) => {
+                format!("every rollout of the evaluation of version {version} is handed out")
+            }
+            Wait::Evaluation(version) => {
+                let (ended, total) = self.evaluations.ended_of_total();
+                format!("the evaluation of version {version} to end ({ended} of {total} rollouts)")
+            }
+            Wait::EvaluationReport(version) => format!(
+                "the trainer, which went back, to publish version {version} again: its evaluation is reported then"
+            ),
+            _ => "no evaluation is due".to_owned(),
         }
     }
 
-    fn why_no_room(&self) -> String {
-        let (in_flight, limit) = (self.rollouts.len(), self.in_flight_limit());
+    fn training_in_words(&self, wait: Wait) -> String {
+        match wait {
+            Wait::FirstWeights => "the trainer has not published version 0".to_owned(),
+            Wait::Proof(version) => format!(
+                "no engine has proved version {version}: {}",
+                self.engines_in_words()
+            ),
+            Wait::Examples(environment) => format!(
+                "environment {:?} has no worker that listed its examples",
+                self.name(environment)
+            ),
+            Wait::Groups => self.groups_in_words(),
+            Wait::AllCut => format!("all {} steps are cut", self.config.max_steps),
+            Wait::Rest(environment) => {
+                let why = self.why_it_rests(environment).unwrap_or_default();
+                format!("it rests: {why}")
+            }
+            Wait::Room => self.room_in_words(),
+            Wait::NextVersion => {
+                let last = last_step(&self.config, self.ledger.newest_proved());
+                format!(
+                    "{} groups are under way, as many as may be trained before {} is proved (up to step {})",
+                    self.groups_under_way(),
+                    self.next_version(),
+                    last.unwrap_or(Step(0)),
+                )
+            }
+            _ => "what there is to do is for other environments".to_owned(),
+        }
+    }
+
+    fn room_in_words(&self) -> String {
+        let (in_flight, limit) = (self.rollouts.in_flight.len(), self.in_flight_limit());
         let bound = match (self.limits.allowed(), self.config.max_in_flight()) {
             _ if self.config.without_engines => "at the same time",
             (0, _) => return format!("no engine serves: {}", self.engines_in_words()),
@@ -73,98 +128,70 @@ impl Core {
         format!(
             "{in_flight} rollouts are in flight, {} of them of evaluations; the rest of the {limit} allowed {bound} is \
              kept for the other class by admission.evaluation_share",
-            self.in_flight_evaluation
+            self.rollouts.evaluating
         )
     }
 
-    /// What the batch of `step` waits for.
-    pub(crate) fn why_no_batch(&self, step: Step) -> String {
-        if let Some(why) = self.why_no_training() {
-            return why;
-        }
-        let last =
-            admission::last_step(&self.config, self.ledger.newest_proved()).unwrap_or(Step(0));
-        if step > last {
-            let needed = PolicyVersion(step.0.saturating_sub(1 + self.config.max_async_level));
-            return format!(
-                "no engine has proved version {needed}: {}",
-                self.engines_in_words()
-            );
-        }
-        let queued: usize = self.sites.iter().map(|site| site.queue.len()).sum();
-        let mut words = format!(
+    /// How far the next batch is, and what holds it up.
+    fn groups_in_words(&self) -> String {
+        let queued: usize = self
+            .environments
+            .iter()
+            .map(|state| state.queue.len())
+            .sum();
+        let mut words = vec![format!(
             "{} of {} groups ready for step {}, {} rollouts in flight, {queued} queued",
-            self.ready.len(),
+            self.groups.ready.len(),
             self.config.groups_per_batch(),
             self.next_step,
-            self.rollouts.len()
-        );
-        if !self.computing.is_empty() {
-            let waiting = self.computing.len();
-            words.push_str(&format!(
-                "; {waiting} groups wait for their custom advantages"
-            ));
+            self.rollouts.in_flight.len()
+        )];
+        let waiting = [
+            (self.signals.custom.len(), "their custom advantages"),
+            (self.signals.teacher.len(), "their teacher"),
+        ];
+        for (count, what) in waiting.into_iter().filter(|(count, _)| *count > 0) {
+            words.push(format!("{count} groups wait for {what}"));
         }
-        if !self.scoring.is_empty() {
-            let waiting = self.scoring.len();
-            words.push_str(&format!("; {waiting} groups wait for their teacher"));
-        }
-        for (id, _) in self
-            .config
-            .environment_ids()
-            .filter(|(id, _)| self.is_training(*id))
-        {
-            if self.sites[id.0 as usize].workers == 0 {
-                words.push_str(&format!("; environment {:?} has no worker", self.name(id)));
-            }
-            words.push_str(&self.filtered_in_words(id));
-            if let Some(why) = self.why_it_rests(id) {
-                words.push_str(&format!("; environment {:?} rests: {why}", self.name(id)));
-            }
-            let site = &self.sites[id.0 as usize];
-            if !site.set_aside.is_empty() {
-                let seconds = self.now.since(site.unasked_since).as_secs_f64();
-                words.push_str(&format!(
-                    "; {} groups of environment {:?} are set aside, its workers have not asked for rollouts for {seconds:.0} s",
-                    site.set_aside.len(),
-                    self.name(id)
-                ));
-            }
+        for id in self.training_environments() {
+            self.environment_in_words(id, &mut words);
         }
         if !self.ledger.has_live_engine() {
-            words.push_str(&format!(
-                "; no engine is usable: {}",
-                self.engines_in_words()
-            ));
+            words.push(format!("no engine is usable: {}", self.engines_in_words()));
         }
-        words
+        words.join("; ")
     }
 
-    /// What keeps all of training from starting.
-    fn why_no_training(&self) -> Option<String> {
-        if self.ledger.newest_proved().is_none() {
-            return Some(match self.ledger.newest_published() {
-                None => "the trainer has not published version 0".to_owned(),
-                Some(version) => format!(
-                    "no engine has proved version {version}: {}",
-                    self.engines_in_words()
-                ),
-            });
+    fn environment_in_words(&self, id: EnvironmentId, words: &mut Vec<String>) {
+        let (state, name) = (&self.environments[id], self.name(id));
+        if state.workers == 0 {
+            words.push(format!("environment {name:?} has no worker"));
         }
-        let missing = self.curriculum.missing()?;
-        Some(format!(
-            "environment {:?} has no worker that listed its examples",
-            self.name(missing)
-        ))
+        let in_a_row = self.curriculum.filtered_in_a_row(id);
+        if in_a_row > 1 {
+            words.push(format!(
+                "environment {name:?}: the last {in_a_row} groups had no signal"
+            ));
+        }
+        if let Some(why) = self.why_it_rests(id) {
+            words.push(format!("environment {name:?} rests: {why}"));
+        }
+        if !state.set_aside.is_empty() {
+            let seconds = self.now.since(state.unasked_since).as_secs_f64();
+            words.push(format!(
+                "{} groups of environment {name:?} are set aside, its workers have not asked for rollouts for {seconds:.0} s",
+                state.set_aside.len(),
+            ));
+        }
     }
 
     /// `12 of "a", the oldest since 3 s, 4 of "b", ...`: which environment holds the places, and for how long.
     fn in_flight_in_words(&self) -> String {
-        let busy = self.config.environment_ids().filter_map(|(id, _)| {
-            let count = self.sites[id.0 as usize].in_flight;
+        let busy = self.environments.ids().filter_map(|id| {
+            let count = self.environments[id].in_flight;
             // Numbers are given in the order of leases.
             let oldest = (count > 0).then(|| {
-                let mut rollouts = self.rollouts.values();
+                let mut rollouts = self.rollouts.in_flight.values();
                 rollouts.find(|rollout| rollout.environment == id)
             })??;
             let seconds = self.now.since(self.leased_at(oldest)).as_secs_f64();
@@ -176,7 +203,7 @@ impl Core {
         busy.collect::<Vec<_>>().join(", ")
     }
 
-    pub(crate) fn engines_in_words(&self) -> String {
+    fn engines_in_words(&self) -> String {
         let words = self.ledger.engines().iter().map(|(id, engine)| {
             match (engine.updating, &engine.lost) {
                 (_, Some(reason)) => format!("engine {id} is lost ({reason})"),
@@ -188,10 +215,9 @@ impl Core {
             }
         });
         let words: Vec<String> = words.collect();
-        if words.is_empty() {
-            "no engine has joined".to_owned()
-        } else {
-            words.join(", ")
+        match words.is_empty() {
+            true => "no engine has joined".to_owned(),
+            false => words.join(", "),
         }
     }
 
@@ -199,6 +225,14 @@ impl Core {
         match self.ledger.newest_proved() {
             Some(PolicyVersion(version)) => format!("version {}", version + 1),
             None => "version 0".to_owned(),
+        }
+    }
+
+    /// `worker env_task_0`
+    pub(super) fn short_name(&self, id: WorkerId) -> String {
+        match self.workers.registered.get(&id) {
+            Some(worker) => format!("worker {}", own_name(&worker.name)),
+            None => format!("worker {id}"),
         }
     }
 }

@@ -1,32 +1,34 @@
 //! Workers that their environment blocks.
 //!
-//! A worker lives by its client's heartbeats, which go on while its environment keeps its event loop from running: code that
-//! sleeps, computes or asks a server without `await`. Nothing that it holds goes on then, not even its own time limits. So a
-//! worker that is blocked gets no leases, and when the first lease that it holds runs out it is given up with all of them:
-//! the rollout that blocks it has failed, the others had no part in it.
+//! A worker lives by its client's heartbeats, which continue while its environment keeps its event loop from running: code
+//! that sleeps, computes or asks a server without `await`. No rollout that it holds makes progress then, and not even
+//! its own time limits work. So a worker that is blocked gets no leases, and when the first lease that it holds runs
+//! out it is given up with all of them: the rollout that blocks it has failed, the others had no part in it.
 
+use super::Worker;
 use crate::Core;
 use crate::effect::{CancelReason, Effect};
 use crate::event::{BLOCKED_AFTER, Block};
 use crate::ids::*;
-use crate::machine::Worker;
 use crate::rollout::error;
-use crate::status::{BlockStatus, Wait, own_name};
+use crate::status::BlockStatus;
 use crate::time::{Duration, Time};
 use serde::{Deserialize, Serialize};
 
 /// A worker whose event loop does not run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Blocked {
-    since: Time,
+    pub since: Time,
     at: Option<String>,
     rollout: Option<RolloutId>,
     /// How long it had lasted when it was last warned of.
-    told: Duration,
+    #[serde(rename = "told")]
+    warned_after: Duration,
 }
 
 impl Blocked {
-    fn code(&self) -> String {
+    /// ` (file.py:3)`, where the line of code is known.
+    pub fn code(&self) -> String {
         self.at
             .as_ref()
             .map_or_else(String::new, |at| format!(" ({at})"))
@@ -41,7 +43,7 @@ impl Blocked {
 
 impl Core {
     pub(crate) fn worker_blocked(&mut self, id: WorkerId, block: Option<Block>) {
-        let Some(worker) = self.workers.get_mut(&id) else {
+        let Some(worker) = self.workers.registered.get_mut(&id) else {
             return self.ignore("block of an unknown worker");
         };
         match block.filter(|block| block.lasted >= BLOCKED_AFTER) {
@@ -59,12 +61,12 @@ impl Core {
                     since,
                     at: None,
                     rollout: None,
-                    told: Duration::default(),
+                    warned_after: Duration::default(),
                 });
                 blocked.at = at.or(blocked.at);
                 blocked.rollout = rollout.or(blocked.rollout);
-                let is_due = lasted.0 >= blocked.told.0 * 2;
-                blocked.told = if is_due { lasted } else { blocked.told };
+                let is_due = lasted.0 >= blocked.warned_after.0 * 2;
+                blocked.warned_after = if is_due { lasted } else { blocked.warned_after };
                 let code = blocked.code();
                 worker.blocked = Some(blocked);
                 if is_new {
@@ -82,7 +84,12 @@ impl Core {
     }
 
     fn worker_runs_again(&mut self, id: WorkerId) {
-        let Some(blocked) = self.workers.get_mut(&id).and_then(|one| one.blocked.take()) else {
+        let Some(blocked) = self
+            .workers
+            .registered
+            .get_mut(&id)
+            .and_then(|one| one.blocked.take())
+        else {
             return;
         };
         let (who, seconds) = (
@@ -93,27 +100,25 @@ impl Core {
             "{who} runs again, after its environment had blocked it for {seconds:.0} s{}",
             blocked.code()
         ));
-        for request in self.requests_of(id) {
-            let lease = self.lease_requests[&request];
-            let site = &mut self.sites[lease.environment.0 as usize];
-            site.requests.insert(lease.place, request);
-            site.absent = false;
+        for request in self.leases.of(id) {
+            let lease = self.leases.requests[&request];
+            self.environments[lease.environment].add_request(lease.place, request);
         }
     }
 
     /// Its requests wait on, and are not served.
     fn park_requests(&mut self, id: WorkerId) {
-        for request in self.requests_of(id) {
-            let lease = self.lease_requests[&request];
-            let site = &mut self.sites[lease.environment.0 as usize];
-            if site.requests.remove(&lease.place).is_some() {
-                site.unasked_since = self.now;
+        for request in self.leases.of(id) {
+            let lease = self.leases.requests[&request];
+            let state = &mut self.environments[lease.environment];
+            if state.requests.remove(&lease.place).is_some() {
+                state.unasked_since = self.now;
             }
         }
     }
 
     pub(crate) fn is_blocked(&self, id: WorkerId) -> bool {
-        let worker = self.workers.get(&id);
+        let worker = self.workers.registered.get(&id);
         worker.is_some_and(|worker| worker.blocked.is_some())
     }
 
@@ -128,7 +133,7 @@ impl Core {
 
     /// A lease of a blocked worker has run out: nothing that it holds would end in time.
     pub(crate) fn give_up_blocked(&mut self, id: WorkerId) {
-        let Some(worker) = self.workers.get(&id) else {
+        let Some(worker) = self.workers.registered.get(&id) else {
             return;
         };
         let Some(blocked) = worker.blocked.clone() else {
@@ -156,20 +161,5 @@ impl Core {
             self.fail(rollout, &error("environment", message));
         }
         self.remove_worker(id, &how, "the worker was blocked by its environment");
-    }
-
-    pub(crate) fn waits_of_blocked(&self) -> impl Iterator<Item = Wait> + '_ {
-        self.workers.values().filter_map(|worker| {
-            let blocked = worker.blocked.as_ref()?;
-            let held = worker.running.iter().filter_map(|id| self.rollouts.get(id));
-            let deadline = held.map(|rollout| rollout.deadline).min();
-            let code = blocked.code();
-            Some(Wait::new(
-                format!("worker {}", own_name(&worker.name)),
-                format!("its environment's code, which blocks it{code}"),
-                blocked.since,
-                deadline.unwrap_or(blocked.since + self.config.rollout_span(worker.environment)),
-            ))
-        })
     }
 }

@@ -161,7 +161,7 @@ fn an_environment_whose_workers_do_not_ask_stops_the_others_not_for_good() {
     let more = leased(&effects);
     assert_eq!(more.len(), 4, "then others take its places");
     run.ask_batch(1, 0);
-    let said = run.core.why_no_batch(Step(1));
+    let said = run.core.words(run.core.step_wait(Step(1)));
     assert!(
         said.contains("2 groups of environment \"b\" are set aside"),
         "{said}"
@@ -238,7 +238,7 @@ fn a_synchronous_run_stays_on_policy_when_a_group_was_set_aside() {
     run.publish(1);
     run.ask(1, 100);
     run.prove(0, 1);
-    assert_eq!(run.core.losses().voided[&VoidReason::TooOld], 1);
+    assert_eq!(run.core.discards().voided[&VoidReason::TooOld], 1);
     assert_eq!(
         run.core.status().environments[1].in_flight,
         4,

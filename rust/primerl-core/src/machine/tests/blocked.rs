@@ -35,7 +35,7 @@ fn live(run: &mut Run, seconds: f64) -> Vec<Effect> {
     let mut left = seconds;
     while left > 0.0 {
         for worker in [0, 1] {
-            if run.core.workers.contains_key(&WorkerId(worker)) {
+            if run.core.workers.registered.contains_key(&WorkerId(worker)) {
                 let worker = WorkerId(worker);
                 effects.extend(run.send(Event::WorkerSeen { worker }));
             }

@@ -106,7 +106,7 @@ fn other_weights_of_the_version_that_is_measured_are_measured_from_the_beginning
     let (mut run, left) = evaluates_version_2();
     goes_back_to_1(&mut run);
     let effects = run.publish_as(2, "other");
-    assert_said(&effects, "the evaluation of version 2 begins anew");
+    assert_said(&effects, "the evaluation of version 2 starts over");
     let reason = CancelReason::WeightsReplaced;
     let in_flight: Vec<_> = left.iter().map(|leased| (leased.rollout, reason)).collect();
     assert_eq!(cancelled(&effects), in_flight);

@@ -90,8 +90,8 @@ fn a_group_that_lost_too_many_is_dropped() {
         cancelled(&effects),
         [(rollouts[3].rollout, CancelReason::GroupDropped)]
     );
-    assert_eq!(run.core.losses().voided[&VoidReason::GroupDropped], 1);
-    assert_eq!(run.core.losses().slots_lost, 2);
+    assert_eq!(run.core.discards().voided[&VoidReason::GroupDropped], 1);
+    assert_eq!(run.core.discards().slots_lost, 2);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn what_is_too_old_for_the_next_step_is_cancelled_in_flight_and_refilled() {
     assert_eq!(run.core.counters().stale, 2);
     let again = run.lease(0, 2);
     assert!(again.iter().all(|leased| leased.group == held[0].group));
-    assert_eq!(run.core.losses().slots_refilled, 2);
+    assert_eq!(run.core.discards().slots_refilled, 2);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn a_finished_rollout_that_became_too_old_is_voided_and_its_group_refilled() {
     run.succeed(0, held[0].rollout, 0);
     train_step(&mut run, 1);
     train_step(&mut run, 2);
-    assert_eq!(run.core.losses().voided[&VoidReason::TooOld], 1);
+    assert_eq!(run.core.discards().voided[&VoidReason::TooOld], 1);
     for leased in &held[1..] {
         run.succeed(0, leased.rollout, 2);
     }
@@ -211,7 +211,7 @@ fn a_complete_group_loses_only_what_is_too_old_if_enough_is_left() {
         &effects,
         "a sample would be trained at step 3, more than max_off_policy_steps = 1",
     );
-    assert_eq!(run.core.losses().voided[&VoidReason::GroupDropped], 2);
+    assert_eq!(run.core.discards().voided[&VoidReason::GroupDropped], 2);
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_rollout_that_ends_too_old_is_voided_at_its_end() {
     train_step(&mut run, 2);
     assert_eq!(cancelled(&train_step(&mut run, 3)), []);
     run.report(0, held[0].rollout, outcome(1.0));
-    assert_eq!(run.core.losses().voided[&VoidReason::TooOld], 1);
+    assert_eq!(run.core.discards().voided[&VoidReason::TooOld], 1);
     assert_eq!(run.lease(0, 1)[0].group, held[0].group, "refilled");
 }
 

@@ -1,7 +1,13 @@
 //! Going on after the shell, or the trainer, was restarted.
 
 use super::*;
+use crate::config::Changes;
 use std::collections::BTreeMap;
+
+const ENTRIES: &str = "
+    config rng now curriculum sites groups ready next_ready computing scoring rollouts by_age in_flight_evaluation
+    workers lease_requests next_place ledger limits round measured evaluated next_step batches trainer signal_at
+    counters losses last_cut next_group next_rollout next_worker deadlines waits ignored finished failed hopeless";
 
 /// Two batches cut, a third one begun.
 fn under_way() -> Run {
@@ -26,6 +32,18 @@ fn a_core_that_was_written_and_read_goes_on_alike() {
     let bytes = rmp_serde::to_vec_named(&run.core).expect("a core can be written");
     let read: Core = rmp_serde::from_slice(&bytes).expect("a core can be read");
     assert!(read.fingerprint() == run.core.fingerprint());
+}
+
+/// Snapshots of earlier versions have these entries; a later version may add some, with a default.
+#[test]
+fn a_snapshot_has_the_entries_that_earlier_versions_wrote() {
+    let bytes = rmp_serde::to_vec_named(&under_way().core).expect("a core can be written");
+    let written: BTreeMap<String, serde::de::IgnoredAny> =
+        rmp_serde::from_slice(&bytes).expect("it is a map by name");
+    let entries: Vec<String> = written.into_keys().collect();
+    let mut expected: Vec<&str> = ENTRIES.split_whitespace().collect();
+    expected.sort_unstable();
+    assert_eq!(entries, expected);
 }
 
 #[test]
@@ -156,7 +174,7 @@ fn weights_that_are_computed_again_may_differ_and_are_loaded_again() {
     assert_eq!(updates(&other), [(0, 1)]);
     assert_said(&run.publish_as(1, "third"), "with other weights");
     run.send(Event::TrainerResumed { step: Step(1) });
-    assert_said(&run.publish(0), "the trainer went on from version 1");
+    assert_said(&run.publish(0), "the trainer resumed from version 1");
 }
 
 #[test]
@@ -269,6 +287,47 @@ fn a_checkpoint_covers_only_what_its_trainer_has_published() {
     assert_eq!(saved(&mut run, 1), "", "it goes on from there");
     assert!(saved(&mut run, 2).contains("version 1 is the newest"));
     assert_eq!(fetched(&run.ask_batch(2, 0)), Some(Step(2)));
+}
+
+/// Two steps are cut of 9, and up to 4 groups may be under way: 2 are ready or under way beyond step 3, 4 beyond step 2.
+#[test]
+fn groups_beyond_a_smaller_max_steps_are_dropped() {
+    for (max_steps, kept) in [(9, 4), (3, 2), (2, 0), (1, 0)] {
+        let mut run = Run::started(Config {
+            max_steps: 9,
+            max_async_level: 3,
+            max_off_policy_steps: 3,
+            oversampling_factor: 2.0,
+            ..config()
+        });
+        run.batch(0);
+        run.batch(0);
+        // The oldest group is under way, the second is complete, of the third one rollout is leased.
+        let leased = run.lease(0, 5);
+        assert_eq!(leased.len(), 5);
+        run.succeed(0, leased[2].rollout, 0);
+        run.succeed(0, leased[3].rollout, 0);
+        let rest = run.lease(0, 3);
+        assert_eq!(rest.len(), 3, "four groups are under way");
+        let changes = Changes {
+            max_steps,
+            timeouts: run.core.config().timeouts.clone(),
+            intervals: BTreeMap::new(),
+            batch_size: None,
+        };
+        let effects = run.send(Event::Reconfigured(changes));
+        run.core.check().expect("every invariant holds");
+        let status = run.core.status();
+        assert_eq!(status.groups.live, kept, "max_steps = {max_steps}");
+        assert_eq!(status.groups.ready, usize::from(kept > 0));
+        assert_eq!(status.groups.dropped, 4 - kept as u64);
+        match kept {
+            4 => assert_eq!(said(&effects), ""),
+            _ => assert_said(&effects, "which leaves no step to train them"),
+        }
+        let done = run.lease(0, 1);
+        assert!(done.is_empty(), "nothing more is begun");
+    }
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn an_environment_that_always_fails_rests_while_others_go_on() {
     let (tried, words) = end_all(&mut run, 1, &failed());
     assert!(tried >= 8, "{tried}");
     assert!(
-        words.contains("environment \"bad\" rests for 60 s, and the others go on without it: the last 8 groups were dropped"),
+        words.contains("environment \"bad\" rests for 60 s, and the others continue without it: the last 8 groups were dropped"),
         "{words}"
     );
     assert_eq!(run.core.finished(), None);
@@ -134,9 +134,9 @@ fn an_example_whose_prompt_is_too_long_is_tried_once() {
         &effects,
         "is drawn no more, as the 1. by now: its first prompt has 5009 tokens, and the context is 128",
     );
-    let losses = run.core.losses();
-    assert_eq!(losses.failed["prompt_too_long"], 1);
-    assert_eq!((losses.groups_dropped, losses.slots_refilled), (1, 0));
+    let discards = run.core.discards();
+    assert_eq!(discards.failed["prompt_too_long"], 1);
+    assert_eq!((discards.groups_dropped, discards.slots_refilled), (1, 0));
     assert_eq!(run.core.errors().of(crate::ErrorKind::Model), 1);
     // All but that one are drawn.
     let mut drawn = std::collections::BTreeSet::new();

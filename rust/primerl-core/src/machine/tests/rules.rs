@@ -100,7 +100,7 @@ fn a_good_end_without_a_turn_is_never_trained() {
             for leased in &first {
                 assert!(cut(&run.report(0, leased.rollout, outcome(1.0))).is_empty());
             }
-            assert_eq!(run.core.losses().failed["no_turns"], 4, "{mode:?}");
+            assert_eq!(run.core.discards().failed["no_turns"], 4, "{mode:?}");
             assert_eq!(run.core.counters().failed, 4);
             assert_eq!(run.core.errors().of(crate::ErrorKind::Environment), 4);
             assert_eq!(run.lease(0, 4).len(), 4, "they are tried again");

@@ -337,7 +337,7 @@ fn a_shutdown_cancels_everything_and_answers_everyone() {
         .is_empty()
     );
     assert_eq!(run.core.counters().cancelled, 5);
-    assert_eq!(run.core.losses().voided[&VoidReason::RunFinished], 1);
+    assert_eq!(run.core.discards().voided[&VoidReason::RunFinished], 1);
 }
 
 #[test]

@@ -63,7 +63,12 @@ fn groups(leased: &[LeasedRollout]) -> Vec<u64> {
 }
 
 fn voided(run: &Run, reason: VoidReason) -> u64 {
-    run.core.losses().voided.get(&reason).copied().unwrap_or(0)
+    run.core
+        .discards()
+        .voided
+        .get(&reason)
+        .copied()
+        .unwrap_or(0)
 }
 
 #[test]
@@ -210,7 +215,7 @@ fn a_group_that_no_worker_survives_is_dropped() {
         &said,
         "one of its rollouts was lost with its worker too often",
     );
-    assert_eq!(run.core.losses().groups_restarted, 4);
+    assert_eq!(run.core.discards().groups_restarted, 4);
 }
 
 #[test]
@@ -226,7 +231,7 @@ fn time_is_up_for_all_of_a_group_at_once() {
         effects.extend(run.pass(10.0));
     }
     assert_eq!(cancelled(&effects).len(), 3);
-    assert_eq!(run.core.losses().failed["timeout"], 1);
+    assert_eq!(run.core.discards().failed["timeout"], 1);
     assert_eq!(groups(&run.lease(0, 1)), groups(&first));
 }
 
@@ -274,7 +279,7 @@ fn a_stale_rollout_takes_its_group_along() {
         3,
         "all of it, though two would do"
     );
-    assert_eq!(run.core.losses().groups_restarted, 0);
+    assert_eq!(run.core.discards().groups_restarted, 0);
 }
 
 /// Environment 1 evaluates 3 examples twice each, by worker 11.
