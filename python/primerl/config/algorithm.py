@@ -1,4 +1,4 @@
-"""How rewards become advantages. The formulas and their papers are in `rust/primerl-core/src/algorithm.rs`."""
+"""How rewards become advantages. The formulas and their papers are in `rust/primerl-core/src/signal/algorithm.rs`."""
 
 from __future__ import annotations
 
