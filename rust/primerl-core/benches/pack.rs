@@ -1,8 +1,9 @@
 //! Samples, advantages, packing: from finished rollouts to the columns of a step's batch.
 //!
 //! Inputs: sample lengths of `benches/data` (log-normal, mean 2,000, at most 16,384), a quarter of each a prompt; 8 data
-//! ranks; FLOPs of the Qwen3-8B shape. Prints, beside the times, how well the ranks are filled and balanced, and the
-//! memory of the packed columns against what packing allocated at its peak. Run: `cargo bench -p primerl-core --bench pack`.
+//! ranks; FLOPs of the Qwen3-8B shape. Prints, in addition to the times, how well the ranks are filled and balanced,
+//! and the memory of the packed columns against what packing allocated at its peak. Run: `cargo bench -p primerl-core
+//! --bench pack`.
 //!
 //! * fill: tokens / (micro-batches * seq_len). Micro-batches are not padded; this is how much room there is in them.
 //! * beyond the fewest: micro-batches more than the smallest number that could hold the tokens and divides by the ranks.
@@ -12,10 +13,10 @@
 
 use criterion::{BatchSize, Bencher, Criterion, criterion_group, criterion_main};
 use mimalloc::MiMalloc;
-use primerl_core::algorithm::{Part, ScoredGroup, advantages, length_scales};
 use primerl_core::config::{FlopsModel, LengthNormalization, TrajectoryStrategy};
 use primerl_core::pack::{Advantage, Columns, MicroBatch, Weighted, pack};
 use primerl_core::sample::samples;
+use primerl_core::signal::{Part, ScoredGroup, advantages, length_scales};
 use primerl_core::testing::{grpo, turn};
 use primerl_core::{EnvironmentId, RolloutId, Turn};
 use rand::{Rng, SeedableRng};

@@ -11,9 +11,9 @@
 //! so that every prefix of a request has a digest of its own. A message counts by all it says ([`MessageKey::exact`]),
 //! unless it is an answer of ours: an assistant message after a context that we answered is compared by meaning
 //! ([`AnswerKey`]), for clients send answers back in their own words: without the reasoning, with other white space, with
-//! tool arguments serialised anew. Where it matches, the chain goes on from the recorded answer. A request extends the turn
-//! of the last answer it holds: only the messages after it are rendered. No search through the history: one look-up a
-//! message.
+//! tool arguments serialised again. Where it matches, the chain continues from the recorded answer. A request extends
+//! the turn of the last answer it holds: only the messages after it are rendered. No search through the history: one
+//! look-up a message.
 //!
 //! An answer that ended without a stop token may come back with more text behind it: an agent closes a block that a stop
 //! sequence cut. Hashes cannot tell that one text begins with another, so the gateway looks at the texts where a walk is
@@ -30,68 +30,21 @@
 //! // Once the turn was sampled, it is recorded with planned.context_digest and the key of the message we answered.
 //! ```
 //!
-//! Several turns may have one parent (an agent that asks again, or goes on from an earlier answer): the turns of a
+//! Several turns may have one parent (an agent that asks again, or continues from an earlier answer): the turns of a
 //! conversation are a forest, of which [`crate::sample`] takes the branches.
+
+mod history;
+mod keys;
+
+pub use history::History;
+pub use keys::{MessageKey, digest_next, digest_start, message_hash};
 
 use crate::ids::TurnIndex;
 use crate::turn::{AnswerKey, FinishReason, ForkReason, Turn};
 use foldhash::{HashMap, HashSet};
+use keys::digest_answer;
 use smallvec::SmallVec;
 use std::sync::Arc;
-use xxhash_rust::xxh3::{xxh3_128, xxh3_128_with_seed};
-
-// Distinct seeds, so that a tool list is never taken for a message of the same bytes.
-const START_SEED: u64 = 0x7072_696d_6572_6c00;
-const MESSAGE_SEED: u64 = 0x7072_696d_6572_6c01;
-const ANSWER_SEED: u64 = 0x7072_696d_6572_6c02;
-
-/// Digest of an empty message list under these canonical bytes of tools and template arguments.
-pub fn digest_start(tools: &[u8]) -> u128 {
-    xxh3_128_with_seed(tools, START_SEED)
-}
-
-/// Hash of one canonicalised message, or of a part of one.
-pub fn message_hash(message: &[u8]) -> u128 {
-    xxh3_128_with_seed(message, MESSAGE_SEED)
-}
-
-/// Digest of a message list with digest `previous` and one more message of hash `message`.
-pub fn digest_next(previous: u128, message: u128) -> u128 {
-    let mut bytes = [0_u8; 32];
-    bytes[..16].copy_from_slice(&previous.to_le_bytes());
-    bytes[16..].copy_from_slice(&message.to_le_bytes());
-    xxh3_128(&bytes)
-}
-
-/// Digest of a message list that ends with an answer of ours. Answers with the same words and other reasoning differ.
-fn digest_answer(context: u128, answer: &AnswerKey) -> u128 {
-    let mut bytes = [0_u8; 33];
-    bytes[..16].copy_from_slice(&answer.said.to_le_bytes());
-    if let Some(reasoning) = answer.reasoning {
-        bytes[16..32].copy_from_slice(&reasoning.to_le_bytes());
-        bytes[32] = 1;
-    }
-    digest_next(context, xxh3_128_with_seed(&bytes, ANSWER_SEED))
-}
-
-/// How one message of a request is recognised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MessageKey {
-    /// Hash of all it says.
-    pub exact: u128,
-    /// Of an assistant message: how it is compared with our answers.
-    pub answer: Option<AnswerKey>,
-}
-
-impl MessageKey {
-    /// Of a message that nobody but the client can have written.
-    pub fn exact(exact: u128) -> MessageKey {
-        MessageKey {
-            exact,
-            answer: None,
-        }
-    }
-}
 
 /// What a conversation makes of a request.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +53,7 @@ pub struct Planned {
     /// Digest of all messages of the request.
     pub context_digest: u128,
     pub walk: Walk,
-    /// Of a request that extends a turn: whether its message has more text behind the recorded answer.
+    /// For a request that extends a turn, whether its message has more text behind the recorded answer.
     pub continued: bool,
 }
 
@@ -114,62 +67,6 @@ pub enum Plan {
     },
     /// The prompt is the rendering of all messages.
     Fork { reason: ForkReason },
-}
-
-/// Token ids of a turn's prompt and answer, as shared chunks: taken under the lock in O(turns), copied outside of it.
-#[derive(Clone, Debug, Default)]
-pub struct History {
-    chunks: Vec<Arc<[u32]>>,
-    len: usize,
-    /// How the last turn ended: a turn cut by length still has to be closed.
-    pub finish: Option<FinishReason>,
-}
-
-impl History {
-    /// Number of tokens.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The ids and then `suffix`: the prompt of the next request.
-    pub fn prompt_with(&self, suffix: &[u32]) -> Vec<u32> {
-        let mut prompt = Vec::with_capacity(self.len + suffix.len());
-        self.chunks
-            .iter()
-            .for_each(|chunk| prompt.extend_from_slice(chunk));
-        prompt.extend_from_slice(suffix);
-        prompt
-    }
-
-    pub fn to_vec(&self) -> Vec<u32> {
-        self.prompt_with(&[])
-    }
-
-    /// The ids, in pieces.
-    pub fn chunks(&self) -> &[Arc<[u32]>] {
-        &self.chunks
-    }
-
-    /// The last id.
-    pub fn last(&self) -> Option<u32> {
-        self.chunks
-            .iter()
-            .rev()
-            .find_map(|chunk| chunk.last().copied())
-    }
-
-    /// Whether `ids` begin with these.
-    pub fn begins(&self, ids: &[u32]) -> bool {
-        let mut rest = Some(ids);
-        for chunk in &self.chunks {
-            rest = rest.and_then(|rest| rest.strip_prefix(&**chunk));
-        }
-        rest.is_some()
-    }
 }
 
 #[derive(Clone, Debug)]

@@ -2,6 +2,7 @@
 
 use crate::effect::CancelReason;
 use crate::failure::ErrorCounts;
+use crate::metrics::Interval;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -36,7 +37,7 @@ pub struct Counters {
     pub failed: u64,
     pub cancelled: u64,
     pub evaluated: u64,
-    /// Rollouts to be trained that the environment cut short. This and the next two are no endings: they say more of
+    /// Rollouts to be trained that the environment cut short. This and the next two are not endings: they describe
     /// rollouts that are counted above.
     pub truncated: u64,
     /// Failed because nothing trainable was sampled.
@@ -63,12 +64,12 @@ impl Counters {
     }
 }
 
-/// Training rollouts of one environment that ended since the last cut: that are not in flight any more, for whatever
-/// reason, whether or not they will be trained.
+/// Training rollouts of one environment that have left flight since the last cut, for whatever reason, whether or not
+/// they will be trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempts {
     pub ended: u64,
-    /// Of these: as in [`Counters`].
+    /// How many of these are `empty` as in [`Counters`].
     pub empty: u64,
     pub errored: u64,
     /// Failed, or lost with their worker.
@@ -91,7 +92,7 @@ impl Attempts {
 pub enum VoidReason {
     /// Staler than `max_off_policy_steps` at the next step to be cut.
     TooOld,
-    /// Its group was dropped for another rollout's sake.
+    /// Its group was dropped because of another rollout.
     GroupDropped,
     /// All of its samples are longer than `seq_len`.
     TooLong,
@@ -99,7 +100,7 @@ pub enum VoidReason {
     Masked,
     /// All rewards of its group were equal, and such groups are filtered.
     NoSignal,
-    /// Another rollout of its group came to nothing, and its environment rewards whole groups: it is run again.
+    /// Another rollout of its group failed or was lost, and its environment rewards whole groups: it is run again.
     GroupIncomplete,
     /// The run ended before its group was cut.
     RunFinished,
@@ -142,9 +143,10 @@ impl VoidReason {
     }
 }
 
-/// What was lost since the run began, and why. A rollout is cancelled in flight, voided after it had finished, or fails.
+/// What was discarded since the run began, and why. A rollout is cancelled in flight, voided after it had finished, or
+/// fails.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Losses {
+pub struct Discards {
     pub cancelled: BTreeMap<CancelReason, u64>,
     pub voided: BTreeMap<VoidReason, u64>,
     /// By [`crate::event::RolloutError::kind`]; failed turns, which need not fail their rollout, as `turn`.
@@ -154,19 +156,19 @@ pub struct Losses {
     /// Slots of groups that were given up.
     pub slots_lost: u64,
     pub groups_dropped: u64,
-    /// Groups set aside because nobody came for their environment's work.
+    /// Groups set aside because no worker asked for their environment's work.
     pub groups_set_aside: u64,
-    /// Whole groups begun anew for one of their rollouts.
+    /// Whole groups begun again because of one of their rollouts.
     #[serde(default)]
     pub groups_restarted: u64,
 }
 
-impl Losses {
+impl Discards {
     pub fn cancelled(&mut self, reason: CancelReason) {
         *self.cancelled.entry(reason).or_default() += 1;
     }
 
-    /// Counts a finished rollout that is not trained, and says how it ends.
+    /// Counts a finished rollout that is not trained. Returns how it ends.
     pub fn voided(&mut self, reason: VoidReason) -> Ended {
         *self.voided.entry(reason).or_default() += 1;
         reason.ended()
@@ -179,5 +181,29 @@ impl Losses {
                 self.failed.insert(kind.to_owned(), 1);
             }
         }
+    }
+}
+
+/// Everything the run counts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    pub counters: Counters,
+    pub discards: Discards,
+    /// The counts at the last cut.
+    pub last_cut: Interval,
+    /// Events about something that the core does not know, by kind.
+    pub ignored: BTreeMap<String, u64>,
+}
+
+impl Tally {
+    /// What was counted since the last cut; the next interval begins here.
+    pub fn end_interval(&mut self) -> Interval {
+        let counted = Interval {
+            counters: self.counters,
+            discards: self.discards.clone(),
+        };
+        let interval = Interval::between(&self.last_cut, &counted);
+        self.last_cut = counted;
+        interval
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::ids::*;
 use crate::time::Time;
+use crate::wait::Wait;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -15,7 +16,7 @@ pub enum Due {
     Evaluation,
     Advantages(GroupId),
     Teacher(GroupId),
-    Wait(crate::waits::Key),
+    Wait(Wait),
     /// An environment that rests may be tried again.
     Rest(EnvironmentId),
 }

@@ -33,7 +33,7 @@ pub enum Effect {
         reason: CancelReason,
     },
     /// The worker was not heard of for `timeouts.worker`, or `is_blocked` by its environment and let a lease run out: its
-    /// leases were handed out again. It has to register anew, as another worker; until then its calls are refused. A
+    /// leases were handed out again. It has to register again, as another worker; until then its calls are refused. A
     /// blocked one cannot, so its process has to end.
     WorkerLost {
         worker: WorkerId,
@@ -43,7 +43,7 @@ pub enum Effect {
     /// The rollout is over: its conversations may be forgotten. Sent for every rollout, once, cancelled ones too.
     RolloutClosed { rollout: RolloutId },
 
-    // Told for people, and for whoever reads the journal.
+    // Reported for people, and for readers of the journal.
     /// A worker is gone, with rollouts that it ran; how, and which, in words.
     WorkerGone { worker: WorkerId, why: String },
     /// Whether it reported the failure itself or its time was up. It may be tried again, as another rollout.
@@ -93,7 +93,7 @@ pub enum Effect {
     ForgetBatches { before: Step },
 
     /// Let the environment's custom function give the group's advantages; then report
-    /// [`crate::Event::AdvantagesComputed`]. After the request's timeout nobody waits for it any more.
+    /// [`crate::Event::AdvantagesComputed`]. After the request's timeout the answer is ignored.
     ComputeAdvantages { request: Arc<AdvantagesRequest> },
     /// Ask the teacher for its log-probabilities of the group's tokens; then report [`crate::Event::TeacherScored`].
     ScoreByTeacher { request: Arc<TeacherRequest> },
@@ -220,7 +220,7 @@ pub struct EvaluationReport {
     pub rollouts: u32,
     /// That there were to be.
     pub expected: u32,
-    /// Of those, the ones that had not ended when the evaluation was closed: of which examples, depends on how long they took.
+    /// How many of those had not ended when the evaluation was closed: of which examples, depends on how long they took.
     pub unmeasured: u32,
     /// None is unmeasured.
     pub complete: bool,
@@ -228,7 +228,7 @@ pub struct EvaluationReport {
     #[serde(skip_serializing_if = "is_zero")]
     pub measured_again: u32,
     pub failed: u32,
-    /// Of those that failed: how many of each kind.
+    /// How many failed with each kind of error.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub errors: BTreeMap<ErrorKind, u64>,
     pub mean_reward: f64,

@@ -1,15 +1,16 @@
 //! What can happen. The shell turns every request, answer and deadline into one of these, and writes it to the journal.
 
+mod outcome;
+
+pub use outcome::{Outcome, Overflow, Refusal, RolloutError, Trace};
+
 use crate::admission::EngineLoad;
-use crate::algorithm::mean;
 use crate::config::Changes;
 use crate::ids::*;
-use crate::rollout::Score;
 use crate::sample::TokenLogprobs;
 use crate::time::Duration;
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -20,7 +21,7 @@ pub enum Event {
     EnvironmentReady {
         environment: EnvironmentId,
         examples: u32,
-        /// Its rewards come from all rollouts of a group together: groups are leased whole, and begun anew whole.
+        /// Its rewards come from all rollouts of a group together: groups are leased whole, and restarted whole.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         whole_groups: bool,
     },
@@ -40,8 +41,8 @@ pub enum Event {
         worker: WorkerId,
         block: Option<Block>,
     },
-    /// The worker said goodbye, or whoever had started it says how it ended (`reason`: "exited with code 3"); its leases
-    /// go back.
+    /// The worker deregistered, or the process that had started it reports how it ended (`reason`: "exited with code 3");
+    /// its leases go back.
     WorkerLeft {
         worker: WorkerId,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,7 +60,7 @@ pub enum Event {
         request: RequestId,
     },
     /// An engine that serves `version` begins the rollout's first turn. Until that turn is over (it may be a long one) only
-    /// this says how old the rollout gets. Sent again when another engine has to begin anew.
+    /// this tells how old the rollout gets. Sent again when another engine has to start over.
     SamplingStarted {
         rollout: RolloutId,
         version: PolicyVersion,
@@ -70,8 +71,8 @@ pub enum Event {
         rollout: RolloutId,
         turn: Turn,
     },
-    /// What the shell will have to know of the rollout after a restart, in its own words. Notes are kept in their order
-    /// for as long as the rollout is open, and nothing is decided by them.
+    /// What the shell will have to know of the rollout after a restart, in the shell's own format. Notes are kept in
+    /// their order for as long as the rollout is open, and nothing is decided by them.
     Noted {
         rollout: RolloutId,
         note: Arc<str>,
@@ -97,7 +98,7 @@ pub enum Event {
         engine: EngineId,
         version: PolicyVersion,
     },
-    /// It failed to load, died, or reported other weights: no traffic until it proves again. The core tells it nothing
+    /// It failed to load, died, or reported other weights: no traffic until it proves again. The core ignores it
     /// until the shell, having found it healthy, sends `EngineJoined` for it again.
     EngineLost {
         engine: EngineId,
@@ -134,22 +135,22 @@ pub enum Event {
         manifest: String,
         digest: String,
     },
-    /// A trainer process goes on after `step` (0: begins anew): from here it asks for batches, and publishes versions,
-    /// that may have been fetched and published before.
+    /// A trainer process resumes after `step` (0: starts from scratch): from here it asks for batches, and publishes
+    /// versions, that may have been fetched and published before.
     TrainerResumed {
         step: Step,
     },
-    /// The trainer can go on after `step` from what it has on disk: earlier batches are not needed any more.
+    /// The trainer can resume after `step` from what it has on disk: earlier batches are not needed any more.
     CheckpointSaved {
         step: Step,
     },
 
-    /// The run was started again with these.
+    /// The run was started again with these values.
     Reconfigured(Changes),
-    /// Of a run that only evaluates: what failed, and what was not measured in time, is to be measured once more.
+    /// In a run that only evaluates, what failed and what was not measured in time is to be measured once more.
     MeasureAgain,
-    /// The shell was restarted: every request that waited is gone, engines have to be reached again, and workers had
-    /// nobody to tell that they live.
+    /// The shell was restarted: every request that waited is gone, engines have to be reached again, and workers
+    /// could not show signs of life meanwhile.
     Restarted,
     /// A custom algorithm answered [`crate::Effect::ComputeAdvantages`]: for each of the request's samples one value
     /// a token, or why there are none.
@@ -225,139 +226,22 @@ impl Event {
     }
 }
 
-/// A worker whose event loop does not run, as the worker tells it.
+/// A worker whose event loop does not run, as the worker reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Block {
     /// For how long by now.
     pub lasted: Duration,
-    /// The line of code that it is at (`my_env/rewards.py:28`), where that can be told.
+    /// The line of code that it is at (`my_env/rewards.py:28`), where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
-    /// The rollout whose code that is, where that can be told.
+    /// The rollout whose code that is, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutId>,
 }
 
-/// A worker's event loop turns about once a second. One that has not for so long is blocked: it is named, and gets nothing
-/// to do.
+/// A worker's event loop turns about once a second. One that has not for this long is blocked: a warning names it,
+/// and it gets nothing to do.
 pub const BLOCKED_AFTER: Duration = Duration(10_000_000);
-
-/// What the environment says about one rollout.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// The environment ran to its end. `ok` does not mean trainable: there may be no sampled token.
-    pub ok: bool,
-    pub traces: Vec<Trace>,
-    /// The first error, if any.
-    pub error: Option<RolloutError>,
-    /// What the gateway last refused the rollout, if it answered nothing since. Its own word, not the worker's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refusal: Option<Refusal>,
-}
-
-/// An answer of the gateway that was an error.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
-    /// As told to the client; empty where it has none.
-    pub code: String,
-    /// Of HTTP.
-    pub status: u16,
-    /// Where the prompt was longer than the context.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overflow: Option<Overflow>,
-}
-
-/// A prompt that is longer than the context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Overflow {
-    pub prompt_tokens: u32,
-    /// The context, prompt and answer together.
-    pub most: u32,
-}
-
-impl Outcome {
-    /// Which trace each turn is of, `None` where that is not trained; `sessions` are those of the turns, in order. A client
-    /// that sends no session name has one conversation, and its one trace is named otherwise: those two belong together.
-    pub fn trained_traces<'a>(
-        &self,
-        sessions: impl Iterator<Item = &'a str> + Clone,
-    ) -> Vec<Option<usize>> {
-        let mut others = sessions.clone();
-        let first = others.next();
-        if let [trace] = &self.traces[..]
-            && others.all(|session| Some(session) == first)
-        {
-            return sessions.map(|_| trace.is_trained().then_some(0)).collect();
-        }
-        let named = self.traces.iter().enumerate();
-        let named: BTreeMap<&str, usize> = named
-            .map(|(index, trace)| (trace.session.as_str(), index))
-            .collect();
-        let of = |session: &str| {
-            let trace = named.get(session).copied();
-            trace.filter(|trace| self.traces[*trace].is_trained())
-        };
-        sessions.map(of).collect()
-    }
-}
-
-impl Outcome {
-    /// Means over the trainable traces, or over all if none is; of no trace, 0.
-    pub fn score(&self) -> Score {
-        let any = self.traces.iter().any(|trace| trace.trainable);
-        let traces = self.traces.iter().filter(|trace| trace.trainable || !any);
-        let mut metrics: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-        for (name, value) in traces.clone().flat_map(|trace| &trace.metrics) {
-            metrics.entry(name.clone()).or_default().push(*value);
-        }
-        let means = metrics.into_iter();
-        Score {
-            reward: mean(traces.map(|trace| trace.reward)),
-            metrics: means
-                .map(|(name, values)| (name, mean(values.into_iter())))
-                .collect(),
-        }
-    }
-}
-
-/// One seat of a rollout: one conversation with its own reward.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Trace {
-    /// Equals the `session` of its turns (`X-Session-ID`).
-    pub session: String,
-    /// Which part of the episode it played; rewards are compared with those of the same one.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub seat: String,
-    pub trainable: bool,
-    pub ok: bool,
-    pub reward: f64,
-    pub metrics: BTreeMap<String, f64>,
-    pub stop_condition: Option<String>,
-    pub truncated: bool,
-}
-
-impl Trace {
-    pub fn is_trained(&self) -> bool {
-        self.trainable && self.ok
-    }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RolloutError {
-    /// Which boundary failed, in the reporter's word: `environment`, `engine`, `timeout`, `worker_lost`, ... What it counts
-    /// as, [`crate::ErrorKind::of`] decides.
-    pub kind: String,
-    pub message: String,
-    /// Type of the exception, where there was one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exception: Option<String>,
-    /// HTTP status that it came with.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<u16>,
-    /// [`Outcome::refusal`]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refusal: Option<Refusal>,
-}
 
 #[cfg(test)]
 mod tests {

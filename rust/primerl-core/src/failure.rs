@@ -52,13 +52,13 @@ impl ErrorKind {
     pub fn of(error: &RolloutError) -> ErrorKind {
         let seen = error.refusal.as_ref().and_then(of_refusal);
         let exception = error.exception.as_deref();
-        let told = exception.and_then(|name| of_exception(name, error.status));
+        let reported = exception.and_then(|name| of_exception(name, error.status));
         let (first, second) = match &error.refusal {
             // Agents end in order at these: what failed then came after it, unless it is that refusal in other words.
             Some(Refusal { code, .. }) if ENDS_IN_ORDER.contains(&code.as_str()) => {
-                (told.filter(|kind| *kind != ErrorKind::Engine), seen)
+                (reported.filter(|kind| *kind != ErrorKind::Engine), seen)
             }
-            _ => (seen, told),
+            _ => (seen, reported),
         };
         first.or(second).unwrap_or_else(|| of_word(&error.kind))
     }
@@ -84,7 +84,7 @@ impl RolloutError {
 
 const ENDS_IN_ORDER: [&str; 2] = ["context_length_exceeded", "rollout_limit_reached"];
 
-/// Of the gateway's last word to the rollout.
+/// The kind of the gateway's last answer to the rollout.
 fn of_refusal(Refusal { code, status, .. }: &Refusal) -> Option<ErrorKind> {
     match (code.as_str(), status) {
         // It has ended: the reason lies elsewhere.
@@ -105,7 +105,7 @@ fn of_refusal(Refusal { code, status, .. }: &Refusal) -> Option<ErrorKind> {
     }
 }
 
-/// Of an exception's type, as verifiers, SDKs and Python name them.
+/// The kind of an exception's type, as verifiers, SDKs and Python name them.
 fn of_exception(name: &str, status: Option<u16>) -> Option<ErrorKind> {
     let name = name.rsplit('.').next().unwrap_or(name);
     match (name, status) {
@@ -129,12 +129,12 @@ fn of_exception(name: &str, status: Option<u16>) -> Option<ErrorKind> {
     }
 }
 
-/// Of [`RolloutError::kind`]: a worker's guess, or what was found here.
+/// The kind of a [`RolloutError::kind`]: a worker's guess, or what was found here.
 fn of_word(kind: &str) -> ErrorKind {
     let named = ErrorKind::ALL.into_iter().find(|one| one.name() == kind);
     named.unwrap_or(match kind {
         "version" => ErrorKind::Engine,
-        // Nobody is to blame but the example; it counts with what does not fit.
+        // Only the example is to blame; it counts with what does not fit.
         "truncated" | PROMPT_TOO_LONG => ErrorKind::Model,
         "worker_lost" | "lease_lost" => ErrorKind::Infrastructure,
         _ => ErrorKind::Environment,

@@ -7,40 +7,42 @@
 //! The modules are the stages of a rollout's way; `docs/architecture.md` has them in order.
 
 pub mod admission;
-pub mod algorithm;
 pub mod batch;
 mod column;
 pub mod config;
 pub mod conversation;
-pub mod core;
 pub mod counters;
 pub mod curriculum;
 pub mod deadlines;
 pub mod effect;
+mod environment;
 pub mod evaluation;
 pub mod event;
 pub mod failure;
 pub mod group;
 pub mod ids;
+pub mod machine;
 pub mod metrics;
 pub mod pack;
 pub mod policy;
 pub mod rollout;
 pub mod sample;
+pub mod signal;
 pub mod status;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod time;
 pub mod turn;
-pub mod waits;
+pub mod wait;
+mod worker;
 
-pub use crate::core::Core;
 pub use config::{Config, ConfigError};
 pub use conversation::Conversation;
 pub use effect::Effect;
 pub use event::Event;
 pub use failure::ErrorKind;
 pub use ids::*;
+pub use machine::Core;
 pub use status::Status;
 pub use time::{Duration, Time};
 pub use turn::{Grammar, Truncation, Turn, VersionRun, VersionRuns};

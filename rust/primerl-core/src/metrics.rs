@@ -1,8 +1,7 @@
-//! What is said about a cut batch, by name. Means over nothing are left out rather than reported as 0.
+//! Metrics of a cut batch, by name. Means over nothing are omitted rather than reported as 0.
 
-use crate::algorithm::{mean, standard_deviation};
 use crate::config::{Config, Role};
-use crate::counters::{Attempts, Counters, Losses, VoidReason};
+use crate::counters::{Attempts, Counters, Discards, VoidReason};
 use crate::curriculum::{BufferStep, Pool};
 use crate::effect::CancelReason;
 use crate::failure::ErrorKind;
@@ -12,6 +11,7 @@ use crate::pack::MicroBatch;
 use crate::policy::staleness;
 use crate::rollout::{LeftOut, Rollout, TrainedTrace};
 use crate::sample::Sample;
+use crate::signal::{mean, standard_deviation};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -19,14 +19,15 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     pub counters: Counters,
-    pub losses: Losses,
+    #[serde(rename = "losses")]
+    pub discards: Discards,
 }
 
 impl Interval {
     /// The difference of two readings.
     pub fn between(earlier: &Interval, later: &Interval) -> Interval {
         let (a, b) = (&earlier.counters, &later.counters);
-        let (c, d) = (&earlier.losses, &later.losses);
+        let (c, d) = (&earlier.discards, &later.discards);
         Interval {
             counters: Counters {
                 dispatched: b.dispatched - a.dispatched,
@@ -40,7 +41,7 @@ impl Interval {
                 empty: b.empty - a.empty,
                 errored: b.errored - a.errored,
             },
-            losses: Losses {
+            discards: Discards {
                 cancelled: grown(&c.cancelled, &d.cancelled),
                 voided: grown(&c.voided, &d.voided),
                 failed: grown(&c.failed, &d.failed),
@@ -125,34 +126,34 @@ pub fn batch_metrics(
         "groups/partial",
         groups.iter().filter(|group| group.lost_count() > 0).count() as f64,
     );
-    loss_metrics(&mut metrics, interval);
+    discard_metrics(&mut metrics, interval);
     metrics.set("rollouts/truncated", interval.counters.truncated as f64);
     metrics.0
 }
 
-/// What was lost since the previous cut. Every reason is named, so that a reader can add up over steps; failures by
+/// What was discarded since the previous cut. Every reason is named, so that a reader can add up over steps; failures by
 /// kind only where there were any.
-fn loss_metrics(metrics: &mut Metrics, Interval { counters, losses }: &Interval) {
+fn discard_metrics(metrics: &mut Metrics, Interval { counters, discards }: &Interval) {
     metrics.set("rollouts/failed", counters.failed as f64);
     metrics.set("rollouts/stale", counters.stale as f64);
     metrics.set("rollouts/cancelled", counters.cancelled as f64);
     metrics.set("rollouts/filtered", counters.filtered as f64);
     for reason in CancelReason::ALL {
-        let count = losses.cancelled.get(&reason).copied().unwrap_or(0);
+        let count = discards.cancelled.get(&reason).copied().unwrap_or(0);
         metrics.set(format!("cancelled/{}", reason.name()), count as f64);
     }
     for reason in VoidReason::ALL {
-        let count = losses.voided.get(&reason).copied().unwrap_or(0);
+        let count = discards.voided.get(&reason).copied().unwrap_or(0);
         metrics.set(format!("voided/{}", reason.name()), count as f64);
     }
-    for (kind, count) in &losses.failed {
+    for (kind, count) in &discards.failed {
         metrics.set(format!("failed/{kind}"), *count as f64);
     }
-    metrics.set("slots/refilled", losses.slots_refilled as f64);
-    metrics.set("slots/lost", losses.slots_lost as f64);
-    metrics.set("groups/dropped", losses.groups_dropped as f64);
-    metrics.set("groups/set_aside", losses.groups_set_aside as f64);
-    metrics.set("groups/restarted", losses.groups_restarted as f64);
+    metrics.set("slots/refilled", discards.slots_refilled as f64);
+    metrics.set("slots/lost", discards.slots_lost as f64);
+    metrics.set("groups/dropped", discards.groups_dropped as f64);
+    metrics.set("groups/set_aside", discards.groups_set_aside as f64);
+    metrics.set("groups/restarted", discards.groups_restarted as f64);
 }
 
 /// Tokens that the batch has of each rollout; of one that is left out whole, no entry.
@@ -164,7 +165,7 @@ fn lengths(samples: &[&Sample]) -> BTreeMap<RolloutId, usize> {
     lengths
 }
 
-/// Of all of the batch, as `all`, and of each environment by its name.
+/// Metrics of the whole batch, as `all`, and of each environment by its name.
 fn rollout_metrics(
     metrics: &mut Metrics,
     config: &Config,
@@ -220,7 +221,7 @@ fn metrics_of(
     metrics.spread(&format!("seq_len/{name}"), &tokens);
 }
 
-/// Of the rollouts that ended since the cut before, of `all` and of each training environment by its name:
+/// Counts and shares of the rollouts that ended since the previous cut, of `all` and of each training environment:
 /// `empty_rollouts/<name>/count` and `errored_rollouts/<name>/count`, and as a share of them `.../mean`. Where no rollout
 /// of an environment ended there is no share; that of all is 0 then. In the same way `errors/<kind>` of all and
 /// `errors/<environment>/<kind>`: the share of them that failed so, or (`infrastructure`) was lost with its worker.
@@ -301,7 +302,7 @@ fn sample_metrics(metrics: &mut Metrics, step: Step, samples: &[&Sample]) {
     }
 }
 
-/// Of each training environment, at the cut: `buffer/<pool>/<environment>`, the examples in the pool; since the cut
+/// Metrics of each training environment, at the cut: `buffer/<pool>/<environment>`, the examples in the pool; since the cut
 /// before: `buffer/into_<pool>/<environment>`, the examples that came into it, `buffer/filtered/<environment>`, the
 /// groups that were not trained because all of their rewards were equal (their rollouts are in `rollouts/filtered`),
 /// and `buffer/returned/<environment>`, how often all examples were made normal because none with weight was left.

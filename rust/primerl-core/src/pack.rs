@@ -44,7 +44,7 @@ pub struct PackedBatch {
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// A sample and what the trainer needs to know beside its own columns.
+/// A sample and what the trainer needs to know in addition to its own columns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Weighted {
     pub sample: Sample,

@@ -72,7 +72,7 @@ pub struct Trained {
     pub temperature: f32,
     #[serde(default, skip_serializing_if = "Truncation::is_none")]
     pub truncation: Truncation,
-    /// Of the whole answer, whose first tokens these are.
+    /// The grammar of the whole answer, whose first tokens these are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grammar: Option<Arc<Grammar>>,
 }
@@ -286,7 +286,7 @@ pub fn samples(
 }
 
 /// Turns on their way into samples. Only what two branches need is shared: nearly all turns are on one, and counting
-/// shares of tokens that nobody has looked at for a while costs more than all the rest.
+/// shares of tokens that were not touched for a while costs more than all the rest.
 struct Turns {
     turns: Vec<Option<Turn>>,
     /// In how many branches each is still needed.

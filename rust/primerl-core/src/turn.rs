@@ -12,7 +12,7 @@ pub struct VersionRun {
     pub n_tokens: u32,
 }
 
-/// Of one turn: nearly always a single one, which needs no memory of its own.
+/// The versions of one turn: nearly always a single one, which needs no memory of its own.
 pub type VersionRuns = SmallVec<[VersionRun; 1]>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub enum ForkReason {
     /// Earlier messages differ from what this conversation recorded.
     HistoryEdited,
     /// The messages before an answer of ours are the same, but the answer came back in other words: some were left out,
-    /// added or written anew.
+    /// added or rewritten.
     AnswerEdited,
     /// Same messages, other tools or template arguments.
     ToolsChanged,
@@ -164,7 +164,7 @@ pub struct Turn {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grammar: Option<Arc<Grammar>>,
     pub finish: FinishReason,
-    /// Digest of tools and template arguments, from which the next one goes on.
+    /// Digest of tools and template arguments, from which the next one continues.
     pub start_digest: u128,
     /// Digest of the messages that made the prompt (and tools, template arguments).
     pub context_digest: u128,

@@ -32,6 +32,27 @@ fn unlimited() -> Admission {
     }
 }
 
+/// An engine, an environment with that many examples, and its worker.
+fn joined(examples: u32) -> [Event; 3] {
+    let environment = EnvironmentId(0);
+    [
+        Event::EngineJoined {
+            engine: EngineId(0),
+            url: "http://engine".to_owned(),
+        },
+        Event::EnvironmentReady {
+            environment,
+            examples,
+            whole_groups: false,
+        },
+        Event::WorkerJoined {
+            worker: WORKER,
+            environment,
+            name: "worker".to_owned(),
+        },
+    ]
+}
+
 struct Bench {
     core: Core,
     now: Time,
@@ -65,20 +86,9 @@ impl Bench {
             published: 0,
             turn: turn(None, &[1; 64], &sampled, 0),
         };
-        bench.send(Event::EngineJoined {
-            engine: EngineId(0),
-            url: "http://engine".to_owned(),
-        });
-        bench.send(Event::EnvironmentReady {
-            environment: EnvironmentId(0),
-            examples: 10_000,
-            whole_groups: false,
-        });
-        bench.send(Event::WorkerJoined {
-            worker: WORKER,
-            environment: EnvironmentId(0),
-            name: "worker".to_owned(),
-        });
+        for event in joined(10_000) {
+            bench.send(event);
+        }
         bench.publish(0);
         bench.lease(in_flight);
         bench

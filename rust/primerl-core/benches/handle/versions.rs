@@ -5,7 +5,7 @@
 //! makes a new version: the report that cuts the step before it, the publication, the engine's proof. Of nine runs the
 //! shortest counts: what another process on the machine took is not the core's.
 
-use crate::unlimited;
+use crate::{WORKER, joined, unlimited};
 use primerl_core::testing::{config, environment, outcome, turn};
 use primerl_core::*;
 use std::time::Instant;
@@ -13,7 +13,6 @@ use std::time::Instant;
 const IN_FLIGHT: u32 = 10_000;
 const GROUP: u32 = 8;
 const LEVEL: u64 = IN_FLIGHT as u64 / GROUP as u64 + 2;
-const WORKER: WorkerId = WorkerId(0);
 const ENGINE: EngineId = EngineId(0);
 
 struct Versions {
@@ -40,21 +39,9 @@ impl Versions {
             now: Time(0),
             request: 0,
         };
-        versions.send(Event::EngineJoined {
-            engine: ENGINE,
-            url: "http://engine".to_owned(),
-        });
-        let environment = EnvironmentId(0);
-        versions.send(Event::EnvironmentReady {
-            environment,
-            examples: 100_000,
-            whole_groups: false,
-        });
-        versions.send(Event::WorkerJoined {
-            worker: WORKER,
-            environment,
-            name: "worker".to_owned(),
-        });
+        for event in joined(100_000) {
+            versions.send(event);
+        }
         versions.new_version(0);
         versions
     }

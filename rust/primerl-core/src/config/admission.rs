@@ -28,7 +28,7 @@ pub struct Admission {
     pub increase: u32,
     /// What the limit of a full engine is multiplied by; above 0, below 1.
     pub decrease_factor: f64,
-    /// Share of the rollouts in flight that evaluations may have, and are kept free for them, while training goes on;
+    /// Share of the rollouts in flight that evaluations may have, and are kept free for them, during training;
     /// above 0, below 1.
     pub evaluation_share: f64,
 }
@@ -101,7 +101,7 @@ impl Admission {
             ),
         ];
         match checks.into_iter().find(|(_, _, good, _)| !good) {
-            Some((field, value, _, mend)) => Err(ConfigError::Admission { field, value, mend }),
+            Some((field, value, _, hint)) => Err(ConfigError::Admission { field, value, hint }),
             None => Ok(()),
         }
     }

@@ -1,11 +1,11 @@
-//! What of a run's config may be other at a later start.
+//! Which part of a run's config may change at a later start.
 
 use super::{Config, Role, Timeouts};
 use crate::ids::EnvironmentId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What is so now, of all that may change: it says when and for how long, never what is trained or measured.
+/// The new values of all that may change: when and for how long, never what is trained or measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
     pub max_steps: u64,
@@ -13,7 +13,7 @@ pub struct Changes {
     /// How often each environment is evaluated; those that are left out stay as they are.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub intervals: BTreeMap<EnvironmentId, Option<u64>>,
-    /// Of a run that only evaluates: rollouts at the same time.
+    /// In a run that only evaluates, rollouts at the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch_size: Option<u32>,
 }

@@ -13,7 +13,7 @@ fn message(change: impl FnOnce(&mut Config)) -> String {
 }
 
 #[test]
-fn each_message_names_the_field_and_the_mend() {
+fn each_message_names_the_field_and_the_remedy() {
     let cases: [(String, &[&str]); 30] = [
         (
             message(|c| c.max_steps = 0),

@@ -24,7 +24,7 @@ impl TrainingMode {
     }
 }
 
-/// How rewards become advantages; the formulas are in [`crate::algorithm`].
+/// How rewards become advantages; the formulas are in [`crate::signal`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Algorithm {
     pub kind: AlgorithmKind,
@@ -77,7 +77,7 @@ impl AlgorithmKind {
     }
 }
 
-/// What weighs the same in a step's loss; [`crate::algorithm::length_scales`] has the algebra.
+/// What weighs the same in a step's loss; [`crate::signal::length_scales`] has the algebra.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LengthNormalization {

@@ -106,7 +106,7 @@ impl Deck {
         self.ends[drawn(pool)] - self.start(undrawn(pool))
     }
 
-    /// Of those, how many were drawn in its present epoch.
+    /// How many of those were drawn in its present epoch.
     pub fn drawn(&self, pool: Pool) -> u32 {
         self.ends[drawn(pool)] - self.ends[undrawn(pool)]
     }
@@ -128,7 +128,7 @@ impl Deck {
         resting
     }
 
-    /// Of an example that does not rest.
+    /// The pool of an example that does not rest.
     pub fn pool_of(&self, example: u32) -> Pool {
         Pool::ALL[self.segment_of(self.order.position_of(example)) / 2]
     }

@@ -6,9 +6,9 @@ use super::deck::{Deck, Pool};
 use super::record::Record;
 use super::report::{DeckReport, EnvironmentBuffer, ExampleHistory, Movement, Pools, Seen};
 use super::sparse::{IndexMap, by_key};
-use crate::algorithm::SMALLEST_DIFFERENCE;
 use crate::config::Buffer;
 use crate::ids::*;
+use crate::signal::SMALLEST_DIFFERENCE;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
@@ -278,7 +278,7 @@ fn class(mean_reward: f64, rules: &Buffer) -> Pool {
     }
 }
 
-/// Of one example when a pool is chosen.
+/// The weight of one example when a pool is chosen.
 fn weight(pool: Pool, rules: &Buffer) -> f64 {
     match pool {
         _ if !rules.online_difficulty_filtering => 1.0,

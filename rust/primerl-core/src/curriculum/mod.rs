@@ -14,13 +14,16 @@
 
 pub mod deck;
 mod examples;
+mod filing;
 mod record;
 pub mod report;
+mod resting;
 mod sparse;
 
 pub use deck::{Deck, Pool};
 pub use examples::Filing;
 pub use report::{BufferReport, BufferStep, EnvironmentBuffer, ExampleHistory};
+pub(crate) use resting::Rest;
 
 use crate::config::{Config, Role};
 use crate::ids::{EnvironmentId, ExampleIndex, Step};
@@ -107,8 +110,8 @@ impl Curriculum {
             .map(|source| source.environment)
     }
 
-    /// Whose turn it is among the environments that `may` have one, or `None` while an environment is
-    /// [`Curriculum::missing`] or none may. One that may not gives its turn up: it has nothing to catch up with later.
+    /// Whose turn it is among the environments that `may` have one and have an example left, or `None` while an environment
+    /// is [`Curriculum::missing`] or none may. One that may not gives its turn up: it has nothing to catch up with later.
     pub fn turn(&mut self, may: impl Fn(EnvironmentId) -> bool) -> Option<EnvironmentId> {
         if self.missing().is_some() {
             return None;
@@ -117,7 +120,8 @@ impl Curriculum {
         let mut richest: Option<usize> = None;
         for index in 0..self.sources.len() {
             let source = &mut self.sources[index];
-            if !may(source.environment) {
+            let is_exhausted = source.examples.as_ref().is_some_and(Examples::is_exhausted);
+            if is_exhausted || !may(source.environment) {
                 continue;
             }
             source.credit += source.ratio;
@@ -221,7 +225,7 @@ impl Curriculum {
         &self.steps[self.steps.len() - 1]
     }
 
-    /// Of each training environment whose examples are known.
+    /// The buffer of each training environment whose examples are known.
     pub fn environments(&self, config: &Config) -> Vec<EnvironmentBuffer> {
         let known = self.sources.iter().filter_map(|source| {
             let name = &config.environment(source.environment).name;

@@ -17,7 +17,7 @@ pub(super) struct Record {
     recent: Recent,
 }
 
-/// One complete group. Steps beyond 2^32 are not told apart.
+/// One complete group. Steps beyond 2^32 are not distinguished.
 #[derive(Clone, Copy, Debug)]
 struct Visit {
     /// 0 for none.

@@ -1,4 +1,4 @@
-//! What is told of the buffer: to people, to `/status`, to the metrics of a step.
+//! Reports of the buffer: for people, for `/status`, for the metrics of a step.
 
 use super::deck::Pool;
 use crate::ids::*;
@@ -58,7 +58,7 @@ pub struct EnvironmentStep {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BufferStep {
     pub step: Step,
-    /// Of each training environment whose examples are known.
+    /// The buffer of each training environment whose examples are known.
     pub environments: Vec<EnvironmentStep>,
 }
 

@@ -13,14 +13,14 @@
 //!
 //! Scores beyond 0 and 1 have Student's interval of a mean.
 
-use crate::algorithm::differ;
+use crate::signal::differ;
 
 /// What half of the rest lies beyond.
 const NORMAL_95: f64 = 1.959_963_984_540_054;
 /// Student's, of 1 to 4 degrees of freedom: the series is no good for so few.
 const STUDENT_95: [f64; 4] = [12.706_205, 4.302_653, 3.182_446, 2.776_445];
 
-/// Of at least two scores. `bounded`: whether they are means of numbers from 0 to 1.
+/// The interval of at least two scores. `bounded`: whether they are means of numbers from 0 to 1.
 pub(super) fn ends(scores: &[f64], bounded: bool) -> Option<(f64, f64)> {
     if scores.len() < 2 {
         return None;

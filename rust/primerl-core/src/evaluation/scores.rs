@@ -7,8 +7,8 @@
 //! How sure they are: [`super::interval`].
 
 use super::interval::{ends, mean};
-use crate::algorithm::SMALLEST_DIFFERENCE;
 use crate::ids::ExampleIndex;
+use crate::signal::SMALLEST_DIFFERENCE;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What ended of one example.
@@ -22,7 +22,7 @@ pub(super) struct Ended<'a> {
 /// How an environment is scored.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rule {
-    /// Of each example, where all of them end.
+    /// Rollouts of each example, where all of them end.
     pub rollouts: usize,
     pub pass_threshold: f64,
 }

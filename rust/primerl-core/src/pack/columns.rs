@@ -46,7 +46,7 @@ pub struct Columns {
 pub struct TruncatedRun {
     /// Index of the first token among the micro-batch's N.
     pub begin: usize,
-    /// Of the token after the last.
+    /// Index of the token after the last.
     pub end: usize,
     pub truncation: Truncation,
 }
@@ -56,20 +56,15 @@ pub struct TruncatedRun {
 pub struct GrammarRun {
     /// Index of the answer's first token among the micro-batch's N.
     pub begin: usize,
-    /// Of the token after the last.
+    /// Index of the token after the last.
     pub end: usize,
     pub grammar: Arc<Grammar>,
 }
 
 impl MicroBatch {
-    /// Looks at segments, not at tokens; empty where nothing was structured.
+    /// Tokens that were sampled by a grammar. Looks at segments, not at tokens.
     pub fn grammars(&self) -> Vec<GrammarRun> {
-        let sequences = self.sequences().iter();
-        let segments = sequences.flat_map(|weighted| weighted.sample.segments());
-        let mut end = 0;
-        let runs = segments.filter_map(|segment| {
-            let begin = end;
-            end += segment.len();
+        let runs = self.runs().filter_map(|(begin, end, segment)| {
             let grammar = segment.trained()?.grammar.clone()?;
             Some(GrammarRun {
                 begin,
@@ -80,14 +75,9 @@ impl MicroBatch {
         runs.collect()
     }
 
-    /// Looks at segments, not at tokens; empty in a run that truncates nothing.
+    /// Tokens that were sampled from fewer than all. Looks at segments, not at tokens.
     pub fn truncations(&self) -> Vec<TruncatedRun> {
-        let sequences = self.sequences().iter();
-        let segments = sequences.flat_map(|weighted| weighted.sample.segments());
-        let mut end = 0;
-        let runs = segments.filter_map(|segment| {
-            let begin = end;
-            end += segment.len();
+        let runs = self.runs().filter_map(|(begin, end, segment)| {
             let truncation = segment.trained()?.truncation;
             (!truncation.is_none()).then_some(TruncatedRun {
                 begin,
@@ -98,12 +88,22 @@ impl MicroBatch {
         runs.collect()
     }
 
+    /// Segments of all sequences, each with the indices of its first token and of the one after its last.
+    fn runs(&self) -> impl Iterator<Item = (usize, usize, &Segment)> {
+        let mut end = 0;
+        let sequences = self.sequences().iter();
+        let segments = sequences.flat_map(|weighted| weighted.sample.segments());
+        segments.map(move |segment| {
+            let begin = end;
+            end += segment.len();
+            (begin, end, segment)
+        })
+    }
+
     /// 1 for each token that a teacher wrote, else 0. `[N]`
     pub fn ce_weights(&self) -> impl Iterator<Item = f32> {
-        let segments = self.sequences().iter();
-        let segments = segments.flat_map(|weighted| weighted.sample.segments());
-        segments.flat_map(|segment| {
-            std::iter::repeat_n(f32::from(u8::from(segment.is_taught())), segment.len())
+        self.runs().flat_map(|(begin, end, segment)| {
+            std::iter::repeat_n(f32::from(u8::from(segment.is_taught())), end - begin)
         })
     }
 

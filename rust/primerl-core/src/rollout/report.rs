@@ -1,9 +1,9 @@
 //! Reports that cannot be what they say, or say that nothing came of a rollout.
 
 use super::{Rollout, error};
-use crate::algorithm::SMALLEST_DIFFERENCE;
 use crate::event::{Outcome, RolloutError, Trace};
 use crate::failure::PROMPT_TOO_LONG;
+use crate::signal::SMALLEST_DIFFERENCE;
 
 /// Advantages are f32, and so is the loss they are summed up in: a larger reward could overflow either.
 const LARGEST_REWARD: f64 = 1e30;
@@ -52,7 +52,8 @@ impl Rollout {
         }
     }
 
-    /// Of a rollout that came to no answer as its first prompt leaves no room for one, however its environment took that.
+    /// The error of a rollout without an answer because its first prompt leaves no room for one, however its
+    /// environment took that.
     pub(super) fn prompt_too_long(&self, outcome: &Outcome) -> Option<RolloutError> {
         let overflow = outcome.refusal.as_ref()?.overflow?;
         self.turns.is_empty().then(|| {

@@ -64,6 +64,6 @@ pub struct LeftOut {
     pub too_long: u32,
     /// Cut to `seq_len`.
     pub cut: u32,
-    /// Of a trace that the environment truncated.
+    /// Part of a trace that the environment truncated.
     pub masked: u32,
 }

@@ -336,7 +336,7 @@ impl Observer {
             assert!(rewards.len() >= self.config.min_group_size());
             assert!(
                 !self.config.buffer.online_difficulty_filtering
-                    || crate::algorithm::differ(rewards.iter().copied()),
+                    || crate::signal::differ(rewards.iter().copied()),
                 "group {group} has no signal and is trained: {rewards:?}"
             );
         }

@@ -14,8 +14,8 @@ mod trainer;
 mod turns;
 mod workers;
 
+use crate::Core;
 use crate::config::Config;
-use crate::core::Core;
 use crate::effect::Effect;
 use crate::event::Event;
 use crate::ids::*;
@@ -53,7 +53,7 @@ pub struct Faults {
     pub engine_dies: f64,
     /// The trainer loses an answer and asks for the same batch again.
     pub trainer_forgets: f64,
-    /// The trainer dies when it has a batch, and goes on from its last checkpoint.
+    /// The trainer dies when it has a batch, and resumes from its last checkpoint.
     pub trainer_dies: f64,
     /// The orchestrator is restarted some seconds after it started.
     pub orchestrator_dies: f64,
@@ -61,7 +61,7 @@ pub struct Faults {
     pub lease_lost: f64,
     /// An event comes twice: a worker's report, a trainer's request.
     pub message_repeated: f64,
-    /// A worker goes on with a rollout that was taken from it, and reports a turn and the end of it.
+    /// A worker continues a rollout that was taken from it, and reports a turn and the end of it.
     pub report_late: f64,
     /// An engine, from its start to its death, takes many times longer than usual.
     pub engine_slow: f64,
@@ -83,7 +83,7 @@ pub struct DiskFaults {
     pub snapshot_damaged: f64,
 }
 
-/// A component that is killed for good, to see that someone is told.
+/// A component that is killed for good, to see that this is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kill {
     Workers,
@@ -146,7 +146,7 @@ pub struct Simulator {
     processes: u64,
     next_token: u32,
     pub events: u64,
-    /// What was told outside, which no restart may take back.
+    /// What the outside has seen, which no restart may take back.
     pub witness: Witness,
     disk: Disk,
     process: Process,
@@ -171,13 +171,13 @@ pub struct Restarts {
     /// Batches that were cut for good and not written.
     pub lost_batches: u64,
     pub damaged_snapshots: u64,
-    /// Workers that nobody knew any more.
+    /// Workers that were unknown by then.
     pub lost_workers: u64,
-    /// Rollouts that somebody ran and nobody knew any more.
+    /// Rollouts that a worker ran and that were unknown by then.
     pub lost_leases: u64,
     /// Answers that an agent had seen and that were lost.
     pub lost_turns: u64,
-    /// Results told again for want of an answer.
+    /// Results reported again for want of an answer.
     pub repeated_reports: u64,
 }
 
@@ -285,7 +285,7 @@ impl Simulator {
                 effect if self.process.withholds_what_goes_before(&effect) => {
                     self.withhold(number, Withheld::Effect(effect));
                 }
-                // A worker that is told so leaves, and is missed if the run is not over after all.
+                // A worker that learns of it leaves, and is missed if the run is not over after all.
                 effect @ Effect::NoLease { finished: true, .. } => {
                     self.withhold_reply(number, Reply::Over(effect));
                 }
@@ -324,7 +324,7 @@ impl Simulator {
             Effect::NoMoreBatches { request } => {
                 self.trainer.requests.remove(&request);
             }
-            // Where there is a disk, the worker is told at its next heartbeat.
+            // Where there is a disk, the worker learns of it at its next heartbeat.
             Effect::CancelRollout {
                 rollout,
                 worker: Some(worker),

@@ -1,7 +1,7 @@
-//! What the world outside was told. An orchestrator that dies may forget what nobody knows of, and nothing else. Each method
-//! panics with the promise that was broken.
+//! What the world outside has seen. An orchestrator that dies may forget what no one has seen, and nothing else. Each
+//! method panics with the promise that was broken.
 
-use crate::core::Core;
+use crate::Core;
 use crate::effect::LeasedRollout;
 use crate::ids::*;
 use crate::pack::PackedBatch;
@@ -90,7 +90,7 @@ impl Witness {
         }
         assert!(
             !self.over || core.finished().is_some(),
-            "workers were told that the run is over, and it goes on"
+            "workers have seen that the run is over, and it continues"
         );
         let published = core.status().run.published_version;
         assert!(

@@ -8,7 +8,7 @@ use primerl_core::config::{
 use primerl_core::time::Duration;
 use serde::Deserialize;
 
-/// How rewards become advantages; `primerl_core::algorithm` has the formulas and their papers.
+/// How rewards become advantages; `primerl_core::signal` has the formulas and their papers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AlgorithmType {

@@ -13,7 +13,7 @@ use axum::extract::{Query, State};
 use axum::response::Response;
 use parking_lot::Mutex;
 use primerl_core::EnvironmentId;
-use primerl_core::core::Listed;
+use primerl_core::machine::Listed;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::HashMap;

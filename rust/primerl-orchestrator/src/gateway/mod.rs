@@ -66,7 +66,7 @@ use self::access::Access;
 use crate::app::App;
 use crate::clients::Endpoint;
 use crate::config::{ClientType, RolloutLimits, Sampling};
-use primerl_core::core::OpenRollout;
+use primerl_core::machine::OpenRollout;
 use primerl_render::Renderer;
 pub(crate) use rollouts::Rollout;
 use rollouts::Rollouts;

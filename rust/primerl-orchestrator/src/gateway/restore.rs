@@ -8,7 +8,7 @@ use super::allowance::Limit;
 use super::dialect::{KeptResponse, RestoringResponses};
 use super::rollouts::Rollout;
 use crate::config::RolloutLimits;
-use primerl_core::core::OpenRollout;
+use primerl_core::machine::OpenRollout;
 use primerl_core::{Turn, TurnIndex};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;

@@ -168,7 +168,7 @@ fn what_is_told_is_what_happened() {
         ] {
             assert_eq!(by_end.get(&ended).copied().unwrap_or(0), count, "{ended:?}");
         }
-        let losses = run.simulator.core.losses();
+        let losses = run.simulator.core.discards();
         for (reason, count) in &losses.voided {
             let told = dropped
                 .rollouts

@@ -1,4 +1,4 @@
-//! Which weights an evaluation measures: those that the trainer has come to, none that it left.
+//! Which weights an evaluation measures: those that the trainer has reached, never those that it has left.
 
 use crate::effect::{EvaluationReport, LeasedRollout};
 use crate::ids::*;

@@ -44,7 +44,7 @@ impl Observer {
             let group = leased.rollout.group;
             assert!(
                 !groups.contains_key(&group),
-                "group {group} is leased anew while a rollout of it is open"
+                "group {group} is leased again while a rollout of it is open"
             );
         }
     }

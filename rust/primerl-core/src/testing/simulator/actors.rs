@@ -17,7 +17,7 @@ const TRY_AGAIN: Duration = Duration(500_000);
 pub enum Action {
     /// In its life number so and so.
     EngineStarts(EngineId, u32),
-    /// The engine has loaded the version it was told to.
+    /// The engine has loaded the version it was asked to.
     EngineLoaded(EngineId, PolicyVersion, u32),
     EngineDies(EngineId, u32),
     EngineReports(EngineId, u32),
@@ -65,7 +65,7 @@ pub struct Engine {
     /// `None`: it does not run.
     pub batching: Option<Box<dyn Batching>>,
     pub serves: Option<PolicyVersion>,
-    /// The version it was told to load, and whether it has stopped for that.
+    /// The version it was asked to load, and whether it has stopped for that.
     pub told: Option<PolicyVersion>,
     pub loads: bool,
     /// When it is next looked at.
@@ -77,7 +77,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Whatever it was told is void.
+    /// Whatever it was asked is void.
     pub fn ends(&mut self) {
         self.life += 1;
         self.serves = None;
@@ -88,10 +88,10 @@ impl Engine {
 #[derive(Clone, Debug)]
 pub struct Worker {
     pub environment: EnvironmentId,
-    /// Of its process, whatever number that has.
+    /// The name of its process, whatever number that has.
     pub name: String,
     pub running: BTreeMap<RolloutId, Running>,
-    /// Results that were told and not answered.
+    /// Results that were reported and not answered.
     pub reporting: BTreeMap<RolloutId, Outcome>,
     pub asking: bool,
 }

@@ -25,7 +25,7 @@ pub struct Sampled {
     pub versions: VersionRuns,
 }
 
-/// An engine's inside. Nobody looks at it between the moments that [`Batching::next`] names.
+/// An engine's inside. Nothing looks at it between the moments that [`Batching::next`] names.
 pub trait Batching: fmt::Debug {
     fn submit(&mut self, request: Request, now: Time);
     /// Forgets a request that it has, if it has.

@@ -4,7 +4,7 @@
 use super::actors::Action;
 use super::process::Withheld;
 use super::{DiskFaults, Scenario, Simulator};
-use crate::core::Core;
+use crate::Core;
 use crate::effect::EvaluationReport;
 use crate::event::Event;
 use crate::ids::*;
@@ -16,7 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Events that nobody waits for are handed to the writer after so long, and synced after so long.
+/// Events that nothing waits for are handed to the writer after so long, and synced after so long.
 const FLUSH: Duration = Duration(200_000);
 const IDLE_SYNC: Duration = Duration(1_000_000);
 /// Events between two snapshots.

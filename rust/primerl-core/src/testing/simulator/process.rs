@@ -1,4 +1,4 @@
-//! The orchestrator's process, beside its core: what waits for the disk, who runs what, and the recorder. All of it is
+//! The orchestrator's process, apart from its core: what waits for the disk, who runs what, and the recorder. All of it is
 //! lost when the process dies.
 
 use super::Simulator;

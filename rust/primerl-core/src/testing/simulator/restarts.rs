@@ -5,7 +5,7 @@ use super::actors::Action;
 use super::actors::RunningTurn;
 use super::disk::Snapshot;
 use super::process::{Process, Reply, Withheld};
-use crate::core::Core;
+use crate::Core;
 use crate::effect::Effect;
 use crate::event::Event;
 use crate::ids::*;
@@ -93,7 +93,7 @@ impl Simulator {
         self.plan(down, Action::OrchestratorStarts(death));
     }
 
-    /// The core is made anew from what is on disk, and the shell from the core.
+    /// The core is rebuilt from what is on disk, and the shell from the core.
     pub(super) fn restart(&mut self, death: Death) {
         let end = self.last_event_left(death);
         let (core, observer, owed) = self.replay(end);
@@ -130,7 +130,7 @@ impl Simulator {
         self.write_what_waits();
     }
 
-    /// Of what was on its way to the disk, any part may have come there.
+    /// Any part of what was on its way to the disk may have reached it.
     fn last_event_left(&mut self, death: Death) -> u64 {
         let disk = &mut self.disk;
         let safe = match death {

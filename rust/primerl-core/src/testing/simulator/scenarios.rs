@@ -208,7 +208,7 @@ pub fn play_with(faults: Faults, seed: u64) -> Simulator {
 
 /// Every loss is counted once, under its reason.
 fn check_losses(simulator: &Simulator) {
-    let (counters, losses) = (simulator.core.counters(), simulator.core.losses());
+    let (counters, losses) = (simulator.core.counters(), simulator.core.discards());
     assert_eq!(counters.ended(), counters.dispatched);
     assert_eq!(losses.cancelled, simulator.observer.cancelled);
     let cancelled = |reason| losses.cancelled.get(&reason).copied().unwrap_or(0);

@@ -7,8 +7,9 @@ use super::{Rewards, Simulator};
 use crate::event::{Event, Outcome, RolloutError, Trace};
 use crate::ids::*;
 use crate::testing::observer::SampledToken;
+use crate::testing::turn;
 use crate::time::Duration;
-use crate::turn::{AnswerKey, FinishReason, ForkReason, Truncation, Turn, VersionRun, VersionRuns};
+use crate::turn::{ForkReason, Turn, VersionRun, VersionRuns};
 use rand::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -178,7 +179,7 @@ impl Simulator {
             .collect();
         let mut prompt = parent.map_or_else(Vec::new, |index| running.turns[index].tokens.clone());
         prompt.extend_from_slice(&suffix);
-        // What the orchestrator has lost it is told anew.
+        // What the orchestrator has lost is sent again.
         let (parent, suffix) = match parent.map(|index| running.turns[index].index) {
             None => (None, suffix),
             Some(None) => (None, prompt.clone()),
@@ -188,29 +189,15 @@ impl Simulator {
         self.next_token += n;
         let sampled: Vec<u32> = (first..first + n).collect();
         prompt.extend_from_slice(&sampled);
+        let session = if seat == 1 { "judge" } else { "player" };
         let turn = Turn {
-            session: if seat == 1 {
-                "judge".into()
-            } else {
-                "player".into()
-            },
+            session: session.into(),
             parent,
             fork: parent.is_none().then_some(ForkReason::FirstTurn),
             prompt_suffix: suffix.into(),
-            sampled: sampled.into(),
             logprobs: Arc::default(),
             versions: VersionRuns::new(),
-            temperature: 1.0,
-            truncation: Truncation::default(),
-            grammar: None,
-            finish: FinishReason::Stop,
-            start_digest: 0,
-            context_digest: 0,
-            answer: AnswerKey::default(),
-            request_digest: 0,
-            text: None,
-            request: 0,
-            choice: 0,
+            ..turn(None, &[], &sampled, 0)
         };
         (turn, prompt)
     }

@@ -58,7 +58,7 @@ impl Simulator {
         self.ask_for_lease(id);
     }
 
-    /// Whether the orchestrator knows the worker; one that it does not know registers anew, and all its leases are void.
+    /// Whether the orchestrator knows the worker; one that it does not know registers again, and all its leases are void.
     pub(super) fn is_known(&mut self, id: WorkerId) -> bool {
         let known =
             self.disk.is_instant() || self.core.open_workers().any(|open| open.worker == id);
@@ -93,7 +93,7 @@ impl Simulator {
         }
     }
 
-    /// What the worker runs and was not leased, it is told to stop; what it was leased and does not know of is lost.
+    /// What the worker runs and was not leased, it has to stop; what it was leased and does not know of is lost.
     fn compare_leases(&mut self, id: WorkerId) {
         let worker = &self.workers[&id];
         let is_unknown = |rollout: &RolloutId| !self.process.is_open(*rollout, id);

@@ -2,7 +2,7 @@
 
 use crate::inspect::name_of;
 use crate::inspect::spans::State;
-use primerl_core::core::{BatchWait, EngineView, NoRollouts, WorkerView};
+use primerl_core::machine::{BatchWait, EngineView, NoRollouts, WorkerView};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::inspect) enum TrainerState {

@@ -51,10 +51,10 @@ fn a_long_tail_holds_no_batch_back_and_what_is_finished_is_kept() {
     assert!(longest < Duration::from_secs(22), "{longest:?}");
     for simulator in [&exact, &oversampled] {
         // Nothing that finished was thrown away before the run was over.
-        let losses = simulator.core.losses();
-        let voided: Vec<VoidReason> = losses.voided.keys().copied().collect();
+        let discards = simulator.core.discards();
+        let voided: Vec<VoidReason> = discards.voided.keys().copied().collect();
         assert!(voided.is_empty() || voided == [VoidReason::RunFinished]);
-        assert_eq!(losses.slots_refilled + losses.slots_lost, 0);
+        assert_eq!(discards.slots_refilled + discards.slots_lost, 0);
     }
     // Long rollouts are overtaken, and trained in a later batch.
     let rollouts = |batch: &crate::pack::PackedBatch| -> Vec<RolloutId> {

@@ -14,11 +14,11 @@ fn whole_groups_stay_whole_whatever_fails() {
     let (mut restarted, mut incomplete, mut siblings, mut evaluated) = (0, 0, 0, 0);
     for seed in 7000..7080 {
         let simulator = whole(seed, faults());
-        let losses = simulator.core.losses();
-        restarted += losses.groups_restarted;
-        let voided = losses.voided.get(&VoidReason::GroupIncomplete);
+        let discards = simulator.core.discards();
+        restarted += discards.groups_restarted;
+        let voided = discards.voided.get(&VoidReason::GroupIncomplete);
         incomplete += voided.copied().unwrap_or(0);
-        let cancelled = losses.cancelled.get(&CancelReason::GroupRestarted);
+        let cancelled = discards.cancelled.get(&CancelReason::GroupRestarted);
         siblings += cancelled.copied().unwrap_or(0);
         evaluated += simulator.core.counters().evaluated;
     }

@@ -1,0 +1,73 @@
+//! Cutting a batch: complete groups become the batch of the next step.
+
+use super::build;
+use crate::Core;
+use crate::admission::last_step;
+use crate::counters::{Attempts, Ended, VoidReason};
+use crate::effect::Effect;
+use crate::group::Group;
+use crate::ids::*;
+use crate::metrics::{attempt_metrics, buffer_metrics};
+use crate::pack::PackedBatch;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+impl Core {
+    pub(crate) fn cut_batches(&mut self) {
+        let needed = self.config.groups_per_batch();
+        while self.groups.ready.len() >= needed {
+            if last_step(&self.config, self.ledger.newest_proved()) < Some(self.next_step) {
+                return;
+            }
+            let groups = self.groups.take_ready(needed);
+            self.cut(groups);
+            self.sweep();
+        }
+    }
+
+    fn cut(&mut self, mut groups: Vec<Group>) {
+        for rollout in groups.iter().flat_map(Group::finished) {
+            self.rollouts.forget_age(rollout);
+        }
+        let interval = self.tally.end_interval();
+        let (config, step) = (&self.config, self.next_step);
+        let mut batch = build(config, step, &mut groups, &interval, &mut self.rng);
+        let moved = self.curriculum.end_step(step);
+        let states = self.environments.iter_mut();
+        let attempts: Vec<Attempts> = states
+            .map(|state| std::mem::take(&mut state.attempts))
+            .collect();
+        let metrics = &mut batch.metrics;
+        metrics.extend(buffer_metrics(config, moved));
+        metrics.extend(attempt_metrics(config, &attempts));
+        metrics.insert("progress/epoch".to_owned(), self.curriculum.epoch());
+        let batch = Arc::new(batch);
+        self.end_cut_rollouts(groups, &batch);
+        self.next_step = step.next();
+        self.batches.add(&batch);
+        self.effects.push(Effect::BatchCut { batch });
+        if self.batches.limit(self.next_step, self.config.spool_steps) {
+            self.forget_batches();
+        }
+    }
+
+    /// A rollout with a sample in the batch is trained; the others are void.
+    fn end_cut_rollouts(&mut self, groups: Vec<Group>, batch: &PackedBatch) {
+        let micro_batches = batch.ranks.iter().flatten();
+        let trained: BTreeSet<RolloutId> = micro_batches
+            .flat_map(|micro_batch| micro_batch.sequences())
+            .map(|weighted| weighted.sample.rollout)
+            .collect();
+        for rollout in groups.into_iter().flat_map(Group::into_finished) {
+            if trained.contains(&rollout.id) {
+                rollout.end(Ended::Trained, &mut self.tally.counters);
+            } else {
+                let reason = match rollout.left_out.too_long > 0 {
+                    true => VoidReason::TooLong,
+                    false => VoidReason::Masked,
+                };
+                self.void(rollout, reason);
+            }
+        }
+    }
+}

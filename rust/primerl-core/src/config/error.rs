@@ -1,0 +1,115 @@
+//! What is wrong with a config.
+
+use super::TrainingMode;
+
+/// What is wrong with a [`Config`]; each message names the field and what to do about it.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    #[error("{field} is 0: set it to at least 1")]
+    Zero { field: &'static str },
+    #[error(
+        "batch_size = {batch_size} is not a multiple of group_size = {group_size}: \
+         a batch holds whole groups; set batch_size to {lower} or {upper}"
+    )]
+    BatchNotWholeGroups {
+        batch_size: u32,
+        group_size: u32,
+        lower: u32,
+        upper: u32,
+    },
+    #[error("environment {name:?}: algorithm.{field} {problem}")]
+    Algorithm {
+        name: String,
+        field: &'static str,
+        problem: &'static str,
+    },
+    #[error(
+        "group_size = 1: an advantage compares a rollout with the others of its group, and alone it is always 0; \
+         set group_size to at least 2"
+    )]
+    GroupOfOne,
+    #[error(
+        "group_size = 1 with buffer.online_difficulty_filtering: a reward alone is always equal to itself, so every group \
+         would be left out; set group_size to at least 2, or filtering to false"
+    )]
+    FilteredGroupOfOne,
+    #[error(
+        "buffer.online_difficulty_filtering leaves out groups whose rewards are all equal, and training_mode = {mode:?} \
+         learns from a teacher, not from rewards: set it to false"
+    )]
+    FilteredTeaching { mode: TrainingMode },
+    #[error("{field} = {value} is more than {most}; lower it")]
+    TooLarge {
+        field: &'static str,
+        value: u64,
+        most: u64,
+    },
+    #[error(
+        "max_off_policy_steps = {max_off_policy_steps} is below max_async_level = {max_async_level}: \
+         rollouts would be generated only to be voided as stale; raise the first or lower the second"
+    )]
+    AsyncBeyondOffPolicy {
+        max_off_policy_steps: u64,
+        max_async_level: u64,
+    },
+    #[error(
+        "min_group_size = {min_group_size} must be at least 2 (an advantage compares rollouts) and at most \
+         group_size = {group_size}; leave it out to train whole groups only"
+    )]
+    MinGroupSize {
+        min_group_size: u32,
+        group_size: u32,
+    },
+    #[error("admission.{field} = {value}: {hint}")]
+    Admission {
+        field: &'static str,
+        value: f64,
+        hint: &'static str,
+    },
+    #[error("oversampling_factor = {value} must be a finite number of at least 1")]
+    Oversampling { value: f64 },
+    #[error("buffer.{field} = {value} must be a finite number")]
+    Threshold { field: &'static str, value: f64 },
+    #[error(
+        "buffer.hard_threshold = {hard} is not below buffer.easy_threshold = {easy}: \
+         an example would be both; lower the first or raise the second"
+    )]
+    Thresholds { hard: f64, easy: f64 },
+    #[error("buffer.{field} = {value} must be from 0 (never drawn) to 1 (drawn like a normal one)")]
+    Fraction { field: &'static str, value: f64 },
+    #[error(
+        "environments: there is no training environment; add at least one, or set max_steps to 0 to evaluate only"
+    )]
+    NoTrainingEnvironment,
+    #[error("max_steps is 0, and there is nothing to evaluate; add an evaluation environment")]
+    NothingToEvaluate,
+    #[error(
+        "max_steps is 0, which is for a run that only evaluates, but there are training environments; set it to at \
+         least 1, or leave them out"
+    )]
+    NothingIsTrained,
+    #[error(
+        "environments: {name:?} is used {count} times; metrics and logs go by name, give each environment its own"
+    )]
+    DuplicateEnvironment { name: String, count: usize },
+    #[error("environments[{index}].name is empty; give it a name")]
+    UnnamedEnvironment { index: usize },
+    #[error(
+        "environments[{index}] ({name:?}) trains but comes after an evaluation environment; list training environments first"
+    )]
+    EnvironmentOrder { index: usize, name: String },
+    #[error(
+        "environment {name:?}: ratio = {ratio} (its own, or of buffer.env_ratios) must be a finite number above 0; \
+         leave the environment out to not use it"
+    )]
+    Ratio { name: String, ratio: f64 },
+    #[error("environment {name:?}: pass_threshold = {value} must be a finite number")]
+    PassThreshold { name: String, value: f64 },
+    #[error("environment {name:?}: {field} is 0; set it to at least 1 or leave it out")]
+    ZeroInEnvironment { name: String, field: &'static str },
+    #[error(
+        "flops.{field} = {value} must be a finite number of at least 0, and one of the two above 0"
+    )]
+    Flops { field: &'static str, value: f64 },
+}

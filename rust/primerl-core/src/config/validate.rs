@@ -1,0 +1,216 @@
+//! Checks of a config before the run.
+
+use super::{Config, ConfigError, Environment, Evaluation, FlopsModel, Role};
+use crate::time::Duration;
+
+/// More says nothing that this does not, and would leave no room to count beyond it.
+const MOST_STEPS_APART: u64 = 1_000_000;
+
+impl Config {
+    /// Everything that can be known to be wrong before the run.
+    ///
+    /// # Errors
+    /// The first field found wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_sizes()?;
+        self.validate_groups()?;
+        self.validate_staleness()?;
+        self.buffer.validate()?;
+        self.admission.validate()?;
+        self.validate_environments()?;
+        self.validate_timeouts()?;
+        self.flops.validate()
+    }
+
+    fn validate_sizes(&self) -> Result<(), ConfigError> {
+        let sizes = [
+            ("batch_size", u64::from(self.batch_size)),
+            ("group_size", u64::from(self.group_size)),
+            ("seq_len", u64::from(self.seq_len)),
+            ("data_ranks", u64::from(self.data_ranks)),
+            ("spool_steps", self.spool_steps),
+        ];
+        if let Some((field, _)) = sizes.into_iter().find(|(_, value)| *value == 0) {
+            return Err(ConfigError::Zero { field });
+        }
+        Ok(())
+    }
+
+    fn validate_groups(&self) -> Result<(), ConfigError> {
+        let relative = |environment: &Environment| {
+            environment.role == Role::Train && environment.algorithm.kind.is_relative()
+        };
+        if !self.training_mode.is_rl() && self.buffer.online_difficulty_filtering {
+            let mode = self.training_mode;
+            return Err(ConfigError::FilteredTeaching { mode });
+        }
+        if self.group_size == 1
+            && self.training_mode.is_rl()
+            && self.environments.iter().any(relative)
+        {
+            return Err(ConfigError::GroupOfOne);
+        }
+        if self.group_size == 1 && self.buffer.online_difficulty_filtering {
+            return Err(ConfigError::FilteredGroupOfOne);
+        }
+        let (batch_size, group_size) = (self.batch_size, self.group_size);
+        if batch_size % group_size != 0 {
+            let whole = batch_size / group_size;
+            let lower = (whole.max(1)).saturating_mul(group_size);
+            let upper = (whole.max(1) + 1).saturating_mul(group_size);
+            return Err(ConfigError::BatchNotWholeGroups {
+                batch_size,
+                group_size,
+                lower,
+                upper,
+            });
+        }
+        if let Some(min_group_size) = self
+            .min_group_size
+            .filter(|size| !(2..=group_size).contains(size))
+        {
+            return Err(ConfigError::MinGroupSize {
+                min_group_size,
+                group_size,
+            });
+        }
+        Ok(())
+    }
+
+    fn validate_staleness(&self) -> Result<(), ConfigError> {
+        let (max_off_policy_steps, max_async_level) =
+            (self.max_off_policy_steps, self.max_async_level);
+        for (field, value) in [
+            ("max_async_level", max_async_level),
+            ("max_off_policy_steps", max_off_policy_steps),
+        ] {
+            if value > MOST_STEPS_APART {
+                let most = MOST_STEPS_APART;
+                return Err(ConfigError::TooLarge { field, value, most });
+            }
+        }
+        if max_off_policy_steps < max_async_level {
+            return Err(ConfigError::AsyncBeyondOffPolicy {
+                max_off_policy_steps,
+                max_async_level,
+            });
+        }
+        let value = self.oversampling_factor;
+        if !value.is_finite() || value < 1.0 {
+            return Err(ConfigError::Oversampling { value });
+        }
+        Ok(())
+    }
+
+    fn validate_environments(&self) -> Result<(), ConfigError> {
+        let mut evaluation_seen = false;
+        for (index, environment) in self.environments.iter().enumerate() {
+            let name = environment.name.clone();
+            if name.is_empty() {
+                return Err(ConfigError::UnnamedEnvironment { index });
+            }
+            let count = self
+                .environments
+                .iter()
+                .filter(|other| other.name == name)
+                .count();
+            if count > 1 {
+                return Err(ConfigError::DuplicateEnvironment { name, count });
+            }
+            match &environment.role {
+                Role::Train if evaluation_seen => {
+                    return Err(ConfigError::EnvironmentOrder { index, name });
+                }
+                Role::Train if !environment.ratio.is_finite() || environment.ratio <= 0.0 => {
+                    return Err(ConfigError::Ratio {
+                        name,
+                        ratio: environment.ratio,
+                    });
+                }
+                Role::Train => environment.algorithm.validate(&name)?,
+                Role::Evaluate(evaluation) => {
+                    evaluation_seen = true;
+                    evaluation.validate(&name)?;
+                }
+            }
+        }
+        let mut roles = self.environments.iter().map(|own| &own.role);
+        match (roles.any(|role| *role == Role::Train), self.max_steps) {
+            (true, 0) => Err(ConfigError::NothingIsTrained),
+            (false, 1..) => Err(ConfigError::NoTrainingEnvironment),
+            (false, 0) if self.environments.is_empty() => Err(ConfigError::NothingToEvaluate),
+            _ => Ok(()),
+        }
+    }
+
+    fn validate_timeouts(&self) -> Result<(), ConfigError> {
+        if self.timeouts.rollout_of.contains(&Some(Duration(0))) {
+            let field = "timeouts.rollout_of";
+            return Err(ConfigError::Zero { field });
+        }
+        let timeouts = [
+            ("timeouts.rollout", self.timeouts.rollout),
+            ("timeouts.worker", self.timeouts.worker),
+            ("timeouts.long_poll", self.timeouts.long_poll),
+            ("timeouts.evaluation", self.timeouts.evaluation),
+            (
+                "timeouts.evaluation_progress",
+                self.timeouts.evaluation_progress.unwrap_or(Duration(1)),
+            ),
+            ("timeouts.weights", self.timeouts.weights),
+            ("timeouts.teacher", self.timeouts.teacher),
+        ];
+        match timeouts.into_iter().find(|(_, span)| span.0 == 0) {
+            Some((field, _)) => Err(ConfigError::Zero { field }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl FlopsModel {
+    fn validate(&self) -> Result<(), ConfigError> {
+        for (field, value) in [("linear", self.linear), ("quadratic", self.quadratic)] {
+            if !value.is_finite() || value < 0.0 {
+                return Err(ConfigError::Flops { field, value });
+            }
+        }
+        if self.linear + self.quadratic <= 0.0 {
+            return Err(ConfigError::Flops {
+                field: "linear",
+                value: self.linear,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Evaluation {
+    fn validate(&self, name: &str) -> Result<(), ConfigError> {
+        let zero = |field| {
+            Err(ConfigError::ZeroInEnvironment {
+                name: name.to_owned(),
+                field,
+            })
+        };
+        match self {
+            Evaluation {
+                num_examples: Some(0),
+                ..
+            } => zero("num_examples"),
+            Evaluation {
+                rollouts_per_example: 0,
+                ..
+            } => zero("rollouts_per_example"),
+            Evaluation {
+                interval: Some(0), ..
+            } => zero("interval"),
+            Evaluation { pass_threshold, .. } if !pass_threshold.is_finite() => {
+                Err(ConfigError::PassThreshold {
+                    name: name.to_owned(),
+                    value: *pass_threshold,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}

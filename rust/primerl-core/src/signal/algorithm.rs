@@ -1,0 +1,172 @@
+//! Rewards to advantages.
+//!
+//! The unit is a trace, one seat of one rollout, with a reward of its own. A rollout with one seat is one trace; in the
+//! papers it is the "output" or "response". An advantage holds for each sampled token of its trace, with the trainer's
+//! loss `-advantage * ratio` summed over tokens and divided by the batch's number of trained tokens.
+//!
+//! Each function takes the rewards of one group (REINFORCE++: of the batch) and returns an advantage for each. Traces of
+//! another seat are another task: what compares within the group compares traces of one seat.
+
+use super::spread::{differ, mean, standard_deviation};
+use crate::config::{Algorithm, AlgorithmKind};
+use rand::Rng;
+use rand::seq::SliceRandom;
+use std::collections::BTreeMap;
+
+/// The traces of one group.
+#[derive(Clone, Debug)]
+pub struct ScoredGroup<'a> {
+    pub algorithm: &'a Algorithm,
+    pub rewards: Vec<f64>,
+    /// The seat of each reward's trace; empty: all are of one seat.
+    pub seats: Vec<&'a str>,
+}
+
+impl ScoredGroup<'_> {
+    /// The rewards of each seat by themselves, put together again. A seat whose rewards do not differ gets zeros, whatever
+    /// the algorithm would make of their rounding.
+    fn by_seat(&self, advantages: impl Fn(&[f64]) -> Vec<f32>) -> Vec<f32> {
+        let advantages = |rewards: &[f64]| match differ(rewards.iter().copied()) {
+            true => advantages(rewards),
+            false => vec![0.0; rewards.len()],
+        };
+        let Some(first) = self.seats.first() else {
+            return advantages(&self.rewards);
+        };
+        if self.seats.iter().all(|seat| seat == first) {
+            return advantages(&self.rewards);
+        }
+        let mut places: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (place, seat) in self.seats.iter().enumerate() {
+            places.entry(seat).or_default().push(place);
+        }
+        let mut found = vec![0.0; self.rewards.len()];
+        for places in places.values() {
+            let own: Vec<f64> = places.iter().map(|place| self.rewards[*place]).collect();
+            for (place, advantage) in places.iter().zip(advantages(&own)) {
+                found[*place] = advantage;
+            }
+        }
+        found
+    }
+}
+
+/// Advantages of the traces of one batch, whose groups may use different algorithms: the result has the rewards' shape.
+/// Groups of a custom algorithm get zeros here: their advantages come from outside.
+pub fn advantages(groups: &[ScoredGroup], rng: &mut impl Rng) -> Vec<Vec<f32>> {
+    let uses = |group: &ScoredGroup| group.algorithm.kind == AlgorithmKind::ReinforcePlusPlus;
+    let global: Vec<f64> = groups
+        .iter()
+        .filter(|group| uses(group))
+        .flat_map(|group| group.rewards.iter().copied())
+        .collect();
+    let scale = Normalization::of(&global);
+    let mut advantages: Vec<Vec<f32>> = groups
+        .iter()
+        .map(|group| {
+            let rewards = &group.rewards;
+            match &group.algorithm.kind {
+                AlgorithmKind::Grpo | AlgorithmKind::DrGrpo => {
+                    group.by_seat(|rewards| grpo(rewards, group.algorithm.normalize_std))
+                }
+                AlgorithmKind::Rloo => group.by_seat(rloo),
+                AlgorithmKind::MaxRl => group.by_seat(max_rl),
+                AlgorithmKind::ReinforcePlusPlus => scale.apply(rewards),
+                AlgorithmKind::Custom { .. } => vec![0.0; rewards.len()],
+            }
+        })
+        .collect();
+    let shuffled = groups.iter().zip(&mut advantages);
+    let shuffled = shuffled.filter(|(group, _)| group.algorithm.shuffle_advantages);
+    shuffle(
+        shuffled.flat_map(|(_, advantages)| advantages).collect(),
+        rng,
+    );
+    advantages
+}
+
+/// GRPO (Shao et al. 2024, arXiv:2402.03300, section 4.1.2): `A = r - mean(r)`; with `normalize_std` also divided by the
+/// group's population standard deviation (all equal: 0). The division by the response's length, which is part of the
+/// paper's objective, is [`crate::config::LengthNormalization::Sequence`].
+///
+/// Dr. GRPO (Liu et al. 2025, arXiv:2503.20783) is the same without the standard deviation, which weighs easy and hard
+/// examples up, and with [`crate::config::LengthNormalization::Constant`], as dividing by each length favours long wrong
+/// answers.
+pub fn grpo(rewards: &[f64], normalize_std: bool) -> Vec<f32> {
+    if normalize_std {
+        return Normalization::of(rewards).apply(rewards);
+    }
+    let mean = mean(rewards.iter().copied());
+    rewards
+        .iter()
+        .map(|reward| (reward - mean) as f32)
+        .collect()
+}
+
+/// RLOO (Ahmadian et al. 2024, arXiv:2402.14740, section 3.1): `A_i = r_i - mean(r_j, j != i)`. Alone in its group: 0.
+pub fn rloo(rewards: &[f64]) -> Vec<f32> {
+    let others = rewards.len().saturating_sub(1);
+    if others == 0 {
+        return vec![0.0; rewards.len()];
+    }
+    let mean = mean(rewards.iter().copied());
+    // r_i - (sum - r_i) / (n - 1) = (r_i - mean) n / (n - 1)
+    let factor = rewards.len() as f64 / others as f64;
+    rewards
+        .iter()
+        .map(|reward| ((reward - mean) * factor) as f32)
+        .collect()
+}
+
+/// MaxRL (arXiv:2602.02710): `A = (r - mean(r)) / mean(r)`; 0 where the mean is 0 (nothing in the group succeeded).
+/// Assumes rewards of at least 0; the paper's are 0 or 1, the mean then being the group's pass rate. (A negative reward
+/// fails its rollout before it gets here.)
+pub fn max_rl(rewards: &[f64]) -> Vec<f32> {
+    let mean = mean(rewards.iter().copied());
+    rewards
+        .iter()
+        .map(|reward| match mean > 0.0 {
+            true => ((reward - mean) / mean) as f32,
+            false => 0.0,
+        })
+        .collect()
+}
+
+/// REINFORCE++'s normalisation (Hu et al. 2025, arXiv:2501.03262): `A = (r - mean) / standard deviation`, both over all
+/// traces of the batch that use the algorithm, each counted once whatever its length. All equal: 0. Not taken from
+/// there: the KL penalty in the reward.
+struct Normalization {
+    mean: f64,
+    standard_deviation: f64,
+}
+
+impl Normalization {
+    fn of(rewards: &[f64]) -> Self {
+        Normalization {
+            mean: mean(rewards.iter().copied()),
+            standard_deviation: standard_deviation(rewards),
+        }
+    }
+
+    fn apply(&self, rewards: &[f64]) -> Vec<f32> {
+        rewards
+            .iter()
+            .map(|reward| match self.standard_deviation > 0.0 {
+                true => ((reward - self.mean) / self.standard_deviation) as f32,
+                false => 0.0,
+            })
+            .collect()
+    }
+}
+
+/// Permutes over all groups: the values stay, their ties to what was sampled are cut.
+fn shuffle(slots: Vec<&mut f32>, rng: &mut impl Rng) {
+    let mut values: Vec<f32> = slots.iter().map(|slot| **slot).collect();
+    values.shuffle(rng);
+    for (slot, value) in slots.into_iter().zip(values) {
+        *slot = value;
+    }
+}
+
+#[cfg(test)]
+mod tests;
