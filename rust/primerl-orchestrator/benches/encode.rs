@@ -13,7 +13,7 @@ use primerl_core::pack::{Advantage, MicroBatch, PackedBatch, Weighted, pack};
 use primerl_core::sample::samples;
 use primerl_core::testing::turn;
 use primerl_core::{EnvironmentId, RolloutId, Step};
-use primerl_orchestrator::trainer::batch::encode;
+use primerl_orchestrator::batch::encode;
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};

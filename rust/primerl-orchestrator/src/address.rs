@@ -1,8 +1,9 @@
 //! Where the orchestrator listens, and who may reach it there.
 
-use crate::config::{Config, ConfigError, field};
+use crate::config::Config;
+use crate::config_error::{ConfigError, field};
 use crate::failure::RunError;
-use crate::gateway::access;
+use crate::gateway as access;
 use crate::journal;
 use crate::secret::Secret;
 use std::net::SocketAddr;

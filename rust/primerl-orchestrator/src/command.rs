@@ -1,7 +1,8 @@
 //! The command `primerl-orchestrate`, as a function: the native binary and the Python package are two shells of it.
 
 use crate::address::listen;
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
+use crate::config_error::ConfigError;
 use crate::custom::CustomAdvantages;
 use crate::failure::RunError;
 use crate::log;

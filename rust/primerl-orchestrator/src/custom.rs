@@ -3,8 +3,9 @@
 //! The function is whoever embeds the orchestrator's to give (the Python package does); the core waits for its answer
 //! with a deadline, so a function that hangs costs groups, and in the end the run, but holds up nothing else.
 
-use crate::config::{AlgorithmType, Config, ConfigError, field};
-use crate::driver::DriverHandle;
+use crate::config::{AlgorithmType, Config};
+use crate::config_error::{ConfigError, field};
+use crate::inbox::DriverHandle;
 use primerl_core::Event;
 use primerl_core::effect::AdvantagesRequest;
 use std::collections::BTreeSet;

@@ -1,12 +1,12 @@
 //! Carrying out what the core decided. Nothing here waits: slow work is handed to tasks and threads of its own.
 
 use crate::app::{App, report_lost_leases};
-use crate::config::Sampling;
+use crate::gateway::Sampling;
 use crate::custom::AdvantagesThread;
-use crate::driver::{BatchReply, DriverHandle};
+use crate::inbox::{BatchReply, DriverHandle};
 use crate::engines::Engines;
 use crate::envs::workers::Workers;
-use crate::gateway::rollouts::Rollouts;
+use crate::gateway::Rollouts;
 use crate::recorder::Recorder;
 use crate::teacher::Teacher;
 use primerl_core::effect::LeasedRollout;
@@ -36,7 +36,7 @@ impl Effects {
         teacher: Option<Teacher>,
     ) -> Effects {
         Effects {
-            rollouts: Arc::clone(&app.gateway.rollouts),
+            rollouts: Arc::clone(&app.gateway.gateway.rollouts),
             samplings: app.samplings.clone(),
             workers: Arc::clone(&app.workers),
             engines: Arc::clone(&app.engines),

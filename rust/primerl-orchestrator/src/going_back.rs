@@ -16,7 +16,7 @@ use crate::files::{self, sync_folder, whole_lines, write_whole};
 use crate::journal::{self, Identity};
 use crate::kept_state::{State, remove_all};
 use crate::spool::Spool;
-use crate::story::same_run;
+use crate::resumed_run::same_run;
 use primerl_core::Step;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -208,7 +208,7 @@ pub(crate) fn set_lines_aside(
 mod tests {
     use super::*;
     use crate::journal::{Entry, Journal, read_from};
-    use crate::story::Story;
+    use crate::resumed_run::ResumedRun;
     use primerl_core::testing::config;
     use primerl_core::{Core, Event};
 
@@ -218,13 +218,13 @@ mod tests {
         output_dir.join("journal")
     }
 
-    fn say(story: &mut Story, reason: &str) {
+    fn say(resumed_run: &mut ResumedRun, reason: &str) {
         let event = Event::ShutdownRequested {
             reason: reason.into(),
         };
-        story
+        resumed_run
             .journal
-            .append(story.core.now(), &event)
+            .append(resumed_run.core.now(), &event)
             .expect("is written");
     }
 
@@ -244,12 +244,12 @@ mod tests {
         let place = tempfile::tempdir().expect("a temporary folder");
         let output_dir = place.path();
         let core = Core::new(config()).expect("a valid config");
-        let mut story =
-            Story::open(&journal_in(output_dir), core.clone(), &Identity::new()).expect("begins");
+        let mut resumed_run =
+            ResumedRun::open(&journal_in(output_dir), core.clone(), &Identity::new()).expect("begins");
         for reason in ["one", "two", "three"] {
-            say(&mut story, reason);
+            say(&mut resumed_run, reason);
         }
-        story.journal.end_segment().expect("is written");
+        resumed_run.journal.end_segment().expect("is written");
         let state = State::new(output_dir, STEP);
         std::fs::create_dir_all(state.folder()).expect("is made");
         let spool = Spool::new(output_dir, 1);
@@ -257,9 +257,9 @@ mod tests {
             .keep(&spool, 3, &Identity::new(), &core)
             .expect("is kept");
         for reason in ["four", "five"] {
-            say(&mut story, reason);
+            say(&mut resumed_run, reason);
         }
-        drop(story);
+        drop(resumed_run);
         for step in 1..=4 {
             spool
                 .write(Step(step), &[vec![step as u8].into()])
@@ -308,12 +308,12 @@ mod tests {
         assert!(is_there("checkpoints/replaced_step_3") && is_there("weights/replaced_step_3"));
         assert!(!is_there("checkpoints/replaced_step_3/old"));
         assert!(!output_dir.join("journal.going_back").exists());
-        // And what is written now is not in the story that was left.
+        // And what is written now is not in the journal that was left.
         let core = Core::new(config()).expect("a valid config");
-        let mut story =
-            Story::open(&journal_in(output_dir), core, &Identity::new()).expect("goes on");
-        say(&mut story, "another");
-        drop(story);
+        let mut resumed_run =
+            ResumedRun::open(&journal_in(output_dir), core, &Identity::new()).expect("goes on");
+        say(&mut resumed_run, "another");
+        drop(resumed_run);
         assert_eq!(
             said(&journal_in(output_dir)),
             ["one", "two", "three", "another"]

@@ -6,12 +6,13 @@
 
 use crate::app::App;
 use crate::batches::Batches;
-use crate::driver::BatchReply;
+use crate::inbox::BatchReply;
 use crate::failure::{Failures, RunError};
 use crate::files::{self, WriteError};
 use crate::journal::{self, Identity};
 use crate::kept_state::State;
-use crate::telemetry::{Overdue, Telemetry};
+use crate::telemetry::Telemetry;
+use crate::waits::{Overdue};
 use primerl_core::effect::EvaluationReport;
 use primerl_core::pack::PackedBatch;
 use primerl_core::{Core, PolicyVersion, Step};

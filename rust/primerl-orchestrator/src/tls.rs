@@ -169,5 +169,17 @@ fn mend_of_certificate(problem: &CertificateError) -> String {
     }
 }
 
+/// reqwest's own text leaves out the cause ("connection refused").
+pub fn chain(error: &reqwest::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
 #[cfg(test)]
 pub(crate) mod testing;

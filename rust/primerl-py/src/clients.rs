@@ -3,7 +3,7 @@
 use crate::errors::PrimerlError;
 use crate::interrupt::interruptible;
 use primerl_orchestrator::clients::{LookError, look};
-use primerl_orchestrator::config::ClientConfig;
+use primerl_orchestrator::clients::ClientConfig;
 use pyo3::exceptions::{PyConnectionError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

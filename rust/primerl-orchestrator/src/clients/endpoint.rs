@@ -3,7 +3,8 @@
 use super::answer::ChatAnswer;
 use super::outage::Outage;
 use super::server::{EndpointError, Server};
-use crate::config::{ClientConfig, ConfigError};
+use super::ClientConfig;
+use crate::config_error::ConfigError;
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Map, Value};

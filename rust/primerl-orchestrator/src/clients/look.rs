@@ -1,7 +1,8 @@
 //! Whether a server answers, before anything depends on it.
 
 use super::server::{CONNECT_TIMEOUT, Server};
-use crate::config::{ClientConfig, ConfigError};
+use super::ClientConfig;
+use crate::config_error::ConfigError;
 use crate::tls;
 use std::time::Duration;
 

@@ -8,37 +8,23 @@
 //! request: what a server says is searched for it before it is shown.
 
 mod answer;
+mod config;
 mod endpoint;
 mod look;
+mod models;
 mod outage;
 mod scorer;
 mod server;
 
 pub use answer::ChatAnswer;
+pub use config::{ClientConfig, ClientType};
 pub(crate) use endpoint::with_messages;
 pub use endpoint::{ChatRequest, Endpoint};
 pub use look::{LookError, Said, look};
-pub use outage::{News, Outage, Pending};
+pub use models::ModelCard;
+pub(crate) use models::Models;
+pub use outage::{News, Outage, Pending, Unanswered};
 pub use scorer::Scorer;
 pub(crate) use scorer::{distance, scored_logprobs};
 pub use server::{EndpointError, parse_base_url};
 pub(crate) use server::{IDLE_CONNECTION, beginning};
-
-use crate::config::{Config, ConfigError};
-use std::sync::Arc;
-
-/// By environment: who answers in place of the engines.
-pub fn of_environments(config: &Config) -> Result<Vec<Option<Arc<Endpoint>>>, ConfigError> {
-    let teacher = config.answering_teacher();
-    let teacher = teacher.map(|client| Endpoint::open("teacher.client", client));
-    let teacher = teacher.transpose()?.map(Arc::new);
-    let training = config.train.env.iter().map(|_| Ok(teacher.clone()));
-    let evaluation = config.eval.env.iter().map(|environment| {
-        let Some(client) = &environment.client else {
-            return Ok(None);
-        };
-        let name = format!("eval.env.{}.client", environment.name());
-        Ok(Some(Arc::new(Endpoint::open(&name, client)?)))
-    });
-    training.chain(evaluation).collect()
-}

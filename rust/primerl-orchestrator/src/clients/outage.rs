@@ -1,12 +1,21 @@
 //! Whether a server that is asked answers at all. Time is passed in.
 
-use crate::failure::RunError;
 use parking_lot::Mutex;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 /// Somebody else who asks within this time goes on waiting for those who have given up.
 const SAME_WAIT: Duration = Duration::from_secs(60);
+
+/// A server that nothing goes on without has answered nobody for too long.
+#[derive(Debug, thiserror::Error)]
+#[error("{name}: {problem}; see {table}")]
+pub struct Unanswered {
+    name: String,
+    problem: String,
+    /// Of the config.
+    table: String,
+}
 
 /// Of one server, over all requests to it.
 #[derive(Debug, Default)]
@@ -147,10 +156,10 @@ impl Pending<'_> {
         name: String,
         table: &str,
         last: &dyn Display,
-    ) -> Option<RunError> {
+    ) -> Option<Unanswered> {
         let silence = self.silence(now);
         let seconds = silence.as_secs_f64();
-        (silence > limit).then(|| RunError::Unanswered {
+        (silence > limit).then(|| Unanswered {
             name,
             problem: format!("it has not answered for {seconds:.0} s; last: {last}"),
             table: table.to_owned(),

@@ -1,8 +1,9 @@
 //! An engine that says how likely it finds tokens it did not sample: `prompt_logprobs` of vLLM's `/inference/v1/generate`.
 
 use super::server::{EndpointError, Server};
-use crate::config::{ClientConfig, ConfigError};
-use crate::engines::client::Models;
+use super::ClientConfig;
+use crate::config_error::ConfigError;
+use super::models::Models;
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::json;

@@ -1,8 +1,9 @@
 //! One server that is no engine of the run: its address, its key, what it says when it refuses.
 
-use crate::config::{ClientConfig, ConfigError, field};
+use super::ClientConfig;
+use crate::config_error::{ConfigError, field};
 use crate::secret::Secret;
-use crate::tls::{self, NoAuthorities};
+use crate::tls::{self, NoAuthorities, chain};
 use bytes::Bytes;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{RequestBuilder, Response};
@@ -250,7 +251,7 @@ impl Server {
     /// Why there is no answer, and what can be done.
     pub(super) fn told(&self, error: reqwest::Error) -> String {
         let error = error.without_url();
-        let text = self.cleaned(&crate::engines::chain(&error));
+        let text = self.cleaned(&chain(&error));
         match tls::mend(&error, self.base_url()) {
             Some(mend) => format!("{text}; {mend}"),
             None => text,

@@ -1,9 +1,10 @@
 //! The config as the core wants it.
 
 use super::{
-    AlgorithmConfig, BufferConfig, Config, GroupOnCancel, Sampling, SamplingConfig, TimeoutsConfig,
+    AlgorithmConfig, BufferConfig, Config, GroupOnCancel, SamplingConfig, TimeoutsConfig,
     TruncatedSampling,
 };
+use crate::gateway::Sampling;
 use primerl_core::Truncation;
 use primerl_core::config::{Buffer, Environment, Evaluation, FlopsModel, Role, Timeouts};
 use primerl_core::group::OnCancel;

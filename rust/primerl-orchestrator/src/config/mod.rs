@@ -2,7 +2,7 @@
 
 mod admission;
 mod algorithm;
-mod client;
+mod clients;
 mod core;
 mod limits;
 mod teacher;
@@ -10,50 +10,15 @@ mod validate;
 
 pub use self::admission::{AdmissionConfig, LimitConfig};
 pub use self::algorithm::*;
-pub use self::client::{ClientConfig, ClientType};
 pub use self::core::flops_model;
-pub use self::limits::RolloutLimits;
 pub use self::teacher::{TeacherConfig, TrainingModeType};
 
-use primerl_core::Truncation;
+use crate::clients::{ClientConfig, ClientType};
+use crate::config_error::{ConfigError, field};
+use crate::gateway::RolloutLimits;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
-use std::sync::Arc;
-
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    #[error("cannot read {path}: {source}; give the path of a TOML file")]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
-    #[error("{origin}: {message}")]
-    Parse { origin: String, message: String },
-    #[error("{field}: {problem}; {mend}")]
-    Field {
-        field: String,
-        problem: String,
-        mend: String,
-    },
-    #[error(transparent)]
-    Core(#[from] primerl_core::config::ConfigError),
-    #[error("model.path: {0}")]
-    Model(String),
-}
-
-pub(crate) fn field(
-    name: &str,
-    problem: impl Into<String>,
-    mend: impl Into<String>,
-) -> ConfigError {
-    ConfigError::Field {
-        field: name.into(),
-        problem: problem.into(),
-        mend: mend.into(),
-    }
-}
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -452,37 +417,5 @@ impl EvalEnvironment {
         self.name
             .clone()
             .unwrap_or_else(|| format!("{}-eval", self.id))
-    }
-}
-
-/// How the requests of one environment's rollouts are sampled.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
-    pub temperature: f64,
-    pub max_tokens: u32,
-    /// Over all turns of a rollout.
-    pub rollout_max_tokens: Option<u32>,
-    /// What is left out where a request does not say. `None`: requests must not leave anything out, unless nobody trains
-    /// on what they sample.
-    pub replayed: Option<Truncation>,
-    /// Variables of the chat template where a request does not name them; `None`: there are none.
-    pub template_kwargs: Option<Arc<Map<String, Value>>>,
-}
-
-impl Sampling {
-    /// Adds the run's variables of the chat template to those of a request.
-    pub fn add_template_kwargs(&self, asked: &mut Map<String, Value>) {
-        for (name, value) in self.template_kwargs.iter().flat_map(|own| own.iter()) {
-            asked.entry(name).or_insert_with(|| value.clone());
-        }
-    }
-
-    /// As in a chat request: what a lease tells the environment to ask for. What is left out is not said: not every
-    /// client has words for it, and it is left out unless a request says otherwise.
-    pub fn to_wire(&self) -> Map<String, Value> {
-        let mut wire = Map::new();
-        wire.insert("temperature".into(), self.temperature.into());
-        wire.insert("max_tokens".into(), self.max_tokens.into());
-        wire
     }
 }

@@ -7,7 +7,8 @@
 //! ```
 //! Nothing is paused, and nothing of an unproved version is ever asked for: the probe goes first.
 
-use super::client::{EngineClient, ModelCard};
+use super::client::EngineClient;
+use crate::clients::ModelCard;
 use super::error::{EngineError, STANDS_STILL};
 use super::named::Named;
 use super::pool::Engines;

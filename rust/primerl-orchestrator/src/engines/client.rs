@@ -5,9 +5,8 @@ use super::error::EngineError;
 use super::generate::{Bounds, GenerateAnswer, Generated, Progress};
 use super::named::Named;
 use super::stream::Assembly;
-use crate::clients;
+use crate::clients::{self, ModelCard, Models};
 use crate::tls::{self, NoAuthorities};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
 
@@ -36,20 +35,6 @@ pub fn parse_url(url: &str) -> Result<String, String> {
         ));
     }
     Ok(parsed.as_str().trim_end_matches('/').to_owned())
-}
-
-#[derive(Deserialize)]
-pub(crate) struct Models {
-    pub data: Vec<ModelCard>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-pub struct ModelCard {
-    pub id: String,
-    /// Of an adapter: the model that it adapts.
-    pub parent: Option<String>,
-    /// Prompt and answer together, tokens.
-    pub max_model_len: Option<u32>,
 }
 
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! What can go wrong with a call to an engine.
 
-use crate::tls;
+use crate::tls::{self, chain};
 use std::time::Duration;
 
 /// Of calls that take no time: an engine whose server lives, but that does not answer these, hangs.
@@ -58,18 +58,6 @@ pub enum EngineError {
     Label { served: String, expected: String },
     #[error("does not know `{0}` any more, which it had proved")]
     Forgotten(String),
-}
-
-/// reqwest's own text leaves out the cause ("connection refused").
-pub(crate) fn chain(error: &reqwest::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 fn with_mend(error: &reqwest::Error) -> String {

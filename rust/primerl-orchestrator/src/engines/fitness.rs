@@ -1,7 +1,8 @@
 //! What a run needs of an engine that may have been started by somebody else: asked at the first look, and said all at
 //! once, with what to set. vLLM by itself serves none of it but the model.
 
-use super::client::{EngineClient, ModelCard};
+use super::client::EngineClient;
+use crate::clients::ModelCard;
 use super::error::EngineError;
 use super::meaning;
 use super::pool::EnginesConfig;

@@ -1,7 +1,8 @@
 //! Looks at one engine: until it may join, and while it serves. What follows from them are rules of `health`.
 
 use super::chat;
-use super::client::{ModelCard, PROBE_TIMEOUT};
+use super::client::PROBE_TIMEOUT;
+use crate::clients::ModelCard;
 use super::error::EngineError;
 use super::fitness;
 use super::load::{LoadWatch, Reading};

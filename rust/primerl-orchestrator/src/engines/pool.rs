@@ -6,7 +6,7 @@ use super::ids::WrittenIds;
 use super::seats::{self, Seat};
 use super::state::Engine;
 use super::supervisor::{self, Update};
-use crate::driver::DriverHandle;
+use crate::inbox::DriverHandle;
 use crate::files::WriteError;
 use parking_lot::{Mutex, RwLock};
 use primerl_core::{EngineId, PolicyVersion};
@@ -189,7 +189,7 @@ impl Engines {
     }
 
     /// Write down who joined, from where; not who lost its address to another. Blocks for the disk.
-    pub(super) fn write_seats(&self, output_dir: &Path) -> Result<(), WriteError> {
+    pub fn write_seats(&self, output_dir: &Path) -> Result<(), WriteError> {
         let _writer = self.seats_file.lock();
         let seat = |engine: &Arc<Engine>| Seat {
             engine: engine.id,

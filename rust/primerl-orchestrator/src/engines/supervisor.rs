@@ -10,7 +10,7 @@ use super::pool::{BrokenWeights, Engines};
 use super::probe::{self, Probe, ProbeError, Published};
 use super::state::Engine;
 use super::weights::in_time;
-use crate::trainer::manifest;
+use super::manifest;
 use futures_util::FutureExt;
 use primerl_core::{Event, PolicyVersion};
 use std::path::{Path, PathBuf};

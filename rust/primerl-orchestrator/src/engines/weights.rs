@@ -1,6 +1,7 @@
 //! An engine's weights over HTTP: read ahead, loaded while it stands still, proved.
 
-use super::client::{EngineClient, ModelCard, parse};
+use super::client::{EngineClient, parse};
+use crate::clients::ModelCard;
 use super::error::{EngineError, STANDS_STILL};
 use super::named::Named;
 use primerl_core::PolicyVersion;

@@ -14,15 +14,13 @@
 //! good over a restart, and after the rollout's end its owner is still told that it is over.
 
 use super::dialect::in_shape_of;
-use crate::app::App;
-use crate::config::{ConfigError, field};
-use crate::connections::discard;
-use crate::failure::RunError;
+use crate::gateway::Service;
+use crate::config_error::{ConfigError, field};
+use crate::http::discard;
 use crate::files;
 use crate::http::ApiError;
-use crate::page::is_asset;
 use crate::secret::Secret;
-use crate::telemetry::Outcome;
+use crate::gateway::metrics::Outcome;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
@@ -31,7 +29,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use primerl_core::RolloutId;
 use sha2::Sha256;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
@@ -68,11 +66,21 @@ pub fn run_key() -> Result<Option<Secret>, ConfigError> {
     }
 }
 
+/// A key of the output folder cannot be read or written, or the file holds something else.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: {source}")]
+pub struct AccessError {
+    pub path: PathBuf,
+    pub source: io::Error,
+}
+
 /// What keys are made from and compared with.
 pub struct Access {
     mac: Hmac<Sha256>,
     /// Digest of the run's key.
     run_key: [u8; 32],
+    /// Whether a path needs no key at all.
+    is_open: fn(&str) -> bool,
 }
 
 impl Access {
@@ -81,10 +89,10 @@ impl Access {
     ///
     /// # Errors
     /// A file cannot be read or written, or holds something else.
-    pub fn open(output_dir: &Path, configured: Option<&Secret>) -> Result<Access, RunError> {
+    pub fn open(output_dir: &Path, configured: Option<&Secret>) -> Result<Access, AccessError> {
         let at = |file: &str| {
             let path = output_dir.join(file);
-            move |source| RunError::OutputFolder { path, source }
+            move |source| AccessError { path, source }
         };
         let secret = kept_secret(&output_dir.join(SECRET_FILE)).map_err(at(SECRET_FILE))?;
         let key = run_key_of(&output_dir.join(RUN_KEY_FILE), configured);
@@ -105,9 +113,15 @@ impl Access {
         let mut access = Access {
             mac,
             run_key: [0; 32],
+            is_open: |_| false,
         };
         access.run_key = access.digest(b"run", run_key.reveal().as_bytes());
         Ok(access)
+    }
+
+    /// Paths for which this holds need no key.
+    pub fn opening(self, is_open: fn(&str) -> bool) -> Access {
+        Access { is_open, ..self }
     }
 
     fn digest(&self, purpose: &[u8], of: &[u8]) -> [u8; 32] {
@@ -136,7 +150,7 @@ impl Access {
             // Told by the env worker of an example, not by the agent.
             Some(rest) if rest.split('/').nth(1) == Some("limits") => self.check_run(headers),
             Some(rest) => self.check_rollout(rest, headers),
-            None if path == "/health" || is_asset(path) => Ok(()),
+            None if (self.is_open)(path) => Ok(()),
             None => self.check_run(headers),
         }
     }
@@ -246,21 +260,21 @@ fn refusal(message: &str) -> ApiError {
 }
 
 /// Before every route. What is refused on the way, here or behind, is told in the shape of the route's dialect.
-pub async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub async fn guard(State(service): State<Arc<Service>>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
-    let answer = guarded(&app, request, next).await;
+    let answer = guarded(&service, request, next).await;
     in_shape_of(&path, answer)
 }
 
-async fn guarded(app: &App, request: Request, next: Next) -> Response {
-    match app
+async fn guarded(service: &Service, request: Request, next: Next) -> Response {
+    match service
         .gateway
         .access
         .check(request.uri().path(), request.headers())
     {
         Ok(()) => next.run(request).await,
         Err(refusal) => {
-            app.telemetry.request(Outcome::Refused);
+            service.metrics.request(Outcome::Refused);
             discard(request.into_body()).await;
             refusal.into_response()
         }

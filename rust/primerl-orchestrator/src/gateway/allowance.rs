@@ -6,8 +6,9 @@
 
 use super::restore::Note;
 use super::rollouts::Rollout;
-use crate::app::App;
-use crate::config::RolloutLimits;
+use super::unanswered::name_unanswered;
+use crate::gateway::Service;
+use crate::gateway::RolloutLimits;
 use crate::http::{ApiError, Encoding, Wire};
 use axum::extract::{Path, State};
 use axum::response::Response;
@@ -189,14 +190,14 @@ impl Rollout {
     }
 
     /// Remember it where a request of this session was refused for a limit.
-    pub(super) async fn note_refusal(&self, app: &App, session: &Arc<str>, error: &ApiError) {
+    pub(super) async fn note_refusal(&self, service: &Service, session: &Arc<str>, error: &ApiError) {
         if let Some(limit) = Limit::of(error) {
-            self.note_limit(app, session, limit).await;
+            self.note_limit(service, session, limit).await;
         }
     }
 
     /// Resolves once a restart knows of it: the agent ends when it is told.
-    pub(super) async fn note_limit(&self, app: &App, session: &Arc<str>, limit: Limit) {
+    pub(super) async fn note_limit(&self, service: &Service, session: &Arc<str>, limit: Limit) {
         if !self.allowance.met(session, limit) {
             return;
         }
@@ -205,7 +206,14 @@ impl Rollout {
         let session = session.to_string();
         let note = Note::LimitMet { session, limit }.text();
         // Where the run is over, nobody asks for it.
-        let _ = app.driver.noted(self.id, note).await;
+        let _ = service.driver.noted(self.id, note).await;
+    }
+
+    /// Adds to a report of the rollout what the gateway knows of it, whatever the worker says.
+    pub fn mark(&self, outcome: &mut Outcome) {
+        outcome.refusal = self.refusal();
+        self.allowance.mark(outcome);
+        name_unanswered(self, outcome, Instant::now());
     }
 
     /// Limits of its example, beside those of its environment.
@@ -219,19 +227,19 @@ impl Rollout {
 /// An env worker tells the limits of the rollout's example, before its environment is asked for anything. The key is the
 /// rollout's; limits are only ever lowered, so nothing is lost where its agent calls this.
 pub async fn tighten(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     Path(rollout): Path<String>,
     Wire { body, .. }: Wire<RolloutLimits>,
 ) -> Result<Response, ApiError> {
-    let rollout = app.gateway.rollouts.find(&rollout)?;
+    let rollout = service.gateway.rollouts.find(&rollout)?;
     if let Some((name, problem, mend)) = body.problem() {
         let message = format!("limits.{name} {problem}; {mend}");
         return Err(ApiError::invalid(message).param(name));
     }
     let limits = rollout.tighten(body);
     // After a restart they count as well.
-    let noted = app.driver.noted(rollout.id, Note::Limits(body).text());
-    noted.await.map_err(|_| app.over())?;
+    let noted = service.driver.noted(rollout.id, Note::Limits(body).text());
+    noted.await.map_err(|_| service.run.over())?;
     Ok(Encoding::Json.ok(&limits))
 }
 

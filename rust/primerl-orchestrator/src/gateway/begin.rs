@@ -12,7 +12,7 @@ use super::restore::Note;
 use super::rollouts::{Rollout, RolloutState};
 use super::text::Reading;
 use super::turn::{self, Attempt, Task};
-use crate::app::App;
+use crate::gateway::Service;
 use crate::http::ApiError;
 use primerl_core::TurnIndex;
 use smallvec::SmallVec;
@@ -122,7 +122,7 @@ pub struct Begun {
 }
 
 pub fn begin(
-    app: &App,
+    service: &Service,
     rollout: &Arc<Rollout>,
     request: &TurnRequest,
     prompt: &Prompt,
@@ -149,7 +149,7 @@ pub fn begin(
     let head = Head {
         id: turn::answer_id(rollout, digest, number),
         created: unix_time(),
-        model: model_of(&app.gateway, rollout).into(),
+        model: model_of(&service.gateway, rollout).into(),
         prompt_tokens: prompt.ids().len(),
         choices,
         prompt: shown,

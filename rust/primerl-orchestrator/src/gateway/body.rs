@@ -83,7 +83,7 @@ impl Body for DeliveredBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Sampling;
+    use crate::gateway::Sampling;
     use crate::gateway::attempts::Claim;
     use crate::gateway::rollouts::Rollouts;
     use primerl_core::effect::LeasedRollout;

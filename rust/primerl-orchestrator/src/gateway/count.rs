@@ -11,8 +11,8 @@ use super::headers::session_of;
 use super::prompt;
 use super::request::Incoming;
 use super::rollouts::Rollout;
-use crate::app::App;
-use crate::config::Sampling;
+use crate::gateway::Service;
+use crate::gateway::Sampling;
 use crate::http::{ApiError, JSON, RawBody, encoded};
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
@@ -23,20 +23,20 @@ use std::sync::Arc;
 
 /// `POST messages/count_tokens`.
 pub async fn count_tokens(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     rollout: Option<Path<String>>,
     headers: HeaderMap,
     body: Result<RawBody, ApiError>,
 ) -> Response {
     let counted = async {
         let RawBody(body) = body?;
-        let rollout = find(&app, rollout)?;
+        let rollout = find(&service, rollout)?;
         let session = session_of(&headers)?;
-        let (app, size) = (Arc::clone(&app), body.len());
+        let (service, size) = (Arc::clone(&service), body.len());
         compute(size, move || {
             let sampling = rollout.as_deref().map(|rollout| &rollout.sampling);
             let input = messages::read_input(&body, sampling)?;
-            let renderer = &app.gateway.renderer;
+            let renderer = &service.gateway.renderer;
             match rollout {
                 Some(rollout) => {
                     let prompt = prompt::prepare(renderer, &rollout, &session, &input)?;
@@ -55,18 +55,18 @@ pub async fn count_tokens(
 
 /// `POST tokenize`.
 pub async fn tokenize(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     rollout: Option<Path<String>>,
     RawBody(body): RawBody,
 ) -> Result<Response, ApiError> {
-    let rollout = find(&app, rollout)?;
+    let rollout = find(&service, rollout)?;
     let evaluation = rollout.as_deref().is_some_and(|rollout| rollout.evaluation);
-    let max_model_len = app.gateway.context_limit(&app, evaluation);
+    let max_model_len = service.context_limit(evaluation);
     let size = body.len();
     let tokens = move || {
         let sampling = rollout.as_deref().map(|rollout| &rollout.sampling);
         let fields = Fields::read(&body, "JSON object")?;
-        let (ids, texts) = tokens_of(&app.gateway, fields, sampling)?;
+        let (ids, texts) = tokens_of(&service.gateway, fields, sampling)?;
         let answer = json!({
             "count": ids.len(), "max_model_len": max_model_len, "tokens": ids, "token_strs": texts,
         });
@@ -77,19 +77,19 @@ pub async fn tokenize(
 
 /// `POST detokenize`.
 pub async fn detokenize(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     rollout: Option<Path<String>>,
     RawBody(body): RawBody,
 ) -> Result<Response, ApiError> {
-    find(&app, rollout)?;
+    find(&service, rollout)?;
     let size = body.len();
-    let text = move || text_of(&app.gateway, Fields::read(&body, "JSON object")?);
+    let text = move || text_of(&service.gateway, Fields::read(&body, "JSON object")?);
     let text = compute(size, text).await?;
     Ok(encoded(JSON, json!({"prompt": text}).to_string()))
 }
 
-fn find(app: &App, rollout: Option<Path<String>>) -> Result<Option<Arc<Rollout>>, ApiError> {
-    let find = |Path(rollout): Path<String>| app.gateway.rollouts.find(&rollout);
+fn find(service: &Service, rollout: Option<Path<String>>) -> Result<Option<Arc<Rollout>>, ApiError> {
+    let find = |Path(rollout): Path<String>| service.gateway.rollouts.find(&rollout);
     rollout.map(find).transpose()
 }
 

@@ -14,9 +14,9 @@ use super::rollouts::Rollout;
 use super::structure;
 use super::text::Reading;
 use super::turn::{self, Notes, Task};
-use crate::app::App;
+use crate::gateway::Service;
 use crate::http::{ApiError, JSON, RawBody, encoded};
-use crate::telemetry::Outcome;
+use crate::gateway::metrics::Outcome;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -33,14 +33,14 @@ const LARGE_BODY: usize = 64 << 10;
 
 /// One request, in the dialect of its route.
 pub(super) async fn serve(
-    app: Arc<App>,
+    service: Arc<Service>,
     dialect: Dialect,
     rollout: &str,
     headers: &HeaderMap,
     body: Bytes,
 ) -> Response {
-    let result = respond(&app, dialect, rollout, headers, body).await;
-    app.telemetry.request(match &result {
+    let result = respond(&service, dialect, rollout, headers, body).await;
+    service.metrics.request(match &result {
         Ok((_, outcome)) => *outcome,
         Err(error) if error.status == StatusCode::GONE => Outcome::Gone,
         Err(error) if error.status.is_client_error() => Outcome::Refused,
@@ -57,7 +57,7 @@ pub(super) async fn serve(
             } else if error.status.is_client_error() {
                 tracing::info!(rollout, ?dialect, status, message, "request refused");
             }
-            if let Ok(open) = app.gateway.rollouts.find(rollout) {
+            if let Ok(open) = service.gateway.rollouts.find(rollout) {
                 open.refuse(&error);
             }
             dialect.refusal(&error)
@@ -66,64 +66,64 @@ pub(super) async fn serve(
 }
 
 pub async fn chat_completions(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     Path(rollout): Path<String>,
     headers: HeaderMap,
     RawBody(body): RawBody,
 ) -> Response {
-    serve(app, Dialect::Chat, &rollout, &headers, body).await
+    serve(service, Dialect::Chat, &rollout, &headers, body).await
 }
 
 /// An error of the body is told in the dialect's shape, too.
 pub async fn messages(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     Path(rollout): Path<String>,
     headers: HeaderMap,
     body: Result<RawBody, ApiError>,
 ) -> Response {
     match body {
-        Ok(RawBody(body)) => serve(app, Dialect::Messages, &rollout, &headers, body).await,
+        Ok(RawBody(body)) => serve(service, Dialect::Messages, &rollout, &headers, body).await,
         Err(error) => Dialect::Messages.refusal(&error),
     }
 }
 
 pub async fn responses(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     Path(rollout): Path<String>,
     headers: HeaderMap,
     RawBody(body): RawBody,
 ) -> Response {
-    serve(app, Dialect::Responses, &rollout, &headers, body).await
+    serve(service, Dialect::Responses, &rollout, &headers, body).await
 }
 
 pub async fn completions(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     Path(rollout): Path<String>,
     headers: HeaderMap,
     RawBody(body): RawBody,
 ) -> Response {
-    serve(app, Dialect::Completions, &rollout, &headers, body).await
+    serve(service, Dialect::Completions, &rollout, &headers, body).await
 }
 
 async fn respond(
-    app: &Arc<App>,
+    service: &Arc<Service>,
     dialect: Dialect,
     rollout: &str,
     headers: &HeaderMap,
     body: Bytes,
 ) -> Result<(Response, Outcome), ApiError> {
     let arrived = Instant::now();
-    let rollout = app.gateway.rollouts.find(rollout)?;
+    let rollout = service.gateway.rollouts.find(rollout)?;
     let call = Call::of(headers)?;
     let session = Arc::clone(&call.session);
-    let prepared = match prepare(app, &rollout, call, dialect, body).await {
+    let prepared = match prepare(service, &rollout, call, dialect, body).await {
         Ok(prepared) => prepared,
         Err(error) => {
-            rollout.note_refusal(app, &session, &error).await;
+            rollout.note_refusal(service, &session, &error).await;
             return Err(error);
         }
     };
-    app.telemetry
+    service.metrics
         .prepare_time
         .observe(arrived.elapsed().as_secs_f64());
     match prepared {
@@ -133,11 +133,11 @@ async fn respond(
             reading,
             delivery,
         } => {
-            let response = whole_or_events(app, &answer, reply.as_ref(), &reading, delivery);
+            let response = whole_or_events(service, &answer, reply.as_ref(), &reading, delivery);
             Ok((response, Outcome::Replayed))
         }
         Prepared::Running(following, reply, delivery) => {
-            let response = follow(app, following, reply, delivery).await?;
+            let response = follow(service, following, reply, delivery).await?;
             Ok((response, Outcome::Replayed))
         }
         Prepared::New {
@@ -146,16 +146,16 @@ async fn respond(
             reply,
             delivery,
         } => {
-            let run = turn::run(Arc::clone(app), Arc::clone(&rollout), *task);
-            app.engines.spawn(run);
-            let response = follow(app, following, reply, delivery).await?;
+            let run = turn::run(Arc::clone(service), Arc::clone(&rollout), *task);
+            service.engines.spawn(run);
+            let response = follow(service, following, reply, delivery).await?;
             Ok((response, Outcome::Answered))
         }
     }
 }
 
 async fn prepare(
-    app: &Arc<App>,
+    service: &Arc<Service>,
     rollout: &Arc<Rollout>,
     call: Call,
     dialect: Dialect,
@@ -165,9 +165,9 @@ async fn prepare(
     let session = Arc::clone(&call.session);
     let is_marked = call.repeat.is_marked();
     let step = {
-        let (app, rollout) = (Arc::clone(app), Arc::clone(rollout));
+        let (service, rollout) = (Arc::clone(service), Arc::clone(rollout));
         compute(size, move || {
-            prepare_now(&app, &rollout, &call, dialect, &body)
+            prepare_now(&service, &rollout, &call, dialect, &body)
         })
         .await?
     };
@@ -175,8 +175,8 @@ async fn prepare(
         Step::Prepared(prepared) => return Ok(prepared),
         Step::Unrendered(request, reply) => (request, reply),
     };
-    let prompt = client_type::prompt(app, rollout, &session, &request).await?;
-    start(app, rollout, *request, prompt, reply, is_marked)
+    let prompt = client_type::prompt(service, rollout, &session, &request).await?;
+    start(service, rollout, *request, prompt, reply, is_marked)
 }
 
 /// How far a request came without waiting for anybody.
@@ -200,7 +200,7 @@ pub(super) async fn compute<T: Send + 'static>(
 }
 
 fn prepare_now(
-    app: &App,
+    service: &Service,
     rollout: &Arc<Rollout>,
     call: &Call,
     dialect: Dialect,
@@ -212,42 +212,42 @@ fn prepare_now(
     let is_marked = call.repeat.is_marked();
     let found = find(rollout, &mut rollout.state.lock(), &request, is_marked);
     if let Found::Known(known) = found {
-        let known = known.prepared(&app.gateway, rollout, &request, reply);
+        let known = known.prepared(&service.gateway, rollout, &request, reply);
         return known.map(Step::Prepared);
     }
-    if !client_type::renders_here(&app.gateway, rollout) {
+    if !client_type::renders_here(&service.gateway, rollout) {
         return Ok(Step::Unrendered(Box::new(request), reply));
     }
-    let renderer = &app.gateway.renderer;
+    let renderer = &service.gateway.renderer;
     let mut prompt = prompt::prepare(renderer, rollout, &call.session, &request.input)?;
     if prompt.holds_control_tokens {
-        app.telemetry.control_tokens(rollout.id);
+        service.metrics.control_tokens(rollout.id);
     }
     if rollout.is_taught() {
         client_type::ask_teacher(rollout, &request, &mut prompt)?;
     }
-    start(app, rollout, request, prompt, reply, is_marked).map(Step::Prepared)
+    start(service, rollout, request, prompt, reply, is_marked).map(Step::Prepared)
 }
 
 /// A request whose prompt is known, as a new attempt.
 fn start(
-    app: &App,
+    service: &Service,
     rollout: &Arc<Rollout>,
     mut request: TurnRequest,
     prompt: Prompt,
     reply: Box<dyn Reply>,
     is_marked: bool,
 ) -> Result<Prepared, ApiError> {
-    let max_tokens = turn::room(app, rollout, &request, &prompt)?;
+    let max_tokens = turn::room(service, rollout, &request, &prompt)?;
     let options = prompt.options.clone();
-    let reading = Reading::new(&app.gateway.renderer, &request, options, &prompt.suffix);
+    let reading = Reading::new(&service.gateway.renderer, &request, options, &prompt.suffix);
     let structure = match &rollout.endpoint {
         // It is told in OpenAI's words.
         Some(_) => None,
-        None => structure::of(&app.gateway.renderer, &request, &reading, &prompt.suffix)?,
+        None => structure::of(&service.gateway.renderer, &request, &reading, &prompt.suffix)?,
     };
     let begun = begin(
-        app,
+        service,
         rollout,
         &request,
         &prompt,
@@ -258,7 +258,7 @@ fn start(
     let begun = match begun {
         Ok(begun) => begun,
         // Another client was faster.
-        Err(known) => return known.prepared(&app.gateway, rollout, &request, reply),
+        Err(known) => return known.prepared(&service.gateway, rollout, &request, reply),
     };
     // A history is not held for as long as an engine takes.
     request.input = Input::Ids(Vec::new());
@@ -288,7 +288,7 @@ fn start(
 }
 
 async fn follow(
-    app: &Arc<App>,
+    service: &Arc<Service>,
     mut following: Following,
     reply: Box<dyn Reply>,
     delivery: Delivery,
@@ -297,7 +297,7 @@ async fn follow(
     if !reply.streams() {
         let answer = following.outcome().await?;
         return Ok(whole_or_events(
-            app,
+            service,
             &answer,
             reply.as_ref(),
             &reading,
@@ -306,7 +306,7 @@ async fn follow(
     }
     following.begun(KEEP_ALIVE).await?;
     let streaming = Streaming {
-        renderer: Arc::clone(&app.gateway.renderer),
+        renderer: Arc::clone(&service.gateway.renderer),
         following,
         events: reply.events(),
         delivery,
@@ -315,13 +315,13 @@ async fn follow(
 }
 
 fn whole_or_events(
-    app: &App,
+    service: &Service,
     answer: &Answer,
     reply: &dyn Reply,
     reading: &Arc<Reading>,
     delivery: Delivery,
 ) -> Response {
-    let renderer = &app.gateway.renderer;
+    let renderer = &service.gateway.renderer;
     let (kind, bytes) = match reply.streams() {
         true => (
             "text/event-stream",
@@ -332,40 +332,40 @@ fn whole_or_events(
     encoded(kind, Body::new(DeliveredBody::new(bytes, delivery)))
 }
 
-pub async fn models(State(app): State<Arc<App>>) -> Response {
-    cards(&app)
+pub async fn models(State(service): State<Arc<Service>>) -> Response {
+    cards(&service)
 }
 
 pub async fn rollout_models(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     Path(rollout): Path<String>,
 ) -> Result<Response, ApiError> {
-    app.gateway.rollouts.find(&rollout)?;
-    Ok(cards(&app))
+    service.gateway.rollouts.find(&rollout)?;
+    Ok(cards(&service))
 }
 
 pub async fn rollout_model(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     Path((rollout, model)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    app.gateway.rollouts.find(&rollout)?;
-    match *model == *app.gateway.model {
-        true => Ok(encoded(JSON, card(&app).to_string())),
+    service.gateway.rollouts.find(&rollout)?;
+    match *model == *service.gateway.model {
+        true => Ok(encoded(JSON, card(&service).to_string())),
         false => {
-            let message = format!("there is no model `{model}`, only `{}`", app.gateway.model);
+            let message = format!("there is no model `{model}`, only `{}`", service.gateway.model);
             Err(ApiError::not_found("model_not_found", message).param("model"))
         }
     }
 }
 
-fn cards(app: &App) -> Response {
-    let cards = serde_json::json!({"object": "list", "data": [card(app)]});
+fn cards(service: &Service) -> Response {
+    let cards = serde_json::json!({"object": "list", "data": [card(service)]});
     encoded(JSON, cards.to_string())
 }
 
-fn card(app: &App) -> serde_json::Value {
+fn card(service: &Service) -> serde_json::Value {
     serde_json::json!({
-        "id": app.gateway.model, "object": "model", "created": unix_time(), "owned_by": "primerl",
-        "max_model_len": app.gateway.context_limit(app, false),
+        "id": service.gateway.model, "object": "model", "created": unix_time(), "owned_by": "primerl",
+        "max_model_len": service.context_limit(false),
     })
 }

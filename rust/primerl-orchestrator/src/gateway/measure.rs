@@ -8,7 +8,7 @@ use super::request::TurnRequest;
 use super::rollouts::Rollout;
 use super::text::Reading;
 use super::{Gateway, turn};
-use crate::config::Sampling;
+use crate::gateway::Sampling;
 use crate::engines::{EnginesConfig, GenerateAnswer, Generated, Named, RequestBody, SampleRequest};
 use crate::http::ApiError;
 use crate::secret::Secret;

@@ -22,8 +22,8 @@
 //! | `events`, `text`, `body` | the answer on its way to the client |
 //! | `rollouts` | what is open, and what was recorded |
 
-pub(crate) mod access;
-pub(crate) mod allowance;
+mod access;
+mod allowance;
 mod answer;
 mod attempts;
 mod begin;
@@ -43,49 +43,101 @@ mod limits;
 mod live;
 #[doc(hidden)]
 pub mod measure;
+mod metrics;
 mod prompt;
 mod request;
 mod restore;
-pub(crate) mod rollouts;
+mod rollout_limits;
+mod rollout_sampling;
+mod rollouts;
+mod routes;
 mod sampling;
 mod structure;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod text;
 mod turn;
-pub(crate) mod unanswered;
+mod unanswered;
 
-pub use allowance::tighten;
-pub use count::{count_tokens, detokenize, tokenize};
-pub use dialect::{delete_response, response_input_items, retrieve_response};
-pub use endpoints::{
-    chat_completions, completions, messages, models, responses, rollout_model, rollout_models,
+pub use access::{
+    Access, AccessError, RUN_KEY_FILE, RUN_KEY_VARIABLE, SECRET_FILE, guard, run_key,
 };
+pub use metrics::{GatewayMetrics, MICROSECONDS};
+pub use rollout_limits::RolloutLimits;
+pub use rollout_sampling::Sampling;
+pub use rollouts::{Rollout, Rollouts};
+pub use routes::routes;
 
-use self::access::Access;
-use crate::app::App;
-use crate::clients::Endpoint;
-use crate::config::{ClientType, RolloutLimits, Sampling};
+use crate::clients::{ClientType, Endpoint, Unanswered};
+use crate::engines::Engines;
+use crate::http::{ApiError, Bodies, ReadsBodies};
+use crate::inbox::DriverHandle;
+use crate::waits::Waits;
 use primerl_core::core::OpenRollout;
 use primerl_render::Renderer;
-pub(crate) use rollouts::Rollout;
-use rollouts::Rollouts;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The gateway and everything that its requests need. Every field is immutable or guards itself.
+pub struct Service {
+    pub gateway: Gateway,
+    pub engines: Arc<Engines>,
+    pub driver: DriverHandle,
+    pub bodies: Arc<Bodies>,
+    pub metrics: Arc<GatewayMetrics>,
+    pub waits: Waits,
+    pub run: Arc<dyn RunEnd>,
+    /// The run trains nothing.
+    pub only_evaluates: bool,
+    /// How long a server may answer nobody before the run ends, where the run cannot go on without it.
+    pub no_engine: Duration,
+}
+
+/// How the run around the gateway ends.
+pub trait RunEnd: Send + Sync {
+    /// What callers are told once the driver is gone: a failed run must not look like a finished one.
+    fn over(&self) -> ApiError;
+
+    /// Nothing goes on without this server. The first such failure counts.
+    fn fail(&self, unanswered: Unanswered);
+}
+
+impl ReadsBodies for Service {
+    fn bodies(&self) -> &Bodies {
+        &self.bodies
+    }
+}
+
+impl Service {
+    /// Longest prompt and answer together, tokens.
+    fn context_limit(&self, evaluation: bool) -> u32 {
+        let gateway = &self.gateway;
+        let context = self
+            .engines
+            .max_model_len()
+            .or(gateway.renderer.max_positions())
+            .unwrap_or(u32::MAX);
+        // A training sample longer than seq_len could not be trained.
+        match evaluation {
+            true => context,
+            false => context.min(gateway.seq_len),
+        }
+    }
+}
+
 /// What a request needs besides the engines and the driver. All immutable.
 pub struct Gateway {
-    pub(crate) access: Access,
-    pub(crate) renderer: Arc<Renderer>,
-    pub(crate) rollouts: Arc<Rollouts>,
-    pub(crate) model: String,
+    pub access: Access,
+    pub renderer: Arc<Renderer>,
+    pub rollouts: Arc<Rollouts>,
+    model: String,
     /// Longest prompt and answer of a training rollout's turn, tokens.
     seq_len: u32,
     client_type: ClientType,
 }
 
 impl Gateway {
-    pub(crate) fn new(
+    pub fn new(
         renderer: Arc<Renderer>,
         access: Access,
         model: String,
@@ -103,7 +155,7 @@ impl Gateway {
 
     /// `endpoints`: by environment, who answers in place of the engines; `limits` likewise, and `spans`,
     /// what a rollout has from its lease to its report.
-    pub(crate) fn with_clients(
+    pub fn with_clients(
         self,
         client_type: ClientType,
         endpoints: Vec<Option<Arc<Endpoint>>>,
@@ -123,20 +175,6 @@ impl Gateway {
         self.rollouts.open(&open.lease, open.worker, sampling);
         if let Some(rollout) = self.rollouts.get(open.lease.rollout) {
             restore::restore(self, &rollout, open);
-        }
-    }
-
-    /// Longest prompt and answer together, tokens.
-    fn context_limit(&self, app: &App, evaluation: bool) -> u32 {
-        let context = app
-            .engines
-            .max_model_len()
-            .or(self.renderer.max_positions())
-            .unwrap_or(u32::MAX);
-        // A training sample longer than seq_len could not be trained.
-        match evaluation {
-            true => context,
-            false => context.min(self.seq_len),
         }
     }
 }

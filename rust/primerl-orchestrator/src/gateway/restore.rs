@@ -7,7 +7,7 @@ use super::Gateway;
 use super::allowance::Limit;
 use super::dialect::{KeptResponse, RestoringResponses};
 use super::rollouts::Rollout;
-use crate::config::RolloutLimits;
+use crate::gateway::RolloutLimits;
 use primerl_core::core::OpenRollout;
 use primerl_core::{Turn, TurnIndex};
 use serde::{Deserialize, Serialize};

@@ -11,7 +11,7 @@ use super::request::Options;
 use super::sampling::Rules;
 use super::unanswered::Unanswered;
 use crate::clients::Endpoint;
-use crate::config::{RolloutLimits, Sampling};
+use super::{RolloutLimits, Sampling};
 use crate::engines::Resident;
 use crate::http::ApiError;
 use parking_lot::{Mutex, RwLock};

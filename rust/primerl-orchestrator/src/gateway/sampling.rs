@@ -5,7 +5,7 @@
 
 use super::fields::Fields;
 use super::structure::Demanded;
-use crate::config::Sampling;
+use crate::gateway::Sampling;
 use crate::http::ApiError;
 use bytes::Bytes;
 use primerl_core::Truncation;

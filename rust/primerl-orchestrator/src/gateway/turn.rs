@@ -10,7 +10,7 @@ use super::request::{Input, TurnRequest, answer_key};
 use super::rollouts::Rollout;
 use super::structure::Structure;
 use super::text::{Reading, StopFinder};
-use crate::app::App;
+use crate::gateway::Service;
 use crate::engines::{
     GenerateError, Generated, Progress, Resident, SampleRequest, Sampled, TokenLogprob,
 };
@@ -74,7 +74,7 @@ impl Drop for Attempt {
 
 /// Tokens left for the answer, or the error that environments know as an overflow.
 pub(super) fn room(
-    app: &App,
+    service: &Service,
     rollout: &Rollout,
     request: &TurnRequest,
     prompt: &Prompt,
@@ -84,7 +84,7 @@ pub(super) fn room(
         rollout.budget.check()?;
         return Ok(request.sampling.max_tokens);
     }
-    let limit = app.gateway.context_limit(app, rollout.evaluation);
+    let limit = service.context_limit(rollout.evaluation);
     let length = prompt.ids().len() as u32;
     if length == 0 {
         return Err(ApiError::invalid("the prompt is empty").param("prompt"));
@@ -111,11 +111,11 @@ pub(super) fn room(
 }
 
 /// Sample all choices, record and tell; until nobody waits any more, or the rollout is over.
-pub(super) async fn run(app: Arc<App>, rollout: Arc<Rollout>, task: Task) {
+pub(super) async fn run(service: Arc<Service>, rollout: Arc<Rollout>, task: Task) {
     let (live, number) = (Arc::clone(&task.live), task.attempt.number);
     let began = Instant::now();
     rollout.state.lock().unanswered.begin(number, began);
-    let outcome = answer(&app, &rollout, &task).await;
+    let outcome = answer(&service, &rollout, &task).await;
     let given_up = live.abandoned().is_cancelled() || rollout.over.is_cancelled();
     {
         let unanswered = &mut rollout.state.lock().unanswered;
@@ -126,7 +126,7 @@ pub(super) async fn run(app: Arc<App>, rollout: Arc<Rollout>, task: Task) {
     }
     if let Err(error) = &outcome {
         rollout
-            .note_refusal(&app, &task.prompt.session, error)
+            .note_refusal(&service, &task.prompt.session, error)
             .await;
     }
     // Before a client hears of its end, and asks again.
@@ -134,10 +134,10 @@ pub(super) async fn run(app: Arc<App>, rollout: Arc<Rollout>, task: Task) {
     live.finish(outcome);
 }
 
-async fn answer(app: &App, rollout: &Rollout, task: &Task) -> Result<Arc<Answer>, ApiError> {
+async fn answer(service: &Service, rollout: &Rollout, task: &Task) -> Result<Arc<Answer>, ApiError> {
     if let Some(note) = &task.notes.at_begin {
-        let noted = app.driver.noted(rollout.id, Arc::clone(note));
-        noted.await.map_err(|_| app.over())?;
+        let noted = service.driver.noted(rollout.id, Arc::clone(note));
+        noted.await.map_err(|_| service.run.over())?;
     }
     let choices = task.request.choices;
     let deadline = tokio::time::Instant::from_std(rollout.deadline);
@@ -148,14 +148,14 @@ async fn answer(app: &App, rollout: &Rollout, task: &Task) -> Result<Arc<Answer>
             "the rollout's deadline passed while other requests held the rest of its tokens";
         ApiError::unavailable("deadline_passed", message)
     })??;
-    let choices = (0..choices).map(|index| choice(app, rollout, task, grant.each, index));
+    let choices = (0..choices).map(|index| choice(service, rollout, task, grant.each, index));
     let choices = try_join_all(choices).await?;
     let cut = choices
         .iter()
         .any(|choice| choice.finish == FinishReason::Length);
     if cut && grant.each < task.max_tokens {
         rollout
-            .note_limit(app, &task.prompt.session, Limit::Tokens)
+            .note_limit(service, &task.prompt.session, Limit::Tokens)
             .await;
     }
     let mut head = task.live.head.clone();
@@ -181,19 +181,19 @@ pub(super) async fn awaited<T>(
 }
 
 async fn choice(
-    app: &App,
+    service: &Service,
     rollout: &Rollout,
     task: &Task,
     max_tokens: u32,
     index: u32,
 ) -> Result<Choice, ApiError> {
     if let Some(endpoint) = &rollout.endpoint {
-        return text_only::choice(app, rollout, endpoint, task, max_tokens, index).await;
+        return text_only::choice(service, rollout, endpoint, task, max_tokens, index).await;
     }
-    let sampled = sample(app, rollout, task, max_tokens, index).await?;
+    let sampled = sample(service, rollout, task, max_tokens, index).await?;
     check_grammar(rollout, task, &sampled.generated)?;
     // From here on it is heard to its end, whoever waits: it may be in the journal already.
-    record(app, rollout, task, index as usize, sampled).await
+    record(service, rollout, task, index as usize, sampled).await
 }
 
 /// What is trained must say which tokens were allowed: without it the trainer would take the answer for one of the
@@ -214,7 +214,7 @@ fn check_grammar(rollout: &Rollout, task: &Task, generated: &Generated) -> Resul
 }
 
 async fn sample(
-    app: &App,
+    service: &Service,
     rollout: &Rollout,
     task: &Task,
     max_tokens: u32,
@@ -237,17 +237,17 @@ async fn sample(
         first_of: task.first_of.filter(|_| index == 0),
         deadline: rollout.deadline,
     };
-    app.telemetry
+    service.metrics
         .prompt_tokens
         .inc_by(task.prompt.ids().len() as u64);
     let started = Instant::now();
-    let mut watch = Watch::new(&app.gateway.renderer, task, index as usize);
+    let mut watch = Watch::new(&service.gateway.renderer, task, index as usize);
     let progress = watch.as_mut().map(|watch| watch as &mut dyn Progress);
-    let sampled = awaited(rollout, task, app.engines.generate(&request, progress)).await?;
-    app.telemetry
+    let sampled = awaited(rollout, task, service.engines.generate(&request, progress)).await?;
+    service.metrics
         .engine_time
         .observe(started.elapsed().as_secs_f64());
-    sampled.map_err(|error| failed(app, rollout, &error))
+    sampled.map_err(|error| failed(service, rollout, &error))
 }
 
 /// Follows one choice: shows its tokens, and ends it at a stop sequence.
@@ -314,10 +314,10 @@ impl Progress for Watch<'_> {
     }
 }
 
-fn failed(app: &App, rollout: &Rollout, error: &GenerateError) -> ApiError {
+fn failed(service: &Service, rollout: &Rollout, error: &GenerateError) -> ApiError {
     let message = error.to_string();
     tracing::warn!(rollout = %rollout.id, message, "turn failed");
-    app.driver.send(Event::TurnFailed {
+    service.driver.send(Event::TurnFailed {
         rollout: rollout.id,
         message: message.clone(),
     });
@@ -370,7 +370,7 @@ pub(super) fn take_in(
 }
 
 async fn record(
-    app: &App,
+    service: &Service,
     rollout: &Rollout,
     task: &Task,
     index: usize,
@@ -380,7 +380,7 @@ async fn record(
     }: Sampled,
 ) -> Result<Choice, ApiError> {
     let taken_in = take_in(
-        &app.gateway,
+        &service.gateway,
         &task.request,
         &task.prompt,
         &task.live.reading,
@@ -388,22 +388,22 @@ async fn record(
         generated,
     );
     let (turn, choice) = taken_in?;
-    app.telemetry
+    service.metrics
         .sampled_tokens
         .inc_by(turn.sampled.len() as u64);
-    keep(app, rollout, task, turn, Some(resident)).await?;
+    keep(service, rollout, task, turn, Some(resident)).await?;
     Ok(choice)
 }
 
 /// Record a turn; resolves once it will not be lost.
 pub(super) async fn keep(
-    app: &App,
+    service: &Service,
     rollout: &Rollout,
     task: &Task,
     turn: Turn,
     resident: Option<Resident>,
 ) -> Result<(), ApiError> {
-    app.telemetry.turn(turn.fork);
+    service.metrics.turn(turn.fork);
     let written = {
         let mut state = rollout.state.lock();
         if rollout.over.is_cancelled() {
@@ -422,16 +422,16 @@ pub(super) async fn keep(
         attempt.recorded.fetch_add(1, Ordering::Relaxed);
         rollout.budget.sampled(tokens);
         if let Some(note) = &task.notes.with_turn {
-            app.driver.send(Event::Noted {
+            service.driver.send(Event::Noted {
                 rollout: rollout.id,
                 note: Arc::clone(note),
             });
         }
         // Under the lock: the core numbers a rollout's turns by the order of these events.
-        app.driver.turn_finished(rollout.id, turn)
+        service.driver.turn_finished(rollout.id, turn)
     };
     // An agent that has seen the answer goes on from it: the turn must be there after a crash.
-    written.await.map_err(|_| app.over())?;
+    written.await.map_err(|_| service.run.over())?;
     Ok(())
 }
 

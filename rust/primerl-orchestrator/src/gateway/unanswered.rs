@@ -79,7 +79,7 @@ pub fn name_unanswered(rollout: &Rollout, outcome: &mut Outcome, now: Instant) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Sampling;
+    use crate::gateway::Sampling;
     use crate::gateway::rollouts::Rollouts;
     use primerl_core::effect::LeasedRollout;
     use primerl_core::event::RolloutError;

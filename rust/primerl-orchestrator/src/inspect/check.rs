@@ -6,7 +6,7 @@ use super::step::oldest_versions;
 use super::{InspectError, seconds};
 use crate::journal;
 use crate::spool::Spool;
-use crate::trainer::batch::{encode, is_the_same};
+use crate::batch::{encode, is_the_same};
 use primerl_core::config::TrainingMode;
 use primerl_core::counters::Counters;
 use primerl_core::pack::PackedBatch;

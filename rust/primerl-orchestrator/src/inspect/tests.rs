@@ -1,7 +1,7 @@
 use super::*;
 use crate::journal::{Journal, write_snapshot};
 use crate::spool::Spool;
-use crate::trainer::batch::encode;
+use crate::batch::encode;
 use primerl_core::config::Buffer;
 use primerl_core::counters::Ended;
 use primerl_core::testing::simulator::batching::EngineModel;

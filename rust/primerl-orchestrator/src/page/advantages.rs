@@ -1,7 +1,7 @@
 //! The advantage of each token, as the trainer got it: from the spool, for as long as that has the batch.
 
 use crate::spool::Spool;
-use crate::trainer::batch;
+use crate::batch;
 use bytes::Bytes;
 use primerl_core::{RolloutId, Step};
 use serde::Deserialize;
@@ -49,7 +49,7 @@ pub fn of_rollout(spool: &Spool, ranks: u32, step: Step, rollout: RolloutId) -> 
         .collect()
 }
 
-/// `None` where the body is not what `trainer::batch` writes, or is damaged.
+/// `None` where the body is not what `batch` writes, or is damaged.
 fn in_body(body: &Bytes, rollout: RolloutId) -> Option<Vec<Sequence>> {
     if batch::checksum(body).is_none() && !batch::is_unchecked(body) {
         return None;
@@ -70,7 +70,7 @@ fn in_body(body: &Bytes, rollout: RolloutId) -> Option<Vec<Sequence>> {
             .zip(&micro_batch.rollouts)
         {
             if *of == rollout.0 {
-                // In the order of `trainer::batch`: ids, log-probabilities, advantages.
+                // In the order of `batch`: ids, log-probabilities, advantages.
                 let word = |column: usize| part.get(4 * (column * n + begin)..)?.get(..4 * length);
                 found.push(Sequence {
                     token_ids: words(word(0)?).map(u32::from_le_bytes).collect(),

@@ -2,7 +2,7 @@
 //! strict policy forbids everything that is not one of them, so what a model writes can never become part of the page.
 
 use super::Page;
-use crate::routes::Routes;
+use crate::http::Routes;
 use axum::extract::Path;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};

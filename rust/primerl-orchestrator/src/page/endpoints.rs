@@ -5,7 +5,7 @@ use super::index::Filter;
 use super::rollout::{MOST_TOKENS, line};
 use super::{Page, assets, over};
 use crate::http::{ApiError, JSON};
-use crate::routes::Routes;
+use crate::http::Routes;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::header;

@@ -16,10 +16,10 @@ mod member;
 mod proof;
 
 use crate::clients::{EndpointError, Outage, Pending, Scorer};
-use crate::driver::DriverHandle;
+use crate::inbox::DriverHandle;
 use crate::engines::Engines;
 use crate::failure::{Failures, RunError};
-use crate::telemetry::{Overdue, Waits};
+use crate::waits::{Overdue, Waits};
 use member::{Member, Place, is_another};
 use parking_lot::Mutex;
 use primerl_core::Event;
@@ -268,7 +268,7 @@ impl Inner {
             "teacher.client",
             &last,
         ) {
-            self.parts.failures.fail(end);
+            self.parts.failures.fail(end.into());
         }
     }
 

@@ -123,7 +123,7 @@ pub(super) fn has_room(max_model_len: u32, longest: u32) -> Result<(), ProofErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ClientConfig;
+    use crate::clients::ClientConfig;
 
     fn said(name: &str, scores: &[f32]) -> Said {
         Said {

@@ -4,7 +4,7 @@ use crate::common::engine::Engine;
 use crate::common::{Orchestrator, PATIENCE, Place, RUN_KEY, trainer, user};
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::clients;
-use primerl_orchestrator::config::ClientConfig;
+use primerl_orchestrator::clients::ClientConfig;
 use primerl_orchestrator::envs::client::{Call, EnvClient, Notice, Options};
 use primerl_orchestrator::envs::wire::{RegisterRequest, WorkerRole};
 use primerl_orchestrator::secret::Secret;

@@ -2,7 +2,7 @@
 //! ids.
 
 use super::messages::chat_messages;
-use crate::app::App;
+use crate::gateway::Service;
 use crate::engines::GenerateError;
 use crate::gateway::prompt::{Prompt, Resolved, within_vocabulary};
 use crate::gateway::request::Incoming;
@@ -14,21 +14,21 @@ use primerl_core::turn::ForkReason;
 use std::sync::Arc;
 
 pub async fn prompt(
-    app: &Arc<App>,
+    service: &Arc<Service>,
     rollout: &Arc<Rollout>,
     session: &Arc<str>,
     messages: &[Incoming],
     resolved: Resolved,
 ) -> Result<Prompt, ApiError> {
     let chat = chat_messages(messages, &resolved.options)?;
-    let asked = app
+    let asked = service
         .engines
         .tokenize(&chat, resolved.resident, rollout.deadline);
     let ids = tokio::select! {
         ids = asked => ids.map_err(refusal)?,
         () = rollout.over.cancelled() => return Err(rollout.gone()),
     };
-    within_vocabulary(&app.gateway.renderer, &ids)?;
+    within_vocabulary(&service.gateway.renderer, &ids)?;
     let (parent, fork, history) = place(resolved.planned.plan, resolved.history, &ids);
     Ok(Prompt {
         session: Arc::clone(session),

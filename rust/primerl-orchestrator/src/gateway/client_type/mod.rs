@@ -12,8 +12,8 @@ use super::Gateway;
 use super::prompt::{Prompt, resolve};
 use super::request::{Input, TurnRequest};
 use super::rollouts::Rollout;
-use crate::app::App;
-use crate::config::ClientType;
+use crate::gateway::Service;
+use crate::clients::ClientType;
 use crate::http::ApiError;
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub(super) fn ask_teacher(
 
 /// The prompt of a request that is not rendered here.
 pub(super) async fn prompt(
-    app: &Arc<App>,
+    service: &Arc<Service>,
     rollout: &Arc<Rollout>,
     session: &Arc<str>,
     request: &TurnRequest,
@@ -58,11 +58,11 @@ pub(super) async fn prompt(
     if rollout.endpoint.is_some() {
         text_only::check(rollout, request)?;
     }
-    let renderer = &app.gateway.renderer;
+    let renderer = &service.gateway.renderer;
     let resolved = resolve(renderer, rollout, session, messages, options, *recurring)?;
     match &rollout.endpoint {
         Some(_) => text_only::prompt(session, messages, resolved),
-        None => engine_rendered::prompt(app, rollout, session, messages, resolved).await,
+        None => engine_rendered::prompt(service, rollout, session, messages, resolved).await,
     }
 }
 

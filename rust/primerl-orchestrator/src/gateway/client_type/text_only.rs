@@ -3,7 +3,7 @@
 
 use super::messages::chat_messages;
 use super::taught;
-use crate::app::App;
+use crate::gateway::Service;
 use crate::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError, Pending};
 use crate::gateway::answer::Choice;
 use crate::gateway::prompt::{Prompt, Resolved};
@@ -13,7 +13,7 @@ use crate::gateway::structure::Demanded;
 use crate::gateway::text::cut_message;
 use crate::gateway::turn::{self, Task};
 use crate::http::ApiError;
-use crate::telemetry::Overdue;
+use crate::waits::Overdue;
 use primerl_core::conversation::{History, Plan};
 use primerl_core::turn::{FinishReason, TextAnswer, VersionRuns};
 use primerl_core::{Event, Turn};
@@ -110,7 +110,7 @@ fn response_format(name: &str, outputs: Option<&Value>) -> Result<Option<Value>,
 
 /// One answer, recorded.
 pub async fn choice(
-    app: &App,
+    service: &Service,
     rollout: &Rollout,
     endpoint: &Endpoint,
     task: &Task,
@@ -139,7 +139,7 @@ pub async fn choice(
         stop: &sampling.stop,
         others,
     };
-    let answer = ask(app, rollout, endpoint, task, &request).await?;
+    let answer = ask(service, rollout, endpoint, task, &request).await?;
     let mut turn = take_in(
         &task.request,
         &task.prompt,
@@ -148,7 +148,7 @@ pub async fn choice(
     )?;
     let choice = of_turn(&turn)?;
     if rollout.is_taught() {
-        let renderer = &app.gateway.renderer;
+        let renderer = &service.gateway.renderer;
         let taught = taught::write(
             renderer,
             &task.request,
@@ -156,9 +156,9 @@ pub async fn choice(
             &choice.message,
             &mut turn,
         );
-        taught.map_err(|error| unwritable(app, rollout, &error))?;
+        taught.map_err(|error| unwritable(service, rollout, &error))?;
     }
-    turn::keep(app, rollout, task, turn, None).await?;
+    turn::keep(service, rollout, task, turn, None).await?;
     Ok(choice)
 }
 
@@ -166,7 +166,7 @@ pub async fn choice(
 /// end, and a run that only evaluates would measure the outage: there the server is asked until the rollout's time is up,
 /// and one that answers nobody, or lets nobody in, ends the run, which the same command goes on with.
 async fn ask(
-    app: &App,
+    service: &Service,
     rollout: &Rollout,
     endpoint: &Endpoint,
     task: &Task,
@@ -174,10 +174,10 @@ async fn ask(
 ) -> Result<ChatAnswer, ApiError> {
     let who = format!("rollout {}", rollout.id);
     let waiting_for = format!("an answer of {} ({})", endpoint.name(), endpoint.url());
-    let waits = &app.telemetry.waits;
+    let waits = &service.waits;
     let _waiting = waits.begin(who, waiting_for, PATIENCE, Overdue::IsNamed);
     let pending = endpoint.outage().begin(Instant::now());
-    if !(rollout.is_taught() || app.core_config.only_evaluates()) {
+    if !(rollout.is_taught() || service.only_evaluates) {
         let asked = endpoint.ask(request, rollout.deadline);
         return turn::awaited(rollout, task, asked)
             .await?
@@ -186,15 +186,15 @@ async fn ask(
                 if !error.is_outage() {
                     pending.answered(Instant::now());
                 }
-                failed(app, rollout, endpoint, &error)
+                failed(service, rollout, endpoint, &error)
             });
     }
     let outage = OutageOf {
-        app,
+        service,
         rollout,
         endpoint,
         pending: &pending,
-        limit: Duration::from_secs_f64(app.config.timeouts.no_engine_s),
+        limit: service.no_engine,
         // One that has not failed may only be slow.
         patience: EACH_TOKEN * request.max_completion_tokens,
     };
@@ -209,7 +209,7 @@ async fn ask(
 
 /// A server that has to answer, while one request waits for it.
 struct OutageOf<'a> {
-    app: &'a App,
+    service: &'a Service,
     rollout: &'a Rollout,
     endpoint: &'a Endpoint,
     pending: &'a Pending<'a>,
@@ -230,7 +230,7 @@ impl OutageOf<'_> {
                 }
                 Err(error) => error,
             };
-            let refused = || failed(self.app, self.rollout, self.endpoint, &error);
+            let refused = || failed(self.service, self.rollout, self.endpoint, &error);
             // A server may have reasons to refuse one request, and goes on answering others.
             let is_shut = error.is_shut()
                 || (error.may_be_shut() && self.pending.shut_out() > REFUSALS_OF_ONE);
@@ -276,7 +276,7 @@ impl OutageOf<'_> {
         };
         let who = format!("{who} ({} at {})", endpoint.model(), endpoint.url());
         // `primerl eval` has a key of its own for it.
-        let key = match self.app.core_config.only_evaluates() {
+        let key = match self.service.only_evaluates {
             true => "timeouts.outage_s",
             false => "timeouts.no_engine_s",
         };
@@ -287,31 +287,30 @@ impl OutageOf<'_> {
         let end = self
             .pending
             .given_up(now, limit, who, endpoint.name(), &last);
-        // Others that wait for it have seen the same.
-        if let (Some(end), None) = (end, self.app.failures.get()) {
-            self.app.failures.fail(end);
+        if let Some(end) = end {
+            self.service.run.fail(end);
         }
     }
 }
 
-fn failed(app: &App, rollout: &Rollout, endpoint: &Endpoint, error: &EndpointError) -> ApiError {
+fn failed(service: &Service, rollout: &Rollout, endpoint: &Endpoint, error: &EndpointError) -> ApiError {
     let message = format!("{}: {error}", endpoint.name());
-    turn_failed(app, rollout, &message);
+    turn_failed(service, rollout, &message);
     match error.is_refusal() {
         true => ApiError::invalid(message).code("endpoint_refused"),
         false => ApiError::unavailable("endpoint_unavailable", message),
     }
 }
 
-fn unwritable(app: &App, rollout: &Rollout, problem: &str) -> ApiError {
+fn unwritable(service: &Service, rollout: &Rollout, problem: &str) -> ApiError {
     let message = format!("the teacher's answer cannot be learnt: {problem}");
-    turn_failed(app, rollout, &message);
+    turn_failed(service, rollout, &message);
     ApiError::unavailable("answer_not_learnable", message)
 }
 
-fn turn_failed(app: &App, rollout: &Rollout, message: &str) {
+fn turn_failed(service: &Service, rollout: &Rollout, message: &str) {
     tracing::warn!(rollout = %rollout.id, message, "turn failed");
-    app.driver.send(Event::TurnFailed {
+    service.driver.send(Event::TurnFailed {
         rollout: rollout.id,
         message: message.to_owned(),
     });

@@ -4,7 +4,7 @@ mod blocks;
 mod options;
 mod reply;
 
-use crate::config::Sampling;
+use crate::gateway::Sampling;
 use crate::gateway::answer::Reply;
 use crate::gateway::fields::{Fields, missing, unsupported, within};
 use crate::gateway::request::{Incoming, IncomingOptions, Input, Options, Parse, TurnRequest};

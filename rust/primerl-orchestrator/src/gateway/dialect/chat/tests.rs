@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::Sampling;
+use crate::gateway::Sampling;
 use crate::gateway::structure::Demanded;
 use primerl_core::Truncation;
 use primerl_render::Message;

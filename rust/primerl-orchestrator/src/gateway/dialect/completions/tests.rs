@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::Sampling;
+use crate::gateway::Sampling;
 use primerl_core::turn::FinishReason;
 use primerl_render::{Message, Renderer};
 

@@ -1,7 +1,7 @@
 //! Stored responses, looked at again.
 
 use super::store::Stored;
-use crate::app::App;
+use crate::gateway::Service;
 use crate::gateway::fields::Fields;
 use crate::gateway::restore::Note;
 use crate::http::{ApiError, JSON, encoded};
@@ -18,11 +18,11 @@ const LARGEST_PAGE: usize = 100;
 type Parameters = Query<HashMap<String, String>>;
 
 pub async fn retrieve(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     Path((rollout, response)): Path<(String, String)>,
     Query(parameters): Parameters,
 ) -> Result<Response, ApiError> {
-    let stored = find(&app, &rollout, &response)?;
+    let stored = find(&service, &rollout, &response)?;
     fields(parameters)
         .end(|name, value| matches!(name, "stream" | "include_obfuscation") && value == "false")?;
     Ok(encoded(
@@ -32,31 +32,31 @@ pub async fn retrieve(
 }
 
 pub async fn delete(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     Path((rollout, response)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let rollout = app.gateway.rollouts.find(&rollout)?;
+    let rollout = service.gateway.rollouts.find(&rollout)?;
     rollout.responses.delete(&response)?;
     let id = response.clone();
     let note = Note::ResponseDeleted { id }.text();
-    let noted = app.driver.noted(rollout.id, note).await;
-    noted.map_err(|_| app.over())?;
+    let noted = service.driver.noted(rollout.id, note).await;
+    noted.map_err(|_| service.run.over())?;
     let deleted = json!({"id": response, "object": "response", "deleted": true});
     Ok(encoded(JSON, deleted.to_string()))
 }
 
 pub async fn input_items(
-    State(app): State<Arc<App>>,
+    State(service): State<Arc<Service>>,
     Path((rollout, response)): Path<(String, String)>,
     Query(parameters): Parameters,
 ) -> Result<Response, ApiError> {
-    let stored = find(&app, &rollout, &response)?;
+    let stored = find(&service, &rollout, &response)?;
     let page = page(&stored, fields(parameters))?;
     Ok(encoded(JSON, page.to_string()))
 }
 
-fn find(app: &App, rollout: &str, response: &str) -> Result<Arc<Stored>, ApiError> {
-    app.gateway.rollouts.find(rollout)?.responses.find(response)
+fn find(service: &Service, rollout: &str, response: &str) -> Result<Arc<Stored>, ApiError> {
+    service.gateway.rollouts.find(rollout)?.responses.find(response)
 }
 
 fn fields(parameters: HashMap<String, String>) -> Fields {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::Sampling;
+use crate::gateway::Sampling;
 use crate::gateway::request::message_key;
 use crate::gateway::text::Delta;
 use primerl_core::turn::FinishReason;

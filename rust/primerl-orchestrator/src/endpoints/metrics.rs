@@ -1,8 +1,8 @@
 //! `/metrics`: what is counted where it happens, and what the core and the engines say at this moment, as OpenMetrics.
 
-use super::process_cpu_seconds;
 use crate::app::App;
 use crate::engines::EngineStatus;
+use crate::telemetry::process_cpu_seconds;
 use primerl_core::counters::Counters;
 use primerl_core::status::RolloutStatus;
 use primerl_core::{ErrorKind, Status};

@@ -3,20 +3,20 @@
 use axum::Router;
 use axum::routing::MethodRouter;
 
-pub(crate) struct Routes<S> {
+pub struct Routes<S> {
     router: Router<S>,
     paths: Vec<String>,
 }
 
 impl<S: Clone + Send + Sync + 'static> Routes<S> {
-    pub(crate) fn new() -> Routes<S> {
+    pub fn new() -> Routes<S> {
         Routes {
             router: Router::new(),
             paths: Vec::new(),
         }
     }
 
-    pub(crate) fn route(mut self, path: &str, methods: MethodRouter<S>) -> Routes<S> {
+    pub fn route(mut self, path: &str, methods: MethodRouter<S>) -> Routes<S> {
         self.paths.push(path.to_owned());
         Routes {
             router: self.router.route(path, methods),
@@ -24,7 +24,7 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
         }
     }
 
-    pub(crate) fn merge(mut self, other: Routes<S>) -> Routes<S> {
+    pub fn merge(mut self, other: Routes<S>) -> Routes<S> {
         self.paths.extend(other.paths);
         Routes {
             router: self.router.merge(other.router),
@@ -32,7 +32,7 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
         }
     }
 
-    pub(crate) fn with_state<T: Clone + Send + Sync + 'static>(self, state: S) -> Routes<T> {
+    pub fn with_state<T: Clone + Send + Sync + 'static>(self, state: S) -> Routes<T> {
         Routes {
             router: self.router.with_state(state),
             paths: self.paths,
@@ -40,11 +40,11 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
     }
 
     /// As axum writes them: `/rollouts/{rollout}/v1/models`.
-    pub(crate) fn paths(&self) -> &[String] {
+    pub fn paths(&self) -> &[String] {
         &self.paths
     }
 
-    pub(crate) fn into_router(self) -> Router<S> {
+    pub fn into_router(self) -> Router<S> {
         self.router
     }
 }

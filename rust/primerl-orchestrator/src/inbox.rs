@@ -1,4 +1,4 @@
-//! The way to the driver: events in, answers out.
+//! The way to the driver, the thread that owns the core: events in, answers out.
 
 use bytes::Bytes;
 use primerl_core::effect::LeasedRollout;
@@ -34,7 +34,7 @@ pub enum BatchReply {
 
 /// Who waits for an event's consequences.
 #[derive(Debug)]
-pub(crate) enum Reply {
+pub enum Reply {
     Lease(oneshot::Sender<LeaseReply>),
     Batch(oneshot::Sender<BatchReply>),
     /// Told once the operating system has the event: it outlives this process.
@@ -51,7 +51,7 @@ pub(crate) enum Reply {
     clippy::large_enum_variant,
     reason = "nearly all messages are events, and a box would be one more allocation for each"
 )]
-pub(super) enum Message {
+pub enum Message {
     Event {
         event: Event,
         reply: Option<Reply>,
@@ -70,7 +70,14 @@ pub struct DriverHandle {
 }
 
 /// The other end of a [`DriverHandle`].
-pub struct Inbox(pub(super) mpsc::UnboundedReceiver<Message>);
+pub struct Inbox(mpsc::UnboundedReceiver<Message>);
+
+impl Inbox {
+    /// As `recv_many` of tokio's channels: 0 once every handle is gone.
+    pub async fn recv_many(&mut self, messages: &mut Vec<Message>, at_most: usize) -> usize {
+        self.0.recv_many(messages, at_most).await
+    }
+}
 
 pub fn channel() -> (DriverHandle, Inbox) {
     let (inbox, receiver) = mpsc::unbounded_channel();

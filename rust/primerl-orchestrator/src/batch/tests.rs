@@ -229,7 +229,7 @@ fn the_bytes_are_the_columns() {
     }
     assert!(matches!(
         encode(&batch, 2),
-        Err(RunError::Encode { step: 4, .. })
+        Err(EncodeError { step: 4, .. })
     ));
 }
 

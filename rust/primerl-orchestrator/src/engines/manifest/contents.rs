@@ -78,7 +78,7 @@ fn hash(file: &mut File, start: u64, bytes: u64) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trainer::manifest::{digest, verify};
+    use crate::engines::manifest::{digest, verify};
     use primerl_core::PolicyVersion;
     use serde_json::json;
     use std::fs;

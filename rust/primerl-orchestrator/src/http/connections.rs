@@ -12,12 +12,6 @@
 //! A connection holds at most [`BUFFER`] of what came in and of what goes out, and the piece of an answer that is on its
 //! way. None of it reaches a route, so none of it can wait for one.
 
-mod bodies;
-mod pulse;
-
-pub(crate) use bodies::discard;
-pub use bodies::{Bodies, BodyLimits};
-
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
@@ -26,7 +20,8 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use pulse::{Pulse, Serving, Tracked, Watched};
+use super::BodyLimits;
+use super::pulse::{Pulse, Serving, Tracked, Watched};
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -71,7 +66,7 @@ impl Default for Limits {
 }
 
 /// Until `stop` fires; then requests that are being answered are answered, and the rest is closed. Dropped, it cuts all.
-pub(crate) async fn serve(
+pub async fn serve(
     listener: TcpListener,
     router: Router,
     limits: Limits,
@@ -155,7 +150,6 @@ async fn attend(
     let mut next_look = pin!(tokio::time::sleep(look));
     loop {
         tokio::select! {
-            // It has told its peer what there was to tell.
             // Its peer was told what there was to tell.
             _ = connection.as_mut() => return,
             () = stopped.as_mut(), if !stopping => {

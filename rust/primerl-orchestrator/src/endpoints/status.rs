@@ -1,11 +1,14 @@
 //! `/status`, `/metrics` and `/health`: the core's view, joined with addresses, rates and processes.
 
-use super::{Waits, exposition, process_cpu_seconds, rollouts};
+use super::{metrics as exposition, rollout_waits};
 use crate::app::App;
 use crate::engines::EngineStatus;
 use crate::envs::refusals::RefusedStatus;
 use crate::envs::workers::{Blocked, WorkerStatus};
 use crate::http::{ApiError, JSON, encoded};
+use crate::inbox::RunOver;
+use crate::telemetry::process_cpu_seconds;
+use crate::waits::Waits;
 use axum::extract::State;
 use axum::response::Response;
 use primerl_core::status::own_name;
@@ -35,7 +38,7 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> 
 }
 
 /// The whole of `/status`, as in `docs/architecture.md`.
-pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
+pub async fn collect(app: &App) -> Result<Value, RunOver> {
     let (core, now) = app.driver.status().await?;
     let engines = app.engines.status();
     let elapsed = app.origin.elapsed().as_secs_f64();
@@ -84,9 +87,9 @@ pub async fn collect(app: &App) -> Result<Value, crate::driver::RunOver> {
         "workers": workers,
         "refused_workers": refused,
         "tokens": {
-            "sampled": telemetry.sampled_tokens.get(),
-            "prompt": telemetry.prompt_tokens.get(),
-            "per_second": telemetry.tokens_per_second(),
+            "sampled": telemetry.gateway.sampled_tokens.get(),
+            "prompt": telemetry.gateway.prompt_tokens.get(),
+            "per_second": telemetry.gateway.tokens_per_second(),
         },
         "failovers": app.engines.failovers(),
         "sampled_again": app.engines.crossed(),
@@ -121,7 +124,7 @@ fn rollouts_wait(app: &App, workers: &[WorkerStatus], environments: &[String]) -
     let names = names.map(|worker| (worker.worker, own_name(&worker.name).to_owned()));
     let blocked = workers.iter().filter(|worker| worker.blocked.is_some());
     let blocked = blocked.map(|worker| worker.worker).collect();
-    rollouts::waits(app, environments, &names.collect(), &blocked)
+    rollout_waits::waits(app, environments, &names.collect(), &blocked)
 }
 
 /// Environments whose workers were all refused.

@@ -1,7 +1,9 @@
 //! A run begins, or goes on where its journal ends.
 
 use crate::app::App;
-use crate::config::{ClientType, Config, Sampling};
+use crate::clients::ClientType;
+use crate::config::Config;
+use crate::gateway::Sampling;
 use crate::engines::seats;
 use crate::failure::RunError;
 use crate::journal::{self, Identity, Journal, JournalError, Skipped, Tail};
@@ -24,7 +26,7 @@ fn may_change(name: &str, run: &Identity) -> bool {
 }
 
 /// What the driver starts with.
-pub(crate) struct Story {
+pub(crate) struct ResumedRun {
     pub core: Core,
     pub journal: Journal,
     /// `None` for a new run; else what the core has decided and may not be on disk yet.
@@ -115,14 +117,14 @@ fn flatten(prefix: &str, value: &serde_json::Value, into: &mut Identity) {
     }
 }
 
-impl Story {
+impl ResumedRun {
     /// Go on with the journal in `folder`, or begin it with `core`.
     ///
     /// # Errors
     /// The journal is damaged, cannot be written, or is of a run with another config.
-    pub fn open(folder: &Path, core: Core, identity: &Identity) -> Result<Story, RunError> {
+    pub fn open(folder: &Path, core: Core, identity: &Identity) -> Result<ResumedRun, RunError> {
         if journal::exists(folder) {
-            return Story::go_on(folder, core.config(), identity);
+            return ResumedRun::go_on(folder, core.config(), identity);
         }
         std::fs::create_dir_all(folder).map_err(|source| RunError::OutputFolder {
             path: folder.to_owned(),
@@ -131,7 +133,7 @@ impl Story {
         // In this order: a run that is killed in between has a beginning, and no events.
         journal::write_snapshot(folder, 0, identity, &core)?;
         let journal = Journal::resume(folder, &Tail::default()).map_err(RunError::Journal)?;
-        Ok(Story {
+        Ok(ResumedRun {
             core,
             journal,
             owed: None,
@@ -154,7 +156,7 @@ impl Story {
         folder: &Path,
         config: &primerl_core::Config,
         identity: &Identity,
-    ) -> Result<Story, RunError> {
+    ) -> Result<ResumedRun, RunError> {
         let restored = journal::restore(folder).map_err(RunError::Restore)?;
         same_run(folder, &restored.identity, identity)?;
         for remark in &restored.remarks {
@@ -174,7 +176,7 @@ impl Story {
             let event = Event::Reconfigured(changes);
             append(&mut journal, &mut core, event, &mut owed).map_err(RunError::Journal)?;
         }
-        Ok(Story {
+        Ok(ResumedRun {
             core,
             journal,
             owed: Some(owed),
@@ -185,7 +187,7 @@ impl Story {
     ///
     /// # Errors
     /// The journal cannot be written.
-    pub fn measuring_again(mut self) -> Result<Story, RunError> {
+    pub fn measuring_again(mut self) -> Result<ResumedRun, RunError> {
         if let Some(owed) = &mut self.owed {
             let event = Event::MeasureAgain;
             append(&mut self.journal, &mut self.core, event, owed).map_err(RunError::Journal)?;
@@ -266,10 +268,10 @@ pub(crate) fn same_run(folder: &Path, was: &Identity, is: &Identity) -> Result<(
 
 /// Make the shell know what the core knows: open rollouts with their conversations, workers, engines.
 pub(crate) fn restore(app: &App, core: &Core) {
-    app.gateway.rollouts.begin_at(core.next_rollout());
+    app.gateway.gateway.rollouts.begin_at(core.next_rollout());
     for open in core.open_rollouts() {
         let sampling = app.samplings[open.lease.environment.0 as usize].clone();
-        app.gateway.restore(&open, sampling);
+        app.gateway.gateway.restore(&open, sampling);
     }
     let workers = core.open_workers();
     let leases = core.open_rollouts();
@@ -302,17 +304,17 @@ mod tests {
             flatten("", &serde_json::json!(config), &mut identity);
             identity
         };
-        Story::check(&path, &of(&config())).expect("nothing has begun");
-        let first = Story::open(&path, core(), &of(&config())).expect("begins");
+        ResumedRun::check(&path, &of(&config())).expect("nothing has begun");
+        let first = ResumedRun::open(&path, core(), &of(&config())).expect("begins");
         assert!(first.owed.is_none());
         drop(first);
-        let again = Story::open(&path, core(), &of(&config())).expect("goes on");
+        let again = ResumedRun::open(&path, core(), &of(&config())).expect("goes on");
         assert_eq!(again.owed.map(|owed| owed.len()), Some(0));
         let mut other = config();
         other.environments[0].ratio = 2.0;
-        Story::check(&path, &of(&config())).expect("goes on");
-        let checked = Story::check(&path, &of(&other)).expect_err("is refused");
-        let error = Story::open(&path, core(), &of(&other))
+        ResumedRun::check(&path, &of(&config())).expect("goes on");
+        let checked = ResumedRun::check(&path, &of(&other)).expect_err("is refused");
+        let error = ResumedRun::open(&path, core(), &of(&other))
             .err()
             .expect("is refused");
         let text = error.to_string();
@@ -335,7 +337,7 @@ mod tests {
         let begun = |name: &str, config: &primerl_core::Config| {
             let path = folder.path().join(name);
             let core = Core::new(config.clone()).expect("a valid config");
-            Story::open(&path, core, &of(config)).expect("begins");
+            ResumedRun::open(&path, core, &of(config)).expect("begins");
             path
         };
         let every = |interval| primerl_core::Config {
@@ -344,15 +346,15 @@ mod tests {
         };
         let path = begun("trains", &every(Some(3)));
         let now = every(None);
-        Story::check(&path, &of(&now)).expect("goes on");
+        ResumedRun::check(&path, &of(&now)).expect("goes on");
         let core = Core::new(now.clone()).expect("a valid config");
-        let story = Story::open(&path, core, &of(&now)).expect("goes on");
-        assert_eq!(Changes::between(story.core.config(), &now), None);
+        let resumed = ResumedRun::open(&path, core, &of(&now)).expect("goes on");
+        assert_eq!(Changes::between(resumed.core.config(), &now), None);
         let larger = primerl_core::Config {
             batch_size: 8,
             ..every(Some(3))
         };
-        let error = Story::check(&path, &of(&larger)).expect_err("is refused");
+        let error = ResumedRun::check(&path, &of(&larger)).expect_err("is refused");
         assert!(error.to_string().contains("batch_size = 4"), "{error}");
 
         let only = |batch_size| primerl_core::Config {
@@ -363,8 +365,8 @@ mod tests {
         };
         let path = begun("evaluates", &only(4));
         let core = Core::new(only(32)).expect("a valid config");
-        let story = Story::open(&path, core, &of(&only(32))).expect("goes on");
-        assert_eq!(story.core.config().batch_size, 32);
+        let resumed = ResumedRun::open(&path, core, &of(&only(32))).expect("goes on");
+        assert_eq!(resumed.core.config().batch_size, 32);
     }
 
     #[test]

@@ -1,16 +1,15 @@
 //! The environment workers' endpoints (`docs/architecture.md`).
 
-use super::joining::Difference;
-use super::wire::{
+use crate::app::App;
+use crate::envs::joining::Difference;
+use crate::envs::wire::{
     ENVIRONMENT_UNKNOWN, EXAMPLES_DIFFER, GROUP_TOO_LARGE, HeartbeatAnswer, HeartbeatRequest,
     Lease, LeaseAnswer, LeaseRequest, LeaveAnswer, LeaveRequest, LeftRollout, RegisterAnswer,
     RegisterRequest, ResultAnswer, ResultRequest, WHOLE_GROUPS_DIFFER, WORKER_BLOCKED,
     WORKER_UNKNOWN, WorkerRole,
 };
-use crate::app::App;
-use crate::driver::LeaseReply;
-use crate::gateway::unanswered::name_unanswered;
 use crate::http::{ApiError, Wire};
+use crate::inbox::LeaseReply;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::Response;
@@ -19,7 +18,7 @@ use primerl_core::effect::LeasedRollout;
 use primerl_core::event::{BLOCKED_AFTER, Block};
 use primerl_core::{EnvironmentId, Event, WorkerId};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Heartbeats within one worker timeout: two may be lost.
 const HEARTBEATS_PER_TIMEOUT: f64 = 4.0;
@@ -249,7 +248,7 @@ fn to_wire(app: &App, root: &str, leased: &LeasedRollout) -> Lease {
         group: leased.group,
         example: leased.example,
         base_url: format!("{root}/rollouts/{}/v1", leased.rollout),
-        api_key: app.gateway.access.rollout_key(leased.rollout),
+        api_key: app.gateway.gateway.access.rollout_key(leased.rollout),
         sampling: app.samplings[leased.environment.0 as usize].to_wire(),
         deadline_s: leased.deadline.as_secs_f64(),
     }
@@ -310,11 +309,8 @@ pub async fn result(
     if let Some(error) = &mut body.outcome.error {
         shorten(&mut error.message);
     }
-    if let Some(open) = app.gateway.rollouts.get(body.rollout) {
-        // The gateway's own word, whatever the worker says.
-        body.outcome.refusal = open.refusal();
-        open.allowance.mark(&mut body.outcome);
-        name_unanswered(&open, &mut body.outcome, Instant::now());
+    if let Some(open) = app.gateway.gateway.rollouts.get(body.rollout) {
+        open.mark(&mut body.outcome);
     }
     let accepted = app
         .driver
@@ -340,7 +336,7 @@ pub async fn leave(
         return Ok(encoding.ok(&LeaveAnswer::default()));
     };
     tracing::info!(worker = %body.worker, "worker left");
-    let open = leased.iter().filter_map(|id| app.gateway.rollouts.get(*id));
+    let open = leased.iter().filter_map(|id| app.gateway.gateway.rollouts.get(*id));
     let rollouts = open.map(|open| LeftRollout {
         rollout: open.id,
         example: open.example,

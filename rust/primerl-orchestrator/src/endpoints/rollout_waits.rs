@@ -78,7 +78,7 @@ pub fn waits(
 ) -> Vec<Value> {
     let mut in_code: BTreeMap<u32, Vec<(Arc<Rollout>, Instant)>> = BTreeMap::new();
     let mut asking: BTreeMap<u32, Vec<(Arc<Rollout>, Instant)>> = BTreeMap::new();
-    for rollout in app.gateway.rollouts.all() {
+    for rollout in app.gateway.gateway.rollouts.all() {
         if rollout.over.is_cancelled() || blocked.contains(&rollout.worker) {
             continue;
         }

@@ -10,7 +10,6 @@
 //! scored the tokens, `ce_weights`, 1 or 0, where it wrote some of them. The first one begins at a multiple of it too, counted from the body's start, so that a reader can
 //! use them where they are.
 
-use crate::failure::RunError;
 use bytes::Bytes;
 use primerl_core::pack::{Advantage, GrammarRun, MicroBatch, PackedBatch, TruncatedRun};
 use primerl_core::sample::{Segment, Trained};
@@ -34,6 +33,14 @@ const CHECKSUM_BYTES: usize = 8;
 const UNCHECKED: u8 = 0x82;
 /// msgpack's mark of bytes whose length follows in four bytes, big-endian.
 const BIN_32: u8 = 0xc6;
+
+/// The batch has not that rank, or more in it than the format can say.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot encode step {step} for the spool: {problem}")]
+pub struct EncodeError {
+    step: u64,
+    problem: String,
+}
 
 #[derive(Serialize)]
 struct Header<'a> {
@@ -176,8 +183,8 @@ impl From<&MicroBatch> for MicroBatchHeader {
 }
 
 /// The bytes of the answer and of the spool.
-pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, RunError> {
-    let failed = |problem: String| RunError::Encode {
+pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, EncodeError> {
+    let failed = |problem: String| EncodeError {
         step: batch.step.0,
         problem,
     };

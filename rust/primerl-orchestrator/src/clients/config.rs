@@ -1,6 +1,7 @@
 //! Servers that answer: how engines are asked, and clients of other servers.
 
-use super::{ConfigError, field};
+use super::parse_base_url;
+use crate::config_error::{ConfigError, field};
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -29,7 +30,7 @@ impl ClientType {
     }
 
     /// What the run's own engines may be asked with.
-    pub(super) fn check_for_training(self) -> Result<(), ConfigError> {
+    pub fn check_for_training(self) -> Result<(), ConfigError> {
         match self {
             ClientType::Renderer | ClientType::OpenaiChatCompletionsToken => Ok(()),
             ClientType::OpenaiChatCompletions => Err(field(
@@ -147,7 +148,7 @@ impl ClientConfig {
         let mut seen = Vec::new();
         for url in &self.base_urls {
             let url =
-                crate::clients::parse_base_url(url).map_err(|problem| field(key, problem, mend))?;
+                parse_base_url(url).map_err(|problem| field(key, problem, mend))?;
             // What scores is asked beside the OpenAI routes: with and without their prefix it is one server.
             let root = url.strip_suffix("/v1").unwrap_or(&url).to_owned();
             if seen.contains(&root) {

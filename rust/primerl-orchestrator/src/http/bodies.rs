@@ -1,6 +1,6 @@
 //! Bodies of requests: how large, how slow, and how many at a time.
 
-use crate::http::ApiError;
+use super::ApiError;
 use axum::body::Body;
 use axum::http::StatusCode;
 use bytes::{Bytes, BytesMut};
@@ -209,7 +209,7 @@ async fn next(body: &mut Body, deadline: Instant) -> Result<Option<Bytes>, ApiEr
 }
 
 /// Read on for a while, and keep nothing.
-pub(crate) async fn discard(mut body: Body) {
+pub async fn discard(mut body: Body) {
     let deadline = Instant::now() + LISTENING;
     while let Ok(Some(_)) = next(&mut body, deadline).await {}
 }

@@ -1,11 +1,10 @@
 //! The trainer's endpoints (`docs/architecture.md`).
 
-use super::holder::{Answer, Identity};
-use super::manifest;
 use crate::app::App;
-use crate::driver::BatchReply;
-use crate::engines::BrokenWeights;
+use crate::engines::{BrokenWeights, manifest};
 use crate::http::{ApiError, MSGPACK, Wire, encoded};
+use crate::inbox::BatchReply;
+use crate::trainer::holder::{Answer, Identity};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
