@@ -2,7 +2,6 @@
 
 use crate::address::listen;
 use crate::config::Config;
-use crate::config_error::ConfigError;
 use crate::custom::CustomAdvantages;
 use crate::failure::RunError;
 use crate::log;
@@ -10,6 +9,7 @@ use crate::run::Prepared;
 use crate::runtime;
 use clap::Parser;
 use primerl_core::Step;
+use primerl_service::config_error::ConfigError;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;

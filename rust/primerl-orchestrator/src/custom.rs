@@ -4,10 +4,10 @@
 //! with a deadline, so a function that hangs costs groups, and in the end the run, but holds up nothing else.
 
 use crate::config::{AlgorithmType, Config};
-use crate::config_error::{ConfigError, field};
-use crate::inbox::DriverHandle;
 use primerl_core::Event;
 use primerl_core::effect::AdvantagesRequest;
+use primerl_service::config_error::{ConfigError, field};
+use primerl_service::inbox::DriverHandle;
 use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};

@@ -1,16 +1,16 @@
 //! Carrying out what the core decided. Nothing here waits: slow work is handed to tasks and threads of its own.
 
 use crate::app::{App, report_lost_leases};
-use crate::gateway::Sampling;
 use crate::custom::AdvantagesThread;
-use crate::inbox::{BatchReply, DriverHandle};
 use crate::engines::Engines;
 use crate::envs::workers::Workers;
 use crate::gateway::Rollouts;
+use crate::gateway::Sampling;
 use crate::recorder::Recorder;
 use crate::teacher::Teacher;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{Core, Effect, RolloutId, Step, WorkerId};
+use primerl_service::inbox::{BatchReply, DriverHandle};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 

@@ -1,13 +1,13 @@
 //! How a run ends badly: the first failure wins, everything else stops.
 
-use crate::batch::EncodeError;
 use crate::clients::Unanswered;
-use crate::config_error::ConfigError;
-use crate::files::WriteError;
 use crate::gateway::{AccessError, RunEnd};
-use crate::http::ApiError;
-use crate::inbox::RunOver;
-use crate::journal::{JournalError, RestoreError, SkipError};
+use primerl_record::batch::EncodeError;
+use primerl_record::journal::{JournalError, RestoreError, SkipError};
+use primerl_service::config_error::ConfigError;
+use primerl_service::files::WriteError;
+use primerl_service::http::ApiError;
+use primerl_service::inbox::RunOver;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;

@@ -12,12 +12,12 @@
 //! ([`complete`]).
 
 use crate::failure::RunError;
-use crate::files::{self, sync_folder, whole_lines, write_whole};
-use crate::journal::{self, Identity};
-use crate::kept_state::{State, remove_all};
-use crate::spool::Spool;
 use crate::resumed_run::same_run;
 use primerl_core::Step;
+use primerl_record::journal::{self, Identity};
+use primerl_record::kept_state::{State, remove_all};
+use primerl_record::spool::Spool;
+use primerl_service::files::{self, sync_folder, whole_lines, write_whole};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -207,10 +207,10 @@ pub(crate) fn set_lines_aside(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::{Entry, Journal, read_from};
     use crate::resumed_run::ResumedRun;
     use primerl_core::testing::config;
     use primerl_core::{Core, Event};
+    use primerl_record::journal::{Entry, Journal, read_from};
 
     const STEP: Step = Step(2);
 
@@ -245,7 +245,8 @@ mod tests {
         let output_dir = place.path();
         let core = Core::new(config()).expect("a valid config");
         let mut resumed_run =
-            ResumedRun::open(&journal_in(output_dir), core.clone(), &Identity::new()).expect("begins");
+            ResumedRun::open(&journal_in(output_dir), core.clone(), &Identity::new())
+                .expect("begins");
         for reason in ["one", "two", "three"] {
             say(&mut resumed_run, reason);
         }

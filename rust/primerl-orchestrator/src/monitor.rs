@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::engines::EngineStatus;
 use crate::failure::RunError;
 use crate::telemetry::TrainerOverdue;
-use crate::waits::{Overdue, Wait, Waiting};
+use primerl_service::waits::{Overdue, Wait, Waiting};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;

@@ -3,12 +3,12 @@
 use crate::app::App;
 use crate::clients::ClientType;
 use crate::config::Config;
-use crate::gateway::Sampling;
 use crate::engines::seats;
 use crate::failure::RunError;
-use crate::journal::{self, Identity, Journal, JournalError, Skipped, Tail};
+use crate::gateway::Sampling;
 use primerl_core::config::Changes;
 use primerl_core::{Core, Effect, Event};
+use primerl_record::journal::{self, Identity, Journal, JournalError, Skipped, Tail};
 use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64;

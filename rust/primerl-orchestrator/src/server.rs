@@ -3,7 +3,6 @@
 use crate::app::App;
 use crate::endpoints::{self, status};
 use crate::envs::wire;
-use crate::http::{ApiError, Routes};
 use crate::{gateway, page};
 use axum::Router;
 use axum::extract::{Request, State};
@@ -11,6 +10,7 @@ use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{get, post};
+use primerl_service::http::{ApiError, Routes};
 use std::sync::Arc;
 
 pub fn router(app: Arc<App>) -> Router {
@@ -18,10 +18,7 @@ pub fn router(app: Arc<App>) -> Router {
         .into_router()
         .fallback(unknown)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(from_fn_with_state(
-            Arc::clone(&app.gateway),
-            gateway::guard,
-        ))
+        .layer(from_fn_with_state(Arc::clone(&app.gateway), gateway::guard))
         .with_state(app)
 }
 

@@ -2,8 +2,8 @@
 
 use crate::errors::PrimerlError;
 use crate::interrupt::interruptible;
-use primerl_orchestrator::clients::{LookError, look};
 use primerl_orchestrator::clients::ClientConfig;
+use primerl_orchestrator::clients::{LookError, look};
 use pyo3::exceptions::{PyConnectionError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::driver;
-use crate::inspect::tests::Run;
+use primerl_record::inspect::tests::Run;
 use std::fs;
 
 const RANKS: u32 = 2;

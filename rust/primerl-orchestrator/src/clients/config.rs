@@ -1,7 +1,7 @@
 //! Servers that answer: how engines are asked, and clients of other servers.
 
 use super::parse_base_url;
-use crate::config_error::{ConfigError, field};
+use primerl_service::config_error::{ConfigError, field};
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -147,8 +147,7 @@ impl ClientConfig {
         let mend = "give a URL like http://host:port/v1";
         let mut seen = Vec::new();
         for url in &self.base_urls {
-            let url =
-                parse_base_url(url).map_err(|problem| field(key, problem, mend))?;
+            let url = parse_base_url(url).map_err(|problem| field(key, problem, mend))?;
             // What scores is asked beside the OpenAI routes: with and without their prefix it is one server.
             let root = url.strip_suffix("/v1").unwrap_or(&url).to_owned();
             if seen.contains(&root) {

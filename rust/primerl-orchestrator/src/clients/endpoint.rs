@@ -1,11 +1,11 @@
 //! One server of OpenAI's chat completions: what it is asked, how often, for how long.
 
+use super::ClientConfig;
 use super::answer::ChatAnswer;
 use super::outage::Outage;
 use super::server::{EndpointError, Server};
-use super::ClientConfig;
-use crate::config_error::ConfigError;
 use bytes::Bytes;
+use primerl_service::config_error::ConfigError;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::time::{Duration, Instant};

@@ -1,9 +1,9 @@
 //! Whether a server answers, before anything depends on it.
 
-use super::server::{CONNECT_TIMEOUT, Server};
 use super::ClientConfig;
-use crate::config_error::ConfigError;
-use crate::tls;
+use super::server::{CONNECT_TIMEOUT, Server};
+use primerl_service::config_error::ConfigError;
+use primerl_service::tls;
 use std::time::Duration;
 
 /// Of an answer; lists of models are shorter.

@@ -1,10 +1,10 @@
 //! An engine that says how likely it finds tokens it did not sample: `prompt_logprobs` of vLLM's `/inference/v1/generate`.
 
-use super::server::{EndpointError, Server};
 use super::ClientConfig;
-use crate::config_error::ConfigError;
 use super::models::Models;
+use super::server::{EndpointError, Server};
 use bytes::Bytes;
+use primerl_service::config_error::ConfigError;
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::HashMap;

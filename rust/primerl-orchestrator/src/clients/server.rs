@@ -1,10 +1,10 @@
 //! One server that is no engine of the run: its address, its key, what it says when it refuses.
 
 use super::ClientConfig;
-use crate::config_error::{ConfigError, field};
-use crate::secret::Secret;
-use crate::tls::{self, NoAuthorities, chain};
 use bytes::Bytes;
+use primerl_service::config_error::{ConfigError, field};
+use primerl_service::secret::Secret;
+use primerl_service::tls::{self, NoAuthorities, chain};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER};
 use reqwest::{RequestBuilder, Response};
 use serde_json::Value;

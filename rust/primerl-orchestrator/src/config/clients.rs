@@ -2,7 +2,7 @@
 
 use super::Config;
 use crate::clients::Endpoint;
-use crate::config_error::ConfigError;
+use primerl_service::config_error::ConfigError;
 use std::sync::Arc;
 
 impl Config {

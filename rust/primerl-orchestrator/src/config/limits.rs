@@ -1,8 +1,8 @@
 //! The limits of rollouts, by environment.
 
 use super::Config;
-use crate::config_error::{ConfigError, field};
 use crate::gateway::RolloutLimits;
+use primerl_service::config_error::{ConfigError, field};
 use std::time::Duration;
 
 impl Config {

@@ -14,8 +14,8 @@ pub use self::core::flops_model;
 pub use self::teacher::{TeacherConfig, TrainingModeType};
 
 use crate::clients::{ClientConfig, ClientType};
-use crate::config_error::{ConfigError, field};
 use crate::gateway::RolloutLimits;
+use primerl_service::config_error::{ConfigError, field};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! Reading and checking.
 
 use super::{ClientType, Config, ConfigError, EvalEnvironment, TruncatedSampling, field};
-use crate::tls;
 use primerl_core::config::FlopsModel;
+use primerl_service::tls;
 use std::path::Path;
 
 impl Config {

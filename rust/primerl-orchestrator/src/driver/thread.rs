@@ -2,7 +2,7 @@
 //! it; here it waits for nothing but a core.
 
 use super::Driver;
-use crate::inbox::Inbox;
+use primerl_service::inbox::Inbox;
 use tokio_util::sync::CancellationToken;
 
 /// Run `driver` until `stop`, or until the journal cannot be written. The result fires when it has ended, whichever way.

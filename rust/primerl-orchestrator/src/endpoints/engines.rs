@@ -1,10 +1,10 @@
 //! Where engines join.
 
 use crate::app::App;
-use crate::http::{ApiError, Wire};
 use axum::extract::State;
 use axum::response::Response;
 use primerl_core::EngineId;
+use primerl_service::http::{ApiError, Wire};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

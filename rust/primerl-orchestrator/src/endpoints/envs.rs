@@ -8,8 +8,6 @@ use crate::envs::wire::{
     RegisterRequest, ResultAnswer, ResultRequest, WHOLE_GROUPS_DIFFER, WORKER_BLOCKED,
     WORKER_UNKNOWN, WorkerRole,
 };
-use crate::http::{ApiError, Wire};
-use crate::inbox::LeaseReply;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::Response;
@@ -17,6 +15,8 @@ use primerl_core::config::Role;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::event::{BLOCKED_AFTER, Block};
 use primerl_core::{EnvironmentId, Event, WorkerId};
+use primerl_service::http::{ApiError, Wire};
+use primerl_service::inbox::LeaseReply;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -336,7 +336,9 @@ pub async fn leave(
         return Ok(encoding.ok(&LeaveAnswer::default()));
     };
     tracing::info!(worker = %body.worker, "worker left");
-    let open = leased.iter().filter_map(|id| app.gateway.gateway.rollouts.get(*id));
+    let open = leased
+        .iter()
+        .filter_map(|id| app.gateway.gateway.rollouts.get(*id));
     let rollouts = open.map(|open| LeftRollout {
         rollout: open.id,
         example: open.example,

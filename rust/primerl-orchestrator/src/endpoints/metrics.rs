@@ -2,10 +2,10 @@
 
 use crate::app::App;
 use crate::engines::EngineStatus;
-use crate::telemetry::process_cpu_seconds;
 use primerl_core::counters::Counters;
 use primerl_core::status::RolloutStatus;
 use primerl_core::{ErrorKind, Status};
+use primerl_service::cpu::process_cpu_seconds;
 use std::fmt::{self, Write};
 
 /// What a metric is.

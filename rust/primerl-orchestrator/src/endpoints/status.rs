@@ -5,14 +5,14 @@ use crate::app::App;
 use crate::engines::EngineStatus;
 use crate::envs::refusals::RefusedStatus;
 use crate::envs::workers::{Blocked, WorkerStatus};
-use crate::http::{ApiError, JSON, encoded};
-use crate::inbox::RunOver;
-use crate::telemetry::process_cpu_seconds;
-use crate::waits::Waits;
 use axum::extract::State;
 use axum::response::Response;
 use primerl_core::status::own_name;
 use primerl_core::{Status, Time};
+use primerl_service::cpu::process_cpu_seconds;
+use primerl_service::http::{ApiError, JSON, encoded};
+use primerl_service::inbox::RunOver;
+use primerl_service::waits::Waits;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -2,14 +2,14 @@
 
 use crate::app::App;
 use crate::engines::{BrokenWeights, manifest};
-use crate::http::{ApiError, MSGPACK, Wire, encoded};
-use crate::inbox::BatchReply;
 use crate::trainer::holder::{Answer, Identity};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::Bytes;
 use primerl_core::{Event, PolicyVersion, Step};
+use primerl_service::http::{ApiError, MSGPACK, Wire, encoded};
+use primerl_service::inbox::BatchReply;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;

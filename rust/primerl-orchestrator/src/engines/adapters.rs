@@ -8,7 +8,6 @@
 //! Nothing is paused, and nothing of an unproved version is ever asked for: the probe goes first.
 
 use super::client::EngineClient;
-use crate::clients::ModelCard;
 use super::error::{EngineError, STANDS_STILL};
 use super::named::Named;
 use super::pool::Engines;
@@ -16,6 +15,7 @@ use super::probe::{self, Probe};
 use super::state::{Engine, Served};
 use super::supervisor::{Update, UpdateError, check_meaning, folder_of, within};
 use super::weights::check_digests;
+use crate::clients::ModelCard;
 use primerl_core::Event;
 use std::sync::Arc;
 use std::time::Instant;

@@ -6,7 +6,7 @@ use super::generate::{Bounds, GenerateAnswer, Generated, Progress};
 use super::named::Named;
 use super::stream::Assembly;
 use crate::clients::{self, ModelCard, Models};
-use crate::tls::{self, NoAuthorities};
+use primerl_service::tls::{self, NoAuthorities};
 use serde::de::DeserializeOwned;
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! What can go wrong with a call to an engine.
 
-use crate::tls::{self, chain};
+use primerl_service::tls::{self, chain};
 use std::time::Duration;
 
 /// Of calls that take no time: an engine whose server lives, but that does not answer these, hangs.

@@ -2,10 +2,10 @@
 //! once, with what to set. vLLM by itself serves none of it but the model.
 
 use super::client::EngineClient;
-use crate::clients::ModelCard;
 use super::error::EngineError;
 use super::meaning;
 use super::pool::EnginesConfig;
+use crate::clients::ModelCard;
 use serde::Deserialize;
 use serde_json::json;
 use std::time::Duration;

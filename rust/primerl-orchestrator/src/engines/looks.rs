@@ -2,12 +2,12 @@
 
 use super::chat;
 use super::client::PROBE_TIMEOUT;
-use crate::clients::ModelCard;
 use super::error::EngineError;
 use super::fitness;
 use super::load::{LoadWatch, Reading};
 use super::pool::Engines;
 use super::state::{Engine, EngineState, Served};
+use crate::clients::ModelCard;
 use primerl_core::{Event, PolicyVersion};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

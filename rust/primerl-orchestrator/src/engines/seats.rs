@@ -1,8 +1,8 @@
 //! Who joined, from where, on disk: an engine that comes back under its name at another address takes its old place also
 //! in an orchestrator that was restarted meanwhile, and one that joined in the last moment before that is not forgotten.
 
-use crate::files::{WriteError, write_whole};
 use primerl_core::EngineId;
+use primerl_service::files::{WriteError, write_whole};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! An engine's weights over HTTP: read ahead, loaded while it stands still, proved.
 
 use super::client::{EngineClient, parse};
-use crate::clients::ModelCard;
 use super::error::{EngineError, STANDS_STILL};
 use super::named::Named;
+use crate::clients::ModelCard;
 use primerl_core::PolicyVersion;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;

@@ -1,10 +1,10 @@
 //! How a worker may differ from the first one of its environment.
 
 use super::wire::{Listing, RegisterRequest};
-use crate::files::write_whole;
 use parking_lot::Mutex;
 use primerl_core::EnvironmentId;
 use primerl_core::core::Listed;
+use primerl_service::files::write_whole;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::path::Path;

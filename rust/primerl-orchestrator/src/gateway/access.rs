@@ -15,11 +15,6 @@
 
 use super::dialect::in_shape_of;
 use crate::gateway::Service;
-use crate::config_error::{ConfigError, field};
-use crate::http::discard;
-use crate::files;
-use crate::http::ApiError;
-use crate::secret::Secret;
 use crate::gateway::metrics::Outcome;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -27,6 +22,11 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hmac::{Hmac, KeyInit, Mac};
 use primerl_core::RolloutId;
+use primerl_service::config_error::{ConfigError, field};
+use primerl_service::files;
+use primerl_service::http::ApiError;
+use primerl_service::http::discard;
+use primerl_service::secret::Secret;
 use sha2::Sha256;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -7,13 +7,13 @@
 use super::restore::Note;
 use super::rollouts::Rollout;
 use super::unanswered::name_unanswered;
-use crate::gateway::Service;
 use crate::gateway::RolloutLimits;
-use crate::http::{ApiError, Encoding, Wire};
+use crate::gateway::Service;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use parking_lot::Mutex;
 use primerl_core::event::Outcome;
+use primerl_service::http::{ApiError, Encoding, Wire};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -190,7 +190,12 @@ impl Rollout {
     }
 
     /// Remember it where a request of this session was refused for a limit.
-    pub(super) async fn note_refusal(&self, service: &Service, session: &Arc<str>, error: &ApiError) {
+    pub(super) async fn note_refusal(
+        &self,
+        service: &Service,
+        session: &Arc<str>,
+        error: &ApiError,
+    ) {
         if let Some(limit) = Limit::of(error) {
             self.note_limit(service, session, limit).await;
         }

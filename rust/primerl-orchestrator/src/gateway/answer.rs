@@ -1,10 +1,10 @@
 //! An answer in no dialect's words, and how dialects write it.
 
 use super::text::{Delta, Read};
-use crate::http::ApiError;
 use primerl_core::Turn;
 use primerl_core::turn::{FinishReason, TextAnswer};
 use primerl_render::{Message, Tokenizer};
+use primerl_service::http::ApiError;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};

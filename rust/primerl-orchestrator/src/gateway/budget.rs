@@ -6,8 +6,8 @@
 //! others hold some that may come back: its answer is cut by the budget only once the rest is really spent.
 
 use super::allowance::Limit;
-use crate::http::ApiError;
 use parking_lot::Mutex;
+use primerl_service::http::ApiError;
 use tokio::sync::Notify;
 
 #[derive(Debug)]

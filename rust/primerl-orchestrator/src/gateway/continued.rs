@@ -7,10 +7,10 @@
 
 use super::request::{Incoming, Options};
 use super::rollouts::Rollout;
-use crate::http::ApiError;
 use primerl_core::conversation::{MessageKey, Plan, Planned, Stuck};
 use primerl_core::{Turn, TurnIndex};
 use primerl_render::{AnswerContext, Content, Message, Renderer, SegmentKind, reasoning_words};
+use primerl_service::http::ApiError;
 use std::sync::Arc;
 
 /// Answers to one context that are compared with a message; agents sample few.

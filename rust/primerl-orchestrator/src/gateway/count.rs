@@ -11,13 +11,13 @@ use super::headers::session_of;
 use super::prompt;
 use super::request::Incoming;
 use super::rollouts::Rollout;
-use crate::gateway::Service;
 use crate::gateway::Sampling;
-use crate::http::{ApiError, JSON, RawBody, encoded};
+use crate::gateway::Service;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
 use primerl_render::{Message, RenderOptions, Renderer};
+use primerl_service::http::{ApiError, JSON, RawBody, encoded};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -88,7 +88,10 @@ pub async fn detokenize(
     Ok(encoded(JSON, json!({"prompt": text}).to_string()))
 }
 
-fn find(service: &Service, rollout: Option<Path<String>>) -> Result<Option<Arc<Rollout>>, ApiError> {
+fn find(
+    service: &Service,
+    rollout: Option<Path<String>>,
+) -> Result<Option<Arc<Rollout>>, ApiError> {
     let find = |Path(rollout): Path<String>| service.gateway.rollouts.find(&rollout);
     rollout.map(find).transpose()
 }

@@ -15,13 +15,13 @@ use super::structure;
 use super::text::Reading;
 use super::turn::{self, Notes, Task};
 use crate::gateway::Service;
-use crate::http::{ApiError, JSON, RawBody, encoded};
 use crate::gateway::metrics::Outcome;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
+use primerl_service::http::{ApiError, JSON, RawBody, encoded};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -123,7 +123,8 @@ async fn respond(
             return Err(error);
         }
     };
-    service.metrics
+    service
+        .metrics
         .prepare_time
         .observe(arrived.elapsed().as_secs_f64());
     match prepared {
@@ -244,7 +245,12 @@ fn start(
     let structure = match &rollout.endpoint {
         // It is told in OpenAI's words.
         Some(_) => None,
-        None => structure::of(&service.gateway.renderer, &request, &reading, &prompt.suffix)?,
+        None => structure::of(
+            &service.gateway.renderer,
+            &request,
+            &reading,
+            &prompt.suffix,
+        )?,
     };
     let begun = begin(
         service,
@@ -352,7 +358,10 @@ pub async fn rollout_model(
     match *model == *service.gateway.model {
         true => Ok(encoded(JSON, card(&service).to_string())),
         false => {
-            let message = format!("there is no model `{model}`, only `{}`", service.gateway.model);
+            let message = format!(
+                "there is no model `{model}`, only `{}`",
+                service.gateway.model
+            );
             Err(ApiError::not_found("model_not_found", message).param("model"))
         }
     }

@@ -1,7 +1,7 @@
 //! A request's fields, taken one by one: what a dialect knows it takes, and what is left is looked at by name, so that no
 //! field is ignored in silence and each refusal names its field.
 
-use crate::http::ApiError;
+use primerl_service::http::ApiError;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;

@@ -1,9 +1,9 @@
 //! What the headers of a request say.
 
 use super::dialect::Dialect;
-use crate::http::ApiError;
 use axum::http::HeaderMap;
 use primerl_core::conversation::{digest_next, message_hash};
+use primerl_service::http::ApiError;
 use std::sync::Arc;
 
 const LONGEST_SESSION: usize = 256;

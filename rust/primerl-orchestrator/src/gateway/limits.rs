@@ -1,8 +1,8 @@
 //! What one rollout may take of the orchestrator's memory. No client at work meets any of this; an agent that loops does.
 
 use super::rollouts::RolloutState;
-use crate::http::ApiError;
 use axum::http::StatusCode;
+use primerl_service::http::ApiError;
 
 /// Requests that are answered at a time.
 const MOST_RUNNING: usize = 1024;

@@ -4,8 +4,8 @@
 use super::answer::{Answer, Head};
 use super::attempts::Running;
 use super::text::Reading;
-use crate::http::ApiError;
 use parking_lot::Mutex;
+use primerl_service::http::ApiError;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

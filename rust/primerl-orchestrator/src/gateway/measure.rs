@@ -8,16 +8,16 @@ use super::request::TurnRequest;
 use super::rollouts::Rollout;
 use super::text::Reading;
 use super::{Gateway, turn};
-use crate::gateway::Sampling;
 use crate::engines::{EnginesConfig, GenerateAnswer, Generated, Named, RequestBody, SampleRequest};
-use crate::http::ApiError;
-use crate::secret::Secret;
+use crate::gateway::Sampling;
 use bytes::Bytes;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{
     Duration, EnvironmentId, ExampleIndex, GroupId, PolicyVersion, RolloutId, WorkerId,
 };
 use primerl_render::Renderer;
+use primerl_service::http::ApiError;
+use primerl_service::secret::Secret;
 use std::sync::Arc;
 use std::time::Instant;
 

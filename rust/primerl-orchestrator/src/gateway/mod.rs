@@ -70,11 +70,11 @@ pub use routes::routes;
 
 use crate::clients::{ClientType, Endpoint, Unanswered};
 use crate::engines::Engines;
-use crate::http::{ApiError, Bodies, ReadsBodies};
-use crate::inbox::DriverHandle;
-use crate::waits::Waits;
 use primerl_core::core::OpenRollout;
 use primerl_render::Renderer;
+use primerl_service::http::{ApiError, Bodies, ReadsBodies};
+use primerl_service::inbox::DriverHandle;
+use primerl_service::waits::Waits;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -137,12 +137,7 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    pub fn new(
-        renderer: Arc<Renderer>,
-        access: Access,
-        model: String,
-        seq_len: u32,
-    ) -> Gateway {
+    pub fn new(renderer: Arc<Renderer>, access: Access, model: String, seq_len: u32) -> Gateway {
         Gateway {
             access,
             renderer,

@@ -1,13 +1,13 @@
 //! A request in no dialect's words: messages, options of the template, how to sample.
 
 use super::sampling::TurnSampling;
-use crate::http::ApiError;
 use bytes::Bytes;
 use primerl_core::conversation::{MessageKey, digest_next, digest_start, message_hash};
 use primerl_core::turn::AnswerKey;
 use primerl_render::{
     Message, RenderOptions, answer_words, canonical, canonical_json, reasoning_words,
 };
+use primerl_service::http::ApiError;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::borrow::Cow;

@@ -10,10 +10,9 @@ use super::live::Live;
 use super::request::Options;
 use super::sampling::Rules;
 use super::unanswered::Unanswered;
-use crate::clients::Endpoint;
 use super::{RolloutLimits, Sampling};
+use crate::clients::Endpoint;
 use crate::engines::Resident;
-use crate::http::ApiError;
 use parking_lot::{Mutex, RwLock};
 use primerl_core::conversation::{MessageKey, Walk};
 use primerl_core::effect::{CancelReason, LeasedRollout};
@@ -21,6 +20,7 @@ use primerl_core::event::Refusal;
 use primerl_core::{
     Conversation, EnvironmentId, ExampleIndex, RolloutId, Turn, TurnIndex, WorkerId,
 };
+use primerl_service::http::ApiError;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -1,14 +1,14 @@
 //! The routes of agents, and of an env worker that tells an example's limits.
 
+use super::Service;
 use super::allowance::tighten;
 use super::count::{count_tokens, detokenize, tokenize};
 use super::dialect::{delete_response, response_input_items, retrieve_response};
 use super::endpoints::{
     chat_completions, completions, messages, models, responses, rollout_model, rollout_models,
 };
-use super::Service;
-use crate::http::Routes;
 use axum::routing::{get, post};
+use primerl_service::http::Routes;
 use std::sync::Arc;
 
 /// Which key opens each of them is decided by the path alone: `access`.
@@ -20,10 +20,7 @@ pub fn routes() -> Routes<Arc<Service>> {
         )
         .route("/rollouts/{rollout}/v1/messages", post(messages))
         .merge(counting())
-        .route(
-            "/rollouts/{rollout}/v1/completions",
-            post(completions),
-        )
+        .route("/rollouts/{rollout}/v1/completions", post(completions))
         .route("/rollouts/{rollout}/v1/responses", post(responses))
         .route(
             "/rollouts/{rollout}/v1/responses/{response}",
@@ -33,14 +30,8 @@ pub fn routes() -> Routes<Arc<Service>> {
             "/rollouts/{rollout}/v1/responses/{response}/input_items",
             get(response_input_items),
         )
-        .route(
-            "/rollouts/{rollout}/v1/models",
-            get(rollout_models),
-        )
-        .route(
-            "/rollouts/{rollout}/v1/models/{*model}",
-            get(rollout_model),
-        )
+        .route("/rollouts/{rollout}/v1/models", get(rollout_models))
+        .route("/rollouts/{rollout}/v1/models/{*model}", get(rollout_model))
         .route("/rollouts/{rollout}/limits", post(tighten))
         .route("/v1/models", get(models))
 }

@@ -6,9 +6,9 @@
 use super::fields::Fields;
 use super::structure::Demanded;
 use crate::gateway::Sampling;
-use crate::http::ApiError;
 use bytes::Bytes;
 use primerl_core::Truncation;
+use primerl_service::http::ApiError;
 use serde_json::{Map, Value};
 
 /// Stop sequences of one request; more, or longer ones, are a mistake.

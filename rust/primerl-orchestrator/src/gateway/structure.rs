@@ -2,8 +2,8 @@
 
 use super::request::{Parse, TurnRequest};
 use super::text::Reading;
-use crate::http::ApiError;
 use primerl_render::{Demand, DemandError, Renderer};
+use primerl_service::http::ApiError;
 use serde_json::{Value, json};
 
 /// Sent with the request to the engine.

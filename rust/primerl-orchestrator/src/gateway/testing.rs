@@ -3,9 +3,9 @@
 use super::dialect::Dialect;
 use super::events::all_at_once;
 use super::measure::{Answered, Turns};
-use crate::http::ApiError;
 use bytes::Bytes;
 use primerl_render::Renderer;
+use primerl_service::http::ApiError;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

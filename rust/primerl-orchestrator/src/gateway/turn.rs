@@ -10,16 +10,16 @@ use super::request::{Input, TurnRequest, answer_key};
 use super::rollouts::Rollout;
 use super::structure::Structure;
 use super::text::{Reading, StopFinder};
-use crate::gateway::Service;
 use crate::engines::{
     GenerateError, Generated, Progress, Resident, SampleRequest, Sampled, TokenLogprob,
 };
-use crate::http::ApiError;
+use crate::gateway::Service;
 use futures_util::future::try_join_all;
 use primerl_core::event::Overflow;
 use primerl_core::turn::FinishReason;
 use primerl_core::{Event, RolloutId, Turn, TurnIndex};
 use primerl_render::{RenderError, Renderer};
+use primerl_service::http::ApiError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -134,7 +134,11 @@ pub(super) async fn run(service: Arc<Service>, rollout: Arc<Rollout>, task: Task
     live.finish(outcome);
 }
 
-async fn answer(service: &Service, rollout: &Rollout, task: &Task) -> Result<Arc<Answer>, ApiError> {
+async fn answer(
+    service: &Service,
+    rollout: &Rollout,
+    task: &Task,
+) -> Result<Arc<Answer>, ApiError> {
     if let Some(note) = &task.notes.at_begin {
         let noted = service.driver.noted(rollout.id, Arc::clone(note));
         noted.await.map_err(|_| service.run.over())?;
@@ -237,14 +241,16 @@ async fn sample(
         first_of: task.first_of.filter(|_| index == 0),
         deadline: rollout.deadline,
     };
-    service.metrics
+    service
+        .metrics
         .prompt_tokens
         .inc_by(task.prompt.ids().len() as u64);
     let started = Instant::now();
     let mut watch = Watch::new(&service.gateway.renderer, task, index as usize);
     let progress = watch.as_mut().map(|watch| watch as &mut dyn Progress);
     let sampled = awaited(rollout, task, service.engines.generate(&request, progress)).await?;
-    service.metrics
+    service
+        .metrics
         .engine_time
         .observe(started.elapsed().as_secs_f64());
     sampled.map_err(|error| failed(service, rollout, &error))
@@ -388,7 +394,8 @@ async fn record(
         generated,
     );
     let (turn, choice) = taken_in?;
-    service.metrics
+    service
+        .metrics
         .sampled_tokens
         .inc_by(turn.sampled.len() as u64);
     keep(service, rollout, task, turn, Some(resident)).await?;

@@ -1,17 +1,18 @@
 //! What the page asks for.
 
-use super::curves::{Curves, MOST_CURVES, MOST_POINTS, Wanted};
-use super::index::Filter;
-use super::rollout::{MOST_TOKENS, line};
-use super::{Page, assets, over};
-use crate::http::{ApiError, JSON};
-use crate::http::Routes;
+use super::{Page, assets};
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use primerl_core::RolloutId;
+use primerl_record::page::curves::{Curves, MOST_CURVES, MOST_POINTS, Wanted};
+use primerl_record::page::index::Filter;
+use primerl_record::page::over;
+use primerl_record::page::rollout::{MOST_TOKENS, line};
+use primerl_service::http::Routes;
+use primerl_service::http::{ApiError, JSON};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;

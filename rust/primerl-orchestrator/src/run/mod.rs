@@ -16,7 +16,6 @@ use crate::app::{App, Parts};
 use crate::batches::Batches;
 use crate::clients::{ClientType, Endpoint, Scorer};
 use crate::config::{Config, flops_model};
-use crate::config_error::ConfigError;
 use crate::custom::{self, AdvantagesThread, CustomAdvantages};
 use crate::driver::{self, Driver};
 use crate::effects::Effects;
@@ -24,29 +23,28 @@ use crate::engines::{Engines, EnginesConfig};
 use crate::failure::{Failures, RunError};
 use crate::gateway::{Access, Gateway, Service, run_key};
 use crate::going_back;
-use crate::http::{self, Bodies, Limits};
-use crate::inbox;
-use crate::journal::Identity;
 use crate::page::Page;
 use crate::recorder::{self, Recorder};
-use crate::secret::Secret;
-use crate::server;
 use crate::resumed_run::{self, ResumedRun, identity};
+use crate::server;
 use crate::teacher::{self, Teacher};
 use crate::trainer::holder::Holder;
 use crate::unknown;
-use crate::waits::Waits;
 use folder::{absolute, lock_folder};
 use primerl_core::{Core, Step};
+use primerl_record::journal::Identity;
 use primerl_render::{LoadOptions, Renderer};
+use primerl_service::config_error::ConfigError;
+use primerl_service::http::{self, Bodies, Limits};
+use primerl_service::inbox;
+use primerl_service::secret::Secret;
+use primerl_service::waits::Waits;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-
-
 
 /// A config whose every claim was checked.
 pub struct Prepared {

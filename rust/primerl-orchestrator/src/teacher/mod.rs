@@ -16,16 +16,16 @@ mod member;
 mod proof;
 
 use crate::clients::{EndpointError, Outage, Pending, Scorer};
-use crate::inbox::DriverHandle;
 use crate::engines::Engines;
 use crate::failure::{Failures, RunError};
-use crate::waits::{Overdue, Waits};
 use member::{Member, Place, is_another};
 use parking_lot::Mutex;
 use primerl_core::Event;
 use primerl_core::effect::TeacherRequest;
 use primerl_core::sample::TokenLogprobs;
 use primerl_render::Renderer;
+use primerl_service::inbox::DriverHandle;
+use primerl_service::waits::{Overdue, Waits};
 use proof::{ProofError, Said};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,8 +2,8 @@
 
 use super::TrainerClock;
 use crate::gateway::{GatewayMetrics, MICROSECONDS};
-use crate::waits::Waits;
 use parking_lot::Mutex;
+use primerl_service::waits::Waits;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;

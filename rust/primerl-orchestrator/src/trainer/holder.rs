@@ -11,8 +11,8 @@
 //! It is kept in `run/trainer.json`, so that no other slips in while the orchestrator is started again.
 
 use super::process::{self, Place};
-use crate::files::write_whole;
 use parking_lot::Mutex;
+use primerl_service::files::write_whole;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use primerl_orchestrator::clients;
 use primerl_orchestrator::clients::ClientConfig;
 use primerl_orchestrator::envs::client::{Call, EnvClient, Notice, Options};
 use primerl_orchestrator::envs::wire::{RegisterRequest, WorkerRole};
-use primerl_orchestrator::secret::Secret;
+use primerl_service::secret::Secret;
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;

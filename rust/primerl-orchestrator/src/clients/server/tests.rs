@@ -1,9 +1,9 @@
 use super::*;
-use crate::tls::testing::{Authority, serve};
 use axum::Router;
 use axum::http::HeaderMap as Headers;
 use axum::response::Redirect;
 use axum::routing::{get, post};
+use primerl_service::tls::testing::{Authority, serve};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::AsyncWriteExt;

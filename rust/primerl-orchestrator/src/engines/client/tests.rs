@@ -1,10 +1,10 @@
 use super::*;
 use crate::engines::TokenLogprob;
-use crate::tls::testing::{Authority, serve};
 use axum::Router;
 use axum::body::Body;
 use axum::routing::{get, post};
 use futures_util::stream;
+use primerl_service::tls::testing::{Authority, serve};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

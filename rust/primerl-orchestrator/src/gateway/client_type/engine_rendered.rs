@@ -2,15 +2,15 @@
 //! ids.
 
 use super::messages::chat_messages;
-use crate::gateway::Service;
 use crate::engines::GenerateError;
+use crate::gateway::Service;
 use crate::gateway::prompt::{Prompt, Resolved, within_vocabulary};
 use crate::gateway::request::Incoming;
 use crate::gateway::rollouts::Rollout;
-use crate::http::ApiError;
 use primerl_core::TurnIndex;
 use primerl_core::conversation::{History, Plan};
 use primerl_core::turn::ForkReason;
+use primerl_service::http::ApiError;
 use std::sync::Arc;
 
 pub async fn prompt(

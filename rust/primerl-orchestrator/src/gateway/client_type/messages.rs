@@ -2,8 +2,8 @@
 
 use crate::engines::ChatMessages;
 use crate::gateway::request::{Incoming, Options};
-use crate::http::ApiError;
 use primerl_render::Message;
+use primerl_service::http::ApiError;
 use serde_json::Value;
 
 pub fn chat_messages(messages: &[Incoming], options: &Options) -> Result<ChatMessages, ApiError> {

@@ -12,9 +12,9 @@ use super::Gateway;
 use super::prompt::{Prompt, resolve};
 use super::request::{Input, TurnRequest};
 use super::rollouts::Rollout;
-use crate::gateway::Service;
 use crate::clients::ClientType;
-use crate::http::ApiError;
+use crate::gateway::Service;
+use primerl_service::http::ApiError;
 use std::sync::Arc;
 
 /// Whether the prompt of a request of this rollout is rendered here.

@@ -3,8 +3,8 @@
 
 use super::messages::chat_messages;
 use super::taught;
-use crate::gateway::Service;
 use crate::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError, Pending};
+use crate::gateway::Service;
 use crate::gateway::answer::Choice;
 use crate::gateway::prompt::{Prompt, Resolved};
 use crate::gateway::request::{Incoming, Parse, TurnRequest, answer_key};
@@ -12,12 +12,12 @@ use crate::gateway::rollouts::Rollout;
 use crate::gateway::structure::Demanded;
 use crate::gateway::text::cut_message;
 use crate::gateway::turn::{self, Task};
-use crate::http::ApiError;
-use crate::waits::Overdue;
 use primerl_core::conversation::{History, Plan};
 use primerl_core::turn::{FinishReason, TextAnswer, VersionRuns};
 use primerl_core::{Event, Turn};
 use primerl_render::Message;
+use primerl_service::http::ApiError;
+use primerl_service::waits::Overdue;
 use serde_json::{Map, Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -293,7 +293,12 @@ impl OutageOf<'_> {
     }
 }
 
-fn failed(service: &Service, rollout: &Rollout, endpoint: &Endpoint, error: &EndpointError) -> ApiError {
+fn failed(
+    service: &Service,
+    rollout: &Rollout,
+    endpoint: &Endpoint,
+    error: &EndpointError,
+) -> ApiError {
     let message = format!("{}: {error}", endpoint.name());
     turn_failed(service, rollout, &message);
     match error.is_refusal() {

@@ -3,8 +3,8 @@
 use super::sse::append;
 use crate::gateway::answer::{Answer, Head};
 use crate::gateway::fields::Fields;
-use crate::http::ApiError;
 use primerl_core::turn::FinishReason;
+use primerl_service::http::ApiError;
 use serde::Serialize;
 use serde_json::{Value, json};
 

@@ -19,10 +19,10 @@ use self::chat::seen::{Hashed, Seen};
 use super::answer::Reply;
 use super::request::TurnRequest;
 use super::rollouts::Rollout;
-use crate::http::{ApiError, JSON};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use primerl_service::http::{ApiError, JSON};
 use std::sync::Arc;
 
 /// A request, and how its answer is to be written.

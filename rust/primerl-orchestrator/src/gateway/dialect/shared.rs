@@ -3,7 +3,7 @@
 use crate::gateway::fields::{Fields, unsupported};
 use crate::gateway::sampling::structured_outputs;
 use crate::gateway::structure::Demanded;
-use crate::http::ApiError;
+use primerl_service::http::ApiError;
 use serde_json::{Map, Value, json};
 
 /// Fields without influence on what is sampled. `model`: the URL says which policy answers. `seed`: OpenAI promises

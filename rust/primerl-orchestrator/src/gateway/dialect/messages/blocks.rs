@@ -13,8 +13,8 @@
 //! field of the tool message; the result's text stays as the tool wrote it.
 
 use crate::gateway::fields::{Fields, missing, unsupported, within};
-use crate::http::ApiError;
 use primerl_render::{Content, FunctionCall, Message, ToolCall};
+use primerl_service::http::ApiError;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 

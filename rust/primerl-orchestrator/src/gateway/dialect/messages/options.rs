@@ -2,7 +2,7 @@
 
 use crate::gateway::fields::{Fields, missing, unsupported, within};
 use crate::gateway::structure::Demanded;
-use crate::http::ApiError;
+use primerl_service::http::ApiError;
 use serde_json::{Map, Value, json};
 
 /// Tools in OpenAI's shape, which templates know.

@@ -4,12 +4,12 @@ use super::blocks::input_of;
 use crate::gateway::answer::{Answer, Choice, Events, Head, Reply, Tokens};
 use crate::gateway::dialect::sse::{append, event};
 use crate::gateway::text::Delta;
-use crate::http::{ApiError, JSON};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use primerl_core::conversation::message_hash;
 use primerl_core::turn::FinishReason;
 use primerl_render::{Tokenizer, ToolCall};
+use primerl_service::http::{ApiError, JSON};
 use serde::Serialize;
 use serde_json::{Value, json};
 

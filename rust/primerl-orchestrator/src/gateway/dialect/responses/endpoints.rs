@@ -4,9 +4,9 @@ use super::store::Stored;
 use crate::gateway::Service;
 use crate::gateway::fields::Fields;
 use crate::gateway::restore::Note;
-use crate::http::{ApiError, JSON, encoded};
 use axum::extract::{Path, Query, State};
 use axum::response::Response;
+use primerl_service::http::{ApiError, JSON, encoded};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -56,7 +56,12 @@ pub async fn input_items(
 }
 
 fn find(service: &Service, rollout: &str, response: &str) -> Result<Arc<Stored>, ApiError> {
-    service.gateway.rollouts.find(rollout)?.responses.find(response)
+    service
+        .gateway
+        .rollouts
+        .find(rollout)?
+        .responses
+        .find(response)
 }
 
 fn fields(parameters: HashMap<String, String>) -> Fields {

@@ -7,8 +7,8 @@ use crate::gateway::answer::{Answer, Events, Head, Tokens};
 use crate::gateway::dialect::logprobs::{TokenLogprob, token_logprobs};
 use crate::gateway::dialect::sse::append;
 use crate::gateway::text::Delta;
-use crate::http::ApiError;
 use primerl_render::Tokenizer;
+use primerl_service::http::ApiError;
 use serde_json::{Value, json};
 use std::io::Write;
 

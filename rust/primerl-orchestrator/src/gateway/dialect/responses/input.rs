@@ -6,8 +6,8 @@
 
 use super::items::origin;
 use crate::gateway::fields::{Fields, at};
-use crate::http::ApiError;
 use primerl_render::{Content, FunctionCall, Message, ToolCall};
+use primerl_service::http::ApiError;
 use serde_json::{Map, Value};
 
 /// `input`: a text, or items.

@@ -3,8 +3,8 @@
 use super::items::{OutputItem, Status};
 use super::tools::Tools;
 use crate::gateway::answer::Head;
-use crate::http::ApiError;
 use primerl_core::turn::FinishReason;
+use primerl_service::http::ApiError;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use crate::gateway::fields::{Fields, at, unsupported};
 use crate::gateway::request::Options;
-use crate::http::ApiError;
+use primerl_service::http::ApiError;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
