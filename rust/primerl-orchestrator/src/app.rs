@@ -1,7 +1,6 @@
 //! What the endpoints share. Built whole before the first request; every field is immutable or guards itself.
 
 use crate::config::Config;
-use crate::engines::Engines;
 use crate::envs::joining::FirstWorkers;
 use crate::envs::refusals::Refusals;
 use crate::envs::workers::Workers;
@@ -12,6 +11,7 @@ use crate::telemetry::Telemetry;
 use crate::trainer::holder::Holder;
 use primerl_core::event::{Outcome, RolloutError};
 use primerl_core::{Event, RolloutId, WorkerId};
+use primerl_engines::Engines;
 use primerl_service::http::{ApiError, Bodies, ReadsBodies};
 use primerl_service::inbox::DriverHandle;
 use std::sync::{Arc, OnceLock};

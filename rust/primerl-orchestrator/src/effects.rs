@@ -2,7 +2,6 @@
 
 use crate::app::{App, report_lost_leases};
 use crate::custom::AdvantagesThread;
-use crate::engines::Engines;
 use crate::envs::workers::Workers;
 use crate::gateway::Rollouts;
 use crate::gateway::Sampling;
@@ -10,6 +9,7 @@ use crate::recorder::Recorder;
 use crate::teacher::Teacher;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{Core, Effect, RolloutId, Step, WorkerId};
+use primerl_engines::Engines;
 use primerl_service::inbox::{BatchReply, DriverHandle};
 use std::sync::Arc;
 use tokio::sync::oneshot;

@@ -16,14 +16,12 @@
 mod address;
 mod app;
 mod batches;
-pub mod clients;
 mod command;
 pub mod config;
 mod custom;
 pub mod driver;
 mod effects;
 mod endpoints;
-pub mod engines;
 pub mod envs;
 mod failure;
 pub mod gateway;

@@ -2,9 +2,9 @@
 //! anything waits for longer than it may.
 
 use crate::app::App;
-use crate::engines::EngineStatus;
 use crate::failure::RunError;
 use crate::telemetry::TrainerOverdue;
+use primerl_engines::EngineStatus;
 use primerl_service::waits::{Overdue, Wait, Waiting};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,13 +1,13 @@
 //! A run begins, or goes on where its journal ends.
 
 use crate::app::App;
-use crate::clients::ClientType;
 use crate::config::Config;
-use crate::engines::seats;
 use crate::failure::RunError;
 use crate::gateway::Sampling;
 use primerl_core::config::Changes;
 use primerl_core::{Core, Effect, Event};
+use primerl_engines::clients::ClientType;
+use primerl_engines::engine_records;
 use primerl_record::journal::{self, Identity, Journal, JournalError, Skipped, Tail};
 use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
@@ -282,9 +282,9 @@ pub(crate) fn restore(app: &App, core: &Core) {
     );
     app.first_workers
         .restore(core.known_examples(), &app.config.output_dir);
-    for seat in seats::read(&app.config.output_dir, core.known_engines()) {
-        if let Err(problem) = app.engines.restore(&seat) {
-            tracing::error!(engine = %seat.engine, url = seat.url, problem, "cannot use this engine");
+    for record in engine_records::read(&app.config.output_dir, core.known_engines()) {
+        if let Err(problem) = app.engines.restore(&record) {
+            tracing::error!(engine = %record.engine, url = record.url, problem, "cannot use this engine");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Who answers in place of the engines.
 
 use super::Config;
-use crate::clients::Endpoint;
+use primerl_engines::clients::Endpoint;
 use primerl_service::config_error::ConfigError;
 use std::sync::Arc;
 

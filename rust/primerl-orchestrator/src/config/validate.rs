@@ -263,7 +263,7 @@ impl Config {
     fn validate_engines(&self) -> Result<(), ConfigError> {
         for (index, url) in self.engines.iter().enumerate() {
             let name = format!("engines[{index}]");
-            let url = crate::engines::client::parse_url(url)
+            let url = primerl_engines::client::parse_url(url)
                 .map_err(|problem| field(&name, problem, "give a URL like http://host:port"))?;
             if let Err(error) = tls::client(&url) {
                 let problem = format!("`{url}` {}", error.problem);

@@ -31,7 +31,7 @@ pub async fn join(
         .map_err(|problem| ApiError::invalid(problem).param("url"))?;
     tracing::info!(%engine, url = body.url, name = body.name, "engine joined");
     let writer = Arc::clone(&app);
-    let write = move || writer.engines.write_seats(&writer.config.output_dir);
+    let write = move || writer.engines.write_records(&writer.config.output_dir);
     if let Ok(Err(error)) = tokio::task::spawn_blocking(write).await {
         tracing::warn!(%error, problem = %error.source, "after a restart, engines may be looked for where they were");
     }

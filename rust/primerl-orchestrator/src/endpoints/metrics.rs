@@ -1,10 +1,10 @@
 //! `/metrics`: what is counted where it happens, and what the core and the engines say at this moment, as OpenMetrics.
 
 use crate::app::App;
-use crate::engines::EngineStatus;
 use primerl_core::counters::Counters;
 use primerl_core::status::RolloutStatus;
 use primerl_core::{ErrorKind, Status};
+use primerl_engines::EngineStatus;
 use primerl_service::cpu::process_cpu_seconds;
 use std::fmt::{self, Write};
 

@@ -2,13 +2,13 @@
 
 use super::{metrics as exposition, rollout_waits};
 use crate::app::App;
-use crate::engines::EngineStatus;
 use crate::envs::refusals::RefusedStatus;
 use crate::envs::workers::{Blocked, WorkerStatus};
 use axum::extract::State;
 use axum::response::Response;
 use primerl_core::status::own_name;
 use primerl_core::{Status, Time};
+use primerl_engines::EngineStatus;
 use primerl_service::cpu::process_cpu_seconds;
 use primerl_service::http::{ApiError, JSON, encoded};
 use primerl_service::inbox::RunOver;

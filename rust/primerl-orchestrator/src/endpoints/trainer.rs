@@ -1,13 +1,13 @@
 //! The trainer's endpoints (`docs/architecture.md`).
 
 use crate::app::App;
-use crate::engines::{BrokenWeights, manifest};
 use crate::trainer::holder::{Answer, Identity};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::Bytes;
 use primerl_core::{Event, PolicyVersion, Step};
+use primerl_engines::{BrokenWeights, manifest};
 use primerl_service::http::{ApiError, MSGPACK, Wire, encoded};
 use primerl_service::inbox::BatchReply;
 use serde::{Deserialize, Serialize};

@@ -8,12 +8,14 @@ use super::request::TurnRequest;
 use super::rollouts::Rollout;
 use super::text::Reading;
 use super::{Gateway, turn};
-use crate::engines::{EnginesConfig, GenerateAnswer, Generated, Named, RequestBody, SampleRequest};
 use crate::gateway::Sampling;
 use bytes::Bytes;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{
     Duration, EnvironmentId, ExampleIndex, GroupId, PolicyVersion, RolloutId, WorkerId,
+};
+use primerl_engines::{
+    EnginesConfig, GenerateAnswer, Generated, Named, RequestBody, SampleRequest,
 };
 use primerl_render::Renderer;
 use primerl_service::http::ApiError;

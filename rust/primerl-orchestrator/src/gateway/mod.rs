@@ -68,9 +68,9 @@ pub use rollout_sampling::Sampling;
 pub use rollouts::{Rollout, Rollouts};
 pub use routes::routes;
 
-use crate::clients::{ClientType, Endpoint, Unanswered};
-use crate::engines::Engines;
 use primerl_core::core::OpenRollout;
+use primerl_engines::Engines;
+use primerl_engines::clients::{ClientType, Endpoint, Unanswered};
 use primerl_render::Renderer;
 use primerl_service::http::{ApiError, Bodies, ReadsBodies};
 use primerl_service::inbox::DriverHandle;

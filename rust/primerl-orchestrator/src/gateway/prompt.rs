@@ -4,12 +4,12 @@ use super::continued;
 use super::limits::LARGEST_OPTIONS;
 use super::request::{Incoming, IncomingOptions, Input, Options, Recurring, message_key};
 use super::rollouts::{Rollout, RolloutState, Session};
-use crate::engines::{ChatMessages, PromptIds, Resident};
 use primerl_core::conversation::{
     History, MessageKey, Plan, Planned, digest_next, digest_start, message_hash,
 };
 use primerl_core::turn::ForkReason;
 use primerl_core::{Turn, TurnIndex};
+use primerl_engines::{ChatMessages, PromptIds, Resident};
 use primerl_render::{ExtensionContext, Message, RenderError, Renderer};
 use primerl_service::http::ApiError;
 use std::sync::Arc;

@@ -11,8 +11,6 @@ use super::request::Options;
 use super::sampling::Rules;
 use super::unanswered::Unanswered;
 use super::{RolloutLimits, Sampling};
-use crate::clients::Endpoint;
-use crate::engines::Resident;
 use parking_lot::{Mutex, RwLock};
 use primerl_core::conversation::{MessageKey, Walk};
 use primerl_core::effect::{CancelReason, LeasedRollout};
@@ -20,6 +18,8 @@ use primerl_core::event::Refusal;
 use primerl_core::{
     Conversation, EnvironmentId, ExampleIndex, RolloutId, Turn, TurnIndex, WorkerId,
 };
+use primerl_engines::Resident;
+use primerl_engines::clients::Endpoint;
 use primerl_service::http::ApiError;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

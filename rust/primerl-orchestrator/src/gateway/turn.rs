@@ -10,14 +10,14 @@ use super::request::{Input, TurnRequest, answer_key};
 use super::rollouts::Rollout;
 use super::structure::Structure;
 use super::text::{Reading, StopFinder};
-use crate::engines::{
-    GenerateError, Generated, Progress, Resident, SampleRequest, Sampled, TokenLogprob,
-};
 use crate::gateway::Service;
 use futures_util::future::try_join_all;
 use primerl_core::event::Overflow;
 use primerl_core::turn::FinishReason;
 use primerl_core::{Event, RolloutId, Turn, TurnIndex};
+use primerl_engines::{
+    GenerateError, Generated, Progress, Resident, SampleRequest, Sampled, TokenLogprob,
+};
 use primerl_render::{RenderError, Renderer};
 use primerl_service::http::ApiError;
 use std::sync::Arc;

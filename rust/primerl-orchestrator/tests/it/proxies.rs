@@ -3,8 +3,8 @@
 use crate::common::engine::Engine;
 use crate::common::{Orchestrator, PATIENCE, Place, RUN_KEY, trainer, user};
 use primerl_engine::mock::MockConfig;
-use primerl_orchestrator::clients;
-use primerl_orchestrator::clients::ClientConfig;
+use primerl_engines::clients;
+use primerl_engines::clients::ClientConfig;
 use primerl_orchestrator::envs::client::{Call, EnvClient, Notice, Options};
 use primerl_orchestrator::envs::wire::{RegisterRequest, WorkerRole};
 use primerl_service::secret::Secret;

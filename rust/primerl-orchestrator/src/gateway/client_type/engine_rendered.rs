@@ -2,7 +2,6 @@
 //! ids.
 
 use super::messages::chat_messages;
-use crate::engines::GenerateError;
 use crate::gateway::Service;
 use crate::gateway::prompt::{Prompt, Resolved, within_vocabulary};
 use crate::gateway::request::Incoming;
@@ -10,6 +9,7 @@ use crate::gateway::rollouts::Rollout;
 use primerl_core::TurnIndex;
 use primerl_core::conversation::{History, Plan};
 use primerl_core::turn::ForkReason;
+use primerl_engines::GenerateError;
 use primerl_service::http::ApiError;
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! A request's messages and options, in the words of OpenAI's chat completions.
 
-use crate::engines::ChatMessages;
 use crate::gateway::request::{Incoming, Options};
+use primerl_engines::ChatMessages;
 use primerl_render::Message;
 use primerl_service::http::ApiError;
 use serde_json::Value;

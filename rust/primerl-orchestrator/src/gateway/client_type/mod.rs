@@ -12,8 +12,8 @@ use super::Gateway;
 use super::prompt::{Prompt, resolve};
 use super::request::{Input, TurnRequest};
 use super::rollouts::Rollout;
-use crate::clients::ClientType;
 use crate::gateway::Service;
+use primerl_engines::clients::ClientType;
 use primerl_service::http::ApiError;
 use std::sync::Arc;
 

@@ -87,11 +87,11 @@ fn messages(renderer: &Renderer, prompt: &Prompt) -> Result<Vec<Message>, String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engines::ChatMessages;
     use crate::gateway::client_type::testing;
     use crate::gateway::request::Options;
     use primerl_core::TurnIndex;
     use primerl_core::testing::turn;
+    use primerl_engines::ChatMessages;
     use primerl_render::testing::{CHATML, write_model};
     use primerl_render::{FunctionCall, ToolCall};
     use serde_json::Map;

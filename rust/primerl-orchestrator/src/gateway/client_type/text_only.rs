@@ -3,7 +3,6 @@
 
 use super::messages::chat_messages;
 use super::taught;
-use crate::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError, Pending};
 use crate::gateway::Service;
 use crate::gateway::answer::Choice;
 use crate::gateway::prompt::{Prompt, Resolved};
@@ -15,6 +14,7 @@ use crate::gateway::turn::{self, Task};
 use primerl_core::conversation::{History, Plan};
 use primerl_core::turn::{FinishReason, TextAnswer, VersionRuns};
 use primerl_core::{Event, Turn};
+use primerl_engines::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError, Pending};
 use primerl_render::Message;
 use primerl_service::http::ApiError;
 use primerl_service::waits::Overdue;
