@@ -14,6 +14,14 @@ KNOWN = {
         {"deadlines", "waits"},
     ],
     "primerl-engine": [{"backend", "batch", "checkpoint", "config", "request"}, {"scheduler", "sequence"}],
+    "primerl-gateway": [
+        {
+            "allowance", "begin", "body", "budget", "client_type", "continued", "dialect", "limits", "prompt", "restore",
+            "rollouts", "turn", "unanswered",
+        },
+        {"endpoints", "events"},
+        {"request", "sampling", "structure", "text"},
+    ],
     "primerl-grammar": [{"spec", "vocabulary"}],
     "primerl-render": [{"abilities", "control_tokens", "extend", "parse", "renderer"}],
     "primerl-simulate": [{"limits", "report"}],

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::failure::RunError;
-use crate::gateway as access;
+use primerl_gateway as access;
 use primerl_record::journal;
 use primerl_service::config_error::{ConfigError, field};
 use primerl_service::secret::Secret;

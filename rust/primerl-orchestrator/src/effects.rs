@@ -3,13 +3,13 @@
 use crate::app::{App, report_lost_leases};
 use crate::custom::AdvantagesThread;
 use crate::envs::workers::Workers;
-use crate::gateway::Rollouts;
-use crate::gateway::Sampling;
 use crate::recorder::Recorder;
 use crate::teacher::Teacher;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{Core, Effect, RolloutId, Step, WorkerId};
 use primerl_engines::Engines;
+use primerl_gateway::Rollouts;
+use primerl_gateway::Sampling;
 use primerl_service::inbox::{BatchReply, DriverHandle};
 use std::sync::Arc;
 use tokio::sync::oneshot;

@@ -1,7 +1,7 @@
 //! How a run ends badly: the first failure wins, everything else stops.
 
-use crate::gateway::{AccessError, RunEnd};
 use primerl_engines::clients::Unanswered;
+use primerl_gateway::{AccessError, RunEnd};
 use primerl_record::batch::EncodeError;
 use primerl_record::journal::{JournalError, RestoreError, SkipError};
 use primerl_service::config_error::ConfigError;

@@ -1,11 +1,8 @@
-//! The tokio shell around primerl-core: everything of a run that has a socket, a clock, a file or a thread.
+//! One orchestrator: the process that joins the core, the gateway, the engines and the run's files.
 //!
-//! * [`gateway`]: an OpenAI server for environments, per rollout, over token ids.
-//! * [`engines`]: the inference engines, their weights and the choice among them.
-//! * [`clients`]: other servers, which give text.
+//! * [`driver`]: the thread that owns the core.
 //! * [`envs`]: environment workers and their leases (both ends).
 //! * [`trainer`]: which trainer has the run.
-//! * [`driver`]: the thread that owns the core.
 //! * [`page`]: what a run does, in a browser.
 //! * [`telemetry`]: metrics.
 //!
@@ -24,7 +21,6 @@ mod effects;
 mod endpoints;
 pub mod envs;
 mod failure;
-pub mod gateway;
 mod going_back;
 pub mod in_process;
 mod log;
@@ -45,5 +41,4 @@ pub use command::{EXIT_FAILED, EXIT_FINISHED, EXIT_INPUT, run_command};
 pub use config::Config;
 pub use custom::CustomAdvantages;
 pub use failure::RunError;
-pub use gateway::{RUN_KEY_FILE, RUN_KEY_VARIABLE};
 pub use run::{ExitReason, Prepared, Running, run};

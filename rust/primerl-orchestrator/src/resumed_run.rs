@@ -3,11 +3,11 @@
 use crate::app::App;
 use crate::config::Config;
 use crate::failure::RunError;
-use crate::gateway::Sampling;
 use primerl_core::config::Changes;
 use primerl_core::{Core, Effect, Event};
 use primerl_engines::clients::ClientType;
 use primerl_engines::engine_records;
+use primerl_gateway::Sampling;
 use primerl_record::journal::{self, Identity, Journal, JournalError, Skipped, Tail};
 use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;

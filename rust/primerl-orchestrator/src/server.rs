@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::endpoints::{self, status};
 use crate::envs::wire;
-use crate::{gateway, page};
+use crate::page;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -18,7 +18,10 @@ pub fn router(app: Arc<App>) -> Router {
         .into_router()
         .fallback(unknown)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(from_fn_with_state(Arc::clone(&app.gateway), gateway::guard))
+        .layer(from_fn_with_state(
+            Arc::clone(&app.gateway),
+            primerl_gateway::guard,
+        ))
         .with_state(app)
 }
 
@@ -44,7 +47,7 @@ pub(crate) fn routes(app: &App) -> Routes<Arc<App>> {
         .route("/status", get(status::status))
         .route("/metrics", get(status::metrics))
         .route("/page/now", get(now))
-        .merge(gateway::routes().with_state(Arc::clone(&app.gateway)))
+        .merge(primerl_gateway::routes().with_state(Arc::clone(&app.gateway)))
         .merge(page::routes(Arc::clone(&app.page)))
 }
 

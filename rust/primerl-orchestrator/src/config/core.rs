@@ -4,11 +4,11 @@ use super::{
     AlgorithmConfig, BufferConfig, Config, GroupOnCancel, SamplingConfig, TimeoutsConfig,
     TruncatedSampling,
 };
-use crate::gateway::Sampling;
 use primerl_core::Truncation;
 use primerl_core::config::{Buffer, Environment, Evaluation, FlopsModel, Role, Timeouts};
 use primerl_core::group::OnCancel;
 use primerl_core::time::Duration;
+use primerl_gateway::Sampling;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The limits of rollouts, by environment.
 
 use super::Config;
-use crate::gateway::RolloutLimits;
+use primerl_gateway::RolloutLimits;
 use primerl_service::config_error::{ConfigError, field};
 use std::time::Duration;
 

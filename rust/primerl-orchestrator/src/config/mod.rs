@@ -13,8 +13,8 @@ pub use self::algorithm::*;
 pub use self::core::flops_model;
 pub use self::teacher::{TeacherConfig, TrainingModeType};
 
-use crate::gateway::RolloutLimits;
 use primerl_engines::clients::{ClientConfig, ClientType};
+use primerl_gateway::RolloutLimits;
 use primerl_service::config_error::{ConfigError, field};
 use serde::Deserialize;
 use serde_json::{Map, Value};

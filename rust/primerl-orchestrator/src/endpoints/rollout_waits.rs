@@ -1,8 +1,8 @@
 //! What rollouts wait for: the model, or the code of their environment. The gateway knows when each last asked for something.
 
 use crate::app::App;
-use crate::gateway::Rollout;
 use primerl_core::WorkerId;
+use primerl_gateway::Rollout;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

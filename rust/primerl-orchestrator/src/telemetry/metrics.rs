@@ -1,8 +1,8 @@
 //! Prometheus metrics, in a registry of their own.
 
 use super::TrainerClock;
-use crate::gateway::{GatewayMetrics, MICROSECONDS};
 use parking_lot::Mutex;
+use primerl_gateway::{GatewayMetrics, MICROSECONDS};
 use primerl_service::waits::Waits;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;

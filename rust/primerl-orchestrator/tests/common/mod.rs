@@ -7,8 +7,9 @@ pub mod engine;
 pub mod trainer;
 pub mod worker;
 
+use primerl_gateway::RUN_KEY_VARIABLE;
 use primerl_orchestrator::envs::wire::Lease;
-use primerl_orchestrator::{Config, ExitReason, Prepared, RUN_KEY_VARIABLE, RunError, Running};
+use primerl_orchestrator::{Config, ExitReason, Prepared, RunError, Running};
 use primerl_service::secret::Secret;
 use reqwest::RequestBuilder;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
