@@ -132,10 +132,10 @@ impl Drop for Following {
 }
 
 #[cfg(test)]
-pub mod testing {
+pub(crate) mod testing {
     use super::*;
 
-    pub fn live() -> Arc<Live> {
+    pub(crate) fn live() -> Arc<Live> {
         let head = Head {
             id: "a".into(),
             created: 0,

@@ -1,5 +1,7 @@
 //! From a request to the ids the engine is given: recorded ids and the new messages' suffix, or everything rendered.
 
+mod rendered;
+
 use super::continued;
 use super::limits::LARGEST_OPTIONS;
 use super::request::{Incoming, IncomingOptions, Input, Options, Recurring, message_key};
@@ -10,8 +12,9 @@ use primerl_core::conversation::{
 use primerl_core::turn::ForkReason;
 use primerl_core::{Turn, TurnIndex};
 use primerl_engines::{ChatMessages, PromptIds, Resident};
-use primerl_render::{ExtensionContext, Message, RenderError, Renderer};
+use primerl_render::{RenderError, Renderer};
 use primerl_service::http::ApiError;
+use rendered::{extend, render};
 use std::sync::Arc;
 
 /// The prompt of one request, and where it hangs in the conversation.
@@ -288,80 +291,6 @@ fn resolve_keys(
         rollout.state.lock().keep_keys(session, new);
     }
     Ok(keys)
-}
-
-fn read_all(
-    renderer: &Renderer,
-    messages: &[Incoming],
-    first: usize,
-) -> Result<Vec<Message>, ApiError> {
-    let read = |(index, message): (usize, &Incoming)| {
-        let message = message.read(index)?.into_owned();
-        renderer.renderable(message, index).map_err(refuse)
-    };
-    (first..).zip(messages).map(read).collect()
-}
-
-/// Messages as ids.
-struct Rendered {
-    ids: Vec<u32>,
-    holds_control_tokens: bool,
-}
-
-impl Rendered {
-    fn new(renderer: &Renderer, messages: &[Message], ids: Vec<u32>) -> Self {
-        let holds = |message| renderer.holds_control_tokens(message);
-        Self {
-            ids,
-            holds_control_tokens: messages.iter().any(holds),
-        }
-    }
-}
-
-fn render(
-    renderer: &Renderer,
-    messages: &[Incoming],
-    options: &Options,
-) -> Result<Rendered, ApiError> {
-    let messages = read_all(renderer, messages, 0)?;
-    let ids = renderer
-        .render(&messages, &options.render)
-        .map_err(refuse)?;
-    Ok(Rendered::new(renderer, &messages, ids))
-}
-
-/// The ids to append to the recorded ones; `None` where the template does not allow it. `messages` begin with the answer,
-/// which is number `first` of the request; `continued` is its turn, where it came back with more text behind it.
-fn extend(
-    renderer: &Renderer,
-    messages: &[Incoming],
-    first: usize,
-    options: &Options,
-    recorded: &History,
-    continued: Option<&Turn>,
-) -> Result<Option<Rendered>, ApiError> {
-    let messages = read_all(renderer, messages, first)?;
-    let last = recorded.last();
-    let context = ExtensionContext {
-        answer: &messages[0],
-        sampled: last.as_slice(),
-        options: &options.render,
-    };
-    let new = &messages[1..];
-    let suffix = match continued {
-        None => renderer.extend(&context, new),
-        Some(turn) => match continued::appended(renderer, turn, options, &messages[0]) {
-            Some(appended) => renderer.extend_unfinished(&context, &appended, new),
-            None => return Ok(None),
-        },
-    };
-    match suffix {
-        Ok(ids) => Ok(Some(Rendered::new(renderer, new, ids))),
-        Err(reason) => {
-            tracing::debug!(%reason, "fork: the template does not extend");
-            Ok(None)
-        }
-    }
 }
 
 /// A prompt that is given as it is extends the longest recorded turn whose ids it begins with.

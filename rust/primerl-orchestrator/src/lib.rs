@@ -4,7 +4,7 @@
 //! * [`envs`]: environment workers and their leases (both ends).
 //! * [`trainer`]: which trainer has the run.
 //! * [`page`]: what a run does, in a browser.
-//! * [`telemetry`]: metrics.
+//! * [`telemetry`]: what is counted of a run.
 //!
 //! [`run`] is one orchestrator from start to end; [`run_command`] is the command line around it.
 

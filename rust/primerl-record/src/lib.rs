@@ -14,3 +14,5 @@ pub mod journal;
 pub mod kept_state;
 pub mod page;
 pub mod spool;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

@@ -2,6 +2,7 @@ use super::*;
 use crate::PromptIds;
 use primerl_core::Truncation;
 use primerl_core::conversation::History;
+use serde_json::Map;
 use std::sync::Arc;
 
 fn config() -> EnginesConfig {

@@ -132,7 +132,7 @@ fn unknown(id: primerl_core::RolloutId, known: &Known) -> ApiError {
         }
         (None, Some(first)) => format!(
             "there is no rollout {id} among the {} that are known, from {first} on; `primerl trace` reads all of the journal",
-            known.index.len()
+            known.index.count()
         ),
         (None, None) => format!("there is no rollout {id}: none has begun"),
     };

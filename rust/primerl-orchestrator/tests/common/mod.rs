@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 pub mod engine;
+pub mod session;
 pub mod trainer;
 pub mod worker;
 

@@ -1,7 +1,7 @@
 //! Whether the journal keeps its promises: played from its first event, with every invariant looked at after each.
 
 use super::fates::{End, rollouts_of};
-use super::play::{Beginning, Moment, Observer, Story, journal_of, play};
+use super::play::{Beginning, JournalSummary, Moment, Observer, journal_of, play};
 use super::step::oldest_versions;
 use super::{InspectError, seconds};
 use crate::batch::{encode, is_the_same};
@@ -26,7 +26,7 @@ pub struct Broken {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CheckReport {
-    pub story: Story,
+    pub story: JournalSummary,
     /// Steps cut since the run began.
     pub steps: u64,
     /// Rollouts trained since the run began.

@@ -1,7 +1,7 @@
 //! What came to nothing, and why.
 
 use super::fates::Fate;
-use super::play::{Moment, Observer, Story, play};
+use super::play::{JournalSummary, Moment, Observer, play};
 use super::{InspectError, environment_name, seconds};
 use primerl_core::counters::{Ended, VoidReason};
 use primerl_core::*;
@@ -50,7 +50,7 @@ pub struct DroppedGroups {
 
 #[derive(Clone, Debug, Serialize)]
 pub struct DroppedReport {
-    pub story: Story,
+    pub story: JournalSummary,
     /// All that ended in the story, trained ones too.
     pub rollouts_ended: u64,
     pub sampled_tokens: u64,

@@ -1,7 +1,7 @@
 //! What evaluations measured: every rollout that counted, with what the policy, or whoever is measured, wrote.
 
 use super::fates::{End, Fate};
-use super::play::{Moment, Observer, Played, Story, play};
+use super::play::{JournalSummary, Moment, Observer, Played, play};
 use super::{InspectError, environment_name, seconds};
 use primerl_core::event::{Outcome, RolloutError};
 use primerl_core::turn::FinishReason;
@@ -53,7 +53,7 @@ pub struct MeasuredRollout {
 
 #[derive(Clone, Debug, Serialize)]
 pub struct EvaluatedAnswer {
-    pub story: Story,
+    pub story: JournalSummary,
     /// In the order of versions, environments, examples and slots.
     pub rollouts: Vec<MeasuredRollout>,
 }

@@ -2,7 +2,7 @@
 
 use super::fates::Fates;
 use super::idle::{IdleReport, Watch};
-use super::play::{Beginning, Moment, Observer, Story, journal_of};
+use super::play::{Beginning, JournalSummary, Moment, Observer, journal_of};
 use super::{InspectError, seconds};
 use crate::journal::{self, Entry, Follower, Place};
 use primerl_core::{Core, Status, Step, Time};
@@ -81,7 +81,7 @@ impl Following {
     /// Where the time went so far.
     pub fn idle(&self) -> IdleReport {
         let (events_before, from, first_step) = self.began;
-        let story = Story {
+        let story = JournalSummary {
             events_before,
             events: self.reader.read(),
             from_s: seconds(from),

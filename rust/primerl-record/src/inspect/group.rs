@@ -1,7 +1,7 @@
 //! The story of one group.
 
 use super::fates::{Fate, Life};
-use super::play::{Moment, Observer, Played, Story, play};
+use super::play::{JournalSummary, Moment, Observer, Played, play};
 use super::rollout::Known;
 use super::{InspectError, environment_name, seconds};
 use primerl_core::counters::{Ended, VoidReason};
@@ -70,7 +70,7 @@ pub struct Dropped {
 
 #[derive(Clone, Debug, Serialize)]
 pub struct GroupTrace {
-    pub story: Story,
+    pub story: JournalSummary,
     pub group: GroupId,
     pub environment: String,
     pub example: ExampleIndex,

@@ -3,7 +3,7 @@
 
 mod states;
 
-use super::play::{Beginning, Moment, Observer, Story, play};
+use super::play::{Beginning, JournalSummary, Moment, Observer, play};
 use super::spans::{Share, Spans, Timeline};
 use super::{InspectError, environment_name};
 use primerl_core::*;
@@ -39,7 +39,7 @@ pub struct WorkersIdle {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct IdleReport {
-    pub story: Story,
+    pub story: JournalSummary,
     pub seconds: f64,
     pub trainer: Vec<Share>,
     /// The trainer's longest waits, longest first.
@@ -201,7 +201,7 @@ impl Watch {
     }
 
     /// What was seen so far; `story` and `core` are those of the last event.
-    pub(super) fn report(&self, story: Story, core: &Core) -> IdleReport {
+    pub(super) fn report(&self, story: JournalSummary, core: &Core) -> IdleReport {
         let span = self.last.since(self.began);
         let engines = self.engines.iter().map(|(engine, timeline)| EngineIdle {
             engine: *engine,

@@ -34,7 +34,7 @@ pub use dropped::{DroppedReport, dropped};
 pub use evaluated::{EvaluatedAnswer, MeasuredRollout, MeasuredTurn, evaluated};
 pub use group::{GroupTrace, group};
 pub use idle::{IdleReport, idle};
-pub use play::Story;
+pub use play::JournalSummary;
 pub use rollout::{RolloutTrace, rollout};
 pub use samples::{SampleLine, SamplesAnswer, samples};
 pub use step::{StepTrace, step};
@@ -147,4 +147,4 @@ pub fn environment_name(core: &primerl_core::Core, environment: EnvironmentId) -
 }
 
 #[cfg(test)]
-pub mod tests;
+mod tests;

@@ -13,7 +13,7 @@ const ATTEMPTS: u32 = 3;
 
 /// What the journal tells of the run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Story {
+pub struct JournalSummary {
     /// Events that happened before; they are not kept any more.
     pub events_before: u64,
     /// Events of the run, with those before.
@@ -53,7 +53,7 @@ pub(super) struct Played<O> {
     /// At the end.
     pub core: Core,
     pub lives: BTreeMap<RolloutId, Life>,
-    pub story: Story,
+    pub story: JournalSummary,
 }
 
 /// Where a story begins.
@@ -118,7 +118,7 @@ fn play_once<O: Observer>(
         });
     })?;
     Ok(Played {
-        story: Story {
+        story: JournalSummary {
             events_before: number,
             events: tail.events,
             from_s: seconds(began),

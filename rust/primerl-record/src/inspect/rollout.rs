@@ -1,7 +1,7 @@
 //! The story of one rollout.
 
 use super::fates::{Fate, Life};
-use super::play::{Beginning, Moment, Observer, Played, Story, play};
+use super::play::{Beginning, JournalSummary, Moment, Observer, Played, play};
 use super::{InspectError, environment_name, seconds};
 use primerl_core::counters::Ended;
 use primerl_core::event::{Outcome, RolloutError, Trace};
@@ -52,7 +52,7 @@ pub struct EndTrace {
 
 #[derive(Clone, Debug, Serialize)]
 pub struct RolloutTrace {
-    pub story: Story,
+    pub story: JournalSummary,
     pub rollout: RolloutId,
     pub group: GroupId,
     pub slot: usize,
@@ -89,7 +89,12 @@ impl Known {
         });
     }
 
-    pub(super) fn unknown(self, what: &'static str, number: u64, story: &Story) -> InspectError {
+    pub(super) fn unknown(
+        self,
+        what: &'static str,
+        number: u64,
+        story: &JournalSummary,
+    ) -> InspectError {
         let mut known = match self.0 {
             None => format!("it holds no {what}"),
             Some((first, last)) => format!("it holds {what}s from {first} to {last}"),

@@ -1,7 +1,7 @@
 //! What was trained in some steps: every sample with its reward and its advantage, and the tokens of a share of them.
 
 use super::group::RolloutLine;
-use super::play::{Moment, Observer, Story, play};
+use super::play::{JournalSummary, Moment, Observer, play};
 use super::{InspectError, environment_name};
 use primerl_core::pack::{Advantage, PackedBatch, Weighted};
 use primerl_core::*;
@@ -44,7 +44,7 @@ pub struct SampleTokens {
 
 #[derive(Clone, Debug, Serialize)]
 pub struct SamplesAnswer {
-    pub story: Story,
+    pub story: JournalSummary,
     /// Those of the steps asked for that are in the journal.
     pub steps: BTreeMap<u64, Vec<SampleLine>>,
 }

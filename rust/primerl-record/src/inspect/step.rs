@@ -2,7 +2,7 @@
 
 use super::fates::rollouts_of;
 use super::group::RolloutLine;
-use super::play::{Moment, Observer, Story, play};
+use super::play::{JournalSummary, Moment, Observer, play};
 use super::rollout::Known;
 use super::{InspectError, between, environment_name, seconds};
 use primerl_core::pack::{MicroBatch, PackedBatch};
@@ -51,7 +51,7 @@ pub struct Durations {
 
 #[derive(Clone, Debug, Serialize)]
 pub struct StepTrace {
-    pub story: Story,
+    pub story: JournalSummary,
     pub step: Step,
     pub cut_s: f64,
     pub groups: Vec<GroupLine>,

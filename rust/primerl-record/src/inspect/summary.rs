@@ -1,7 +1,7 @@
 //! A run in a few lines.
 
 use super::InspectError;
-use super::play::{Moment, Observer, Story, play};
+use super::play::{JournalSummary, Moment, Observer, play};
 use primerl_core::counters::Counters;
 use primerl_core::effect::EvaluationReport;
 use primerl_core::status::RolloutStatus;
@@ -12,7 +12,7 @@ use std::path::Path;
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    pub story: Story,
+    pub story: JournalSummary,
     pub steps: u64,
     pub max_steps: u64,
     /// Since the run began.

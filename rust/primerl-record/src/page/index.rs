@@ -129,7 +129,7 @@ impl Index {
         index
     }
 
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.records.len()
     }
 
@@ -297,13 +297,13 @@ impl Index {
                 let before = std::mem::replace(&mut self.records[at], record);
                 self.places -= before.places.len().saturating_sub(HELD);
             }
-            Err(at) if at == 0 && self.len() >= MOST_ROLLOUTS => {}
+            Err(at) if at == 0 && self.count() >= MOST_ROLLOUTS => {}
             Err(at) => self.records.insert(at, record),
         }
     }
 
     fn forget(&mut self) {
-        while self.len() > MOST_ROLLOUTS || self.places > MOST_PLACES {
+        while self.count() > MOST_ROLLOUTS || self.places > MOST_PLACES {
             let is_over = |record: &Record| record.ended_s.is_some();
             let Some(at) = self.records.iter().position(is_over) else {
                 return;

@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn counts_are_those_of_the_journal_and_nobody_does_anything() {
-        let run = crate::inspect::tests::Run::new(0);
+        let run = crate::testing::Run::new(0);
         let core = run.simulator.core.status();
         let told = json!({
             "run": {"step": 1, "elapsed_s": 9.0},

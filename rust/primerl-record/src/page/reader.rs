@@ -207,12 +207,12 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::tests::Run;
+    use crate::testing::Run;
 
     #[test]
     fn catching_up_stops_when_nobody_asks_any_more_and_goes_on_from_there() {
         let run = Run::new(1);
-        let all = run.len() as u64;
+        let all = run.events.len() as u64;
         assert!(all > AT_A_TIME, "{all}");
         let shared = Shared::new(run.path(), true);
         let mut following = None;

@@ -8,6 +8,12 @@ pub struct Routes<S> {
     paths: Vec<String>,
 }
 
+impl<S: Clone + Send + Sync + 'static> Default for Routes<S> {
+    fn default() -> Routes<S> {
+        Routes::new()
+    }
+}
+
 impl<S: Clone + Send + Sync + 'static> Routes<S> {
     pub fn new() -> Routes<S> {
         Routes {

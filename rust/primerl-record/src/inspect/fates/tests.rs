@@ -1,6 +1,6 @@
 use super::super::play::{Moment, Observer, play};
-use super::super::tests::{Run, scenario};
 use super::*;
+use crate::testing::{Run, scenario};
 use primerl_core::counters::Counters;
 use primerl_core::testing::simulator::Scenario;
 
@@ -61,7 +61,7 @@ fn a_story_that_begins_amid_held_rollouts_tells_the_same() {
             whole_groups: true,
             ..scenario(seed)
         });
-        for keeps in (1..10).map(|tenth| run.len() * tenth / 10) {
+        for keeps in (1..10).map(|tenth| run.events.len() * tenth / 10) {
             let (_, before) = run.prune(keeps);
             began_amid += before.held().count();
             let played = play(run.path(), |_| Tally {

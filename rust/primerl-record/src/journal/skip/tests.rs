@@ -1,24 +1,30 @@
 use super::*;
 use crate::journal::restore::restore_with;
-use crate::journal::{Entry, Identity, RestoreError, Restored, path_of, read_from, restore};
-use crate::story::Story;
+use crate::journal::{
+    Entry, Identity, Journal, RestoreError, Restored, Tail, path_of, read_from, restore,
+    write_snapshot,
+};
 use primerl_core::testing::config;
 use primerl_core::{Core, WorkerId};
 use std::fs;
 
+fn begun(folder: &Path) -> Journal {
+    let core = Core::new(config()).expect("a valid config");
+    write_snapshot(folder, 0, &Identity::new(), &core).expect("is written");
+    Journal::resume(folder, &Tail::default()).expect("begins")
+}
+
 /// A journal whose third event is of a kind that this version does not know.
 fn poisoned() -> tempfile::TempDir {
     let place = tempfile::tempdir().expect("a temporary folder");
-    let core = Core::new(config()).expect("a valid config");
-    let mut story = Story::open(place.path(), core, &Identity::new()).expect("begins");
+    let mut journal = begun(place.path());
     for worker in 0..5 {
         let worker = WorkerId(worker);
-        story
-            .journal
+        journal
             .append(Time(worker.0), &Event::WorkerSeen { worker })
             .expect("appends");
     }
-    drop(story);
+    drop(journal);
     let segment = path_of(place.path(), 0, SEGMENT);
     let Record { offset, length, .. } =
         find(place.path(), 3).expect("reads").expect("there is one");
@@ -74,7 +80,7 @@ fn an_event_that_is_refused_is_named_and_can_be_left_out() {
     assert!(events[3].1.contains("WorkerId(3)"), "{events:?}");
     // The same command again, when a snapshot has made it needless.
     let Restored { core, .. } = restored;
-    crate::journal::write_snapshot(folder, 5, &Identity::new(), &core).expect("writes");
+    write_snapshot(folder, 5, &Identity::new(), &core).expect("writes");
     assert_eq!(skip(folder, 3).expect("is covered"), Skipped::Covered);
     let missing = skip(folder, 6).expect_err("is not there").to_string();
     assert!(missing.contains("holds no event 6"), "{missing}");
@@ -83,15 +89,11 @@ fn an_event_that_is_refused_is_named_and_can_be_left_out() {
 #[test]
 fn an_event_that_the_core_fails_at_is_named_too() {
     let place = tempfile::tempdir().expect("a temporary folder");
-    let core = Core::new(config()).expect("a valid config");
-    let mut story = Story::open(place.path(), core, &Identity::new()).expect("begins");
+    let mut journal = begun(place.path());
     for at in 0..3 {
-        story
-            .journal
-            .append(Time(at), &Event::Tick)
-            .expect("appends");
+        journal.append(Time(at), &Event::Tick).expect("appends");
     }
-    drop(story);
+    drop(journal);
     let handle = |core: &mut Core, event, now: Time| {
         assert!(now < Time(1), "an invariant is broken");
         core.handle(event, now)

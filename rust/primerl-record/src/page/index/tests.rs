@@ -1,7 +1,7 @@
 use super::list::{Listed, Order};
 use super::*;
 use crate::inspect::Following;
-use crate::inspect::tests::Run;
+use crate::testing::Run;
 use std::collections::BTreeMap;
 
 /// The index of a simulated run, with all that can go wrong in one.
@@ -115,7 +115,7 @@ fn a_list_is_narrowed() {
     let all = index.list(&Filter::default(), usize::MAX);
     assert_eq!(
         (all.rollouts.len(), all.matching),
-        (index.len(), index.len())
+        (index.count(), index.count())
     );
     let filter = Filter {
         fate: Some(Fate::Trained),
@@ -133,7 +133,7 @@ fn a_list_is_narrowed() {
     };
     assert_eq!(index.list(&nobody, 9).matching, 0);
     let rewards: Vec<f32> = (index.records.iter()).filter_map(Record::reward).collect();
-    assert!(rewards.len() < index.len(), "some have none");
+    assert!(rewards.len() < index.count(), "some have none");
     let (least, most) = (0.25, 0.75);
     let filter = Filter {
         min_reward: Some(least),
@@ -235,6 +235,6 @@ fn it_stays_small() {
         });
         index.forget();
     }
-    assert_eq!(index.len(), MOST_ROLLOUTS);
+    assert_eq!(index.count(), MOST_ROLLOUTS);
     assert!(index.first() >= Some(RolloutId(first)), "the oldest went");
 }

@@ -1,6 +1,6 @@
 use super::*;
-use crate::inspect::tests::Run;
 use crate::page::index::tests::indexed;
+use crate::testing::Run;
 use primerl_core::event::Trace;
 use primerl_core::testing::{outcome, trace, turn};
 use std::collections::BTreeMap;
@@ -89,7 +89,7 @@ fn turns_keep_their_numbers_when_those_before_them_are_gone() {
     for keeps in [2, 3, 5] {
         let run = Run::new(1);
         let whole = turns_of(&run);
-        run.prune(run.len() * keeps / 8);
+        run.prune(run.events.len() * keeps / 8);
         for (rollout, (gone, turns)) in turns_of(&run) {
             let (_, all) = &whole[&rollout];
             for (number, turn) in &turns {
