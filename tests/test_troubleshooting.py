@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from primerl.config.describe import fields, forms
 
-SOURCES = Path("rust/primerl-orchestrator/src")
+SOURCES = [f"rust/primerl-{crate}/src" for crate in ("service", "engines", "gateway", "orchestrator")]
 CODE = re.compile(
     r"(?:\.code\(|ApiError::(?:conflict|gone|unavailable|not_found)\(|code: Some\()"
     r"\s*(?:\"(\w+)\"|(?:\w+::)*([A-Z_]{4,}))"
@@ -31,8 +31,10 @@ def explained(page: str) -> set[str]:
 
 
 def without_tests(repository: Path) -> dict[Path, str]:
-    folder = repository / SOURCES
-    files = [file for file in folder.rglob("*.rs") if "test" not in str(file.relative_to(folder))]
+    folders = [repository / folder for folder in SOURCES]
+    files = [
+        file for folder in folders for file in folder.rglob("*.rs") if "test" not in str(file.relative_to(folder))
+    ]
     return {file: file.read_text().split("#[cfg(test)]")[0] for file in files}
 
 

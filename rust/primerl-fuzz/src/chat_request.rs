@@ -1,7 +1,7 @@
 //! A rollout's chat requests, one a line, each from its bytes to the answer's.
 
 use crate::renderers::AGENT_MODEL;
-use primerl_orchestrator::gateway::testing::{Desk, chat};
+use primerl_gateway::testing::{Desk, chat};
 use std::sync::Arc;
 
 pub fn fuzz(data: &[u8]) {

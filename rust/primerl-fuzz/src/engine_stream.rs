@@ -1,6 +1,6 @@
 //! An engine's server-sent events, in pieces: the first bytes say where they are cut.
 
-use primerl_orchestrator::engines::testing::{assemble, whole};
+use primerl_engines::testing::{assemble, whole};
 
 const CUTS: usize = 4;
 

@@ -1,10 +1,11 @@
 //! Where the orchestrator listens, and who may reach it there.
 
-use crate::config::{Config, ConfigError, field};
+use crate::config::Config;
 use crate::failure::RunError;
-use crate::gateway::access;
-use crate::journal;
-use crate::secret::Secret;
+use primerl_gateway as access;
+use primerl_record::journal;
+use primerl_service::config_error::{ConfigError, field};
+use primerl_service::secret::Secret;
 use std::net::SocketAddr;
 use std::path::Path;
 use tokio::net::TcpListener;

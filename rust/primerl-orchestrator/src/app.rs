@@ -1,20 +1,19 @@
 //! What the endpoints share. Built whole before the first request; every field is immutable or guards itself.
 
-use crate::config::{Config, Sampling};
-use crate::connections::Bodies;
-use crate::driver::{DriverHandle, RunOver};
-use crate::engines::Engines;
+use crate::config::Config;
 use crate::envs::joining::FirstWorkers;
 use crate::envs::refusals::Refusals;
 use crate::envs::workers::Workers;
 use crate::failure::Failures;
-use crate::gateway::Gateway;
-use crate::http::ApiError;
 use crate::page::Page;
 use crate::telemetry::Telemetry;
 use crate::trainer::holder::Holder;
 use primerl_core::event::{Outcome, RolloutError};
 use primerl_core::{Event, RolloutId, WorkerId};
+use primerl_engines::Engines;
+use primerl_gateway::{RunEnd, Sampling, Service};
+use primerl_service::http::{ApiError, Bodies, ReadsBodies};
+use primerl_service::inbox::DriverHandle;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tokio::sync::watch;
@@ -27,8 +26,7 @@ pub struct App {
     /// Address for peers that do not say how they reached us.
     pub url: String,
     pub driver: DriverHandle,
-    pub gateway: Gateway,
-    pub bodies: Bodies,
+    pub gateway: Arc<Service>,
     pub engines: Arc<Engines>,
     pub workers: Arc<Workers>,
     pub refusals: Refusals,
@@ -49,12 +47,16 @@ pub struct App {
 
 /// What was made before.
 pub(crate) struct Parts {
-    pub gateway: Gateway,
-    pub bodies: Bodies,
-    pub driver: DriverHandle,
-    pub engines: Arc<Engines>,
+    pub gateway: Arc<Service>,
+    pub failures: Failures,
     pub page: Arc<Page>,
     pub holder: Holder,
+}
+
+impl ReadsBodies for App {
+    fn bodies(&self) -> &Bodies {
+        &self.gateway.bodies
+    }
 }
 
 impl App {
@@ -67,24 +69,22 @@ impl App {
     ) -> App {
         let Parts {
             gateway,
-            bodies,
-            driver,
-            engines,
+            failures,
             page,
             holder,
         } = parts;
+        let telemetry = Telemetry::new(Arc::clone(&gateway.metrics), gateway.waits.clone());
         App {
             samplings: config.samplings(),
+            driver: gateway.driver.clone(),
+            engines: Arc::clone(&gateway.engines),
             gateway,
-            bodies,
             core_config,
             url,
-            driver,
-            engines,
             workers: Arc::default(),
             refusals: Refusals::default(),
-            telemetry: Arc::default(),
-            failures: Failures::default(),
+            telemetry: Arc::new(telemetry),
+            failures,
             holder,
             first_workers: FirstWorkers::default(),
             finished,
@@ -104,14 +104,9 @@ impl App {
             .collect()
     }
 
-    /// What callers are told once the driver is gone: a failed run must not look like a finished one.
+    /// What callers are told once the driver is gone.
     pub fn over(&self) -> ApiError {
-        match self.failures.get() {
-            Some(error) => {
-                ApiError::internal(format!("the run failed: {error}")).code("run_failed")
-            }
-            None => RunOver.into(),
-        }
+        self.failures.over()
     }
 
     /// The worker never got these leases, or lost them: without a word they would block their groups until the

@@ -2,14 +2,14 @@
 //! checksum of each ([`Event::BatchWritten`]); one that is gone, damaged or of another run is cut again from the journal,
 //! and refused where the journal does not reach back so far.
 
-use crate::driver::DriverHandle;
 use crate::failure::RunError;
-use crate::journal;
-use crate::spool::Spool;
-use crate::trainer::batch::{checksum, encode, is_the_same, is_unchecked};
 use bytes::Bytes;
 use primerl_core::pack::PackedBatch;
 use primerl_core::{Core, Event, Step};
+use primerl_record::batch::{checksum, encode, is_the_same, is_unchecked};
+use primerl_record::journal;
+use primerl_record::spool::Spool;
+use primerl_service::inbox::DriverHandle;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

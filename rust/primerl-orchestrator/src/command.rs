@@ -1,7 +1,7 @@
 //! The command `primerl-orchestrate`, as a function: the native binary and the Python package are two shells of it.
 
 use crate::address::listen;
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::custom::CustomAdvantages;
 use crate::failure::RunError;
 use crate::log;
@@ -9,6 +9,7 @@ use crate::run::Prepared;
 use crate::runtime;
 use clap::Parser;
 use primerl_core::Step;
+use primerl_service::config_error::ConfigError;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -3,10 +3,11 @@
 //! The function is whoever embeds the orchestrator's to give (the Python package does); the core waits for its answer
 //! with a deadline, so a function that hangs costs groups, and in the end the run, but holds up nothing else.
 
-use crate::config::{AlgorithmType, Config, ConfigError, field};
-use crate::driver::DriverHandle;
+use crate::config::{AlgorithmType, Config};
 use primerl_core::Event;
 use primerl_core::effect::AdvantagesRequest;
+use primerl_service::config_error::{ConfigError, field};
+use primerl_service::inbox::DriverHandle;
 use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};

@@ -1,16 +1,16 @@
 //! Carrying out what the core decided. Nothing here waits: slow work is handed to tasks and threads of its own.
 
 use crate::app::{App, report_lost_leases};
-use crate::config::Sampling;
 use crate::custom::AdvantagesThread;
-use crate::driver::{BatchReply, DriverHandle};
-use crate::engines::Engines;
 use crate::envs::workers::Workers;
-use crate::gateway::rollouts::Rollouts;
 use crate::recorder::Recorder;
 use crate::teacher::Teacher;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{Core, Effect, RolloutId, Step, WorkerId};
+use primerl_engines::Engines;
+use primerl_gateway::Rollouts;
+use primerl_gateway::Sampling;
+use primerl_service::inbox::{BatchReply, DriverHandle};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -36,7 +36,7 @@ impl Effects {
         teacher: Option<Teacher>,
     ) -> Effects {
         Effects {
-            rollouts: Arc::clone(&app.gateway.rollouts),
+            rollouts: Arc::clone(&app.gateway.gateway.rollouts),
             samplings: app.samplings.clone(),
             workers: Arc::clone(&app.workers),
             engines: Arc::clone(&app.engines),

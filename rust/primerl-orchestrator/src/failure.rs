@@ -1,8 +1,13 @@
 //! How a run ends badly: the first failure wins, everything else stops.
 
-use crate::config::ConfigError;
-use crate::files::WriteError;
-use crate::journal::{JournalError, RestoreError, SkipError};
+use primerl_engines::clients::Unanswered;
+use primerl_gateway::{AccessError, RunEnd};
+use primerl_record::batch::EncodeError;
+use primerl_record::journal::{JournalError, RestoreError, SkipError};
+use primerl_service::config_error::ConfigError;
+use primerl_service::files::WriteError;
+use primerl_service::http::ApiError;
+use primerl_service::inbox::RunOver;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -66,19 +71,14 @@ pub enum RunError {
     },
     #[error("{error}: {}", error.source)]
     Write { error: WriteError },
-    #[error("cannot encode step {step} for the spool: {problem}")]
-    Encode { step: u64, problem: String },
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
     #[error("engine {url} cannot serve this run: {lacking}")]
     UnfitEngine { url: String, lacking: String },
     #[error("{name}: {problem}; see teacher.client")]
     Teacher { name: String, problem: String },
-    #[error("{name}: {problem}; see {table}")]
-    Unanswered {
-        name: String,
-        problem: String,
-        /// Of the config.
-        table: String,
-    },
+    #[error(transparent)]
+    Unanswered(#[from] Unanswered),
     #[error("no engine could be reached for {seconds:.0} s: {engines}")]
     NoEngine { seconds: f64, engines: String },
     #[error(
@@ -126,6 +126,12 @@ impl RunError {
     }
 }
 
+impl From<AccessError> for RunError {
+    fn from(AccessError { path, source }: AccessError) -> Self {
+        RunError::OutputFolder { path, source }
+    }
+}
+
 impl From<WriteError> for RunError {
     fn from(error: WriteError) -> Self {
         RunError::Write { error }
@@ -170,6 +176,24 @@ impl Failures {
             if receiver.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
+        }
+    }
+}
+
+impl RunEnd for Failures {
+    fn over(&self) -> ApiError {
+        match self.get() {
+            Some(error) => {
+                ApiError::internal(format!("the run failed: {error}")).code("run_failed")
+            }
+            None => RunOver.into(),
+        }
+    }
+
+    fn fail(&self, unanswered: Unanswered) {
+        // Others that wait for it have seen the same.
+        if self.get().is_none() {
+            Failures::fail(self, unanswered.into());
         }
     }
 }

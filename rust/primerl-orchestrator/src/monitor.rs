@@ -2,9 +2,10 @@
 //! anything waits for longer than it may.
 
 use crate::app::App;
-use crate::engines::EngineStatus;
 use crate::failure::RunError;
-use crate::telemetry::{Overdue, TrainerOverdue, Wait, Waiting};
+use crate::telemetry::TrainerOverdue;
+use primerl_engines::EngineStatus;
+use primerl_service::waits::{Overdue, Wait, Waiting};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -40,7 +41,7 @@ pub(crate) async fn watch(app: Arc<App>, stop: CancellationToken) {
             app.telemetry.waits.postpone(previous.elapsed());
         }
         previous = tokio::time::Instant::now();
-        app.telemetry.sample_rate();
+        app.telemetry.gateway.sample_rate();
         pulse.feel(&app);
         if let Some(error) = trainer_silent(&app).or_else(|| stuck(&app)) {
             app.failures.fail(error);

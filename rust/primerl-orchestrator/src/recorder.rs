@@ -6,15 +6,16 @@
 
 use crate::app::App;
 use crate::batches::Batches;
-use crate::driver::BatchReply;
 use crate::failure::{Failures, RunError};
-use crate::files::{self, WriteError};
-use crate::journal::{self, Identity};
-use crate::kept_state::State;
-use crate::telemetry::{Overdue, Telemetry};
+use crate::telemetry::Telemetry;
 use primerl_core::effect::EvaluationReport;
 use primerl_core::pack::PackedBatch;
 use primerl_core::{Core, PolicyVersion, Step};
+use primerl_record::journal::{self, Identity};
+use primerl_record::kept_state::State;
+use primerl_service::files::{self, WriteError};
+use primerl_service::inbox::BatchReply;
+use primerl_service::waits::Overdue;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};

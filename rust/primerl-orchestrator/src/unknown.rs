@@ -4,8 +4,8 @@
 
 use crate::failure::RunError;
 use crate::going_back::set_lines_aside;
-use crate::spool::Spool;
 use primerl_core::Core;
+use primerl_record::spool::Spool;
 use serde_json::Value;
 use std::path::Path;
 

@@ -5,15 +5,15 @@
 mod common;
 
 use common::engine::Engine;
-use common::worker::{Worker, outcome};
+use common::worker::{Worker, outcome, registration};
 use common::{Orchestrator, PATIENCE, Place, RUN_KEY, chat, prepared, stranger, trainer, user};
 use primerl_core::RolloutId;
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::Prepared;
 use primerl_orchestrator::envs::client::{EnvClient, Notice, Options};
-use primerl_orchestrator::envs::wire::{self, Lease, RegisterRequest, WorkerRole};
-use primerl_orchestrator::inspect::{self, Question};
-use primerl_orchestrator::secret::Secret;
+use primerl_orchestrator::envs::wire::{self, Lease, WorkerRole};
+use primerl_record::inspect::{self, Question};
+use primerl_service::secret::Secret;
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -134,20 +134,10 @@ async fn status_of(request: RequestBuilder, key: Option<&str>) -> u16 {
 
 /// How an env worker's client gets on that shows this key.
 fn registers(url: &str, api_key: Option<&str>) -> Result<(), String> {
-    let registration = RegisterRequest {
-        environment: "task".into(),
-        role: WorkerRole::Train,
-        name: "w".into(),
-        pid: 1,
-        examples: 16,
-        whole_groups: false,
-        max_concurrent: None,
-        listing: None,
-    };
     let client = EnvClient::start(Options {
         orchestrator_url: url.into(),
         api_key: api_key.map(Secret::new),
-        registration,
+        registration: registration("task", WorkerRole::Train, "w"),
         max_concurrent: 1,
         give_up: PATIENCE,
         end_process: |reason| panic!("{reason}"),

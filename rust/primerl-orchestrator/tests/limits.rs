@@ -7,7 +7,7 @@ mod common;
 use common::worker::Worker;
 use common::{Orchestrator, PATIENCE, Place, prepared};
 use primerl_orchestrator::envs::wire::WorkerRole;
-use primerl_orchestrator::{BodyLimits, Limits};
+use primerl_service::http::{BodyLimits, Limits};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

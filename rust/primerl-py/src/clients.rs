@@ -1,9 +1,9 @@
-//! Servers that are no engines of the run: conversions of `primerl_orchestrator::clients`.
+//! Servers that are no engines of the run: conversions of `primerl_engines::clients`.
 
 use crate::errors::PrimerlError;
 use crate::interrupt::interruptible;
-use primerl_orchestrator::clients::{LookError, look};
-use primerl_orchestrator::config::ClientConfig;
+use primerl_engines::clients::ClientConfig;
+use primerl_engines::clients::{LookError, look};
 use pyo3::exceptions::{PyConnectionError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

@@ -6,7 +6,7 @@ use primerl_orchestrator::envs::client::{
     Call, CallError, End, EnvClient as Client, Notice, Options, StartError,
 };
 use primerl_orchestrator::envs::wire::{self, RegisterRequest, WorkerRole};
-use primerl_orchestrator::secret::Secret;
+use primerl_service::secret::Secret;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};

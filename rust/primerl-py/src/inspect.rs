@@ -1,9 +1,9 @@
-//! Reading a run's journal: conversions of `primerl_orchestrator::inspect`.
+//! Reading a run's journal: conversions of `primerl_record::inspect`.
 
 use crate::errors::{PrimerlError, with_causes};
 use crate::interrupt::interruptible;
 use primerl_core::{ExampleIndex, GroupId, RolloutId, Step};
-use primerl_orchestrator::inspect::{self, InspectError, MeasuredRollout, Question};
+use primerl_record::inspect::{self, InspectError, MeasuredRollout, Question};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::path::PathBuf;

@@ -1,12 +1,12 @@
 use super::*;
-use crate::driver;
-use crate::inspect::tests::Run;
+use primerl_record::testing::Run;
+use primerl_service::inbox;
 use std::fs;
 
 const RANKS: u32 = 2;
 
 fn open(run: &Run, core: &Core) -> Batches {
-    Batches::new(run.path(), core, driver::channel().0)
+    Batches::new(run.path(), core, inbox::channel().0)
 }
 
 fn file(run: &Run, step: Step, rank: u32) -> PathBuf {

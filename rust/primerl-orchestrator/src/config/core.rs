@@ -1,13 +1,14 @@
 //! The config as the core wants it.
 
 use super::{
-    AlgorithmConfig, BufferConfig, Config, GroupOnCancel, Sampling, SamplingConfig, TimeoutsConfig,
+    AlgorithmConfig, BufferConfig, Config, GroupOnCancel, SamplingConfig, TimeoutsConfig,
     TruncatedSampling,
 };
 use primerl_core::Truncation;
 use primerl_core::config::{Buffer, Environment, Evaluation, FlopsModel, Role, Timeouts};
 use primerl_core::group::OnCancel;
 use primerl_core::time::Duration;
+use primerl_gateway::Sampling;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::Path;

@@ -2,59 +2,26 @@
 
 mod admission;
 mod algorithm;
-mod client;
+mod clients;
 mod core;
 mod limits;
 mod teacher;
+mod timeouts;
 mod validate;
 
 pub use self::admission::{AdmissionConfig, LimitConfig};
 pub use self::algorithm::*;
-pub use self::client::{ClientConfig, ClientType};
 pub use self::core::flops_model;
-pub use self::limits::RolloutLimits;
 pub use self::teacher::{TeacherConfig, TrainingModeType};
+pub use self::timeouts::TimeoutsConfig;
 
-use primerl_core::Truncation;
+use primerl_engines::clients::{ClientConfig, ClientType};
+use primerl_gateway::RolloutLimits;
 use primerl_render::ParserSetting;
+use primerl_service::config_error::{ConfigError, field};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
-use std::sync::Arc;
-
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    #[error("cannot read {path}: {source}; give the path of a TOML file")]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
-    #[error("{origin}: {message}")]
-    Parse { origin: String, message: String },
-    #[error("{field}: {problem}; {mend}")]
-    Field {
-        field: String,
-        problem: String,
-        mend: String,
-    },
-    #[error(transparent)]
-    Core(#[from] primerl_core::config::ConfigError),
-    #[error("model.path: {0}")]
-    Model(String),
-}
-
-pub(crate) fn field(
-    name: &str,
-    problem: impl Into<String>,
-    mend: impl Into<String>,
-) -> ConfigError {
-    ConfigError::Field {
-        field: name.into(),
-        problem: problem.into(),
-        mend: mend.into(),
-    }
-}
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -347,52 +314,6 @@ pub struct EvalEnvironment {
     pub worker: Map<String, Value>,
 }
 
-/// Seconds.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TimeoutsConfig {
-    pub rollout_s: f64,
-    pub worker_s: f64,
-    pub long_poll_s: f64,
-    /// `None`: an evaluation may last, as long as it measures something.
-    pub evaluation_s: Option<f64>,
-    /// An evaluation that training waits for is closed when it has measured nothing for this long; `None`: three times
-    /// `rollout_s`, in which a rollout that hangs and its second attempt have come to their end.
-    pub evaluation_progress_s: Option<f64>,
-    pub engine_request_s: f64,
-    pub engine_update_s: f64,
-    /// The run fails when no engine answered for this long, after one had proved its weights.
-    pub no_engine_s: f64,
-    /// A trainer that holds a batch and has not published its weights for this long is warned about.
-    pub weights_s: f64,
-    /// The run fails when a trainer that sends heartbeats has been silent for this long.
-    pub trainer_s: f64,
-}
-
-impl TimeoutsConfig {
-    /// Silence of a trainer on another machine after which another one may have the run. Shorter than the one that ends it.
-    pub(crate) fn trainer_patience(&self) -> std::time::Duration {
-        std::time::Duration::from_secs_f64(self.trainer_s / 2.0)
-    }
-}
-
-impl Default for TimeoutsConfig {
-    fn default() -> Self {
-        TimeoutsConfig {
-            rollout_s: 600.0,
-            worker_s: 15.0,
-            long_poll_s: 10.0,
-            evaluation_s: None,
-            evaluation_progress_s: None,
-            engine_request_s: 300.0,
-            engine_update_s: 120.0,
-            no_engine_s: 60.0,
-            weights_s: 600.0,
-            trainer_s: 25.0,
-        }
-    }
-}
-
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogConfig {
@@ -453,37 +374,5 @@ impl EvalEnvironment {
         self.name
             .clone()
             .unwrap_or_else(|| format!("{}-eval", self.id))
-    }
-}
-
-/// How the requests of one environment's rollouts are sampled.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
-    pub temperature: f64,
-    pub max_tokens: u32,
-    /// Over all turns of a rollout.
-    pub rollout_max_tokens: Option<u32>,
-    /// What is left out where a request does not say. `None`: requests must not leave anything out, unless nobody trains
-    /// on what they sample.
-    pub replayed: Option<Truncation>,
-    /// Variables of the chat template where a request does not name them; `None`: there are none.
-    pub template_kwargs: Option<Arc<Map<String, Value>>>,
-}
-
-impl Sampling {
-    /// Adds the run's variables of the chat template to those of a request.
-    pub fn add_template_kwargs(&self, asked: &mut Map<String, Value>) {
-        for (name, value) in self.template_kwargs.iter().flat_map(|own| own.iter()) {
-            asked.entry(name).or_insert_with(|| value.clone());
-        }
-    }
-
-    /// As in a chat request: what a lease tells the environment to ask for. What is left out is not said: not every
-    /// client has words for it, and it is left out unless a request says otherwise.
-    pub fn to_wire(&self) -> Map<String, Value> {
-        let mut wire = Map::new();
-        wire.insert("temperature".into(), self.temperature.into());
-        wire.insert("max_tokens".into(), self.max_tokens.into());
-        wire
     }
 }

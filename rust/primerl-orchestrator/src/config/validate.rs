@@ -1,8 +1,8 @@
 //! Reading and checking.
 
 use super::{ClientType, Config, ConfigError, EvalEnvironment, TruncatedSampling, field};
-use crate::tls;
 use primerl_core::config::FlopsModel;
+use primerl_service::tls;
 use std::path::Path;
 
 impl Config {
@@ -263,7 +263,7 @@ impl Config {
     fn validate_engines(&self) -> Result<(), ConfigError> {
         for (index, url) in self.engines.iter().enumerate() {
             let name = format!("engines[{index}]");
-            let url = crate::engines::client::parse_url(url)
+            let url = primerl_engines::client::parse_url(url)
                 .map_err(|problem| field(&name, problem, "give a URL like http://host:port"))?;
             if let Err(error) = tls::client(&url) {
                 let problem = format!("`{url}` {}", error.problem);

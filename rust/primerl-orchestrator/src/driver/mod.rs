@@ -8,21 +8,19 @@
 //! ```
 //! Nothing here waits for anything but the inbox, the journal's progress and the core's next deadline.
 
-mod handle;
 mod journaling;
 mod thread;
 
-pub(crate) use handle::Reply;
-pub use handle::{BatchReply, DriverHandle, Inbox, LeaseReply, RunOver, channel};
 pub(crate) use thread::start;
 
 use crate::app::App;
 use crate::effects::Effects;
 use crate::failure::{Failures, RunError};
-use crate::journal::{Journal, JournalError, Progress};
-use crate::telemetry::{Overdue, Telemetry, Waiting};
-use handle::Message;
+use crate::telemetry::Telemetry;
 use primerl_core::{Core, Effect, Event, RequestId, RolloutId, Step, Time};
+use primerl_record::journal::{Journal, JournalError, Progress};
+use primerl_service::inbox::{BatchReply, Inbox, LeaseReply, Message, Reply};
+use primerl_service::waits::{Overdue, Waiting};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -168,7 +166,7 @@ impl Driver {
             let flush_at = self.flush_at.unwrap_or(tick);
             let outcome = tokio::select! {
                 () = stop.cancelled() => return,
-                received = inbox.0.recv_many(&mut messages, GROUP) => {
+                received = inbox.recv_many(&mut messages, GROUP) => {
                     if received == 0 {
                         return;
                     }

@@ -1,7 +1,8 @@
 //! The driver's own thread. As a task among the HTTP server's, it would wait behind every request that is ready before
 //! it; here it waits for nothing but a core.
 
-use super::{Driver, Inbox};
+use super::Driver;
+use primerl_service::inbox::Inbox;
 use tokio_util::sync::CancellationToken;
 
 /// Run `driver` until `stop`, or until the journal cannot be written. The result fires when it has ended, whichever way.

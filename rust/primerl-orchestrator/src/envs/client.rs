@@ -24,11 +24,11 @@ pub use calls::{Answer, Call, CallError};
 pub use mailbox::Mailbox;
 
 use super::wire::{Lease, RegisterAnswer, RegisterRequest};
-use crate::secret::Secret;
 use calls::Calls;
 use parking_lot::Mutex;
 use primerl_core::event::Outcome;
 use primerl_core::{RolloutId, WorkerId};
+use primerl_service::secret::Secret;
 use pulse::{Held, Pulse};
 use request::Contact;
 use std::collections::HashSet;
@@ -172,7 +172,7 @@ impl EnvClient {
                     },
                     ..options
                 },
-                http: crate::tls::plain().build()?,
+                http: primerl_service::tls::plain().build()?,
                 mailbox: Mailbox::new()?,
                 calls: Calls::default(),
                 registration: watch::Sender::new(None),

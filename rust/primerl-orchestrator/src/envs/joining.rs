@@ -1,78 +1,20 @@
-//! What a worker that joins from another machine is told of its environment, and how it may differ from the others.
-//!
-//! It has no file of the run: the settings of its environment, its limits, and what the first worker listed come from
-//! here. Secrets are not among them: they are variables of the run's own workers, and only their names are told.
+//! How a worker may differ from the first one of its environment.
 
-use super::endpoints::environment_named;
-use super::wire::{Listing, RegisterRequest, WorkerRole};
-use crate::app::App;
-use crate::config::RolloutLimits;
-use crate::files::write_whole;
-use crate::http::{ApiError, Encoding};
-use axum::extract::{Query, State};
-use axum::response::Response;
+use super::wire::{Listing, RegisterRequest};
 use parking_lot::Mutex;
 use primerl_core::EnvironmentId;
 use primerl_core::machine::Listed;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use primerl_service::files::write_whole;
+use serde::Serialize;
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
-
-#[derive(Debug, Deserialize)]
-pub struct Asked {
-    environment: String,
-    role: Option<WorkerRole>,
-}
-
-#[derive(Serialize)]
-struct Told<'a> {
-    environment: &'a str,
-    role: WorkerRole,
-    /// Of the verifiers environment.
-    id: &'a str,
-    model: String,
-    limits: RolloutLimits,
-    /// As the launcher wrote it.
-    worker: &'a Map<String, Value>,
-    /// `None` until one has registered.
-    first: Option<First>,
-}
 
 /// Of the first worker.
 #[derive(Serialize)]
-struct First {
+pub(crate) struct First {
     examples: u32,
     /// `None`: it registered with a version that did not say, or before a restart.
     listing: Option<Listing>,
-}
-
-pub async fn config(
-    State(app): State<Arc<App>>,
-    Query(asked): Query<Asked>,
-) -> Result<Response, ApiError> {
-    let (environment, role) = environment_named(&app, &asked.environment, asked.role)?;
-    let index = environment.0 as usize;
-    let config = &app.config;
-    let trained = config
-        .train
-        .env
-        .get(index)
-        .map(|own| (&own.id, &own.worker));
-    let measured = index.checked_sub(config.train.env.len());
-    let measured = measured.and_then(|index| config.eval.env.get(index));
-    let found = trained.or(measured.map(|own| (&own.id, &own.worker)));
-    let (id, worker) = found.ok_or_else(|| ApiError::internal("the environment has no config"))?;
-    Ok(Encoding::Json.ok(&Told {
-        environment: &asked.environment,
-        role,
-        id,
-        model: config.model.name(),
-        limits: config.limits().get(index).copied().unwrap_or_default(),
-        worker,
-        first: app.first_workers.first(environment),
-    }))
 }
 
 /// The first worker of each environment, with which the others are compared.
@@ -90,7 +32,7 @@ struct Known {
 
 /// What a worker has otherwise than the first one, for people.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Difference {
+pub(crate) enum Difference {
     /// What the first one said.
     WholeGroups(bool),
     Examples(String),
@@ -109,7 +51,7 @@ impl FirstWorkers {
         };
     }
 
-    fn first(&self, environment: EnvironmentId) -> Option<First> {
+    pub(crate) fn first(&self, environment: EnvironmentId) -> Option<First> {
         let known = self.known.lock();
         let examples = known.listed.get(&environment)?.examples;
         let listing = known.listings.get(&environment).cloned();
@@ -117,7 +59,7 @@ impl FirstWorkers {
     }
 
     /// Takes the worker in: as the first one, where there is none, else if it is like that one.
-    pub(super) fn admit(
+    pub(crate) fn admit(
         &self,
         environment: EnvironmentId,
         asked: &RegisterRequest,
@@ -251,6 +193,7 @@ fn read(output_dir: &Path) -> HashMap<EnvironmentId, Listing> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::envs::wire::WorkerRole;
     use std::sync::Barrier;
 
     fn asked(examples: u32, listing: Option<Listing>) -> RegisterRequest {

@@ -1,7 +1,6 @@
 //! Environment workers: the wire between them and the orchestrator, and both of its ends.
 
 pub mod client;
-pub(crate) mod endpoints;
 pub(crate) mod joining;
 pub(crate) mod refusals;
 pub mod wire;

@@ -3,9 +3,9 @@
 //! Every body is a msgpack map with named fields. Fields that a newer peer adds are ignored by an older one,
 //! so workers and orchestrators of neighbouring versions understand each other.
 
-use crate::secret::Secret;
 use primerl_core::event::Outcome;
 use primerl_core::{EnvironmentId, ExampleIndex, GroupId, RolloutId, WorkerId};
+use primerl_service::secret::Secret;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

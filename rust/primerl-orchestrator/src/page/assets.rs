@@ -2,11 +2,11 @@
 //! strict policy forbids everything that is not one of them, so what a model writes can never become part of the page.
 
 use super::Page;
-use crate::routes::Routes;
 use axum::extract::Path;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use primerl_service::http::Routes;
 use std::sync::Arc;
 
 const FOLDER: &str = "/page/assets/";

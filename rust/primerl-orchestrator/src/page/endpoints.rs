@@ -1,17 +1,18 @@
 //! What the page asks for.
 
-use super::curves::{Curves, MOST_CURVES, MOST_POINTS, Wanted};
-use super::index::Filter;
-use super::rollout::{MOST_TOKENS, line};
-use super::{Page, assets, over};
-use crate::http::{ApiError, JSON};
-use crate::routes::Routes;
+use super::{Page, assets};
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use primerl_core::RolloutId;
+use primerl_record::page::curves::{Curves, MOST_CURVES, MOST_POINTS, Wanted};
+use primerl_record::page::index::Filter;
+use primerl_record::page::over;
+use primerl_record::page::rollout::{MOST_TOKENS, line};
+use primerl_service::http::Routes;
+use primerl_service::http::{ApiError, JSON};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -135,7 +136,7 @@ fn told(page: &Page, status: &Value, end: &Value, is_live: bool) -> Value {
             "events": known.events,
             "is_up_to_date": known.is_up_to_date,
             "problem": known.problem,
-            "rollouts": known.index.len(),
+            "rollouts": known.index.count(),
         },
         "problem": problem.map(|problem| problem.to_string()),
         "idle": known.idle,
@@ -223,7 +224,7 @@ async fn rollouts(
             "rollouts": lines.map(|record| line(&known.index, record)).collect::<Vec<_>>(),
             "matching": listed.matching,
             "before": listed.before,
-            "known": known.index.len(),
+            "known": known.index.count(),
             "is_up_to_date": known.is_up_to_date,
             "problem": known.problem,
             "next": listed.next(),

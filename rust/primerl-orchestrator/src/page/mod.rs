@@ -9,30 +9,23 @@
 //! /page/rollouts/{id}  one of them: its turns; …/turns/{n}: the tokens of one
 //! ```
 //! Everything is read from the run's files, so the same page shows a run that is over ([`Prepared`]). Reading is done on
-//! one blocking thread at a time and the journal followed by a thread of its own ([`reader`]): requests of the run never
+//! one blocking thread at a time and the journal followed by a thread of its own ([`Reader`]): requests of the run never
 //! wait for somebody who looks at it.
 
-mod advantages;
 mod assets;
-mod curves;
 mod endpoints;
-mod index;
-mod line;
-mod over;
-mod reader;
-mod rollout;
 mod serve;
 
 pub(crate) use assets::is_asset;
 pub(crate) use endpoints::{now, routes};
 pub use serve::Prepared;
 
-use crate::http::ApiError;
-use curves::Curves;
 use parking_lot::Mutex;
+use primerl_record::page::curves::Curves;
+use primerl_record::page::reader::{Known, Reader};
+use primerl_record::page::rollout::{Shelf, Told};
 use primerl_render::Renderer;
-use reader::Reader;
-use rollout::{Shelf, Told};
+use primerl_service::http::ApiError;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -128,7 +121,7 @@ impl Page {
     }
 }
 
-fn unknown(id: primerl_core::RolloutId, known: &reader::Known) -> ApiError {
+fn unknown(id: primerl_core::RolloutId, known: &Known) -> ApiError {
     let first = known.index.first();
     let problem = match (&known.problem, first) {
         (Some(problem), _) => format!("the journal cannot be read: {problem}"),
@@ -139,7 +132,7 @@ fn unknown(id: primerl_core::RolloutId, known: &reader::Known) -> ApiError {
         }
         (None, Some(first)) => format!(
             "there is no rollout {id} among the {} that are known, from {first} on; `primerl trace` reads all of the journal",
-            known.index.len()
+            known.index.count()
         ),
         (None, None) => format!("there is no rollout {id}: none has begun"),
     };

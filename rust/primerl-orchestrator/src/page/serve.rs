@@ -1,14 +1,14 @@
 //! The page of a run that is over, or that another process runs: from its files alone.
 
 use super::{Page, endpoints};
-use crate::http::ApiError;
-use crate::inspect::InspectError;
-use crate::journal;
 use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
+use primerl_record::inspect::InspectError;
+use primerl_record::journal;
 use primerl_render::Renderer;
+use primerl_service::http::ApiError;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;

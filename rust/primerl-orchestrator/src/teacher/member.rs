@@ -1,8 +1,8 @@
 //! One server of the teacher: its requests, and why it gets none.
 
 use super::health::Health;
-use crate::clients::{EndpointError, News, Scorer};
 use parking_lot::Mutex;
+use primerl_engines::clients::{EndpointError, News, Scorer};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;

@@ -15,17 +15,17 @@ mod health;
 mod member;
 mod proof;
 
-use crate::clients::{EndpointError, Outage, Pending, Scorer};
-use crate::driver::DriverHandle;
-use crate::engines::Engines;
 use crate::failure::{Failures, RunError};
-use crate::telemetry::{Overdue, Waits};
 use member::{Member, Place, is_another};
 use parking_lot::Mutex;
 use primerl_core::Event;
 use primerl_core::effect::TeacherRequest;
 use primerl_core::sample::TokenLogprobs;
+use primerl_engines::Engines;
+use primerl_engines::clients::{EndpointError, Outage, Pending, Scorer};
 use primerl_render::Renderer;
+use primerl_service::inbox::DriverHandle;
+use primerl_service::waits::{Overdue, Waits};
 use proof::{ProofError, Said};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -268,7 +268,7 @@ impl Inner {
             "teacher.client",
             &last,
         ) {
-            self.parts.failures.fail(end);
+            self.parts.failures.fail(end.into());
         }
     }
 

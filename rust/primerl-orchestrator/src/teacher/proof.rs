@@ -1,7 +1,7 @@
 //! Whether a server is the run's teacher: the model's name, its vocabulary, room for the longest sample, and the same
 //! log-probabilities of a text as the other servers.
 
-use crate::clients::{EndpointError, Scorer, distance};
+use primerl_engines::clients::{EndpointError, Scorer, distance};
 use primerl_render::Renderer;
 use std::time::Duration;
 
@@ -123,7 +123,7 @@ pub(super) fn has_room(max_model_len: u32, longest: u32) -> Result<(), ProofErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ClientConfig;
+    use primerl_engines::clients::ClientConfig;
 
     fn said(name: &str, scores: &[f32]) -> Said {
         Said {

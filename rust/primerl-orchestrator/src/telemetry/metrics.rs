@@ -1,182 +1,49 @@
 //! Prometheus metrics, in a registry of their own.
 
-use super::{TrainerClock, Waits};
+use super::TrainerClock;
 use parking_lot::Mutex;
-use primerl_core::RolloutId;
-use primerl_core::turn::ForkReason;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use primerl_gateway::{GatewayMetrics, MICROSECONDS};
+use primerl_service::waits::Waits;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use std::collections::VecDeque;
-use std::time::{Duration, Instant};
-
-/// Span over which `tokens.per_second` is taken.
-const RATE_WINDOW: Duration = Duration::from_secs(10);
-
-/// Bounds of histograms of short times, seconds.
-const MICROSECONDS: [f64; 16] = [
-    1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0,
-];
-
-/// How a turn's prompt was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TurnEnd {
-    Extended,
-    FirstTurn,
-    NewConversation,
-    HistoryEdited,
-    AnswerEdited,
-    ToolsChanged,
-    TemplateNotExtendable,
-    PrefixDiffers,
-}
-
-impl From<Option<ForkReason>> for TurnEnd {
-    fn from(fork: Option<ForkReason>) -> Self {
-        match fork {
-            None => TurnEnd::Extended,
-            Some(ForkReason::FirstTurn) => TurnEnd::FirstTurn,
-            Some(ForkReason::NewConversation) => TurnEnd::NewConversation,
-            Some(ForkReason::HistoryEdited) => TurnEnd::HistoryEdited,
-            Some(ForkReason::AnswerEdited) => TurnEnd::AnswerEdited,
-            Some(ForkReason::ToolsChanged) => TurnEnd::ToolsChanged,
-            Some(ForkReason::TemplateNotExtendable) => TurnEnd::TemplateNotExtendable,
-            Some(ForkReason::PrefixDiffers) => TurnEnd::PrefixDiffers,
-        }
-    }
-}
-
-/// How a chat request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
-    Answered,
-    Replayed,
-    Refused,
-    Failed,
-    Gone,
-}
-
-// In the words of the rest of the API; derived, they would be those of the code.
-impl EncodeLabelValue for TurnEnd {
-    fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), std::fmt::Error> {
-        let name = match self {
-            TurnEnd::Extended => "extended",
-            TurnEnd::FirstTurn => "first_turn",
-            TurnEnd::NewConversation => "new_conversation",
-            TurnEnd::HistoryEdited => "history_edited",
-            TurnEnd::AnswerEdited => "answer_edited",
-            TurnEnd::ToolsChanged => "tools_changed",
-            TurnEnd::TemplateNotExtendable => "template_not_extendable",
-            TurnEnd::PrefixDiffers => "prefix_differs",
-        };
-        EncodeLabelValue::encode(&name, encoder)
-    }
-}
-
-impl EncodeLabelValue for Outcome {
-    fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), std::fmt::Error> {
-        let name = match self {
-            Outcome::Answered => "answered",
-            Outcome::Replayed => "replayed",
-            Outcome::Refused => "refused",
-            Outcome::Failed => "failed",
-            Outcome::Gone => "gone",
-        };
-        EncodeLabelValue::encode(&name, encoder)
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TurnLabels {
-    prompt: TurnEnd,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
-    outcome: Outcome,
-}
+use std::sync::Arc;
 
 /// Counted by whoever does the work.
 pub struct Telemetry {
     registry: Registry,
-    turns: Family<TurnLabels, Counter>,
-    requests: Family<RequestLabels, Counter>,
-    control_tokens: Counter,
-    pub prompt_tokens: Counter,
-    pub sampled_tokens: Counter,
+    pub gateway: Arc<GatewayMetrics>,
     /// Seconds between an event's sending and its handling.
     pub event_delay: Histogram,
     /// Seconds the core takes for an event.
     pub handle_time: Histogram,
     /// Seconds between an event's sending and the issue of its effects; those that wait for the disk wait after that.
     pub effect_delay: Histogram,
-    /// Seconds an engine takes for a request, failovers included.
-    pub engine_time: Histogram,
-    /// Seconds from a chat request's arrival to its engine request.
-    pub prepare_time: Histogram,
     pub trainer: TrainerClock,
     pub waits: Waits,
     /// Reports so far, as in `evals.jsonl`.
     pub evaluations: Mutex<Vec<serde_json::Value>>,
-    rate: Mutex<VecDeque<(Instant, u64)>>,
 }
 
-impl Default for Telemetry {
-    fn default() -> Self {
+impl Telemetry {
+    pub fn new(gateway: Arc<GatewayMetrics>, waits: Waits) -> Telemetry {
         let microseconds = || Histogram::new(MICROSECONDS);
-        let seconds = || Histogram::new(exponential_buckets(1e-3, 4.0, 10));
         let mut telemetry = Telemetry {
             registry: Registry::with_prefix("primerl"),
-            turns: Family::default(),
-            requests: Family::default(),
-            control_tokens: Counter::default(),
-            prompt_tokens: Counter::default(),
-            sampled_tokens: Counter::default(),
+            gateway,
             event_delay: microseconds(),
             handle_time: microseconds(),
             effect_delay: microseconds(),
-            engine_time: seconds(),
-            prepare_time: microseconds(),
             trainer: TrainerClock::default(),
-            waits: Waits::default(),
+            waits,
             evaluations: Mutex::default(),
-            rate: Mutex::default(),
         };
         telemetry.register();
         telemetry
     }
-}
 
-impl Telemetry {
     fn register(&mut self) {
         let registry = &mut self.registry;
-        registry.register(
-            "turns",
-            "Turns recorded, by how the prompt was made",
-            self.turns.clone(),
-        );
-        registry.register(
-            "chat_requests",
-            "Chat requests, by how they ended",
-            self.requests.clone(),
-        );
-        registry.register(
-            "prompts_with_control_tokens",
-            "Prompts of chat requests that rendered control tokens written in the text of a user or tool",
-            self.control_tokens.clone(),
-        );
-        registry.register(
-            "prompt_tokens",
-            "Prompt tokens sent to engines",
-            self.prompt_tokens.clone(),
-        );
-        registry.register(
-            "sampled_tokens",
-            "Tokens sampled by engines and recorded",
-            self.sampled_tokens.clone(),
-        );
+        self.gateway.register(registry);
         registry.register(
             "event_delay_seconds",
             "Time an event waits for the core",
@@ -192,42 +59,6 @@ impl Telemetry {
             "Time from an event to its effects",
             self.effect_delay.clone(),
         );
-        registry.register(
-            "engine_request_seconds",
-            "Engine requests, failovers included",
-            self.engine_time.clone(),
-        );
-        registry.register(
-            "prepare_seconds",
-            "From a chat request to its engine request",
-            self.prepare_time.clone(),
-        );
-    }
-
-    pub fn turn(&self, fork: Option<ForkReason>) {
-        self.turns
-            .get_or_create(&TurnLabels {
-                prompt: fork.into(),
-            })
-            .inc();
-    }
-
-    /// The first is told, with its rollout.
-    pub fn control_tokens(&self, rollout: RolloutId) {
-        if self.control_tokens.inc() == 0 {
-            tracing::warn!(
-                %rollout,
-                "the text of a user or tool message holds control tokens of the model, which the template does not \
-                 escape: they end turns and begin others; further ones are counted \
-                 (primerl_prompts_with_control_tokens_total), and an environment can take them out"
-            );
-        }
-    }
-
-    pub fn request(&self, outcome: Outcome) {
-        self.requests
-            .get_or_create(&RequestLabels { outcome })
-            .inc();
     }
 
     /// The registry's text, to be followed by gauges.
@@ -235,30 +66,5 @@ impl Telemetry {
         let mut text = String::new();
         prometheus_client::encoding::text::encode_registry(&mut text, &self.registry)?;
         Ok(text)
-    }
-
-    /// Take a sample for [`Telemetry::tokens_per_second`]; to be called about once a second.
-    pub fn sample_rate(&self) {
-        let now = Instant::now();
-        let mut rate = self.rate.lock();
-        rate.push_back((now, self.sampled_tokens.get()));
-        while rate.len() > 2
-            && rate
-                .front()
-                .is_some_and(|(time, _)| now - *time > RATE_WINDOW)
-        {
-            rate.pop_front();
-        }
-    }
-
-    /// Sampled tokens a second over the last few seconds.
-    pub fn tokens_per_second(&self) -> f64 {
-        let rate = self.rate.lock();
-        match (rate.front(), rate.back()) {
-            (Some((first, before)), Some((last, after))) if last > first => {
-                (after - before) as f64 / (*last - *first).as_secs_f64()
-            }
-            _ => 0.0,
-        }
     }
 }

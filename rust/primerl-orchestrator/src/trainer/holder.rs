@@ -11,13 +11,14 @@
 //! It is kept in `run/trainer.json`, so that no other slips in while the orchestrator is started again.
 
 use super::process::{self, Place};
-use crate::files::write_whole;
 use parking_lot::Mutex;
+use primerl_service::files::write_whole;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 const FILE: &str = "run/trainer.json";
 
@@ -187,9 +188,10 @@ impl Holder {
         }
     }
 
-    /// Returns when the trainer that has the run is heard of, or leaves it.
-    pub async fn changed(&self) {
-        self.heard.notified().await;
+    /// Resolves when the trainer that has the run is heard of, or leaves it, from this call on: who calls it before looking
+    /// misses nothing.
+    pub fn changed(&self) -> Notified<'_> {
+        self.heard.notified()
     }
 
     /// The trainer is in this process, and calls no endpoint.

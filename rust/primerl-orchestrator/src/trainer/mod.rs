@@ -1,7 +1,4 @@
-//! The trainer's side: batches out, weights in.
+//! Which trainer has the run.
 
-pub mod batch;
-pub(crate) mod endpoints;
 pub(crate) mod holder;
-pub mod manifest;
 mod process;

@@ -1,8 +1,8 @@
 use super::*;
-use crate::files::whole_lines;
 use bytes::Bytes;
 use primerl_core::testing::config;
 use primerl_core::{Event, PolicyVersion, Step};
+use primerl_service::files::whole_lines;
 use std::fs;
 
 fn core_that_published(version: Option<u64>) -> Core {

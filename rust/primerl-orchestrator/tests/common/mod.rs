@@ -4,12 +4,14 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 pub mod engine;
+pub mod session;
 pub mod trainer;
 pub mod worker;
 
+use primerl_gateway::RUN_KEY_VARIABLE;
 use primerl_orchestrator::envs::wire::Lease;
-use primerl_orchestrator::secret::Secret;
-use primerl_orchestrator::{Config, ExitReason, Prepared, RUN_KEY_VARIABLE, RunError, Running};
+use primerl_orchestrator::{Config, ExitReason, Prepared, RunError, Running};
+use primerl_service::secret::Secret;
 use reqwest::RequestBuilder;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use serde_json::{Value, json};
@@ -201,7 +203,7 @@ pub fn stranger() -> reqwest::Client {
 }
 
 fn builder() -> reqwest::ClientBuilder {
-    primerl_orchestrator::tls::plain().timeout(PATIENCE)
+    primerl_service::tls::plain().timeout(PATIENCE)
 }
 
 pub async fn get(url: &str) -> Value {

@@ -12,6 +12,19 @@ use tokio::task::JoinSet;
 /// What whoever comes too late is told: a run that was stopped waits for nobody.
 const RUN_OVER: u16 = 410;
 
+pub fn registration(environment: &str, role: WorkerRole, name: &str) -> RegisterRequest {
+    RegisterRequest {
+        environment: environment.into(),
+        role,
+        name: name.into(),
+        pid: std::process::id(),
+        examples: 16,
+        whole_groups: false,
+        max_concurrent: None,
+        listing: None,
+    }
+}
+
 #[derive(Clone)]
 pub struct Worker {
     pub url: String,
@@ -22,17 +35,7 @@ pub struct Worker {
 impl Worker {
     /// It lists 16 examples.
     pub async fn register(url: &str, environment: &str, role: WorkerRole, name: &str) -> Worker {
-        let request = RegisterRequest {
-            environment: environment.into(),
-            role,
-            name: name.into(),
-            pid: std::process::id(),
-            examples: 16,
-            whole_groups: false,
-            max_concurrent: None,
-            listing: None,
-        };
-        Worker::register_as(url, &request).await
+        Worker::register_as(url, &registration(environment, role, name)).await
     }
 
     pub async fn register_as(url: &str, request: &RegisterRequest) -> Worker {

@@ -1,56 +1,37 @@
 //! Files of the output folder that were damaged, lost or are of another journal, between two starts.
 
 use crate::common::engine::Engine;
+use crate::common::session::Session;
 use crate::common::trainer::{self, Batch};
-use crate::common::worker::Worker;
-use crate::common::{Orchestrator, Place, read_lines};
+use crate::common::{Place, prepared, read_lines};
 use primerl_core::Event;
 use primerl_engine::mock::MockConfig;
-use primerl_orchestrator::envs::wire::WorkerRole;
-use primerl_orchestrator::{RunError, inspect, journal};
+use primerl_orchestrator::RunError;
+use primerl_record::{inspect, journal};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use tokio::task::JoinHandle;
 
 const SETTINGS: &str = "max_async_level = 2\nmax_steps = 8";
 
-struct Session {
-    orchestrator: Orchestrator,
-    worker: JoinHandle<()>,
+async fn start(place: &Place, engine: &Engine) -> Session {
+    Session::start(prepared(place.config(SETTINGS, "")), engine).await
 }
 
-impl Session {
-    async fn start(place: &Place, engine: &Engine) -> Session {
-        let orchestrator = Orchestrator::start(place.config(SETTINGS, "")).await;
-        orchestrator.join(&engine.url).await;
-        let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
-        let worker = tokio::spawn(async move {
-            worker.work(2).await;
-        });
-        Session {
-            orchestrator,
-            worker,
-        }
+/// Train these steps, without a checkpoint.
+async fn train(
+    session: &Session,
+    place: &Place,
+    steps: std::ops::RangeInclusive<u64>,
+) -> Vec<Vec<u8>> {
+    let (url, output) = (&session.orchestrator.url, place.output());
+    trainer::resume(url, steps.start() - 1).await;
+    trainer::publish(url, &output, steps.start() - 1).await;
+    let mut batches = Vec::new();
+    for step in steps {
+        batches.push(trainer::batch_bytes(url, step, 0).await.unwrap());
+        trainer::publish(url, &output, step).await;
     }
-
-    /// Train these steps, without a checkpoint.
-    async fn train(&self, place: &Place, steps: std::ops::RangeInclusive<u64>) -> Vec<Vec<u8>> {
-        let (url, output) = (&self.orchestrator.url, place.output());
-        trainer::resume(url, steps.start() - 1).await;
-        trainer::publish(url, &output, steps.start() - 1).await;
-        let mut batches = Vec::new();
-        for step in steps {
-            batches.push(trainer::batch_bytes(url, step, 0).await.unwrap());
-            trainer::publish(url, &output, step).await;
-        }
-        batches
-    }
-
-    async fn stop(self) {
-        self.worker.abort();
-        self.orchestrator.shutdown.cancel();
-        self.orchestrator.end().await.unwrap();
-    }
+    batches
 }
 
 fn spooled(output: &Path, step: u64) -> PathBuf {
@@ -83,15 +64,15 @@ async fn a_damaged_batch_is_cut_again_or_given_to_nobody() {
     let place = Place::new();
     let output = place.output();
     let engine = Engine::start(MockConfig::default()).await;
-    let session = Session::start(&place, &engine).await;
-    let first = session.train(&place, 1..=3).await;
+    let session = start(&place, &engine).await;
+    let first = train(&session, &place, 1..=3).await;
     session.stop().await;
     assert!(noted(&output).is_superset(&(1..=3).collect()));
 
     let damaged = damage(&output, 2);
     std::fs::remove_file(spooled(&output, 3)).unwrap();
-    let session = Session::start(&place, &engine).await;
-    assert_eq!(session.train(&place, 1..=3).await, first);
+    let session = start(&place, &engine).await;
+    assert_eq!(train(&session, &place, 1..=3).await, first);
     session.stop().await;
     assert_eq!(std::fs::read(spooled(&output, 2)).unwrap(), first[1]);
     let aside = output.join("replaced_spool/step_2/rank_0.msgpack");
@@ -101,8 +82,8 @@ async fn a_damaged_batch_is_cut_again_or_given_to_nobody() {
     // As if the oldest events had been deleted to save room.
     std::fs::remove_file(output.join("journal/000000000000.snapshot")).unwrap();
     damage(&output, 2);
-    let session = Session::start(&place, &engine).await;
-    assert_eq!(session.train(&place, 1..=1).await, first[..1]);
+    let session = start(&place, &engine).await;
+    assert_eq!(train(&session, &place, 1..=1).await, first[..1]);
     let url = session.orchestrator.url.clone();
     let given = tokio::spawn(async move { trainer::batch_bytes(&url, 2, 0).await });
     let error = session.orchestrator.end().await.unwrap_err();
@@ -130,24 +111,24 @@ async fn what_a_journal_that_lost_its_end_does_not_know_is_set_aside() {
     let place = Place::new();
     let output = place.output();
     let engine = Engine::start(MockConfig::default()).await;
-    let session = Session::start(&place, &engine).await;
-    let first = session.train(&place, 1..=2).await;
+    let session = start(&place, &engine).await;
+    let first = train(&session, &place, 1..=2).await;
     session.stop().await;
     let (kept, journal) = (place.path("kept"), output.join("journal"));
     copy(&journal, &kept);
     let known = journal::restore(&kept).unwrap().core.next_step().0 - 1;
-    let session = Session::start(&place, &engine).await;
-    session.train(&place, 3..=6).await;
+    let session = start(&place, &engine).await;
+    train(&session, &place, 3..=6).await;
     session.stop().await;
     let left = journal::restore(&journal).unwrap().core.next_step().0 - 1;
     assert!(known < left);
     let left_behind = std::fs::read(spooled(&output, left)).unwrap();
 
     copy(&kept, &journal);
-    let session = Session::start(&place, &engine).await;
+    let session = start(&place, &engine).await;
     let aside = output.join(format!("replaced_spool/step_{left}/rank_0.msgpack"));
     assert_eq!(std::fs::read(aside).unwrap(), left_behind);
-    let again = session.train(&place, 3..=8).await;
+    let again = train(&session, &place, 3..=8).await;
     let end = session.orchestrator.end().await.unwrap();
     session.worker.abort();
     assert!(end.0.contains("all 8 steps are trained"), "{end:?}");

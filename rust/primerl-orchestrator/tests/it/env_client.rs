@@ -11,7 +11,7 @@ use primerl_core::event::Outcome;
 use primerl_core::{EnvironmentId, ExampleIndex, GroupId, RolloutId, WorkerId};
 use primerl_orchestrator::envs::client::{Call, CallError, End, EnvClient, Notice, Options};
 use primerl_orchestrator::envs::wire::*;
-use primerl_orchestrator::secret::Secret;
+use primerl_service::secret::Secret;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

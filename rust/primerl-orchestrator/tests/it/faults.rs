@@ -582,7 +582,7 @@ async fn what_the_gateway_saw_of_a_failed_rollout_goes_before_what_its_worker_sa
     }
     orchestrator.shutdown.cancel();
     orchestrator.end().await.unwrap();
-    let trace = primerl_orchestrator::inspect::rollout(&place.output(), model).unwrap();
+    let trace = primerl_record::inspect::rollout(&place.output(), model).unwrap();
     let end = trace.end.unwrap();
     assert_eq!(end.error, Some(primerl_core::ErrorKind::Model));
     assert_eq!(end.reason.as_deref(), Some("model"));

@@ -1,67 +1,50 @@
 //! A run goes back to a checkpoint of its trainer, with everything that it was then.
 
 use crate::common::engine::Engine;
+use crate::common::session::Session;
 use crate::common::trainer::{self, Batch};
-use crate::common::worker::Worker;
-use crate::common::{Orchestrator, Place, prepared, read_lines};
+use crate::common::{Place, prepared, read_lines};
 use primerl_core::Step;
 use primerl_engine::mock::MockConfig;
-use primerl_orchestrator::envs::wire::WorkerRole;
-use primerl_orchestrator::{RunError, journal};
+use primerl_orchestrator::RunError;
+use primerl_record::journal;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
 
 const SETTINGS: &str = "max_async_level = 2\nmax_steps = 8";
 const LAST_STEP: u64 = 8;
 
-struct Session {
-    orchestrator: Orchestrator,
-    worker: JoinHandle<()>,
+async fn start(place: &Place, engine: &Engine, back_to: Option<u64>) -> Session {
+    let prepared = prepared(place.config(SETTINGS, ""));
+    Session::start(prepared.going_back_to(back_to.map(Step)), engine).await
 }
 
-impl Session {
-    async fn start(place: &Place, engine: &Engine, back_to: Option<u64>) -> Session {
-        let prepared = prepared(place.config(SETTINGS, ""));
-        let prepared = prepared.going_back_to(back_to.map(Step));
-        let orchestrator = Orchestrator::start_prepared(prepared).await;
-        orchestrator.join(&engine.url).await;
-        let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
-        let worker = tokio::spawn(async move {
-            worker.work(2).await;
-        });
-        Session {
-            orchestrator,
-            worker,
+/// Train these steps, and tell of a checkpoint after each, which is kept where there is a folder for it.
+async fn train(
+    session: &Session,
+    place: &Place,
+    steps: std::ops::RangeInclusive<u64>,
+) -> Vec<Batch> {
+    let (url, output) = (&session.orchestrator.url, place.output());
+    trainer::publish(url, &output, steps.start() - 1).await;
+    let mut batches = Vec::new();
+    for step in steps {
+        let bytes = trainer::batch_bytes(url, step, 0).await.unwrap();
+        batches.push(Batch::decode(&bytes));
+        trainer::publish(url, &output, step).await;
+        if step == LAST_STEP {
+            break; // The run is over, and may answer nothing more.
         }
+        let saved = json!({"step": step, "saved": step});
+        let (status, answer) = session
+            .orchestrator
+            .post("/trainer/checkpoint", &saved)
+            .await;
+        assert_eq!(status, 200, "{answer}");
     }
-
-    /// Train these steps, and tell of a checkpoint after each, which is kept where there is a folder for it.
-    async fn train(&self, place: &Place, steps: std::ops::RangeInclusive<u64>) -> Vec<Batch> {
-        let (url, output) = (&self.orchestrator.url, place.output());
-        trainer::publish(url, &output, steps.start() - 1).await;
-        let mut batches = Vec::new();
-        for step in steps {
-            let bytes = trainer::batch_bytes(url, step, 0).await.unwrap();
-            batches.push(Batch::decode(&bytes));
-            trainer::publish(url, &output, step).await;
-            if step == LAST_STEP {
-                break; // The run is over, and may answer nothing more.
-            }
-            let saved = json!({"step": step, "saved": step});
-            let (status, answer) = self.orchestrator.post("/trainer/checkpoint", &saved).await;
-            assert_eq!(status, 200, "{answer}");
-        }
-        batches
-    }
-
-    async fn stop(self) {
-        self.worker.abort();
-        self.orchestrator.shutdown.cancel();
-        self.orchestrator.end().await.unwrap();
-    }
+    batches
 }
 
 /// What the trainer makes of a checkpoint.
@@ -105,8 +88,8 @@ async fn a_run_goes_back_to_what_it_was_at_a_checkpoint() {
     let output = place.output();
     let engine = Engine::start(MockConfig::default()).await;
     let folder = folder_for(&output, 2);
-    let session = Session::start(&place, &engine, None).await;
-    let first = session.train(&place, 1..=6).await;
+    let session = start(&place, &engine, None).await;
+    let first = train(&session, &place, 1..=6).await;
     session.stop().await;
 
     // What was cut by then and not trained yet is there with the core, and nothing else.
@@ -136,9 +119,9 @@ async fn a_run_goes_back_to_what_it_was_at_a_checkpoint() {
         [1, 2, 3, 4, 5, 6]
     );
 
-    let session = Session::start(&place, &engine, Some(2)).await;
+    let session = start(&place, &engine, Some(2)).await;
     trainer::resume(&session.orchestrator.url, 2).await;
-    let again = session.train(&place, 3..=8).await;
+    let again = train(&session, &place, 3..=8).await;
     for (batch, kept) in again.iter().zip(&in_spool) {
         assert_eq!(batch.step, Batch::decode(kept).step);
         let was = &first[batch.step as usize - 1];

@@ -7,7 +7,7 @@ use crate::common::{Orchestrator, PATIENCE, Place, client, get, stranger};
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use primerl_orchestrator::page;
-use primerl_orchestrator::secret::Secret;
+use primerl_service::secret::Secret;
 use reqwest::Client;
 use serde_json::{Value, json};
 use std::path::Path;

@@ -1,13 +1,14 @@
 //! Variables that name a proxy are for the world outside: nothing of a run is asked through one.
 
 use crate::common::engine::Engine;
+use crate::common::worker::registration;
 use crate::common::{Orchestrator, PATIENCE, Place, RUN_KEY, trainer, user};
 use primerl_engine::mock::MockConfig;
-use primerl_orchestrator::clients;
-use primerl_orchestrator::config::ClientConfig;
+use primerl_engines::clients;
+use primerl_engines::clients::ClientConfig;
 use primerl_orchestrator::envs::client::{Call, EnvClient, Notice, Options};
-use primerl_orchestrator::envs::wire::{RegisterRequest, WorkerRole};
-use primerl_orchestrator::secret::Secret;
+use primerl_orchestrator::envs::wire::WorkerRole;
+use primerl_service::secret::Secret;
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
@@ -111,20 +112,10 @@ fn no_tls() -> rustls::ClientConfig {
 
 /// An env worker's client registers, leases, and asks the model.
 fn rollout(url: &str) {
-    let registration = RegisterRequest {
-        environment: "task".into(),
-        role: WorkerRole::Train,
-        name: "w".into(),
-        pid: 1,
-        examples: 16,
-        whole_groups: false,
-        max_concurrent: None,
-        listing: None,
-    };
     let worker = EnvClient::start(Options {
         orchestrator_url: url.into(),
         api_key: Some(Secret::new(RUN_KEY)),
-        registration,
+        registration: registration("task", WorkerRole::Train, "w"),
         max_concurrent: 1,
         give_up: PATIENCE,
         end_process: |reason| panic!("{reason}"),

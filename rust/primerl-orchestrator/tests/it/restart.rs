@@ -8,7 +8,7 @@ use crate::common::{PATIENCE, Place, read_lines, user};
 use primerl_core::Event;
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
-use primerl_orchestrator::journal;
+use primerl_record::journal;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};

@@ -9,7 +9,7 @@ use primerl_engine::mock::MockConfig;
 use primerl_grammar::{Spec, Vocabulary, replay};
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
-use primerl_orchestrator::journal;
+use primerl_record::journal;
 use primerl_render::Renderer;
 use primerl_render::testing::VOCABULARY_SIZE;
 use serde_json::{Value, json};

@@ -7,7 +7,7 @@ use crate::common::{Orchestrator, Place};
 use primerl_core::{Event, Step};
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
-use primerl_orchestrator::journal;
+use primerl_record::journal;
 use serde_json::{Value, json};
 use std::path::Path;
 

@@ -8,8 +8,9 @@ use crate::common::{Orchestrator, Place, chat, user};
 use primerl_core::{Event, Truncation};
 use primerl_engine::batch::Sample;
 use primerl_engine::mock::{MockConfig, fold};
+use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::WorkerRole;
-use primerl_orchestrator::{Config, journal};
+use primerl_record::journal;
 use serde_json::json;
 
 fn sampling(place: &Place, lines: &str) -> Config {

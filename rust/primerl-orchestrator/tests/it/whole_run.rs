@@ -7,7 +7,7 @@ use crate::common::{Orchestrator, Place, read_lines};
 use primerl_core::Event;
 use primerl_engine::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
-use primerl_orchestrator::journal;
+use primerl_record::journal;
 use std::collections::BTreeSet;
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! Model calls of the environments: one connection pool for all rollouts, whatever their base URLs.
 
 use super::{Notice, Shared};
-use crate::secret::Secret;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use primerl_service::secret::Secret;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -144,3 +144,18 @@ fn who_has_the_run_is_known_after_a_restart() {
         Answer::Yours
     );
 }
+
+#[tokio::test]
+async fn who_waits_for_a_change_misses_none_that_came_before_it_looked() {
+    let folder = Folder::new();
+    let holder = folder.open();
+    let (first, second) = (elsewhere("a"), elsewhere("b"));
+    assert_eq!(holder.begin(&first, Instant::now()), Answer::Yours);
+    let changed = holder.changed();
+    let answer = holder.begin(&second, Instant::now());
+    assert!(matches!(answer, Answer::Unknown(..)));
+    // Between the look and the wait.
+    holder.left(Some(&first));
+    let waited = tokio::time::timeout(Duration::from_secs(5), changed).await;
+    waited.expect("it is told of the change");
+}

@@ -1,0 +1,218 @@
+//! One request on one engine after the other, until it is answered or its deadline passed.
+
+use super::chat;
+use super::error::EngineError;
+use super::failover::{Begun, Follow};
+use super::generate::{Generated, Progress};
+use super::pool::Engines;
+use super::request::ChatMessages;
+use super::request::{GenerateError, SampleRequest, Sampled};
+use super::routing::Resident;
+use super::slot::Slot;
+use super::stream::Assembly;
+use primerl_core::Event;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Attempts that one request may lose to engines that answer with errors while they are healthy.
+const MAX_ATTEMPTS: u32 = 6;
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+
+impl Engines {
+    /// Sample from one engine; if it fails, from another, until the deadline. With `progress`, the engine is asked for a
+    /// stream, and another goes on where it failed.
+    pub async fn generate(
+        &self,
+        request: &SampleRequest<'_>,
+        mut progress: Option<&mut dyn Progress>,
+    ) -> Result<Sampled, GenerateError> {
+        let mut last = String::from("no engine has proved its weights");
+        let mut failed = Vec::new();
+        let mut attempts = 0;
+        let mut begun = Begun::default();
+        loop {
+            let picked = self.pick(request.resident, request.deadline, &failed);
+            let Some(slot) = picked.await else {
+                return Err(GenerateError::Deadline { last });
+            };
+            let sampled = self.go_on(&slot, request, &mut begun, reborrow(&mut progress));
+            let error = match sampled.await? {
+                Ok(generated) => {
+                    slot.answered();
+                    return Ok(Sampled {
+                        generated,
+                        resident: Resident {
+                            engine: slot.engine.id,
+                            version: slot.version(),
+                        },
+                    });
+                }
+                Err(error) if !error.is_retryable() => return Err(GenerateError::Refused(error)),
+                Err(error @ EngineError::Crossed { .. }) => {
+                    // Nobody failed: it begins anew on the new weights, as often as the deadline allows.
+                    tracing::info!(request = request.request_id, %error, "sampled again");
+                    self.crossed.fetch_add(1, Ordering::Relaxed);
+                    last = error.to_string();
+                    continue;
+                }
+                Err(error) => error,
+            };
+            tracing::warn!(engine = %slot.engine.client.url(), request = request.request_id, %error, "engine request failed");
+            last = format!("{}: {error}", slot.engine.client.url());
+            if progress
+                .as_mut()
+                .is_some_and(|progress| !progress.go_on(begun.tokens()))
+            {
+                slot.failed();
+                return Err(GenerateError::Interrupted { last });
+            }
+            self.failovers.fetch_add(1, Ordering::Relaxed);
+            if matches!(
+                error,
+                EngineError::Unproved { .. } | EngineError::Misnamed { .. }
+            ) {
+                slot.engine.rejoined.notify_one();
+            } else {
+                slot.failed();
+            }
+            if slot.is_lost() {
+                continue; // It is out of rotation, so it cannot be picked again before it proved itself.
+            }
+            attempts += 1;
+            if attempts >= MAX_ATTEMPTS {
+                return Err(GenerateError::Exhausted { attempts, last });
+            }
+            failed.push(slot.engine.id);
+            drop(slot);
+            tokio::time::sleep(FIRST_BACKOFF * 2_u32.pow(attempts - 1)).await;
+        }
+    }
+
+    /// Sample what is left of an answer. Where that fails, `begun` keeps what can be relied on.
+    async fn go_on(
+        &self,
+        slot: &Slot,
+        request: &SampleRequest<'_>,
+        begun: &mut Begun,
+        progress: Option<&mut dyn Progress>,
+    ) -> Result<Result<Generated, EngineError>, GenerateError> {
+        let before = begun.tokens().len();
+        let rest = begun.rest(request);
+        if let Some(rollout) = rest.first_of {
+            let version = slot.version();
+            self.driver
+                .send(Event::SamplingStarted { rollout, version });
+        }
+        if let Some(messages) = rest.chat {
+            // Nothing of it is shown before it is whole: there is never a part to go on from.
+            let (config, timeout) = (&self.config, self.timeout(rest.deadline));
+            let answer = chat::sample(slot, messages, &rest, config, timeout, progress);
+            return Ok(slot.unless_lost(answer).await);
+        }
+        let bounds = rest.bounds(&self.config);
+        let Some(progress) = progress else {
+            return self.generate_on(slot, &rest, None).await;
+        };
+        let mut follow = Follow::new(progress, &slot.engine, slot.weights, before);
+        let mut assembly = Assembly::new(rest.max_tokens);
+        let stream = Some((&mut follow, &mut assembly));
+        let error = match self.generate_on(slot, &rest, stream).await? {
+            Ok(generated) => return Ok(Ok(begun.with(generated))),
+            Err(error) => error,
+        };
+        // A grammar would begin anew, and allow again what was said.
+        if error.leaves_a_part() && request.structured_outputs.is_none() {
+            let part = follow.part(assembly.take(), slot.version(), &bounds);
+            let stops = &self.config.stop_token_ids;
+            if part.is_some_and(|part| begun.add(part, request.max_tokens, stops))
+                && let Some(whole) = begun.take()
+            {
+                return Ok(Ok(whole));
+            }
+        }
+        Ok(Err(error))
+    }
+
+    async fn generate_on(
+        &self,
+        slot: &Slot,
+        request: &SampleRequest<'_>,
+        stream: Option<(&mut Follow<'_>, &mut Assembly)>,
+    ) -> Result<Result<Generated, EngineError>, GenerateError> {
+        let body = request.body(&self.config, &slot.served.named, stream.is_some())?;
+        let bounds = request.bounds(&self.config);
+        let timeout = self.timeout(request.deadline);
+        let (client, named) = (&slot.engine.client, &slot.served.named);
+        let answer = async {
+            match stream {
+                None => client.generate(body, named, bounds, timeout).await,
+                Some((follow, assembly)) => {
+                    let id = request.request_id;
+                    client
+                        .generate_streamed(body, id, timeout, follow, assembly)
+                        .await?;
+                    self.until_vouched_for(&slot.engine, follow.held_for())
+                        .await;
+                    let ended_at = follow.show();
+                    let choice = named.choice(assembly.finish(ended_at.is_some())?)?;
+                    choice.check(&bounds, ended_at)
+                }
+            }
+        };
+        let answer = slot.unless_lost(answer).await;
+        Ok(
+            match answer.and_then(|generated| slot.check_versions(generated)) {
+                Ok(generated) => self.unless_probe_fails(slot, generated).await,
+                error => error,
+            },
+        )
+    }
+
+    /// Of one engine's answer.
+    fn timeout(&self, deadline: Instant) -> Duration {
+        let left = deadline.saturating_duration_since(Instant::now());
+        left.min(self.config.request_timeout)
+    }
+
+    /// The ids that engines make of these messages; asked of one, and if it fails of another, until the deadline.
+    pub async fn tokenize(
+        &self,
+        messages: &ChatMessages,
+        resident: Option<Resident>,
+        deadline: Instant,
+    ) -> Result<Vec<u32>, GenerateError> {
+        let mut last = String::from("no engine has proved its weights");
+        let mut failed = Vec::new();
+        loop {
+            let Some(slot) = self.pick(resident, deadline, &failed).await else {
+                return Err(GenerateError::Deadline { last });
+            };
+            let client = &slot.engine.client;
+            let timeout = self.timeout(deadline);
+            let answer = chat::tokenize(client, &self.config.model, messages, timeout);
+            let error = match slot.unless_lost(answer).await {
+                Ok(ids) => return Ok(ids),
+                Err(error) if !error.is_retryable() => return Err(GenerateError::Refused(error)),
+                Err(error) => error,
+            };
+            tracing::warn!(engine = %client.url(), %error, "an engine could not render");
+            last = format!("{}: {error}", client.url());
+            slot.failed();
+            failed.push(slot.engine.id);
+            let attempts = failed.len() as u32;
+            if attempts >= MAX_ATTEMPTS {
+                return Err(GenerateError::Exhausted { attempts, last });
+            }
+            drop(slot);
+            tokio::time::sleep(FIRST_BACKOFF * 2_u32.pow(attempts - 1)).await;
+        }
+    }
+}
+
+/// For one call among several.
+fn reborrow<'a>(progress: &'a mut Option<&mut dyn Progress>) -> Option<&'a mut dyn Progress> {
+    match progress {
+        Some(progress) => Some(&mut **progress),
+        None => None,
+    }
+}

@@ -1,0 +1,174 @@
+//! Servers that answer: how engines are asked, and clients of other servers.
+
+use super::parse_base_url;
+use primerl_service::config_error::{ConfigError, field};
+use serde::de::value::SeqAccessDeserializer;
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::fmt;
+
+/// Who turns messages into tokens, and what comes back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientType {
+    /// We render; engines take and give token ids.
+    #[default]
+    Renderer,
+    /// The engine renders, and says which ids it was given and sampled.
+    OpenaiChatCompletionsToken,
+    /// Messages in, text out.
+    OpenaiChatCompletions,
+}
+
+impl ClientType {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ClientType::Renderer => "renderer",
+            ClientType::OpenaiChatCompletionsToken => "openai_chat_completions_token",
+            ClientType::OpenaiChatCompletions => "openai_chat_completions",
+        }
+    }
+
+    /// What the run's own engines may be asked with.
+    pub fn check_for_training(self) -> Result<(), ConfigError> {
+        match self {
+            ClientType::Renderer | ClientType::OpenaiChatCompletionsToken => Ok(()),
+            ClientType::OpenaiChatCompletions => Err(field(
+                "client_type",
+                "is openai_chat_completions, whose answers are text: without the ids and log-probabilities of the \
+                 sampled tokens nothing can be trained",
+                "use renderer or openai_chat_completions_token; an evaluation environment may have a client of that \
+                 type (eval.env.client)",
+            )),
+        }
+    }
+}
+
+/// One server that is not an engine of the run. The same table wherever there is one.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClientConfig {
+    /// As SDKs take it, with `/v1` where the server has it; several where any of them may be asked.
+    #[serde(rename = "base_url", deserialize_with = "one_or_many")]
+    pub base_urls: Vec<String>,
+    /// The name of the model there.
+    pub model: String,
+    /// The environment variable that holds the key; `None` sends none.
+    pub api_key_env: Option<String>,
+    /// How it is asked; `None`: as it has to be for what it is there for.
+    pub client_type: Option<ClientType>,
+    /// Longest time of one answer, seconds.
+    #[serde(default = "default_timeout")]
+    pub timeout_s: f64,
+}
+
+fn default_timeout() -> f64 {
+    600.0
+}
+
+fn one_or_many<'de, D: Deserializer<'de>>(values: D) -> Result<Vec<String>, D::Error> {
+    struct OneOrMany;
+
+    impl<'de> Visitor<'de> for OneOrMany {
+        type Value = Vec<String>;
+
+        fn expecting(&self, to: &mut fmt::Formatter) -> fmt::Result {
+            to.write_str("a URL or a list of URLs")
+        }
+
+        fn visit_str<E>(self, value: &str) -> Result<Vec<String>, E> {
+            Ok(vec![value.to_owned()])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, values: A) -> Result<Vec<String>, A::Error> {
+            Vec::deserialize(SeqAccessDeserializer::new(values))
+        }
+    }
+
+    values.deserialize_any(OneOrMany)
+}
+
+fn is_variable(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    name.bytes().all(fits)
+        && name
+            .bytes()
+            .next()
+            .is_some_and(|first| !first.is_ascii_digit())
+}
+
+impl ClientConfig {
+    /// `name` is that of the table; `wanted`, what the server is asked for.
+    pub fn validate(&self, name: &str, wanted: ClientType) -> Result<(), ConfigError> {
+        let key = |key: &str| format!("{name}.{key}");
+        self.validate_urls(&key("base_url"), wanted)?;
+        if self.model.is_empty() {
+            return Err(field(
+                &key("model"),
+                "is empty",
+                "give the model's name at that server",
+            ));
+        }
+        if self
+            .api_key_env
+            .as_deref()
+            .is_some_and(|name| !is_variable(name))
+        {
+            // Not shown: it may be the key.
+            return Err(field(
+                &key("api_key_env"),
+                "is no name of an environment variable (capitals, digits and _)",
+                "put the key into a variable and give the variable's name, or leave it out where no key is needed",
+            ));
+        }
+        let given = self.client_type.unwrap_or(wanted);
+        if given != wanted {
+            let why = match wanted {
+                ClientType::Renderer => {
+                    "but a teacher of training_mode = \"opd\" is an engine that gives log-probabilities of token ids"
+                }
+                _ => "which is for engines: messages go to this server, and text comes back",
+            };
+            let problem = format!("is {}, {why}", given.as_str());
+            let mend = format!("use {}, or leave it out", wanted.as_str());
+            return Err(field(&key("client_type"), problem, mend));
+        }
+        if !(0.001..=366.0 * 86_400.0).contains(&self.timeout_s) {
+            return Err(field(
+                &key("timeout_s"),
+                format!("is {}", self.timeout_s),
+                "give seconds, 0.001 to a year",
+            ));
+        }
+        Ok(())
+    }
+
+    fn validate_urls(&self, key: &str, wanted: ClientType) -> Result<(), ConfigError> {
+        let mend = "give a URL like http://host:port/v1";
+        let mut seen = Vec::new();
+        for url in &self.base_urls {
+            let url = parse_base_url(url).map_err(|problem| field(key, problem, mend))?;
+            // What scores is asked beside the OpenAI routes: with and without their prefix it is one server.
+            let root = url.strip_suffix("/v1").unwrap_or(&url).to_owned();
+            if seen.contains(&root) {
+                return Err(field(
+                    key,
+                    format!("names {root} twice"),
+                    "name each server once",
+                ));
+            }
+            seen.push(root);
+        }
+        match (seen.len(), wanted) {
+            (0, _) => Err(field(key, "names no server", mend)),
+            (1, _) | (_, ClientType::Renderer) => Ok(()),
+            (count, _) => Err(field(
+                key,
+                format!(
+                    "names {count} servers, and only a teacher that scores (training_mode = \"opd\") may be several"
+                ),
+                "give one URL; a proxy in front of several servers has one",
+            )),
+        }
+    }
+}

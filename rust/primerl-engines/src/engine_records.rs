@@ -1,0 +1,149 @@
+//! Who joined, from where, on disk: an engine that comes back under its name at another address takes its old place also
+//! in an orchestrator that was restarted meanwhile, and one that joined in the last moment before that is not forgotten.
+
+use primerl_core::EngineId;
+use primerl_service::files::{WriteError, write_whole};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// In the output folder.
+const FILE: &str = "run/engines.json";
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineRecord {
+    pub engine: EngineId,
+    pub url: String,
+    pub name: Option<String>,
+}
+
+/// Blocks for the disk.
+pub fn write(output_dir: &Path, records: &[EngineRecord]) -> Result<(), WriteError> {
+    let bytes = serde_json::to_vec(records).unwrap_or_default();
+    write_whole(&output_dir.join(FILE), &bytes)
+}
+
+/// Those of the file, and those that only the journal knows (`known`), by number; of several at one address the one
+/// that is there: of the file, named, joined last.
+pub fn read<'a>(
+    output_dir: &Path,
+    known: impl Iterator<Item = (EngineId, &'a str)>,
+) -> Vec<EngineRecord> {
+    let mut records: BTreeMap<EngineId, EngineRecord> = known
+        .map(|(engine, url)| (engine, url.to_owned()))
+        .map(|(engine, url)| {
+            (
+                engine,
+                EngineRecord {
+                    engine,
+                    url,
+                    name: None,
+                },
+            )
+        })
+        .collect();
+    let path: PathBuf = output_dir.join(FILE);
+    let mut written = BTreeSet::new();
+    match std::fs::read(&path).map(|bytes| serde_json::from_slice::<Vec<EngineRecord>>(&bytes)) {
+        Ok(Ok(those)) => {
+            written.extend(those.iter().map(|record| record.engine));
+            records.extend(those.into_iter().map(|record| (record.engine, record)));
+        }
+        // Of a version that wrote none, or of a run without engines.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Ok(Err(error)) => {
+            tracing::warn!(path = %path.display(), %error, "engines are looked for by the journal only")
+        }
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "engines are looked for by the journal only")
+        }
+    }
+    one_at_each_address(records.into_values().collect(), &written)
+}
+
+/// Two supervisors would load their weights into one server. `records` are by number.
+fn one_at_each_address(
+    records: Vec<EngineRecord>,
+    written: &BTreeSet<EngineId>,
+) -> Vec<EngineRecord> {
+    let rank = |record: &EngineRecord| {
+        (
+            written.contains(&record.engine),
+            record.name.is_some(),
+            record.engine,
+        )
+    };
+    let mut best = BTreeMap::new();
+    for record in &records {
+        let best = best.entry(record.url.clone()).or_insert(rank(record));
+        *best = rank(record).max(*best);
+    }
+    let is_best = |record: &EngineRecord| best.get(&record.url) == Some(&rank(record));
+    records.into_iter().filter(is_best).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_knows_better_than_the_journal() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let journal = [(EngineId(0), "http://a:1"), (EngineId(1), "http://b:1")];
+        let record = |engine, url: &str, name: Option<&str>| EngineRecord {
+            engine: EngineId(engine),
+            url: url.into(),
+            name: name.map(str::to_owned),
+        };
+        let (first, second) = (record(0, "http://a:1", None), record(1, "http://b:1", None));
+        assert_eq!(
+            read(folder.path(), journal.into_iter()),
+            [first.clone(), second]
+        );
+        let moved = [
+            record(1, "http://b:2", Some("inference_1")),
+            record(2, "http://c:1", None),
+        ];
+        write(folder.path(), &moved).expect("writes");
+        let expected = [std::slice::from_ref(&first), &moved[..]].concat();
+        assert_eq!(read(folder.path(), journal.into_iter()), expected);
+        std::fs::write(folder.path().join(FILE), "[{").expect("writes");
+        assert_eq!(read(folder.path(), journal.into_iter())[0], first);
+    }
+
+    #[test]
+    fn an_address_has_one_engine() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let read = |journal: &[(u32, &'static str)]| {
+            let journal = journal
+                .iter()
+                .map(|(engine, url)| (EngineId(*engine), *url));
+            let records = read(folder.path(), journal).into_iter();
+            let records = records.map(|record| (record.engine.0, record.url));
+            records.collect::<Vec<_>>()
+        };
+        let record = |engine, url: &str, name: Option<&str>| EngineRecord {
+            engine: EngineId(engine),
+            url: url.into(),
+            name: name.map(str::to_owned),
+        };
+        let at = |engine, url: &str| (engine, url.to_owned());
+        // Of the journal alone, the one that joined last.
+        assert_eq!(
+            read(&[(0, "http://a"), (1, "http://b"), (2, "http://a")]),
+            [at(1, "http://b"), at(2, "http://a")]
+        );
+        // 0 took the address of 1, which is not written any more.
+        write(folder.path(), &[record(0, "http://a", Some("n"))]).expect("writes");
+        assert_eq!(
+            read(&[(0, "http://old"), (1, "http://a"), (2, "http://b")]),
+            [at(0, "http://a"), at(2, "http://b")]
+        );
+        let both = [
+            record(3, "http://c", Some("n")),
+            record(4, "http://c", None),
+        ];
+        write(folder.path(), &both).expect("writes");
+        assert_eq!(read(&[]), [at(3, "http://c")]);
+    }
+}

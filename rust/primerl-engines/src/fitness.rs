@@ -1,0 +1,138 @@
+//! What a run needs of an engine that may have been started by somebody else: asked at the first look, and said all at
+//! once, with what to set. vLLM by itself serves none of it but the model.
+
+use super::client::EngineClient;
+use super::config::EnginesConfig;
+use super::error::EngineError;
+use super::logprob_kind;
+use crate::clients::ModelCard;
+use serde::Deserialize;
+use serde_json::json;
+use std::time::Duration;
+
+/// A generated token; a cold engine may compile something for it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(10);
+const EXTENSION: &str = "it has no `primerl_weight_digest`, by which weights are loaded and proved: start vLLM with \
+     `--worker-extension-cls primerl.inference.vllm.worker.WorkerExtension --weight-transfer-config \
+     '{\"backend\":\"primerl\"}'`, and PYTHONPATH set to the folder that holds the package primerl";
+
+#[derive(Deserialize)]
+struct Paused {
+    is_paused: bool,
+}
+
+/// Every reason why the engine cannot serve this run; empty where there is none.
+///
+/// # Errors
+/// It does not answer, or not yet: nothing is known.
+pub(super) async fn lacking(
+    client: &EngineClient,
+    config: &EnginesConfig,
+    card: &ModelCard,
+) -> Result<Vec<String>, EngineError> {
+    let mut lacking = Vec::new();
+    if let Some(context) = card
+        .max_model_len
+        .filter(|context| *context <= config.max_tokens)
+    {
+        lacking.push(format!(
+            "its context of {context} tokens holds no prompt beside an answer of sampling.max_tokens = {}: start it with \
+             a larger `--max-model-len` (seq_len is {}), or lower sampling.max_tokens",
+            config.max_tokens, config.seq_len
+        ));
+    }
+    // Such an engine need not take token ids.
+    if !config.engines_render {
+        lacking.extend(tokens_route(client).await?);
+    }
+    let paused = client.get("is_paused", "/is_paused").await;
+    match known_missing(paused, &[404, 405])? {
+        None => lacking.push(
+            "it has no administrative routes (/pause, /update_weights, /collective_rpc): start vLLM with the environment \
+             variable VLLM_SERVER_DEV_MODE=1"
+                .into(),
+        ),
+        Some(answer) => {
+            lacking.extend(extension(client).await?);
+            let is_paused = serde_json::from_slice(&answer).is_ok_and(|Paused { is_paused }| is_paused);
+            // One that a predecessor of ours left paused would not answer.
+            if lacking.is_empty() && config.needs_processed && !is_paused {
+                lacking.extend(alternatives(client, config).await?);
+            }
+        }
+    }
+    Ok(lacking)
+}
+
+/// `None` for an answer with one of these codes.
+fn known_missing(
+    answer: Result<bytes::Bytes, EngineError>,
+    missing: &[u16],
+) -> Result<Option<bytes::Bytes>, EngineError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(EngineError::Status { status, .. }) if missing.contains(&status) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Aborting what is not there does nothing, and is refused where the routes for token ids are.
+async fn tokens_route(client: &EngineClient) -> Result<Option<String>, EngineError> {
+    let body = json!({"request_ids": ["primerl-look"]}).to_string();
+    let path = "/inference/v1/abort_requests";
+    Ok(match client.call("abort_requests", path, body.into(), TIMEOUT).await {
+        Err(EngineError::Status { status: 403, .. }) => Some(
+            "its /inference/v1/generate is disabled: start vLLM with `--enable-scale-out`".into(),
+        ),
+        Err(EngineError::Status { status: 404 | 405, .. }) => Some(
+            "it has no /inference/v1/generate, which takes and gives token ids: it has to be vLLM 0.32 or later, started \
+             with `--enable-scale-out`"
+                .into(),
+        ),
+        answer => answer.map(|_| None)?,
+    })
+}
+
+/// Without the workers' extension nobody knows what an engine serves: it cannot be proved, so it gets no traffic.
+async fn extension(client: &EngineClient) -> Result<Option<String>, EngineError> {
+    match client.weight_digests().await {
+        // In vLLM's words: the method is not implemented, or it has no engine for weights with a digest.
+        Err(EngineError::Status {
+            status: 400..,
+            message,
+            ..
+        }) if message.contains("primerl_weight_digest") || message.contains("'digest'") => {
+            Ok(Some(EXTENSION.into()))
+        }
+        Err(EngineError::Malformed { .. }) => Ok(Some(EXTENSION.into())),
+        answer => answer.map(|_| None),
+    }
+}
+
+/// What log-probabilities are of is found out by the most likely tokens'.
+async fn alternatives(
+    client: &EngineClient,
+    config: &EnginesConfig,
+) -> Result<Option<String>, EngineError> {
+    let body = json!({
+        "request_id": "primerl-look", "model": config.model, "token_ids": [0], "stream": false,
+        "sampling_params": {"max_tokens": 1, "logprobs": logprob_kind::ALTERNATIVES, "detokenize": false},
+    });
+    let path = "/inference/v1/generate";
+    Ok(
+        match client
+            .call("generate", path, body.to_string().into(), ANSWER_TIMEOUT)
+            .await
+        {
+            Err(EngineError::Status {
+                status: 400,
+                message,
+                ..
+            }) if message.contains("logprobs") => Some(format!(
+                "it does not give as many log-probabilities as it is asked for ({message}): start vLLM with `--max-logprobs 20`"
+            )),
+            answer => answer.map(|_| None)?,
+        },
+    )
+}

@@ -1,0 +1,366 @@
+//! Bodies of `/inference/v1/generate`: what is asked for, and the checks without which an answer is not trained on.
+
+use super::body::RequestBody;
+use super::error::EngineError;
+use super::ids::{PromptIds, WrittenIds};
+use primerl_core::turn::FinishReason;
+use primerl_core::{Grammar, PolicyVersion, Truncation, VersionRun, VersionRuns};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// Body of `/inference/v1/generate`.
+#[derive(Debug, Serialize)]
+pub(crate) struct GenerateBody<'a> {
+    pub request_id: &'a str,
+    pub model: &'a str,
+    #[serde(skip)]
+    pub token_ids: PromptIds<'a>,
+    pub sampling_params: SamplingParams<'a>,
+    /// The policy version: a prefix computed by other weights must not be reused.
+    pub cache_salt: String,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub stream: bool,
+}
+
+impl GenerateBody<'_> {
+    pub(crate) fn encode(&self, written: &WrittenIds) -> Result<RequestBody, serde_json::Error> {
+        let mut others = serde_json::to_vec(self)?;
+        // It has fields, so a comma takes the place of its brace.
+        others[0] = b',';
+        Ok(self
+            .token_ids
+            .write_json(written, "{\"token_ids\":", &others))
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct SamplingParams<'a> {
+    pub temperature: f64,
+    #[serde(flatten)]
+    pub truncation: Truncation,
+    pub max_tokens: u32,
+    /// 0: only the sampled token's.
+    pub logprobs: u32,
+    pub stop_token_ids: &'a [u32],
+    pub detokenize: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub structured_outputs: Option<&'a serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub structured_reasoning: Option<&'a serde_json::Value>,
+}
+
+/// Follows an answer while it is sampled.
+pub trait Progress: Send {
+    /// More tokens came. The result ends the answer after so many of its tokens.
+    fn tokens(&mut self, ids: &[u32], logprobs: &[TokenLogprob]) -> Option<usize>;
+
+    /// The engine failed, and another goes on behind these tokens of the answer. Whether it may: not if somebody has
+    /// seen more of them.
+    fn go_on(&mut self, kept: &[u32]) -> bool;
+}
+
+/// One sampled answer; `logprobs` and `versions` cover `token_ids` exactly.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generated {
+    pub token_ids: Vec<u32>,
+    /// Nats.
+    pub logprobs: Vec<f32>,
+    pub versions: VersionRuns,
+    pub finish: FinishReason,
+    /// Most likely tokens at each position, in order; empty where none were asked for.
+    pub top: Vec<Vec<(u32, f32)>>,
+    /// What decided which tokens were allowed, where the engine says it.
+    pub grammar: Option<Arc<Grammar>>,
+}
+
+#[derive(Deserialize)]
+pub struct GenerateAnswer {
+    /// What answered, by the name that requests give it.
+    pub(super) model: Option<String>,
+    pub(super) choices: Vec<Choice>,
+}
+
+#[derive(Clone, Deserialize)]
+pub(super) struct Choice {
+    pub token_ids: Vec<u32>,
+    pub finish_reason: Option<String>,
+    pub logprobs: Option<Logprobs>,
+    pub weight_versions: Option<Vec<VersionSpan>>,
+    pub grammar: Option<Applied>,
+}
+
+/// Vocabulary and library by name, and what they were told to enforce.
+#[derive(Clone, Deserialize)]
+pub(super) struct Applied {
+    pub masks: Arc<str>,
+    pub spec: serde_json::Value,
+}
+
+impl From<Applied> for Grammar {
+    fn from(applied: Applied) -> Grammar {
+        Grammar {
+            masks: applied.masks,
+            spec: applied.spec.to_string().into(),
+        }
+    }
+}
+
+#[derive(Clone, Deserialize)]
+pub(super) struct Logprobs {
+    pub content: Vec<TokenLogprob>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct TokenLogprob {
+    pub token_id: u32,
+    /// Nats.
+    pub logprob: f32,
+    /// The sampled token, then the most likely ones.
+    #[serde(default)]
+    pub top_logprobs: SmallVec<[TopLogprob; 1]>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct TopLogprob {
+    pub token_id: u32,
+    pub logprob: f32,
+    #[serde(default)]
+    pub rank: u32,
+}
+
+impl TokenLogprob {
+    /// The `count` most likely tokens; the sampled one is among them only where it is one of them.
+    pub fn top(&self, count: u32) -> Vec<(u32, f32)> {
+        let likely = |top: &&TopLogprob| top.rank <= count;
+        let mut top: Vec<&TopLogprob> = self.top_logprobs.iter().filter(likely).collect();
+        top.sort_by_key(|top| top.rank);
+        top.iter().map(|top| (top.token_id, top.logprob)).collect()
+    }
+}
+
+#[derive(Clone, Deserialize)]
+pub(super) struct VersionSpan {
+    pub version: String,
+    pub start: usize,
+    pub end: usize,
+}
+
+/// What vLLM reports where a log-probability is not finite.
+const NOT_FINITE: f32 = -9999.0;
+
+/// A token is sampled by its probability in fp32, which is at least 2^-149: ln is -103.3, and rounding is allowed for.
+const LOWEST_SAMPLED: f64 = -104.0;
+/// An engine may report a token at temperature 1 that it sampled at another: the sum of all probabilities is at most this
+/// (nats) above the largest, with a vocabulary of a million.
+const VOCABULARY_NATS: f64 = 14.0;
+
+/// The lowest log-probability that a sampled token can have. `is_constrained`: by a grammar, which may leave only tokens
+/// that the model finds as unlikely as a logarithm can say.
+pub(crate) fn lowest_logprob(temperature: f64, is_constrained: bool) -> f32 {
+    match is_constrained {
+        true => NOT_FINITE,
+        false => (LOWEST_SAMPLED * temperature.max(1.0) - VOCABULARY_NATS) as f32,
+    }
+}
+
+/// Bytes of an answer besides those of its tokens.
+const ENVELOPE: usize = 1 << 20;
+/// Bytes of a token in an answer: its id and its log-probability, with names and texts as vLLM writes them.
+const BYTES_A_TOKEN: usize = 1 << 10;
+const BYTES_AN_ALTERNATIVE: usize = 1 << 9;
+
+/// A log-probability is at most 0; engines that compute in half precision may miss that by this much.
+const LOGPROB_ROUNDING: f32 = 1e-3;
+
+/// What an answer cannot exceed.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds<'a> {
+    pub max_tokens: u32,
+    /// Alternatives asked for at each position.
+    pub top_logprobs: u32,
+    /// Token ids are below this; `None` where the model does not say.
+    pub vocabulary_size: Option<u32>,
+    /// Of a sampled token: [`lowest_logprob`].
+    pub lowest_logprob: f32,
+    /// What may end an answer; empty where that is not known.
+    pub stop_token_ids: &'a [u32],
+}
+
+impl Bounds<'_> {
+    /// Bytes of a whole answer. More is no answer, and is not read: an engine that sends without end must not fill the
+    /// memory.
+    pub fn longest_answer(&self) -> usize {
+        let alternatives = BYTES_AN_ALTERNATIVE.saturating_mul(self.top_logprobs as usize + 1);
+        let tokens = self.max_tokens as usize;
+        ENVELOPE.saturating_add(tokens.saturating_mul(BYTES_A_TOKEN + alternatives))
+    }
+
+    fn check(&self, token_ids: &[u32]) -> Result<(), String> {
+        if token_ids.len() > self.max_tokens as usize {
+            let (n, max) = (token_ids.len(), self.max_tokens);
+            return Err(format!(
+                "{n} tokens were sampled, at most {max} were asked for"
+            ));
+        }
+        let size = self.vocabulary_size.unwrap_or(u32::MAX);
+        match token_ids.iter().find(|id| **id >= size) {
+            Some(id) => Err(format!(
+                "token id {id} is not of this model, whose vocabulary has {size}"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+impl GenerateAnswer {
+    pub fn parse(bytes: &[u8]) -> Result<GenerateAnswer, EngineError> {
+        serde_json::from_slice(bytes).map_err(|error| malformed(error.to_string()))
+    }
+
+    pub fn check(self, bounds: &Bounds<'_>) -> Result<Generated, EngineError> {
+        let [choice] = <[Choice; 1]>::try_from(self.choices)
+            .map_err(|choices| malformed(format!("{} choices instead of one", choices.len())))?;
+        choice.check(bounds, None)
+    }
+}
+
+fn malformed(problem: String) -> EngineError {
+    EngineError::Malformed {
+        call: "generate",
+        problem,
+    }
+}
+
+impl Choice {
+    /// `ended_at`: we ended it, after so many tokens.
+    pub(crate) fn check(
+        mut self,
+        bounds: &Bounds<'_>,
+        ended_at: Option<usize>,
+    ) -> Result<Generated, EngineError> {
+        bounds.check(&self.token_ids).map_err(malformed)?;
+        let content = self
+            .logprobs
+            .take()
+            .map(|logprobs| logprobs.content)
+            .unwrap_or_default();
+        check_logprobs(&content, &self.token_ids, bounds.lowest_logprob)?;
+        let sampled = self.token_ids.len();
+        let mut versions = version_runs(self.weight_versions.take().unwrap_or_default(), sampled)?;
+        let finish = match (self.finish_reason.as_deref(), ended_at) {
+            (_, Some(kept)) if kept <= sampled => {
+                self.token_ids.truncate(kept);
+                cut_runs(&mut versions, kept);
+                FinishReason::StopSequence
+            }
+            // Nobody but the engine ended it: a part of an answer is no sample of the policy.
+            (Some("abort" | "error"), _) => return Err(EngineError::Aborted { tokens: sampled }),
+            _ if sampled == 0 => return Err(malformed("no token was sampled".into())),
+            (Some("stop"), _) => {
+                check_stop(&self.token_ids, bounds.stop_token_ids)?;
+                FinishReason::Stop
+            }
+            (Some("length" | "repetition"), _) => FinishReason::Length,
+            (other, _) => return Err(malformed(format!("finish_reason is {other:?}"))),
+        };
+        let kept = &content[..self.token_ids.len()];
+        Ok(Generated {
+            logprobs: kept.iter().map(|token| token.logprob).collect(),
+            top: match bounds.top_logprobs {
+                0 => Vec::new(),
+                count => kept.iter().map(|token| token.top(count)).collect(),
+            },
+            token_ids: self.token_ids,
+            versions,
+            finish,
+            grammar: self.grammar.map(|applied| Arc::new(applied.into())),
+        })
+    }
+}
+
+/// Taken as it is, the end of an answer that does not end would be trained: the model would learn to stop there.
+fn check_stop(token_ids: &[u32], stop_token_ids: &[u32]) -> Result<(), EngineError> {
+    let Some(last) = token_ids.last() else {
+        return Ok(());
+    };
+    if stop_token_ids.is_empty() || stop_token_ids.contains(last) {
+        return Ok(());
+    }
+    Err(malformed(format!(
+        "finish_reason is \"stop\", and the last token, {last}, is none that ends an answer ({stop_token_ids:?})"
+    )))
+}
+
+fn check_logprobs(
+    content: &[TokenLogprob],
+    token_ids: &[u32],
+    lowest: f32,
+) -> Result<(), EngineError> {
+    let differs = |(logprob, token): (&TokenLogprob, &u32)| logprob.token_id != *token;
+    if content.len() != token_ids.len() || content.iter().zip(token_ids).any(differs) {
+        return Err(malformed(
+            "the log-probabilities are not those of the sampled tokens".into(),
+        ));
+    }
+    let infinite = |token: &TokenLogprob| !token.logprob.is_finite() || token.logprob == NOT_FINITE;
+    if content.iter().any(infinite) {
+        return Err(malformed(
+            "a sampled token has no finite log-probability".into(),
+        ));
+    }
+    let problem = content.iter().find_map(|token| match token.logprob {
+        above if above > LOGPROB_ROUNDING => {
+            Some(format!("{above} is no log-probability: it is above 0"))
+        }
+        below if below < lowest => Some(format!(
+            "a sampled token has the log-probability {below:e}, and none can be sampled below {lowest}"
+        )),
+        _ => None,
+    });
+    problem.map_or(Ok(()), |problem| Err(malformed(problem)))
+}
+
+/// Leaves the runs of the first `tokens` tokens.
+fn cut_runs(runs: &mut VersionRuns, tokens: usize) {
+    let mut left = tokens as u32;
+    for run in runs.iter_mut() {
+        run.n_tokens = run.n_tokens.min(left);
+        left -= run.n_tokens;
+    }
+    runs.retain(|run| run.n_tokens > 0);
+}
+
+fn version_runs(spans: Vec<VersionSpan>, tokens: usize) -> Result<VersionRuns, EngineError> {
+    let mut covered = 0;
+    let mut runs = VersionRuns::with_capacity(spans.len());
+    for span in spans {
+        let Ok(version) = span.version.parse() else {
+            return Err(EngineError::Unproved {
+                label: span.version,
+            });
+        };
+        if span.start != covered || span.end < span.start {
+            break;
+        }
+        covered = span.end;
+        if span.end > span.start {
+            let n_tokens = (span.end - span.start) as u32;
+            runs.push(VersionRun {
+                version: PolicyVersion(version),
+                n_tokens,
+            });
+        }
+    }
+    if covered != tokens {
+        let problem = format!("weight_versions cover {covered} of {tokens} tokens");
+        return Err(EngineError::Malformed {
+            call: "generate",
+            problem,
+        });
+    }
+    Ok(runs)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+//! How an engine comes into the pool, and gets its task.
+
+use super::client::{EngineClient, parse_url};
+use super::engine_records::EngineRecord;
+use super::pool::Engines;
+use super::state::Engine;
+use super::supervisor;
+use primerl_core::EngineId;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+impl Engines {
+    /// Add an engine, or learn that a known one was restarted: at the same address, or under the same name at another.
+    /// The error says what is wrong with the URL.
+    pub fn join(self: &Arc<Self>, url: &str, name: Option<&str>) -> Result<EngineId, String> {
+        // Made before anything is locked: for https, authorities are read from the disk.
+        let client = client_of(url)?;
+        let mut engines = self.engines.write();
+        let at_url = |engine: &&Arc<Engine>| {
+            engine.client.url() == client.url() && !engine.gone.is_cancelled()
+        };
+        let known = engines.iter().find(at_url).cloned();
+        let has_name =
+            |engine: &Arc<Engine>| name.is_some() && engine.state.lock().name.as_deref() == name;
+        let before = engines.iter().position(has_name);
+        if let Some(known) = known {
+            let mut state = known.state.lock();
+            if before.is_none() && state.name.is_none() {
+                state.name = name.map(str::to_owned);
+            }
+            if name.is_none() || state.name.as_deref() == name {
+                known.rejoined.notify_one();
+                return Ok(known.id);
+            }
+            // Another engine was here, and has lost its port to this one.
+            known.gone.cancel();
+        }
+        if let Some(before) = before {
+            let place = &mut engines[before];
+            place.gone.cancel();
+            *place = self.add(place.id, client, name, Some(Arc::clone(place)));
+            return Ok(place.id);
+        }
+        let next = engines.iter().map(|engine| engine.id.0 + 1).max();
+        let id = EngineId(next.unwrap_or(0));
+        engines.push(self.add(id, client, name, None));
+        Ok(id)
+    }
+
+    /// Look for an engine that had joined before a restart.
+    pub fn restore(self: &Arc<Self>, record: &EngineRecord) -> Result<(), String> {
+        let name = record.name.as_deref();
+        let engine = self.add(record.engine, client_of(&record.url)?, name, None);
+        engine.state.lock().was_known = true;
+        self.engines.write().push(engine);
+        Ok(())
+    }
+
+    /// `before`: who had its number; it is heard of last before the new one is heard of.
+    fn add(
+        self: &Arc<Self>,
+        id: EngineId,
+        client: EngineClient,
+        name: Option<&str>,
+        before: Option<Arc<Engine>>,
+    ) -> Arc<Engine> {
+        let (updates, receiver) = mpsc::unbounded_channel();
+        let engine = Arc::new(Engine::new(id, name, client, updates));
+        let (pool, supervised) = (Arc::clone(self), Arc::clone(&engine));
+        self.tasks.spawn(async move {
+            if let Some(before) = before {
+                supervised.state.lock().was_known = before.state.lock().was_proved();
+                before.ended.cancelled().await;
+            }
+            supervisor::supervise(pool, supervised, receiver).await;
+        });
+        engine
+    }
+}
+
+/// For an engine at this URL, or what is wrong with that.
+fn client_of(url: &str) -> Result<EngineClient, String> {
+    EngineClient::new(parse_url(url)?).map_err(|error| error.to_string())
+}

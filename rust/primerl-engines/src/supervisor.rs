@@ -1,0 +1,308 @@
+//! The one task of one engine: reach it, bring it up to date, watch its health.
+
+use super::adapters;
+use super::error::EngineError;
+use super::health_check::{self, ill, reach, tick};
+use super::load::LoadWatch;
+use super::manifest;
+use super::pool::{BrokenWeights, Engines};
+use super::probe::{self, Probe, ProbeError, Published};
+use super::served_version::Named;
+use super::state::{Engine, Update};
+use super::update::{UpdateError, check_logprob_kind, folder_of, within};
+use super::weights::in_time;
+use futures_util::FutureExt;
+use primerl_core::Event;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio::time::Interval;
+
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+/// A resume that fails leaves the engine frozen: worth a few tries.
+const RESUME_ATTEMPTS: u32 = 3;
+const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
+
+const RESTARTED: &str = "it was restarted, or serves weights it never proved";
+
+/// Runs until the pool stops, or the engine is known to be elsewhere.
+pub(super) async fn supervise(
+    pool: Arc<Engines>,
+    engine: Arc<Engine>,
+    mut updates: mpsc::UnboundedReceiver<Update>,
+) {
+    let work = async {
+        loop {
+            reach(&pool, &engine).await;
+            // Updates told before the engine was lost are void: the core tells anew after the join.
+            while updates.try_recv().is_ok() {}
+            let _ = engine.rejoined.notified().now_or_never();
+            pool.driver.send(Event::EngineJoined {
+                engine: engine.id,
+                url: engine.client.url().to_owned(),
+            });
+            let reason = serve(&pool, &engine, &mut updates).await;
+            tell_lost(&pool, &engine, reason);
+        }
+    };
+    tokio::select! {
+        () = work => {}
+        () = pool.stop.cancelled() => {}
+        () = engine.gone.cancelled() => {
+            let reason = lose(&pool, &engine, "another engine is at its address, or it has another".into());
+            tell_lost(&pool, &engine, reason);
+        }
+    }
+    engine.ended.cancel();
+}
+
+fn tell_lost(pool: &Engines, engine: &Engine, reason: String) {
+    tracing::warn!(engine = %engine.client.url(), reason, "engine lost");
+    pool.driver.send(Event::EngineLost {
+        engine: engine.id,
+        reason,
+    });
+}
+
+/// Updates and health checks until the engine is lost; the result is why.
+async fn serve(
+    pool: &Engines,
+    engine: &Engine,
+    updates: &mut mpsc::UnboundedReceiver<Update>,
+) -> String {
+    let mut watch = LoadWatch::default();
+    let mut ticks = tokio::time::interval(health_check::INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            update = updates.recv() => {
+                let Some(update) = newest(update, updates) else {
+                    return lose(pool, engine, "the run is over".into());
+                };
+                let updated = tokio::select! {
+                    updated = bring(pool, engine, &update) => updated,
+                    // Loading may take minutes, but not an engine's answer that it is well.
+                    reason = ill(pool, engine, &mut watch) => {
+                        let reason = format!("while it was brought to version {}: {reason}", update.version);
+                        return lose(pool, engine, reason);
+                    }
+                    () = engine.rejoined.notified() => return lose(pool, engine, RESTARTED.into()),
+                };
+                if let Err(error) = updated {
+                    look_at_files(pool, &update, &error).await;
+                    let failed = match error {
+                        UpdateError::Probe(_) => "failed its probe",
+                        _ => "was not proved",
+                    };
+                    let reason = format!("version {} {failed}: {error}", update.version);
+                    return lose(pool, engine, reason);
+                }
+            }
+            () = engine.rejoined.notified() => return lose(pool, engine, RESTARTED.into()),
+            () = engine.unused.notified() => tokio::select! {
+                () = adapters::unload_unused(pool, engine) => {}
+                reason = ill(pool, engine, &mut watch) => return lose(pool, engine, reason),
+            },
+            () = due(engine, &mut ticks) => {
+                if let Some(reason) = tick(pool, engine, &mut watch).await {
+                    return lose(pool, engine, reason);
+                }
+            }
+        }
+    }
+}
+
+/// A look: each second, and after a request that failed.
+async fn due(engine: &Engine, ticks: &mut Interval) {
+    tokio::select! {
+        () = engine.suspect.notified() => {}
+        _ = ticks.tick() => {}
+    }
+}
+
+/// Of the updates that wait, only the newest matters.
+fn newest(first: Option<Update>, waiting: &mut mpsc::UnboundedReceiver<Update>) -> Option<Update> {
+    let mut update = first?;
+    while let Ok(next) = waiting.try_recv() {
+        update = next;
+    }
+    Some(update)
+}
+
+/// Its requests go elsewhere at once, and it gets no others.
+fn cut_off(engine: &Engine) {
+    let mut state = engine.state.lock();
+    engine.weights_change();
+    state.served = None;
+    state.adapters.clear();
+    state.probed = None;
+    let lost = std::mem::take(&mut state.lost);
+    drop(state);
+    lost.cancel();
+}
+
+fn lose(pool: &Engines, engine: &Engine, reason: String) -> String {
+    cut_off(engine);
+    let mut state = engine.state.lock();
+    state.health.taken_out(Instant::now());
+    state.complained = false;
+    state.told = None;
+    state.updating = false;
+    state.suspected = false;
+    state.healthy = false;
+    state.doing = format!("lost: {reason}");
+    state.lost_because.clone_from(&reason);
+    state.was_lost = true;
+    state.is_processed = false;
+    state.down_since.get_or_insert_with(Instant::now);
+    drop(state);
+    pool.changed.send_modify(|count| *count += 1);
+    reason
+}
+
+/// Load, prove, compare with the trainer.
+async fn bring(pool: &Engines, engine: &Engine, update: &Update) -> Result<(), UpdateError> {
+    let Published { probe, is_adapter } = read_published(pool, update).await?;
+    if is_adapter && let Some(most) = within(pool, engine.client.most_adapters()).await? {
+        return adapters::bring(pool, engine, update, probe, most).await;
+    }
+    let named = Named::weights(&pool.config.model, update.version);
+    run_update(pool, engine, update, &named).await?;
+    pool.driver.send(Event::EngineProved {
+        engine: engine.id,
+        version: update.version,
+    });
+    run_probe(pool, engine, &named, probe).await
+}
+
+/// Whether it is the files that are wrong: an engine says so in its own words, or not at all.
+async fn look_at_files(pool: &Engines, update: &Update, error: &UpdateError) {
+    let is_of_files = match error {
+        UpdateError::Probe(ProbeError::Read { .. }) => true,
+        UpdateError::Engine(error) => error.is_about_weights(),
+        _ => false,
+    };
+    if !is_of_files {
+        return;
+    }
+    let (path, version) = (PathBuf::from(&update.manifest), update.version);
+    // Engines try again and again: the files are read once.
+    let is_known = |broken: BrokenWeights| broken.version == version;
+    if pool.broken_weights().is_some_and(is_known) {
+        return;
+    }
+    let looked = tokio::task::spawn_blocking(move || manifest::verify(&path, version)).await;
+    if let Ok(Err(problem)) = looked {
+        pool.note_broken(version, problem.to_string());
+    }
+}
+
+/// Read, pause, load, resume, prove. Requests in flight keep their KV cache and go on with the new weights; what those
+/// sampled is held back until `run_probe` has let it go, so the proof need not keep the engine standing still.
+async fn run_update(
+    pool: &Engines,
+    engine: &Engine,
+    update: &Update,
+    named: &Named,
+) -> Result<(), UpdateError> {
+    let started = Instant::now();
+    let limit = pool.config.update_timeout;
+    let folder = folder_of(&update.manifest);
+    // It serves meanwhile. What is left of it when the time is up is done by the load, or fails there.
+    if let Ok(prepared) = tokio::time::timeout(limit, engine.client.prepare(&folder)).await {
+        prepared?;
+    }
+    {
+        let mut state = engine.state.lock();
+        state.updating = true;
+        state.told = Some(update.version);
+        state.doing = format!("ending its requests before version {}", update.version);
+    }
+    if pool.config.engines_render {
+        drain(engine, limit).await;
+    }
+    {
+        let mut state = engine.state.lock();
+        // Before the engine hears of it.
+        engine.weights_change();
+        // The version may be one that it had, of other weights.
+        state.probed = state.probed.filter(|probed| *probed < update.version);
+        state.doing = format!("loading version {}", update.version);
+    }
+    let paused = Instant::now();
+    let loaded = within(pool, engine.client.load(&folder, update.version)).await;
+    if loaded.is_err() {
+        // Nobody knows what it would go on with.
+        cut_off(engine);
+    }
+    // Also after a failure: a frozen engine would hold its requests forever.
+    let resumed = resume(engine).await;
+    let paused_ms = paused.elapsed().as_millis() as u64;
+    loaded?;
+    resumed.map_err(UpdateError::Resume)?;
+    within(pool, engine.client.prove(named, &update.digest)).await?;
+    check_logprob_kind(pool, engine, named).await?;
+    engine.serve(named.clone(), false);
+    pool.changed.send_modify(|count| *count += 1);
+    tracing::info!(
+        engine = %engine.client.url(), version = %update.version, paused_ms,
+        milliseconds = started.elapsed().as_millis() as u64, "engine proved its weights"
+    );
+    Ok(())
+}
+
+async fn read_published(pool: &Engines, update: &Update) -> Result<Published, ProbeError> {
+    let manifest = PathBuf::from(&update.manifest);
+    let read = match tokio::task::spawn_blocking(move || Published::read(&manifest)).await {
+        Ok(read) => read?,
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    };
+    // An engine that renders need not take token ids.
+    let probe = read.probe.filter(|_| !pool.config.engines_render);
+    Ok(Published { probe, ..read })
+}
+
+/// Requests run meanwhile; those that the new weights had a part in are answered when it is passed.
+async fn run_probe(
+    pool: &Engines,
+    engine: &Engine,
+    named: &Named,
+    probe: Option<Probe>,
+) -> Result<(), UpdateError> {
+    if let Some(probe) = probe {
+        probe::check(&engine.client, &pool.config, named, &probe).await?;
+    }
+    engine.note_probe(&mut engine.state.lock(), named.version);
+    pool.changed.send_modify(|count| *count += 1);
+    Ok(())
+}
+
+/// Wait until the requests that the engine has are answered; it gets no new ones. Those that are not by then will be
+/// sampled again.
+async fn drain(engine: &Engine, limit: Duration) {
+    let idle = async {
+        while engine.state.lock().load.running > 0 {
+            engine.idle.notified().await;
+        }
+    };
+    if tokio::time::timeout(limit, idle).await.is_err() {
+        let running = engine.state.lock().load.running;
+        tracing::warn!(engine = %engine.client.url(), running, "updated with requests in flight: they begin anew");
+    }
+}
+
+async fn resume(engine: &Engine) -> Result<(), EngineError> {
+    let mut attempt = 1;
+    loop {
+        let resumed = in_time("resume", RESUME_TIMEOUT, engine.client.resume()).await;
+        match resumed.and_then(|resumed| resumed) {
+            Err(error) if attempt < RESUME_ATTEMPTS => {
+                tracing::warn!(engine = %engine.client.url(), %error, "cannot resume, trying again");
+                attempt += 1;
+                tokio::time::sleep(FIRST_RETRY).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! What one rollout may take in turns and time (`limits` of its environment, and of its example), and which of its
+//! conversations met a limit. Its tokens are counted by [`super::budget`].
+//!
+//! The harness is not trusted with any of it: a request beyond a limit is refused, in words at which agents end in
+//! order; the conversation is then reported as truncated, whatever its environment says.
+
+use super::restore::Note;
+use super::rollouts::Rollout;
+use super::unanswered::name_unanswered;
+use crate::RolloutLimits;
+use crate::Service;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use parking_lot::Mutex;
+use primerl_core::event::Outcome;
+use primerl_service::http::{ApiError, Encoding, Wire};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// `type` of the refusals; `param` names the limit.
+pub(super) const KIND: &str = "rollout_limit";
+/// `code` of the refusals: agents end in order at a full context, and this is as final.
+const CODE: &str = "context_length_exceeded";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    Time,
+    Turns,
+    Tokens,
+}
+
+impl Limit {
+    /// As configs and refusals call it.
+    fn name(self) -> &'static str {
+        match self {
+            Limit::Time => "limits.time_s",
+            Limit::Turns => "limits.turns",
+            Limit::Tokens => "limits.tokens",
+        }
+    }
+
+    /// As `stop_condition` of a trace.
+    fn stop(self) -> &'static str {
+        match self {
+            Limit::Time => "limit_time",
+            Limit::Turns => "limit_turns",
+            Limit::Tokens => "limit_tokens",
+        }
+    }
+
+    /// The limit for which a request was refused.
+    fn of(error: &ApiError) -> Option<Limit> {
+        let name = error.param.as_deref().filter(|_| error.kind == KIND)?;
+        let all = [Limit::Time, Limit::Turns, Limit::Tokens];
+        all.into_iter().find(|limit| limit.name() == name)
+    }
+
+    /// `used` says how far the rollout came.
+    pub(super) fn refusal(self, used: &str) -> ApiError {
+        let refused = ApiError::invalid(format!(
+            "the rollout {used} ({}): it has to end, as at the maximum context length",
+            self.name()
+        ));
+        ApiError {
+            kind: KIND,
+            ..refused.param(self.name()).code(CODE)
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Allowance {
+    /// Held for look-ups and additions.
+    state: Mutex<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    limits: RolloutLimits,
+    /// Answers that were begun and did not fail.
+    turns: u32,
+    /// By session, the first limit that it met.
+    met: BTreeMap<Arc<str>, Limit>,
+}
+
+impl Allowance {
+    pub fn new(limits: RolloutLimits) -> Allowance {
+        Allowance {
+            state: Mutex::new(Taken {
+                limits,
+                ..Taken::default()
+            }),
+        }
+    }
+
+    /// Limits that count as well; the result is what counts now. They are never raised.
+    pub fn tighten(&self, limits: RolloutLimits) -> RolloutLimits {
+        let mut state = self.state.lock();
+        state.limits = state.limits.tightened(limits);
+        state.limits
+    }
+
+    /// Seconds since the lease in which the model answers.
+    pub fn time_s(&self) -> Option<f64> {
+        self.state.lock().limits.time_s
+    }
+
+    /// So many more answers begin, or none of them.
+    pub fn take(&self, choices: u32) -> Result<(), ApiError> {
+        let mut state = self.state.lock();
+        let turns = state.turns.saturating_add(choices);
+        match state.limits.turns {
+            Some(most) if turns > most => {
+                let used = format!(
+                    "has taken {} turns, and may take {most} in all",
+                    state.turns
+                );
+                Err(Limit::Turns.refusal(&used))
+            }
+            _ => {
+                state.turns = turns;
+                Ok(())
+            }
+        }
+    }
+
+    /// So many of the answers that began came to nothing.
+    pub fn give_back(&self, choices: u32) {
+        let mut state = self.state.lock();
+        state.turns = state.turns.saturating_sub(choices);
+    }
+
+    /// Whether the session had met no limit before.
+    pub fn met(&self, session: &Arc<str>, limit: Limit) -> bool {
+        let mut state = self.state.lock();
+        let known = state.met.contains_key(session);
+        if !known {
+            state.met.insert(Arc::clone(session), limit);
+        }
+        !known
+    }
+
+    /// Say of each conversation that met a limit that it was cut short.
+    pub fn mark(&self, outcome: &mut Outcome) {
+        let state = self.state.lock();
+        let alone = outcome.traces.len() == 1;
+        for trace in &mut outcome.traces {
+            // A client that sends no session name has one conversation, and its one trace is named otherwise.
+            let own = state.met.get(trace.session.as_str());
+            let any = state.met.values().next().filter(|_| alone);
+            if let Some(limit) = own.or(any) {
+                trace.truncated = true;
+                trace.stop_condition = Some(limit.stop().into());
+            }
+        }
+    }
+}
+
+impl Rollout {
+    /// When the model's time is up.
+    pub(super) fn allowed_until(&self) -> Option<Instant> {
+        let time_s = self.allowance.time_s()?;
+        // A year is no limit, and larger numbers overflow the clock's arithmetic.
+        let span = Duration::try_from_secs_f64(time_s).ok()?;
+        self.began.checked_add(span)
+    }
+
+    pub(super) fn check_time(&self) -> Result<(), ApiError> {
+        match self.allowed_until() {
+            Some(until) if Instant::now() >= until => Err(self.time_is_up()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Resolves when the model's time is up; never, where it has no limit.
+    pub(super) async fn out_of_time(&self) -> ApiError {
+        match self.allowed_until() {
+            Some(until) => tokio::time::sleep_until(until.into()).await,
+            None => std::future::pending().await,
+        }
+        self.time_is_up()
+    }
+
+    fn time_is_up(&self) -> ApiError {
+        let seconds = self.allowance.time_s().unwrap_or_default();
+        Limit::Time.refusal(&format!("has had the {seconds} s it may take in all"))
+    }
+
+    /// Remember it where a request of this session was refused for a limit.
+    pub(super) async fn note_refusal(
+        &self,
+        service: &Service,
+        session: &Arc<str>,
+        error: &ApiError,
+    ) {
+        if let Some(limit) = Limit::of(error) {
+            self.note_limit(service, session, limit).await;
+        }
+    }
+
+    /// Resolves once a restart knows of it: the agent ends when it is told.
+    pub(super) async fn note_limit(&self, service: &Service, session: &Arc<str>, limit: Limit) {
+        if !self.allowance.met(session, limit) {
+            return;
+        }
+        let name = limit.name();
+        tracing::info!(rollout = %self.id, %session, limit = name, "a limit was met");
+        let session = session.to_string();
+        let note = Note::LimitMet { session, limit }.text();
+        // Where the run is over, nobody asks for it.
+        let _ = service.driver.noted(self.id, note).await;
+    }
+
+    /// Adds to a report of the rollout what the gateway knows of it, whatever the worker says.
+    pub fn mark(&self, outcome: &mut Outcome) {
+        outcome.refusal = self.refusal();
+        self.allowance.mark(outcome);
+        name_unanswered(self, outcome, Instant::now());
+    }
+
+    /// Limits of its example, beside those of its environment.
+    pub(super) fn tighten(&self, limits: RolloutLimits) -> RolloutLimits {
+        let limits = self.allowance.tighten(limits);
+        self.budget.lower(limits.tokens);
+        limits
+    }
+}
+
+/// An env worker tells the limits of the rollout's example, before its environment is asked for anything. The key is the
+/// rollout's; limits are only ever lowered, so nothing is lost where its agent calls this.
+pub(crate) async fn tighten(
+    State(service): State<Arc<Service>>,
+    Path(rollout): Path<String>,
+    Wire { body, .. }: Wire<RolloutLimits>,
+) -> Result<Response, ApiError> {
+    let rollout = service.gateway.rollouts.find(&rollout)?;
+    if let Some((name, problem, mend)) = body.problem() {
+        let message = format!("limits.{name} {problem}; {mend}");
+        return Err(ApiError::invalid(message).param(name));
+    }
+    let limits = rollout.tighten(body);
+    // After a restart they count as well.
+    let noted = service.driver.noted(rollout.id, Note::Limits(body).text());
+    noted.await.map_err(|_| service.run.over())?;
+    Ok(Encoding::Json.ok(&limits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use primerl_core::event::Trace;
+
+    fn turns(turns: u32) -> RolloutLimits {
+        RolloutLimits {
+            turns: Some(turns),
+            ..RolloutLimits::default()
+        }
+    }
+
+    #[test]
+    fn turns_are_counted_when_they_begin_and_given_back_when_they_fail() {
+        let allowance = Allowance::new(turns(3));
+        allowance.take(2).expect("there are three");
+        let error = allowance.take(2).expect_err("one is left");
+        assert_eq!(
+            (error.kind, error.code, error.param.as_deref()),
+            (KIND, Some(CODE), Some("limits.turns"))
+        );
+        assert!(error.message.contains("maximum context length"));
+        allowance.take(1).expect("one is left");
+        allowance.give_back(1);
+        allowance.take(1).expect("it failed");
+        assert_eq!(Limit::of(&error), Some(Limit::Turns));
+        assert_eq!(
+            Limit::of(&ApiError::invalid("x").param("limits.turns")),
+            None
+        );
+    }
+
+    #[test]
+    fn an_example_lowers_what_its_environment_allows_and_never_raises_it() {
+        let allowance = Allowance::new(turns(3));
+        assert_eq!(allowance.tighten(turns(5)), turns(3));
+        assert_eq!(allowance.tighten(turns(1)), turns(1));
+        allowance.take(1).expect("one is allowed");
+        assert!(allowance.take(1).is_err());
+    }
+
+    #[test]
+    fn conversations_that_met_a_limit_are_truncated_whatever_their_environment_says() {
+        let trace = |session: &str| Trace {
+            session: session.into(),
+            stop_condition: Some("agent_completed".into()),
+            ..Trace::default()
+        };
+        let outcome_of = |sessions: &[&str]| Outcome {
+            traces: sessions.iter().map(|session| trace(session)).collect(),
+            ..Outcome::default()
+        };
+        let allowance = Allowance::default();
+        assert!(allowance.met(&"b".into(), Limit::Turns));
+        assert!(!allowance.met(&"b".into(), Limit::Time), "the first counts");
+        let mut two = outcome_of(&["a", "b"]);
+        allowance.mark(&mut two);
+        let ends = two
+            .traces
+            .iter()
+            .map(|one| (one.truncated, one.stop_condition.as_deref()));
+        let expected = [
+            (false, Some("agent_completed")),
+            (true, Some("limit_turns")),
+        ];
+        assert!(ends.eq(expected));
+        // Its client named no session.
+        let mut one = outcome_of(&["c"]);
+        allowance.mark(&mut one);
+        assert!(one.traces[0].truncated);
+    }
+}

@@ -1,0 +1,169 @@
+//! An answer in no dialect's words, and how dialects write it.
+
+use super::text::{Delta, Read};
+use primerl_core::Turn;
+use primerl_core::turn::{FinishReason, TextAnswer};
+use primerl_render::{Message, Tokenizer};
+use primerl_service::http::ApiError;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What is known before the first token.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    /// Unique among answers; dialects put their prefix before it.
+    pub id: Arc<str>,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub model: Arc<str>,
+    pub prompt_tokens: usize,
+    /// Answers to come.
+    pub choices: u32,
+    /// The prompt's ids, where the client asked for them.
+    pub prompt: Option<Arc<[u32]>>,
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub head: Head,
+    /// As many as the request asked for; each is a turn of its own.
+    pub choices: Vec<Choice>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Choice {
+    pub message: Message,
+    /// Why stretches of it that look like tool calls are shown as text.
+    pub malformed: Vec<String>,
+    pub finish: FinishReason,
+    /// The stop sequence that ended it.
+    pub stop: Option<String>,
+    pub sampled: Arc<[u32]>,
+    /// Nats; same length as `sampled`.
+    pub logprobs: Arc<[f32]>,
+    /// Most likely tokens at each position, where they were asked for and are still known.
+    pub top: Vec<Vec<(u32, f32)>>,
+    /// Of an answer that came without ids.
+    pub text: Option<Arc<TextAnswer>>,
+}
+
+/// Sampled tokens that came since the last call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tokens<'a> {
+    pub ids: &'a [u32],
+    pub logprobs: &'a [f32],
+    /// As [`Choice::top`].
+    pub top: &'a [Vec<(u32, f32)>],
+}
+
+impl Answer {
+    pub(crate) fn completion_tokens(&self) -> usize {
+        self.choices.iter().map(Choice::n_tokens).sum()
+    }
+}
+
+impl Choice {
+    pub(crate) fn new(turn: &Turn, read: Read, top: Vec<Vec<(u32, f32)>>) -> Choice {
+        Choice {
+            message: read.message,
+            malformed: read.malformed,
+            finish: turn.finish,
+            stop: read.stop,
+            sampled: Arc::clone(&turn.sampled),
+            logprobs: Arc::clone(&turn.logprobs),
+            top,
+            text: None,
+        }
+    }
+
+    /// Of the answer; of one without ids, by its server's count.
+    pub(crate) fn n_tokens(&self) -> usize {
+        match &self.text {
+            Some(text) => text.completion_tokens as usize,
+            None => self.sampled.len(),
+        }
+    }
+
+    /// All that is to be shown of an answer without ids.
+    pub(crate) fn text_deltas(&self) -> Vec<Delta> {
+        if self.text.is_none() {
+            return Vec::new();
+        }
+        let message = &self.message;
+        let reasoning = message.reasoning_content.clone().map(Delta::Reasoning);
+        let content = message.content.joined().unwrap_or_default().into_owned();
+        let content = (!content.is_empty()).then_some(Delta::Content(content));
+        let calls = message.tool_calls.iter().flatten().enumerate();
+        let calls = calls.map(|(index, call)| Delta::ToolCall {
+            index,
+            id: call.id.clone().unwrap_or_default(),
+            name: call.function.name.clone(),
+            arguments: match &call.function.arguments {
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            },
+        });
+        reasoning.into_iter().chain(content).chain(calls).collect()
+    }
+
+    pub(crate) fn tokens(&self) -> Tokens<'_> {
+        Tokens {
+            ids: &self.sampled,
+            logprobs: &self.logprobs,
+            top: &self.top,
+        }
+    }
+}
+
+/// How an answer is written for the client who asked.
+pub(crate) trait Reply: Send + Sync {
+    /// Whether the client wants events.
+    fn streams(&self) -> bool;
+
+    /// Whether the client wants to see the prompt's ids.
+    fn shows_prompt(&self) -> bool {
+        false
+    }
+
+    /// What a restart has to know of the answer to this request, besides its turn.
+    fn note(&self, _head: &Head, _request: u32) -> Option<Arc<str>> {
+        None
+    }
+
+    /// The body of an answer that is not streamed.
+    fn whole(&self, answer: &Answer, tokenizer: &Tokenizer) -> Vec<u8>;
+
+    /// The writer of one stream.
+    fn events(&self) -> Box<dyn Events>;
+}
+
+/// Writes one stream of server-sent events, in the order of the calls: `begin`, any number of `progress`, then `end` or
+/// `error`.
+pub(crate) trait Events: Send {
+    fn begin(&mut self, head: &Head, out: &mut Vec<u8>);
+
+    /// `deltas` are what `tokens` added to the text of a choice; text that may still be the beginning of a mark is held
+    /// back, so either may be empty.
+    fn progress(
+        &mut self,
+        choice: usize,
+        deltas: &[Delta],
+        tokens: Tokens<'_>,
+        tokenizer: &Tokenizer,
+        out: &mut Vec<u8>,
+    );
+
+    fn end(&mut self, answer: &Answer, out: &mut Vec<u8>);
+
+    /// What went wrong after the stream's status was sent.
+    fn error(&mut self, error: &ApiError, out: &mut Vec<u8>);
+}
+
+/// Seconds since 1970, for `created`.
+pub(crate) fn unix_time() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

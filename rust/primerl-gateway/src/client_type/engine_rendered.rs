@@ -1,0 +1,103 @@
+//! The engine renders. What it says it was given is the prompt; it extends a turn only where it begins with that turn's
+//! ids.
+
+use super::messages::chat_messages;
+use crate::Service;
+use crate::prompt::{Prompt, Resolved, within_vocabulary};
+use crate::request::Incoming;
+use crate::rollouts::Rollout;
+use primerl_core::TurnIndex;
+use primerl_core::conversation::{History, Plan};
+use primerl_core::turn::ForkReason;
+use primerl_engines::GenerateError;
+use primerl_service::http::ApiError;
+use std::sync::Arc;
+
+pub(super) async fn prompt(
+    service: &Arc<Service>,
+    rollout: &Arc<Rollout>,
+    session: &Arc<str>,
+    messages: &[Incoming],
+    resolved: Resolved,
+) -> Result<Prompt, ApiError> {
+    let chat = chat_messages(messages, &resolved.options)?;
+    let asked = service
+        .engines
+        .tokenize(&chat, resolved.resident, rollout.deadline);
+    let ids = tokio::select! {
+        ids = asked => ids.map_err(refusal)?,
+        () = rollout.over.cancelled() => return Err(rollout.gone()),
+    };
+    within_vocabulary(&service.gateway.renderer, &ids)?;
+    let (parent, fork, history) = place(resolved.planned.plan, resolved.history, &ids);
+    Ok(Prompt {
+        session: Arc::clone(session),
+        start_digest: resolved.options.start_digest,
+        context_digest: resolved.planned.context_digest,
+        parent,
+        fork,
+        suffix: ids[history.len()..].into(),
+        history,
+        resident: resolved.resident,
+        options: Some(resolved.options),
+        chat: Some(Arc::new(chat)),
+        holds_control_tokens: false,
+    })
+}
+
+/// Where the prompt hangs: `recorded` are the ids of the turn that the messages go on from.
+fn place(
+    plan: Plan,
+    recorded: History,
+    ids: &[u32],
+) -> (Option<TurnIndex>, Option<ForkReason>, History) {
+    match plan {
+        Plan::Extend { parent, .. } if recorded.len() < ids.len() && recorded.begins(ids) => {
+            (Some(parent), None, recorded)
+        }
+        Plan::Extend { .. } => (None, Some(ForkReason::PrefixDiffers), History::default()),
+        Plan::Fork { reason } => (None, Some(reason), History::default()),
+    }
+}
+
+fn refusal(error: GenerateError) -> ApiError {
+    let message = error.to_string();
+    match error {
+        GenerateError::Refused(_) => ApiError::invalid(message)
+            .param("messages")
+            .code("engine_refused"),
+        _ => ApiError::unavailable("engine_unavailable", message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use primerl_core::conversation::Conversation;
+    use primerl_core::testing::turn;
+
+    #[test]
+    fn a_turn_is_extended_only_by_its_own_ids() {
+        let mut conversation = Conversation::default();
+        conversation.record(TurnIndex(0), &turn(None, &[1, 2], &[3, 4], 0));
+        let recorded = || conversation.history(TurnIndex(0));
+        let extend = Plan::Extend {
+            parent: TurnIndex(0),
+            first_new_message: 2,
+        };
+        let (parent, fork, history) = place(extend, recorded(), &[1, 2, 3, 4, 5]);
+        assert_eq!((parent, fork), (Some(TurnIndex(0)), None));
+        assert_eq!(history.len(), 4);
+        // The answer's thinking is gone, its text encodes otherwise, or nothing follows it.
+        for other in [&[1, 2, 4, 5][..], &[1, 2, 9, 4, 5], &[1, 2, 3, 4], &[1]] {
+            let (parent, fork, history) = place(extend, recorded(), other);
+            assert_eq!((parent, fork), (None, Some(ForkReason::PrefixDiffers)));
+            assert!(history.is_empty());
+        }
+        let edited = Plan::Fork {
+            reason: ForkReason::HistoryEdited,
+        };
+        let (parent, fork, _) = place(edited, recorded(), &[1, 2, 3, 4, 5]);
+        assert_eq!((parent, fork), (None, Some(ForkReason::HistoryEdited)));
+    }
+}

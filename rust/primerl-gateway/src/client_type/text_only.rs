@@ -1,0 +1,392 @@
+//! Another server answers, with text. Its turns are recorded as text: in an evaluation they are measured. Where it is the
+//! policy's teacher, they are recorded as the policy would have written them, too, and that is what it learns.
+
+use super::messages::chat_messages;
+use super::taught;
+use crate::Service;
+use crate::answer::Choice;
+use crate::prompt::{Prompt, Resolved};
+use crate::request::{Incoming, Parse, TurnRequest, answer_key};
+use crate::rollouts::Rollout;
+use crate::structure::Demanded;
+use crate::text::cut_message;
+use crate::turn::{self, Task};
+use primerl_core::conversation::{History, Plan};
+use primerl_core::turn::{FinishReason, TextAnswer, VersionRuns};
+use primerl_core::{Event, Turn};
+use primerl_engines::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError, Pending};
+use primerl_render::Message;
+use primerl_service::http::ApiError;
+use primerl_service::waits::Overdue;
+use serde_json::{Map, Value, json};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A rollout that waits for longer is named in the log.
+const PATIENCE: Duration = Duration::from_secs(25);
+/// A slow server takes no longer for a token.
+const EACH_TOKEN: Duration = Duration::from_millis(100);
+/// Requests in a row that may be refused for what is in them: one, and the second attempt at it.
+const REFUSALS_OF_ONE: u32 = 2;
+/// Until a server that lets nobody in is asked again.
+const BETWEEN_REFUSALS: Duration = Duration::from_secs(5);
+/// After a silence has become too long, should it not have.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// A prompt without ids: nobody here knows them.
+pub(crate) fn prompt(
+    session: &Arc<str>,
+    messages: &[Incoming],
+    resolved: Resolved,
+) -> Result<Prompt, ApiError> {
+    let (parent, fork) = match resolved.planned.plan {
+        Plan::Extend { parent, .. } => (Some(parent), None),
+        Plan::Fork { reason } => (None, Some(reason)),
+    };
+    Ok(Prompt {
+        session: Arc::clone(session),
+        start_digest: resolved.options.start_digest,
+        context_digest: resolved.planned.context_digest,
+        parent,
+        fork,
+        history: History::default(),
+        suffix: Arc::default(),
+        resident: None,
+        chat: Some(Arc::new(chat_messages(messages, &resolved.options)?)),
+        options: Some(resolved.options),
+        holds_control_tokens: false,
+    })
+}
+
+/// What such a server cannot do, or would not be asked in OpenAI's words.
+pub(crate) fn check(rollout: &Rollout, request: &TurnRequest) -> Result<(), ApiError> {
+    let endpoint = rollout.endpoint.as_deref();
+    check_for(endpoint.map_or("", Endpoint::name), request)
+}
+
+fn check_for(name: &str, request: &TurnRequest) -> Result<(), ApiError> {
+    let sampling = &request.sampling;
+    let truncation = json!(sampling.truncation);
+    let given = |name: &str| !truncation[name].is_null();
+    let impossible = [
+        ("logprobs", sampling.logprobs.is_some()),
+        ("top_k", given("top_k")),
+        ("min_p", given("min_p")),
+    ];
+    match impossible.iter().find(|(_, given)| *given) {
+        None => response_format(name, sampling.structured_outputs.as_ref()).map(drop),
+        Some((field, _)) => {
+            let message = format!(
+                "{field} is not known to the server of OpenAI's chat completions that answers here ({name}); leave it out"
+            );
+            Err(ApiError::invalid(message)
+                .param(*field)
+                .code("unsupported_parameter"))
+        }
+    }
+}
+
+/// OpenAI's words for what is vLLM's parameter everywhere else.
+fn response_format(name: &str, outputs: Option<&Value>) -> Result<Option<Value>, ApiError> {
+    let Some(outputs) = outputs else {
+        return Ok(None);
+    };
+    if outputs["json_object"] == true {
+        return Ok(Some(json!({"type": "json_object"})));
+    }
+    if outputs["json"].is_object() {
+        let schema = json!({"name": "answer", "schema": outputs["json"]});
+        return Ok(Some(json!({"type": "json_schema", "json_schema": schema})));
+    }
+    let message = format!(
+        "structured_outputs of this kind are not known to the server of OpenAI's chat completions that answers here \
+         ({name}); use response_format"
+    );
+    Err(ApiError::invalid(message)
+        .param("structured_outputs")
+        .code("unsupported_parameter"))
+}
+
+/// One answer, recorded.
+pub(crate) async fn choice(
+    service: &Service,
+    rollout: &Rollout,
+    endpoint: &Endpoint,
+    task: &Task,
+    max_tokens: u32,
+    index: u32,
+) -> Result<Choice, ApiError> {
+    let sampling = &task.request.sampling;
+    let chat = task.prompt.chat.as_deref().cloned().unwrap_or_default();
+    let mut others = Map::new();
+    others.extend(chat.tools.map(|tools| ("tools".to_owned(), tools.into())));
+    if !chat.template_kwargs.is_empty() {
+        others.insert("chat_template_kwargs".into(), chat.template_kwargs.into());
+    }
+    let top_p = json!(sampling.truncation)["top_p"].take();
+    others.extend((!top_p.is_null()).then(|| ("top_p".to_owned(), top_p)));
+    let format = response_format(endpoint.name(), sampling.structured_outputs.as_ref())?;
+    others.extend(format.map(|format| ("response_format".to_owned(), format)));
+    let demanded = sampling.demanded.as_ref().map(Demanded::choice);
+    others.extend(demanded.map(|choice| ("tool_choice".to_owned(), choice)));
+    let request = ChatRequest {
+        model: endpoint.model(),
+        messages: &chat.messages,
+        // Some models take no other, and say so of any that is given.
+        temperature: Some(sampling.temperature).filter(|temperature| *temperature != 1.0),
+        max_completion_tokens: max_tokens,
+        stop: &sampling.stop,
+        others,
+    };
+    let answer = ask(service, rollout, endpoint, task, &request).await?;
+    let mut turn = take_in(
+        &task.request,
+        &task.prompt,
+        (task.attempt.number, index),
+        answer,
+    )?;
+    let choice = of_turn(&turn)?;
+    if rollout.is_taught() {
+        let renderer = &service.gateway.renderer;
+        let taught = taught::write(
+            renderer,
+            &task.request,
+            &task.prompt,
+            &choice.message,
+            &mut turn,
+        );
+        taught.map_err(|error| unwritable(service, rollout, &error))?;
+    }
+    turn::keep(service, rollout, task, turn, None).await?;
+    Ok(choice)
+}
+
+/// An evaluation's rollout beside training fails with the server. Without its teacher no training rollout would come to an
+/// end, and a run that only evaluates would measure the outage: there the server is asked until the rollout's time is up,
+/// and one that answers nobody, or lets nobody in, ends the run, which the same command goes on with.
+async fn ask(
+    service: &Service,
+    rollout: &Rollout,
+    endpoint: &Endpoint,
+    task: &Task,
+    request: &ChatRequest<'_>,
+) -> Result<ChatAnswer, ApiError> {
+    let who = format!("rollout {}", rollout.id);
+    let waiting_for = format!("an answer of {} ({})", endpoint.name(), endpoint.url());
+    let waits = &service.waits;
+    let _waiting = waits.begin(who, waiting_for, PATIENCE, Overdue::IsNamed);
+    let pending = endpoint.outage().begin(Instant::now());
+    if !(rollout.is_taught() || service.only_evaluates) {
+        let asked = endpoint.ask(request, rollout.deadline);
+        return turn::awaited(rollout, task, asked)
+            .await?
+            .inspect(|_| pending.answered(Instant::now()))
+            .map_err(|error| {
+                if !error.is_outage() {
+                    pending.answered(Instant::now());
+                }
+                failed(service, rollout, endpoint, &error)
+            });
+    }
+    let outage = OutageOf {
+        service,
+        rollout,
+        endpoint,
+        pending: &pending,
+        limit: service.no_engine,
+        // One that has not failed may only be slow.
+        patience: EACH_TOKEN * request.max_completion_tokens,
+    };
+    let asked = async {
+        tokio::select! {
+            answer = outage.answer(request) => answer,
+            never = outage.is_watched() => match never {},
+        }
+    };
+    turn::awaited(rollout, task, asked).await?
+}
+
+/// A server that has to answer, while one request waits for it.
+struct OutageOf<'a> {
+    service: &'a Service,
+    rollout: &'a Rollout,
+    endpoint: &'a Endpoint,
+    pending: &'a Pending<'a>,
+    /// Longest silence of a server of which requests fail.
+    limit: Duration,
+    /// And, where that is longer, of one of which none has.
+    patience: Duration,
+}
+
+impl OutageOf<'_> {
+    async fn answer(&self, request: &ChatRequest<'_>) -> Result<ChatAnswer, ApiError> {
+        loop {
+            let asked = self.endpoint.ask(request, self.rollout.deadline).await;
+            let error = match asked {
+                Ok(answer) => {
+                    self.pending.answered(Instant::now());
+                    return Ok(answer);
+                }
+                Err(error) => error,
+            };
+            let refused = || failed(self.service, self.rollout, self.endpoint, &error);
+            // A server may have reasons to refuse one request, and goes on answering others.
+            let is_shut = error.is_shut()
+                || (error.may_be_shut() && self.pending.shut_out() > REFUSALS_OF_ONE);
+            if !error.is_outage() && !is_shut {
+                if !error.may_be_shut() {
+                    self.pending.answered(Instant::now());
+                }
+                return Err(refused());
+            }
+            self.pending.failed(&error);
+            self.end_if_silent(self.limit);
+            if matches!(error, EndpointError::Deadline { .. }) {
+                return Err(refused());
+            }
+            if is_shut {
+                tokio::time::sleep((self.limit / 8).min(BETWEEN_REFUSALS)).await;
+            }
+        }
+    }
+
+    /// Looks whether the server answers anybody, also while no request fails.
+    async fn is_watched(&self) -> Infallible {
+        loop {
+            let limit = self.longest_silence();
+            let left = limit.saturating_sub(self.pending.silence(Instant::now()));
+            tokio::time::sleep(left + LOOK_AGAIN).await;
+            self.end_if_silent(self.longest_silence());
+        }
+    }
+
+    fn longest_silence(&self) -> Duration {
+        match self.pending.last() {
+            Some(_) => self.limit,
+            None => self.limit.max(self.patience),
+        }
+    }
+
+    fn end_if_silent(&self, limit: Duration) {
+        let endpoint = self.endpoint;
+        let who = match self.rollout.is_taught() {
+            true => "the teacher",
+            false => "the server that is measured",
+        };
+        let who = format!("{who} ({} at {})", endpoint.model(), endpoint.url());
+        // `primerl eval` has a key of its own for it.
+        let key = match self.service.only_evaluates {
+            true => "timeouts.outage_s",
+            false => "timeouts.no_engine_s",
+        };
+        let last = self.pending.last().unwrap_or_else(|| {
+            format!("it takes requests and says nothing (raise {key} if its answers take so long)")
+        });
+        let now = Instant::now();
+        let end = self
+            .pending
+            .given_up(now, limit, who, endpoint.name(), &last);
+        if let Some(end) = end {
+            self.service.run.fail(end);
+        }
+    }
+}
+
+fn failed(
+    service: &Service,
+    rollout: &Rollout,
+    endpoint: &Endpoint,
+    error: &EndpointError,
+) -> ApiError {
+    let message = format!("{}: {error}", endpoint.name());
+    turn_failed(service, rollout, &message);
+    match error.is_refusal() {
+        true => ApiError::invalid(message).code("endpoint_refused"),
+        false => ApiError::unavailable("endpoint_unavailable", message),
+    }
+}
+
+fn unwritable(service: &Service, rollout: &Rollout, problem: &str) -> ApiError {
+    let message = format!("the teacher's answer cannot be learnt: {problem}");
+    turn_failed(service, rollout, &message);
+    ApiError::unavailable("answer_not_learnable", message)
+}
+
+fn turn_failed(service: &Service, rollout: &Rollout, message: &str) {
+    tracing::warn!(rollout = %rollout.id, message, "turn failed");
+    service.driver.send(Event::TurnFailed {
+        rollout: rollout.id,
+        message: message.to_owned(),
+    });
+}
+
+/// The turn that is recorded.
+fn take_in(
+    request: &TurnRequest,
+    prompt: &Prompt,
+    (number, index): (u32, u32),
+    mut answer: ChatAnswer,
+) -> Result<Turn, ApiError> {
+    // Servers end before a stop sequence; one that does not is cut off as engines are.
+    let cut = cut_message(&mut answer.message, &request.sampling.stop);
+    let stop = cut.or(answer.stop);
+    if let (Parse::Message { one_call: true }, Some(calls)) =
+        (request.parse, &mut answer.message.tool_calls)
+    {
+        calls.truncate(1);
+    }
+    let message = serde_json::to_string(&answer.message)
+        .map_err(|error| ApiError::internal(error.to_string()))?;
+    Ok(Turn {
+        session: Arc::clone(&prompt.session),
+        parent: prompt.parent,
+        fork: prompt.fork,
+        prompt_suffix: Arc::default(),
+        sampled: Arc::default(),
+        logprobs: Arc::default(),
+        versions: VersionRuns::default(),
+        temperature: request.sampling.temperature as f32,
+        truncation: request.sampling.truncation,
+        grammar: None,
+        finish: match stop {
+            Some(_) => FinishReason::StopSequence,
+            None => answer.finish,
+        },
+        start_digest: prompt.start_digest,
+        context_digest: prompt.context_digest,
+        answer: answer_key(&answer.message),
+        request_digest: request.digest,
+        request: number,
+        choice: index,
+        text: Some(Arc::new(TextAnswer {
+            model: answer.model.into(),
+            message: message.into(),
+            stop: stop.map(Into::into),
+            prompt_tokens: answer.prompt_tokens,
+            completion_tokens: answer.completion_tokens,
+        })),
+    })
+}
+
+/// What the client is told of a turn that was recorded as text.
+pub(crate) fn of_turn(turn: &Turn) -> Result<Choice, ApiError> {
+    let lost =
+        |problem: &str| ApiError::internal(format!("the recorded answer is lost: {problem}"));
+    let text = turn.text.clone().ok_or_else(|| lost("it has no text"))?;
+    let message: Message =
+        serde_json::from_str(&text.message).map_err(|error| lost(&error.to_string()))?;
+    Ok(Choice {
+        message,
+        malformed: Vec::new(),
+        finish: turn.finish,
+        stop: text.stop.as_deref().map(str::to_owned),
+        sampled: Arc::default(),
+        logprobs: Arc::default(),
+        top: Vec::new(),
+        text: Some(text),
+    })
+}
+
+#[cfg(test)]
+mod tests;

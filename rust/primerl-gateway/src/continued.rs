@@ -1,0 +1,115 @@
+//! Answers that came back with more text behind them.
+//!
+//! A stop sequence or `max_tokens` ends an answer without a stop token, and some agents write on in its place: they put
+//! the closing tag back that was their stop sequence, and what they did with the answer behind it. The model's turn was
+//! not closed, so the recorded ids, the agent's text and the close of the turn are what the template writes for the
+//! whole message. The agent's text is context: only what was sampled is trained.
+
+use super::request::{Incoming, Options};
+use super::rollouts::Rollout;
+use primerl_core::conversation::{MessageKey, Plan, Planned, Stuck};
+use primerl_core::{Turn, TurnIndex};
+use primerl_render::{AnswerContext, Content, Message, Renderer, SegmentKind, reasoning_words};
+use primerl_service::http::ApiError;
+use std::sync::Arc;
+
+/// Answers to one context that are compared with a message; agents sample few.
+const MOST_CANDIDATES: usize = 8;
+
+/// Follows all messages. Answers that came back with more text behind them are recognised once and found by their key
+/// from then on.
+pub(super) fn plan(
+    renderer: &Renderer,
+    rollout: &Rollout,
+    session: &Arc<str>,
+    messages: &[Incoming],
+    options: &Options,
+    keys: &[MessageKey],
+) -> Result<Planned, ApiError> {
+    let start = options.start_digest;
+    let mut planned = {
+        let state = &mut rollout.state.lock();
+        state.session(session)?.conversation.plan(start, keys)
+    };
+    while let (Plan::Fork { .. }, Some(stuck)) = (planned.plan, planned.walk.stuck()) {
+        let message = &messages[stuck.message];
+        let found = find(renderer, rollout, session, message, stuck, options)?;
+        let Some(turn) = found else {
+            break;
+        };
+        let state = &mut rollout.state.lock();
+        let conversation = &mut state.session(session)?.conversation;
+        let exact = keys[stuck.message].exact;
+        conversation.continue_answer(stuck.context, exact, turn);
+        planned = conversation.plan(start, keys);
+        // It is past this message now; anything else would be tried for ever.
+        if planned.walk.stuck() == Some(stuck) {
+            break;
+        }
+    }
+    Ok(planned)
+}
+
+/// The turn that `message`, at which a request is stuck, goes on from within its text.
+fn find(
+    renderer: &Renderer,
+    rollout: &Rollout,
+    session: &Arc<str>,
+    message: &Incoming,
+    stuck: Stuck,
+    options: &Options,
+) -> Result<Option<TurnIndex>, ApiError> {
+    let candidates: Vec<(TurnIndex, Turn)> = {
+        let mut state = rollout.state.lock();
+        let unfinished = state
+            .session(session)?
+            .conversation
+            .unfinished(stuck.context);
+        let latest: Vec<TurnIndex> = unfinished.take(MOST_CANDIDATES).collect();
+        let turn = |index: TurnIndex| Some((index, state.turns.get(index.0 as usize)?.clone()));
+        latest.into_iter().filter_map(turn).collect()
+    };
+    if candidates.is_empty() {
+        return Ok(None);
+    }
+    let message = message.read(stuck.message)?;
+    let continues = |turn: &Turn| appended(renderer, turn, options, &message).is_some();
+    let found = candidates.iter().find(|(_, turn)| continues(turn));
+    Ok(found.map(|(index, _)| *index))
+}
+
+/// The text that `message` has behind all that was sampled in `turn`, the stop sequence included. White space at the
+/// beginning does not count, as in answers that are sent back as they are.
+pub(super) fn appended(
+    renderer: &Renderer,
+    turn: &Turn,
+    options: &Options,
+    message: &Message,
+) -> Option<String> {
+    if message.has_tool_calls() {
+        return None;
+    }
+    let context = AnswerContext {
+        tools: options.render.tools.as_deref(),
+        starts_in_reasoning: renderer.starts_in_reasoning(&turn.prompt_suffix),
+    };
+    let parsed = renderer.parse_answer(&turn.sampled, &context).ok()?;
+    // Behind reasoning, a call or a marker the message's text is not what follows the last token.
+    let last = parsed.segments.last()?;
+    if last.kind != SegmentKind::Content
+        || parsed.stop_token.is_some()
+        || parsed.message.has_tool_calls()
+    {
+        return None;
+    }
+    let reasoning = reasoning_words(message);
+    if reasoning.is_some() && reasoning != reasoning_words(&parsed.message) {
+        return None;
+    }
+    let Content::Text(sampled) = &parsed.message.content else {
+        return None;
+    };
+    let said = message.content.joined().ok()?;
+    let appended = said.trim_start().strip_prefix(sampled.trim_start())?;
+    Some(appended.to_owned())
+}

@@ -1,0 +1,208 @@
+//! Anthropic's Messages API.
+
+mod blocks;
+mod options;
+mod reply;
+
+use crate::Sampling;
+use crate::answer::Reply;
+use crate::fields::{Fields, missing, unsupported, within};
+use crate::request::{Incoming, IncomingOptions, Input, Options, Parse, TurnRequest};
+use crate::sampling::{Rules, TurnSampling};
+use bytes::Bytes;
+use options::{Thinking, ToolChoice};
+use primerl_service::http::ApiError;
+use reply::Form;
+pub(super) use reply::refusal;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Fields without influence on what is sampled. `model`: the URL says which policy answers. `diagnostics`: asks why a
+/// prompt was not cached, and no divergence is reported.
+const IGNORED: &[&str] = &[
+    "model",
+    "metadata",
+    "service_tier",
+    "cache_control",
+    "diagnostics",
+    "inference_geo",
+    "speed",
+    "user_profile_id",
+    "workspace_id",
+];
+
+/// Fields that say how to sample, which a count of tokens does not depend on.
+const SAMPLING: &[&str] = &[
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop_sequences",
+    "stream",
+    "output_config",
+    "output_format",
+];
+
+pub(super) fn read(
+    bytes: &Bytes,
+    rules: &Rules<'_>,
+    digest: u128,
+) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
+    let mut fields = Fields::read(bytes, "messages request")?;
+    let prompt = Prompt::read(&mut fields, Some(rules.sampling))?;
+    if prompt.ends_with_an_answer {
+        let problem = "messages end with an assistant message; prefill is not supported here, end with a user message";
+        return Err(ApiError::invalid(problem)
+            .param("messages")
+            .code("unsupported_parameter"));
+    }
+    if fields.take("thread").is_some() {
+        return Err(no_threads());
+    }
+    let mut sampling = sampling(&mut fields, rules)?;
+    sampling.demanded = prompt.choice.demanded.clone();
+    prompt.thinking.check_budget(sampling.max_tokens)?;
+    let form = Form {
+        stream: fields.flag("stream")?.unwrap_or(false),
+        omit_thinking: prompt.thinking.omitted,
+    };
+    fields.end(is_neutral)?;
+    let request = TurnRequest {
+        input: prompt.input,
+        sampling,
+        choices: 1,
+        parse: Parse::Message {
+            one_call: prompt.choice.one_call,
+        },
+        digest,
+    };
+    Ok((request, Box::new(form)))
+}
+
+/// The SDK's tool runner asks for a thread by default, and goes on without one when it is told so by this code.
+fn no_threads() -> ApiError {
+    let problem = "thread is not supported here; leave it out and send the whole conversation, it is recognised";
+    ApiError::invalid(problem)
+        .param("thread")
+        .code(reply::NO_THREADS)
+}
+
+/// What a request without an answer, to count its tokens, is about. Fields that matter to the answer only are let pass:
+/// clients count the tokens of the request they are about to make.
+/// `sampling` is that of its rollout, if it has one.
+pub(crate) fn read_input(bytes: &Bytes, sampling: Option<&Sampling>) -> Result<Input, ApiError> {
+    let mut fields = Fields::read(bytes, "messages request")?;
+    let prompt = Prompt::read(&mut fields, sampling)?;
+    fields.end(|name, value| SAMPLING.contains(&name) || is_neutral(name, value))?;
+    Ok(prompt.input)
+}
+
+/// What the prompt is made of.
+struct Prompt {
+    input: Input,
+    thinking: Thinking,
+    choice: ToolChoice,
+    ends_with_an_answer: bool,
+}
+
+impl Prompt {
+    fn read(fields: &mut Fields, sampling: Option<&Sampling>) -> Result<Prompt, ApiError> {
+        let messages = fields.list("messages")?.unwrap_or_default();
+        if messages.is_empty() {
+            return Err(ApiError::invalid("messages is missing or empty").param("messages"));
+        }
+        let messages = blocks::read(fields.take("system"), messages)?;
+        let choice = ToolChoice::read(fields.take("tool_choice"))?;
+        let tools = options::tools(fields.list("tools")?.unwrap_or_default())?;
+        let thinking = Thinking::read(fields.take("thinking"))?;
+        let mut template_kwargs = fields.map("chat_template_kwargs")?.unwrap_or_default();
+        thinking.switch(&mut template_kwargs)?;
+        if let Some(sampling) = sampling {
+            sampling.add_template_kwargs(&mut template_kwargs);
+        }
+        let ends_with_an_answer = messages.last().is_some_and(|last| last.is_assistant());
+        let incoming = |message| Incoming::Read(Box::new(message));
+        let options = Options::new(Some(tools).filter(|_| choice.told), template_kwargs);
+        Ok(Prompt {
+            input: Input::Messages {
+                recurring: None,
+                messages: messages.into_iter().map(incoming).collect(),
+                options: IncomingOptions::Read(Arc::new(options)),
+            },
+            thinking,
+            choice,
+            ends_with_an_answer,
+        })
+    }
+}
+
+fn sampling(fields: &mut Fields, rules: &Rules<'_>) -> Result<TurnSampling, ApiError> {
+    let max_tokens = fields.count("max_tokens")?;
+    let max_tokens = max_tokens.ok_or_else(|| missing("max_tokens"))?;
+    let stop = fields.texts("stop_sequences")?;
+    let sampling = rules.read(fields, Some(max_tokens), stop);
+    let mut sampling = sampling.map_err(|error| match error.param.as_deref() {
+        Some("stop") => ApiError {
+            message: format!("stop_sequences: {}", error.message),
+            ..error.param("stop_sequences")
+        },
+        _ => error,
+    })?;
+    if let Some(config) = fields.take("output_config") {
+        let format = output_config(config).map_err(|error| within("output_config", error))?;
+        sampling.structured_outputs = structured("output_config.format", format)?;
+    }
+    // Its name while it was a beta.
+    if let Some(format) = fields.take("output_format") {
+        sampling.structured_outputs = structured("output_format", Some(format))?;
+    }
+    Ok(sampling)
+}
+
+/// The format that the answer must have, if any.
+fn output_config(config: Value) -> Result<Option<Value>, ApiError> {
+    let mut config = Fields::of(config)?;
+    let format = config.take("format");
+    // High is as much as not to ask.
+    config.end(|name, value| name == "effort" && value == "high")?;
+    Ok(format)
+}
+
+fn structured(name: &str, format: Option<Value>) -> Result<Option<Value>, ApiError> {
+    let Some(format) = format else {
+        return Ok(None);
+    };
+    let schema = match (&format["type"], &format["schema"]) {
+        (Value::String(kind), schema @ Value::Object(_)) if kind == "json_schema" => schema,
+        _ => return Err(unsupported(name, &format)),
+    };
+    Ok(Some(json!({"json": schema})))
+}
+
+/// Whether the field leaves the answer as it is.
+fn is_neutral(name: &str, value: &Value) -> bool {
+    match name {
+        _ if IGNORED.contains(&name) => true,
+        "mcp_servers" => value.as_array().is_some_and(Vec::is_empty),
+        "context_management" => keeps_all(value),
+        _ => false,
+    }
+}
+
+/// Whether edits of the history leave it as it is: what is sent is what the model sees.
+fn keeps_all(management: &Value) -> bool {
+    let Some(management) = management.as_object() else {
+        return false;
+    };
+    let is_idle = |edit: &Value| {
+        let kind = edit["type"].as_str().unwrap_or_default();
+        kind.starts_with("clear_thinking") && edit["keep"] == "all"
+    };
+    let edits = |value: &Value| value.as_array().is_some_and(|all| all.iter().all(is_idle));
+    management
+        .iter()
+        .all(|(name, value)| name == "edits" && edits(value))
+}
+
+#[cfg(test)]
+mod tests;

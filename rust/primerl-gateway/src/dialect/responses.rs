@@ -1,0 +1,301 @@
+//! OpenAI's responses.
+//!
+//! ```text
+//! instructions ─┐
+//! previous response's chain of links ─┼─> messages ─> turn ─> items ─> response ─> kept as the next link
+//! input's items ─┘
+//! ```
+//! A message is read and keyed once, when its request comes; links share it with all requests that go on from them.
+
+mod endpoints;
+mod events;
+mod input;
+mod items;
+mod kept;
+mod response;
+mod store;
+mod tools;
+
+pub(crate) use endpoints::{delete, input_items, retrieve};
+pub(crate) use kept::{KeptResponse, Restoring};
+pub(crate) use store::Store;
+
+use super::logprobs::{TokenLogprob, token_logprobs};
+use super::shared;
+use crate::answer::{Answer, Choice, Events, Head, Reply};
+use crate::fields::{Fields, at, unsupported};
+use crate::request::{Incoming, IncomingOptions, Input, KeyedMessage, Parse, TurnRequest};
+use crate::sampling::{Rules, TurnSampling, structured_outputs, top_logprobs};
+use crate::structure::Demanded;
+use events::ResponseEvents;
+use items::{OutputItem, items_of};
+use primerl_render::{Message, Tokenizer};
+use primerl_service::http::ApiError;
+use response::{Form, Response};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use store::{Link, Stored};
+use tools::Tools;
+
+pub(super) fn read(
+    bytes: &[u8],
+    rules: &Rules<'_>,
+    store: &Arc<Store>,
+    digest: u128,
+) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
+    let mut fields = Fields::read(bytes, "responses request")?;
+    let input = fields.take("input");
+    let input = input.ok_or_else(|| ApiError::invalid("input is missing").param("input"))?;
+    let added: Vec<Arc<KeyedMessage>> = input::read(input)?
+        .into_iter()
+        .map(KeyedMessage::new)
+        .collect();
+    let (form, sampling) = read_fields(&mut fields, rules, store)?;
+    let previous = form.previous_response_id.as_deref();
+    let previous = previous.map(|id| store.previous(id)).transpose()?;
+    fields.end(is_neutral)?;
+    if form.store {
+        store.check_room()?;
+    }
+    let messages = conversation(form.instructions.as_deref(), previous.as_deref(), &added);
+    if messages.is_empty() {
+        return Err(ApiError::invalid("input holds no items").param("input"));
+    }
+    let request = TurnRequest {
+        input: Input::Messages {
+            recurring: None,
+            messages: messages.into_iter().map(Incoming::Keyed).collect(),
+            options: IncomingOptions::Read(Arc::clone(&form.tools.options)),
+        },
+        sampling,
+        choices: 1,
+        parse: Parse::Message {
+            one_call: !form.parallel_tool_calls,
+        },
+        digest,
+    };
+    let reply = ResponseReply {
+        form: Arc::new(form),
+        keep: Arc::new(Keep {
+            store: Arc::clone(store),
+            previous,
+            added,
+        }),
+    };
+    Ok((request, Box::new(reply)))
+}
+
+/// Instructions, what was said before, and what is added. Templates want one system message, at the beginning.
+fn conversation(
+    instructions: Option<&str>,
+    previous: Option<&Link>,
+    added: &[Arc<KeyedMessage>],
+) -> Vec<Arc<KeyedMessage>> {
+    let instructions = instructions.map(|text| KeyedMessage::new(Message::text("system", text)));
+    let mut messages: Vec<_> = instructions.into_iter().collect();
+    messages.extend(previous.map(Link::history).unwrap_or_default());
+    messages.extend_from_slice(added);
+    let is_system = |message: &Arc<KeyedMessage>| message.message.role == "system";
+    let leading = messages
+        .iter()
+        .take_while(|message| is_system(message))
+        .count();
+    if leading > 1 {
+        let system: Vec<_> = messages.drain(..leading).collect();
+        let text = |message: &Arc<KeyedMessage>| message.message.content.joined().map(String::from);
+        let texts: Vec<String> = system
+            .iter()
+            .filter_map(|message| text(message).ok())
+            .collect();
+        let one = KeyedMessage::new(Message::text("system", texts.join("\n\n")));
+        messages.insert(0, one);
+    }
+    messages
+}
+
+fn read_fields(
+    fields: &mut Fields,
+    rules: &Rules<'_>,
+    store: &Store,
+) -> Result<(Form, TurnSampling), ApiError> {
+    let max_output_tokens = fields.count("max_output_tokens")?;
+    if max_output_tokens == Some(0) {
+        let message = "max_output_tokens must be at least 1";
+        return Err(ApiError::invalid(message).param("max_output_tokens"));
+    }
+    let mut sampling = rules.read(fields, max_output_tokens, Vec::new())?;
+    let format = text_format(fields)?;
+    let outputs = structured_outputs("text.format", &format)?;
+    sampling.structured_outputs = outputs;
+    let (logprobs, top) = logprobs(fields)?;
+    sampling.logprobs = logprobs.then_some(top);
+    let choice = shared::ToolChoice::read(fields)?;
+    sampling.demanded = choice.demanded.clone();
+    let instructions = fields.text("instructions")?;
+    let form = Form {
+        stream: fields.flag("stream")?.unwrap_or(false),
+        store: fields.flag("store")?.unwrap_or(true),
+        logprobs,
+        top_logprobs: top,
+        temperature: sampling.temperature,
+        // As it was written, not as the nearest number of four bytes.
+        top_p: (f64::from(sampling.truncation.top_p) * 1e7).round() / 1e7,
+        max_output_tokens,
+        instructions: instructions.map(|text| store.shared_instructions(text)),
+        metadata: metadata(fields)?,
+        parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        previous_response_id: fields.text("previous_response_id")?,
+        format: Value::Object(format),
+        tool_choice: shown_choice(&choice),
+        tools: tools(fields, choice.told, rules, store)?,
+    };
+    Ok((form, sampling))
+}
+
+/// As responses write it.
+fn shown_choice(choice: &shared::ToolChoice) -> Value {
+    match &choice.demanded {
+        Some(Demanded::Tool(name)) => json!({"type": "function", "name": name}),
+        Some(Demanded::Any) => "required".into(),
+        None if choice.told => "auto".into(),
+        None => "none".into(),
+    }
+}
+
+/// `text.format`; text has nothing else that can be honoured.
+fn text_format(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    let mut text = Fields(fields.map("text")?.unwrap_or_default());
+    let format = at("text", text.map("format"))?;
+    at("text", text.end(|_, _| false))?;
+    Ok(format.unwrap_or_else(|| Map::from_iter([("type".to_owned(), "text".into())])))
+}
+
+/// Whether log-probabilities are to be shown, and of how many alternatives.
+fn logprobs(fields: &mut Fields) -> Result<(bool, u32), ApiError> {
+    let mut wanted = false;
+    for (index, include) in fields.list("include")?.iter().flatten().enumerate() {
+        match include.as_str() {
+            Some("message.output_text.logprobs") => wanted = true,
+            // It is for clients to send reasoning back: ours they are given as it is.
+            Some("reasoning.encrypted_content") => {}
+            _ => return Err(unsupported(&format!("include[{index}]"), include)),
+        }
+    }
+    let top = top_logprobs(fields.count("top_logprobs")?, "top_logprobs")?;
+    if top > 0 && !wanted {
+        let message = "top_logprobs needs include = [\"message.output_text.logprobs\"]";
+        return Err(ApiError::invalid(message).param("top_logprobs"));
+    }
+    Ok((wanted, top))
+}
+
+fn metadata(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    let metadata = fields.map("metadata")?.unwrap_or_default();
+    match metadata.iter().find(|(_, value)| !value.is_string()) {
+        None => Ok(metadata),
+        Some((name, _)) => {
+            let message = format!("metadata.{name} must be a text");
+            Err(ApiError::invalid(message).param("metadata"))
+        }
+    }
+}
+
+fn tools(
+    fields: &mut Fields,
+    wanted: bool,
+    rules: &Rules<'_>,
+    store: &Store,
+) -> Result<Arc<Tools>, ApiError> {
+    let declared = fields.list("tools")?.unwrap_or_default();
+    let mut kwargs = fields.map("chat_template_kwargs")?.unwrap_or_default();
+    rules.sampling.add_template_kwargs(&mut kwargs);
+    let is_same = |tools: &Tools| tools.is(&declared, &kwargs, wanted);
+    match store.last_tools().filter(|tools| is_same(tools)) {
+        Some(same) => Ok(same),
+        None => Ok(store.share_tools(Tools::read(declared, kwargs, wanted)?)),
+    }
+}
+
+/// Whether the field leaves the answer as it is.
+fn is_neutral(name: &str, value: &Value) -> bool {
+    let of = |neutral: fn(&str, &Value) -> bool| {
+        let fields = value.as_object();
+        fields.is_some_and(|fields| fields.iter().all(|(name, value)| neutral(name, value)))
+    };
+    match name {
+        "background" => value == false,
+        "truncation" => value == "disabled",
+        "reasoning" => of(|_, value| value.is_null()),
+        "stream_options" => of(|name, value| name == "include_obfuscation" && value == false),
+        // Tools of OpenAI's own only, and there are none.
+        "max_tool_calls" | "prompt_cache_options" => true,
+        _ => shared::is_neutral(name, value),
+    }
+}
+
+/// How the answer is to look, and where it is kept.
+#[derive(Clone)]
+struct ResponseReply {
+    form: Arc<Form>,
+    keep: Arc<Keep>,
+}
+
+/// What is needed to keep a response. Not in the form: what is kept holds that, and would hold its own store.
+struct Keep {
+    store: Arc<Store>,
+    previous: Option<Arc<Link>>,
+    added: Vec<Arc<KeyedMessage>>,
+}
+
+impl ResponseReply {
+    /// The response as the client gets it; requests may go on from it once this has returned.
+    fn finish(&self, head: &Head, choice: &Choice, output: Vec<OutputItem>) -> Value {
+        let response = Response::ended(head, choice.finish, output, choice.n_tokens());
+        let json = response.json(&self.form);
+        if self.form.store {
+            self.keep.store.keep(Stored {
+                response,
+                form: Arc::clone(&self.form),
+                link: Arc::new(Link {
+                    id: Arc::clone(&head.id),
+                    previous: self.keep.previous.clone(),
+                    messages: self.keep.added.clone(),
+                    answer: KeyedMessage::new(choice.message.clone()),
+                }),
+            });
+        }
+        json
+    }
+}
+
+impl Reply for ResponseReply {
+    fn streams(&self) -> bool {
+        self.form.stream
+    }
+
+    fn note(&self, head: &Head, request: u32) -> Option<Arc<str>> {
+        let note = self.form.store.then(|| self.kept(head, request).note());
+        self.keep
+            .store
+            .noted(note.as_ref().map_or(0, |note| note.len()));
+        note
+    }
+
+    fn whole(&self, answer: &Answer, tokenizer: &Tokenizer) -> Vec<u8> {
+        let Some(choice) = answer.choices.first() else {
+            return Vec::new();
+        };
+        let logprobs = || token_logprobs(choice.tokens(), false, tokenizer);
+        let logprobs: Option<Vec<TokenLogprob>> = self.form.logprobs.then(logprobs);
+        let output = items_of(&choice.message, &answer.head.id, logprobs);
+        let response = self.finish(&answer.head, choice, output);
+        response.to_string().into_bytes()
+    }
+
+    fn events(&self) -> Box<dyn Events> {
+        Box::new(ResponseEvents::new(self.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

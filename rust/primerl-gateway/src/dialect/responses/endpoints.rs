@@ -1,0 +1,110 @@
+//! Stored responses, looked at again.
+
+use super::store::Stored;
+use crate::Service;
+use crate::fields::Fields;
+use crate::restore::Note;
+use axum::extract::{Path, Query, State};
+use axum::response::Response;
+use primerl_service::http::{ApiError, JSON, encoded};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// OpenAI's bounds of a page.
+const USUAL_PAGE: usize = 20;
+const LARGEST_PAGE: usize = 100;
+
+type Parameters = Query<HashMap<String, String>>;
+
+pub(crate) async fn retrieve(
+    State(service): State<Arc<Service>>,
+    Path((rollout, response)): Path<(String, String)>,
+    Query(parameters): Parameters,
+) -> Result<Response, ApiError> {
+    let stored = find(&service, &rollout, &response)?;
+    fields(parameters)
+        .end(|name, value| matches!(name, "stream" | "include_obfuscation") && value == "false")?;
+    Ok(encoded(
+        JSON,
+        stored.response.json(&stored.form).to_string(),
+    ))
+}
+
+pub(crate) async fn delete(
+    State(service): State<Arc<Service>>,
+    Path((rollout, response)): Path<(String, String)>,
+) -> Result<Response, ApiError> {
+    let rollout = service.gateway.rollouts.find(&rollout)?;
+    rollout.responses.delete(&response)?;
+    let id = response.clone();
+    let note = Note::ResponseDeleted { id }.text();
+    let noted = service.driver.noted(rollout.id, note).await;
+    noted.map_err(|_| service.run.over())?;
+    let deleted = json!({"id": response, "object": "response", "deleted": true});
+    Ok(encoded(JSON, deleted.to_string()))
+}
+
+pub(crate) async fn input_items(
+    State(service): State<Arc<Service>>,
+    Path((rollout, response)): Path<(String, String)>,
+    Query(parameters): Parameters,
+) -> Result<Response, ApiError> {
+    let stored = find(&service, &rollout, &response)?;
+    let page = page(&stored, fields(parameters))?;
+    Ok(encoded(JSON, page.to_string()))
+}
+
+fn find(service: &Service, rollout: &str, response: &str) -> Result<Arc<Stored>, ApiError> {
+    service
+        .gateway
+        .rollouts
+        .find(rollout)?
+        .responses
+        .find(response)
+}
+
+fn fields(parameters: HashMap<String, String>) -> Fields {
+    let texts = parameters.into_iter();
+    Fields(
+        texts
+            .map(|(name, value)| (name, Value::String(value)))
+            .collect::<Map<_, _>>(),
+    )
+}
+
+fn page(stored: &Stored, mut fields: Fields) -> Result<Value, ApiError> {
+    let limit = match fields.text("limit")? {
+        None => USUAL_PAGE,
+        Some(text) => match text.parse() {
+            Ok(limit @ 1..=LARGEST_PAGE) => limit,
+            _ => {
+                let message = format!("limit is {text}; it must be from 1 to {LARGEST_PAGE}");
+                return Err(ApiError::invalid(message).param("limit"));
+            }
+        },
+    };
+    let mut items = stored.link.input_newest_first();
+    match fields.text("order")?.as_deref() {
+        None | Some("desc") => {}
+        Some("asc") => items.reverse(),
+        Some(other) => {
+            let message = format!("order is {other}, not asc or desc");
+            return Err(ApiError::invalid(message).param("order"));
+        }
+    }
+    if let Some(after) = fields.text("after")? {
+        let Some(place) = items.iter().position(|item| item["id"] == *after) else {
+            return Err(ApiError::invalid(format!("there is no item {after}")).param("after"));
+        };
+        items.drain(..=place);
+    }
+    fields.end(|_, _| false)?;
+    let has_more = items.len() > limit;
+    items.truncate(limit);
+    let id = |item: Option<&Value>| item.map(|item| item["id"].clone());
+    Ok(
+        json!({"object": "list", "first_id": id(items.first()), "last_id": id(items.last()),
+        "has_more": has_more, "data": items}),
+    )
+}

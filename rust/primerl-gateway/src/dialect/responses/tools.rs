@@ -1,0 +1,96 @@
+//! A response's tools: a flat shape of functions, which templates know in chat's.
+
+use crate::fields::{Fields, at, unsupported};
+use crate::request::Options;
+use primerl_service::http::ApiError;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Tools and template arguments of a request.
+#[derive(Debug)]
+pub(crate) struct Tools {
+    /// As they came.
+    declared: Vec<Value>,
+    template_kwargs: Map<String, Value>,
+    wanted: bool,
+    /// As they are shown again.
+    pub shown: Vec<Value>,
+    pub options: Arc<Options>,
+}
+
+impl Tools {
+    /// `wanted`: whether the model is told of them.
+    pub(crate) fn read(
+        declared: Vec<Value>,
+        template_kwargs: Map<String, Value>,
+        wanted: bool,
+    ) -> Result<Tools, ApiError> {
+        let mut functions = Vec::with_capacity(declared.len());
+        let mut shown = Vec::with_capacity(declared.len());
+        for (index, tool) in declared.iter().enumerate() {
+            let function = at(&format!("tools[{index}]"), function(tool))?;
+            shown.push(shown_again(tool));
+            functions.push(json!({"type": "function", "function": function}));
+        }
+        let options = Options::new(wanted.then_some(functions), template_kwargs.clone());
+        Ok(Tools {
+            declared,
+            template_kwargs,
+            wanted,
+            shown,
+            options: Arc::new(options),
+        })
+    }
+
+    /// As they came, and whether the model is told of them.
+    pub(crate) fn as_came(&self) -> (&[Value], &Map<String, Value>, bool) {
+        (&self.declared, &self.template_kwargs, self.wanted)
+    }
+
+    pub(crate) fn is(&self, declared: &[Value], kwargs: &Map<String, Value>, wanted: bool) -> bool {
+        self.wanted == wanted && self.declared == declared && self.template_kwargs == *kwargs
+    }
+}
+
+/// `strict` is taken and not shown to the model: it speaks to a server that samples by the schema, which would not be the
+/// policy. SDKs set it unasked.
+fn function(tool: &Value) -> Result<Map<String, Value>, ApiError> {
+    let Value::Object(fields) = tool else {
+        return Err(ApiError::invalid("must be an object"));
+    };
+    let mut fields = Fields(fields.clone());
+    let kind = fields.text("type")?;
+    if kind.as_deref() != Some("function") {
+        let kind = kind.unwrap_or_default();
+        return Err(ApiError {
+            message: format!("tools of type {kind:?} are not supported here: only function"),
+            ..unsupported("type", &Value::String(kind))
+        });
+    }
+    let name = fields.text("name")?.filter(|name| !name.is_empty());
+    let Some(name) = name else {
+        return Err(ApiError::invalid("name is missing").param("name"));
+    };
+    let mut function = Map::from_iter([("name".to_owned(), Value::String(name))]);
+    let description = fields.text("description")?.map(Value::String);
+    let parameters = fields.map("parameters")?.map(Value::Object);
+    function.extend(description.map(|text| ("description".to_owned(), text)));
+    function.extend(parameters.map(|schema| ("parameters".to_owned(), schema)));
+    fields.flag("strict")?;
+    fields.end(|name, value| match name {
+        "defer_loading" => value == false,
+        "allowed_callers" => value == &json!(["direct"]),
+        _ => false,
+    })?;
+    Ok(function)
+}
+
+/// With the fields that a response's tools must have.
+fn shown_again(tool: &Value) -> Value {
+    let mut shown = tool.clone();
+    if let Value::Object(fields) = &mut shown {
+        fields.entry("parameters").or_insert(Value::Null);
+        fields.entry("strict").or_insert(Value::Null);
+    }
+    shown
+}

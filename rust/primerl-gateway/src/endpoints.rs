@@ -1,0 +1,380 @@
+//! How a request is served, in any dialect; model cards.
+
+use super::answer::{Answer, Reply, unix_time};
+use super::begin::{Found, Prepared, begin, find};
+use super::body::{DeliveredBody, Delivery};
+use super::client_type;
+use super::dialect::Dialect;
+use super::events::{Streaming, all_at_once, stream_body};
+use super::headers::Call;
+use super::live::Following;
+use super::prompt::{self, Prompt};
+use super::request::{Input, TurnRequest};
+use super::rollouts::Rollout;
+use super::structure;
+use super::text::Reading;
+use super::turn::{self, Notes, Task};
+use crate::Service;
+use crate::metrics::Outcome;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use bytes::Bytes;
+use primerl_service::http::{ApiError, JSON, RawBody, encoded};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A stream's headers wait this long for the first token, so that quick failures keep their status; after that a comment
+/// is sent as often.
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// Rendering a body larger than this would hold up other requests of its thread.
+const LARGE_BODY: usize = 64 << 10;
+
+/// One request, in the dialect of its route.
+pub(super) async fn serve(
+    service: Arc<Service>,
+    dialect: Dialect,
+    rollout: &str,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Response {
+    let result = respond(&service, dialect, rollout, headers, body).await;
+    service.metrics.request(match &result {
+        Ok((_, outcome)) => *outcome,
+        Err(error) if error.status == StatusCode::GONE => Outcome::Gone,
+        Err(error) if error.status.is_client_error() => Outcome::Refused,
+        Err(_) => Outcome::Failed,
+    });
+    match result {
+        Ok((response, _)) => response,
+        Err(error) => {
+            // Many an agent hides why its call failed.
+            let (status, message) = (error.status.as_u16(), &error.message);
+            if error.status == StatusCode::GONE {
+                // Every rollout that is ended from here comes to this, and why was said.
+                tracing::debug!(rollout, ?dialect, status, message, "request refused");
+            } else if error.status.is_client_error() {
+                tracing::info!(rollout, ?dialect, status, message, "request refused");
+            }
+            if let Ok(open) = service.gateway.rollouts.find(rollout) {
+                open.refuse(&error);
+            }
+            dialect.refusal(&error)
+        }
+    }
+}
+
+pub(crate) async fn chat_completions(
+    State(service): State<Arc<Service>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    RawBody(body): RawBody,
+) -> Response {
+    serve(service, Dialect::Chat, &rollout, &headers, body).await
+}
+
+/// An error of the body is told in the dialect's shape, too.
+pub(crate) async fn messages(
+    State(service): State<Arc<Service>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    body: Result<RawBody, ApiError>,
+) -> Response {
+    match body {
+        Ok(RawBody(body)) => serve(service, Dialect::Messages, &rollout, &headers, body).await,
+        Err(error) => Dialect::Messages.refusal(&error),
+    }
+}
+
+pub(crate) async fn responses(
+    State(service): State<Arc<Service>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    RawBody(body): RawBody,
+) -> Response {
+    serve(service, Dialect::Responses, &rollout, &headers, body).await
+}
+
+pub(crate) async fn completions(
+    State(service): State<Arc<Service>>,
+    Path(rollout): Path<String>,
+    headers: HeaderMap,
+    RawBody(body): RawBody,
+) -> Response {
+    serve(service, Dialect::Completions, &rollout, &headers, body).await
+}
+
+async fn respond(
+    service: &Arc<Service>,
+    dialect: Dialect,
+    rollout: &str,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Result<(Response, Outcome), ApiError> {
+    let arrived = Instant::now();
+    let rollout = service.gateway.rollouts.find(rollout)?;
+    let call = Call::of(headers)?;
+    let session = Arc::clone(&call.session);
+    let prepared = match prepare(service, &rollout, call, dialect, body).await {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            rollout.note_refusal(service, &session, &error).await;
+            return Err(error);
+        }
+    };
+    service
+        .metrics
+        .prepare_time
+        .observe(arrived.elapsed().as_secs_f64());
+    match prepared {
+        Prepared::Recorded {
+            answer,
+            reply,
+            reading,
+            delivery,
+        } => {
+            let response = whole_or_events(service, &answer, reply.as_ref(), &reading, delivery);
+            Ok((response, Outcome::Replayed))
+        }
+        Prepared::Running(following, reply, delivery) => {
+            let response = follow(service, following, reply, delivery).await?;
+            Ok((response, Outcome::Replayed))
+        }
+        Prepared::New {
+            task,
+            following,
+            reply,
+            delivery,
+        } => {
+            let run = turn::run(Arc::clone(service), Arc::clone(&rollout), *task);
+            service.engines.spawn(run);
+            let response = follow(service, following, reply, delivery).await?;
+            Ok((response, Outcome::Answered))
+        }
+    }
+}
+
+async fn prepare(
+    service: &Arc<Service>,
+    rollout: &Arc<Rollout>,
+    call: Call,
+    dialect: Dialect,
+    body: Bytes,
+) -> Result<Prepared, ApiError> {
+    let size = body.len();
+    let session = Arc::clone(&call.session);
+    let is_marked = call.repeat.is_marked();
+    let step = {
+        let (service, rollout) = (Arc::clone(service), Arc::clone(rollout));
+        compute(size, move || {
+            prepare_now(&service, &rollout, &call, dialect, &body)
+        })
+        .await?
+    };
+    let (request, reply) = match step {
+        Step::Prepared(prepared) => return Ok(prepared),
+        Step::Unrendered(request, reply) => (request, reply),
+    };
+    let prompt = client_type::prompt(service, rollout, &session, &request).await?;
+    start(service, rollout, *request, prompt, reply, is_marked)
+}
+
+/// How far a request came without waiting for anybody.
+enum Step {
+    Prepared(Prepared),
+    /// Its prompt is rendered by somebody else.
+    Unrendered(Box<TurnRequest>, Box<dyn Reply>),
+}
+
+/// Work on a body of this size, on another thread where it may take long.
+pub(super) async fn compute<T: Send + 'static>(
+    size: usize,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if size <= LARGE_BODY {
+        return work();
+    }
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| ApiError::internal(error.to_string()))?
+}
+
+fn prepare_now(
+    service: &Service,
+    rollout: &Arc<Rollout>,
+    call: &Call,
+    dialect: Dialect,
+    body: &Bytes,
+) -> Result<Step, ApiError> {
+    let hashed = dialect.hash(body, rollout, &call.session)?;
+    let digest = call.repeat.digest(dialect, &call.session, hashed.digest);
+    let (request, reply) = dialect.read(body, rollout, &call.session, hashed.known, digest)?;
+    let is_marked = call.repeat.is_marked();
+    let found = find(rollout, &mut rollout.state.lock(), &request, is_marked);
+    if let Found::Known(known) = found {
+        let known = known.prepared(&service.gateway, rollout, &request, reply);
+        return known.map(Step::Prepared);
+    }
+    if !client_type::renders_here(&service.gateway, rollout) {
+        return Ok(Step::Unrendered(Box::new(request), reply));
+    }
+    let renderer = &service.gateway.renderer;
+    let mut prompt = prompt::prepare(renderer, rollout, &call.session, &request.input)?;
+    if prompt.holds_control_tokens {
+        service.metrics.control_tokens(rollout.id);
+    }
+    if rollout.is_taught() {
+        client_type::ask_teacher(rollout, &request, &mut prompt)?;
+    }
+    start(service, rollout, request, prompt, reply, is_marked).map(Step::Prepared)
+}
+
+/// A request whose prompt is known, as a new attempt.
+fn start(
+    service: &Service,
+    rollout: &Arc<Rollout>,
+    mut request: TurnRequest,
+    prompt: Prompt,
+    reply: Box<dyn Reply>,
+    is_marked: bool,
+) -> Result<Prepared, ApiError> {
+    let max_tokens = turn::room(service, rollout, &request, &prompt)?;
+    let options = prompt.options.clone();
+    let reading = Reading::new(&service.gateway.renderer, &request, options, &prompt.suffix);
+    let structure = match &rollout.endpoint {
+        // It is told in OpenAI's words.
+        Some(_) => None,
+        None => structure::of(
+            &service.gateway.renderer,
+            &request,
+            &reading,
+            &prompt.suffix,
+        )?,
+    };
+    let begun = begin(
+        service,
+        rollout,
+        &request,
+        &prompt,
+        reading,
+        reply.as_ref(),
+        is_marked,
+    )?;
+    let begun = match begun {
+        Ok(begun) => begun,
+        // Another client was faster.
+        Err(known) => return known.prepared(&service.gateway, rollout, &request, reply),
+    };
+    // A history is not held for as long as an engine takes.
+    request.input = Input::Ids(Vec::new());
+    let live = begun.following.live.clone();
+    let number = begun.attempt.number;
+    let task = Task {
+        request_id: format!("rollout-{}-{number}", rollout.id),
+        first_of: begun.is_first.then_some(rollout.id),
+        notes: Notes {
+            at_begin: begun.note,
+            with_turn: reply.note(&live.head, number),
+        },
+        attempt: begun.attempt,
+        request,
+        prompt,
+        structure,
+        max_tokens,
+        live,
+        shown: reply.streams(),
+    };
+    Ok(Prepared::New {
+        task: Box::new(task),
+        following: begun.following,
+        reply,
+        delivery: begun.delivery,
+    })
+}
+
+async fn follow(
+    service: &Arc<Service>,
+    mut following: Following,
+    reply: Box<dyn Reply>,
+    delivery: Delivery,
+) -> Result<Response, ApiError> {
+    let reading = Arc::clone(&following.live.reading);
+    if !reply.streams() {
+        let answer = following.outcome().await?;
+        return Ok(whole_or_events(
+            service,
+            &answer,
+            reply.as_ref(),
+            &reading,
+            delivery,
+        ));
+    }
+    following.begun(KEEP_ALIVE).await?;
+    let streaming = Streaming {
+        renderer: Arc::clone(&service.gateway.renderer),
+        following,
+        events: reply.events(),
+        delivery,
+    };
+    Ok(encoded("text/event-stream", stream_body(streaming)))
+}
+
+fn whole_or_events(
+    service: &Service,
+    answer: &Answer,
+    reply: &dyn Reply,
+    reading: &Arc<Reading>,
+    delivery: Delivery,
+) -> Response {
+    let renderer = &service.gateway.renderer;
+    let (kind, bytes) = match reply.streams() {
+        true => (
+            "text/event-stream",
+            all_at_once(answer, reading, reply.events(), renderer),
+        ),
+        false => (JSON, reply.whole(answer, renderer.tokenizer())),
+    };
+    encoded(kind, Body::new(DeliveredBody::new(bytes, delivery)))
+}
+
+pub(crate) async fn models(State(service): State<Arc<Service>>) -> Response {
+    cards(&service)
+}
+
+pub(crate) async fn rollout_models(
+    State(service): State<Arc<Service>>,
+    Path(rollout): Path<String>,
+) -> Result<Response, ApiError> {
+    service.gateway.rollouts.find(&rollout)?;
+    Ok(cards(&service))
+}
+
+pub(crate) async fn rollout_model(
+    State(service): State<Arc<Service>>,
+    Path((rollout, model)): Path<(String, String)>,
+) -> Result<Response, ApiError> {
+    service.gateway.rollouts.find(&rollout)?;
+    match *model == *service.gateway.model {
+        true => Ok(encoded(JSON, card(&service).to_string())),
+        false => {
+            let message = format!(
+                "there is no model `{model}`, only `{}`",
+                service.gateway.model
+            );
+            Err(ApiError::not_found("model_not_found", message).param("model"))
+        }
+    }
+}
+
+fn cards(service: &Service) -> Response {
+    let cards = serde_json::json!({"object": "list", "data": [card(service)]});
+    encoded(JSON, cards.to_string())
+}
+
+fn card(service: &Service) -> serde_json::Value {
+    serde_json::json!({
+        "id": service.gateway.model, "object": "model", "created": unix_time(), "owned_by": "primerl",
+        "max_model_len": service.context_limit(false),
+    })
+}

@@ -1,0 +1,178 @@
+//! The gateway: to environments and agents a server of OpenAI's and Anthropic's protocols, to engines a client of token ids.
+//!
+//! ```text
+//! request ─ dialect ─> messages ─ prompt ─> extend: recorded ids + suffix ┐
+//!                                   └─────> fork: full render             ├─> engine ─> turn recorded ─> reply
+//! ```
+//! A turn's ids are recorded as the engine took and gave them; text is only ever made from ids, never the reverse.
+//!
+//! | module | what |
+//! |---|---|
+//! | `access` | keys |
+//! | `count` | tokens without an answer: counts, tokens of a text and back |
+//! | `endpoints`, `headers` | one request from its headers to its response |
+//! | `begin`, `attempts`, `restore` | retries and repeats; what of them a restart has to know |
+//! | `allowance`, `budget`, `limits` | how much one rollout may take, sample, and hold |
+//! | `dialect` | bodies, answers and events of each protocol; `fields` and `sampling` are what they share |
+//! | `prompt` | messages to the prompt's ids |
+//! | `continued` | answers that came back with more text behind them |
+//! | `client_type` | the same, where the engine renders; rollouts that another server answers, with text |
+//! | `turn`, `live` | the engine's request, the record, and who waits for it |
+//! | `unanswered` | who did not answer a rollout whose time is up |
+//! | `events`, `text`, `body` | the answer on its way to the client |
+//! | `rollouts` | what is open, and what was recorded |
+
+#![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
+
+mod access;
+mod allowance;
+mod answer;
+mod attempts;
+mod begin;
+mod body;
+mod budget;
+mod client_type;
+mod continued;
+mod count;
+mod dialect;
+mod endpoints;
+mod events;
+mod fields;
+mod headers;
+#[cfg(test)]
+mod histories;
+mod limits;
+mod live;
+#[doc(hidden)]
+pub mod measure;
+mod metrics;
+mod prompt;
+mod request;
+mod restore;
+mod rollout_limits;
+mod rollout_sampling;
+mod rollouts;
+mod routes;
+mod sampling;
+mod structure;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod text;
+mod turn;
+mod unanswered;
+
+pub use access::{
+    Access, AccessError, RUN_KEY_FILE, RUN_KEY_VARIABLE, SECRET_FILE, guard, run_key,
+};
+pub use metrics::{GatewayMetrics, MICROSECONDS};
+pub use rollout_limits::RolloutLimits;
+pub use rollout_sampling::Sampling;
+pub use rollouts::{Rollout, Rollouts};
+pub use routes::routes;
+
+use primerl_core::machine::OpenRollout;
+use primerl_engines::Engines;
+use primerl_engines::clients::{ClientType, Endpoint, Unanswered};
+use primerl_render::Renderer;
+use primerl_service::http::{ApiError, Bodies, ReadsBodies};
+use primerl_service::inbox::DriverHandle;
+use primerl_service::waits::Waits;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The gateway and everything that its requests need. Every field is immutable or guards itself.
+pub struct Service {
+    pub gateway: Gateway,
+    pub engines: Arc<Engines>,
+    pub driver: DriverHandle,
+    pub bodies: Arc<Bodies>,
+    pub metrics: Arc<GatewayMetrics>,
+    pub waits: Waits,
+    pub run: Arc<dyn RunEnd>,
+    /// The run trains nothing.
+    pub only_evaluates: bool,
+    /// How long a server may answer nobody before the run ends, where the run cannot go on without it.
+    pub no_engine: Duration,
+}
+
+/// How the run around the gateway ends.
+pub trait RunEnd: Send + Sync {
+    /// What callers are told once the driver is gone: a failed run must not look like a finished one.
+    fn over(&self) -> ApiError;
+
+    /// Nothing goes on without this server. The first such failure counts.
+    fn fail(&self, unanswered: Unanswered);
+}
+
+impl ReadsBodies for Service {
+    fn bodies(&self) -> &Bodies {
+        &self.bodies
+    }
+}
+
+impl Service {
+    /// Longest prompt and answer together, tokens.
+    fn context_limit(&self, evaluation: bool) -> u32 {
+        let gateway = &self.gateway;
+        let context = self
+            .engines
+            .max_model_len()
+            .or(gateway.renderer.max_positions())
+            .unwrap_or(u32::MAX);
+        // A training sample longer than seq_len could not be trained.
+        match evaluation {
+            true => context,
+            false => context.min(gateway.seq_len),
+        }
+    }
+}
+
+/// What a request needs besides the engines and the driver. All immutable.
+pub struct Gateway {
+    pub access: Access,
+    pub renderer: Arc<Renderer>,
+    pub rollouts: Arc<Rollouts>,
+    model: String,
+    /// Longest prompt and answer of a training rollout's turn, tokens.
+    seq_len: u32,
+    client_type: ClientType,
+}
+
+impl Gateway {
+    pub fn new(renderer: Arc<Renderer>, access: Access, model: String, seq_len: u32) -> Gateway {
+        Gateway {
+            access,
+            renderer,
+            rollouts: Arc::default(),
+            model,
+            seq_len,
+            client_type: ClientType::Renderer,
+        }
+    }
+
+    /// `endpoints`: by environment, who answers in place of the engines; `limits` likewise, and `spans`,
+    /// what a rollout has from its lease to its report.
+    pub fn with_clients(
+        self,
+        client_type: ClientType,
+        endpoints: Vec<Option<Arc<Endpoint>>>,
+        limits: Vec<RolloutLimits>,
+        spans: Vec<Duration>,
+    ) -> Gateway {
+        let rollouts = Rollouts::with_endpoints(endpoints).with_limits(limits, spans);
+        Gateway {
+            client_type,
+            rollouts: Arc::new(rollouts),
+            ..self
+        }
+    }
+
+    /// Take up a rollout as it was before a restart.
+    pub fn restore(&self, open: &OpenRollout<'_>, sampling: Sampling) {
+        self.rollouts.open(&open.lease, open.worker, sampling);
+        if let Some(rollout) = self.rollouts.get(open.lease.rollout) {
+            restore::restore(self, &rollout, open);
+        }
+    }
+}

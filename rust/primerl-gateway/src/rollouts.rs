@@ -1,0 +1,340 @@
+//! The rollouts that run now, each with its conversations.
+
+use super::allowance::Allowance;
+use super::attempts::Attempts;
+use super::budget::Budget;
+use super::dialect::ResponseStore;
+use super::dialect::chat::seen::Seen;
+use super::limits;
+use super::live::Live;
+use super::request::Options;
+use super::sampling::Rules;
+use super::unanswered::Unanswered;
+use super::{RolloutLimits, Sampling};
+use parking_lot::{Mutex, RwLock};
+use primerl_core::conversation::{MessageKey, Walk};
+use primerl_core::effect::{CancelReason, LeasedRollout};
+use primerl_core::event::Refusal;
+use primerl_core::{
+    Conversation, EnvironmentId, ExampleIndex, RolloutId, Turn, TurnIndex, WorkerId,
+};
+use primerl_engines::Resident;
+use primerl_engines::clients::Endpoint;
+use primerl_service::http::ApiError;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// All open rollouts. Opened, cancelled and closed by the driver, looked up by requests.
+#[derive(Debug, Default)]
+pub struct Rollouts {
+    open: RwLock<HashMap<RolloutId, Arc<Rollout>>>,
+    /// One more than the highest number ever opened: tells "is over" from "never was".
+    next: AtomicU64,
+    /// By environment: who answers in place of the engines.
+    endpoints: Vec<Option<Arc<Endpoint>>>,
+    /// By environment.
+    limits: Vec<RolloutLimits>,
+    /// By environment: from a rollout's lease to its deadline.
+    spans: Vec<Duration>,
+}
+
+/// One open rollout.
+#[derive(Debug)]
+pub struct Rollout {
+    pub id: RolloutId,
+    pub environment: EnvironmentId,
+    pub example: ExampleIndex,
+    pub worker: WorkerId,
+    pub evaluation: bool,
+    pub sampling: Sampling,
+    /// Who answers in place of the engines.
+    pub endpoint: Option<Arc<Endpoint>>,
+    /// When it was leased; after a restart, as far as this machine's clock goes back.
+    pub began: Instant,
+    pub deadline: Instant,
+    /// Whether it waits for an answer. Held for a moment.
+    asking: Mutex<Asking>,
+    /// Aborts the rollout's engine requests.
+    pub over: CancellationToken,
+    pub(super) budget: Budget,
+    pub allowance: Allowance,
+    cancelled: OnceLock<CancelReason>,
+    /// Held for look-ups and inserts, never across an await.
+    pub(super) state: Mutex<RolloutState>,
+    /// Shared with replies: they keep an answer once it is whole.
+    pub(super) responses: Arc<ResponseStore>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RolloutState {
+    /// Recorded over all sessions, in order.
+    pub turns: Vec<Turn>,
+    /// Tokens that they hold.
+    pub tokens: usize,
+    /// The last error that it was told, if it got no answer since.
+    pub refusal: Option<Refusal>,
+    /// Requests begun so far.
+    pub requests: u32,
+    pub sessions: HashMap<Arc<str>, Session>,
+    /// Messages whose keys the sessions hold.
+    pub keys: usize,
+    /// Requests that are answered or were: a retry gets the answer again.
+    pub attempts: Attempts<Arc<Live>>,
+    /// Those that it waits for, or has waited for in vain.
+    pub unanswered: Unanswered,
+}
+
+/// Whether a rollout asks for something, or runs its environment's code.
+#[derive(Clone, Copy, Debug)]
+struct Asking {
+    requests: usize,
+    /// When that last changed from none to some, or back; at first, when it was opened.
+    since: Instant,
+}
+
+/// What a rollout is at, since when.
+#[derive(Clone, Copy, Debug)]
+pub struct Doing {
+    /// It waits for an answer; else its environment's code is at work.
+    pub asks: bool,
+    pub since: Instant,
+}
+
+impl Asking {
+    fn since(now: Instant) -> Asking {
+        Asking {
+            requests: 0,
+            since: now,
+        }
+    }
+}
+
+/// One conversation.
+#[derive(Debug, Default)]
+pub(super) struct Session {
+    pub conversation: Conversation,
+    /// Where its prefix is cached.
+    pub resident: Option<Resident>,
+    /// Keys of messages by the hash of their bytes: a history that comes again is not read again.
+    pub keys: foldhash::HashMap<u128, MessageKey>,
+    /// How far the last chat request's body is known.
+    pub seen: Option<Arc<Seen>>,
+    /// How the last request's messages went through the recorded turns, by the hash through them.
+    pub walked: Option<(u128, Walk)>,
+    /// The options last used, by the hash of their bytes.
+    pub options: Option<(u128, Arc<Options>)>,
+}
+
+impl RolloutState {
+    /// Takes in a finished turn; the result is its number.
+    pub(crate) fn record(&mut self, turn: &Turn) -> TurnIndex {
+        let index = TurnIndex(self.turns.len() as u32);
+        self.refusal = None;
+        self.turns.push(turn.clone());
+        self.tokens += turn.prompt_suffix.len() + turn.sampled.len();
+        let session = self.sessions.entry(Arc::clone(&turn.session)).or_default();
+        session.conversation.record(index, turn);
+        index
+    }
+
+    /// The conversation of this name; it begins where there is none.
+    pub(crate) fn session(&mut self, name: &Arc<str>) -> Result<&mut Session, ApiError> {
+        if !self.sessions.contains_key(name) {
+            limits::check_sessions(self.sessions.len())?;
+        }
+        Ok(self.sessions.entry(Arc::clone(name)).or_default())
+    }
+
+    /// Keep what the keys of these messages are.
+    pub(crate) fn keep_keys(&mut self, session: &Arc<str>, keys: Vec<(u128, MessageKey)>) {
+        self.keys += keys.len();
+        if self.keys > limits::MOST_KEYS {
+            self.keys = keys.len();
+            let sessions = self.sessions.values_mut();
+            sessions.for_each(|session| session.keys = Default::default());
+        }
+        if let Some(session) = self.sessions.get_mut(session) {
+            session.keys.extend(keys);
+        }
+    }
+}
+
+impl Rollouts {
+    pub fn with_endpoints(endpoints: Vec<Option<Arc<Endpoint>>>) -> Rollouts {
+        Rollouts {
+            endpoints,
+            ..Rollouts::default()
+        }
+    }
+
+    pub fn with_limits(self, limits: Vec<RolloutLimits>, spans: Vec<Duration>) -> Rollouts {
+        Rollouts {
+            limits,
+            spans,
+            ..self
+        }
+    }
+
+    /// Rollouts before this one have been.
+    pub fn begin_at(&self, next: RolloutId) {
+        self.next.store(next.0, Ordering::Relaxed);
+    }
+
+    pub fn open(&self, lease: &LeasedRollout, worker: WorkerId, sampling: Sampling) {
+        let environment = lease.environment.0 as usize;
+        let endpoint = self.endpoints.get(environment).cloned().flatten();
+        let mut sampling = sampling;
+        if endpoint.is_some() {
+            // Another model answers, with a template of its own.
+            sampling.template_kwargs = None;
+        }
+        let limits = self.limits.get(environment).copied().unwrap_or_default();
+        let now = Instant::now();
+        let deadline = now + Duration::from_micros(lease.deadline.0);
+        let span = self.spans.get(environment).copied().unwrap_or_default();
+        let began = deadline.checked_sub(span).unwrap_or(now);
+        let budget = Budget::new(sampling.rollout_max_tokens);
+        budget.lower(limits.tokens);
+        let rollout = Rollout {
+            id: lease.rollout,
+            environment: lease.environment,
+            example: lease.example,
+            worker,
+            evaluation: lease.evaluation,
+            budget,
+            allowance: Allowance::new(limits),
+            sampling,
+            endpoint,
+            began,
+            deadline,
+            asking: Mutex::new(Asking::since(now)),
+            over: CancellationToken::new(),
+            cancelled: OnceLock::new(),
+            state: Mutex::default(),
+            responses: Arc::default(),
+        };
+        self.next.fetch_max(lease.rollout.0 + 1, Ordering::Relaxed);
+        self.open.write().insert(lease.rollout, Arc::new(rollout));
+    }
+
+    pub fn get(&self, id: RolloutId) -> Option<Arc<Rollout>> {
+        self.open.read().get(&id).cloned()
+    }
+
+    /// All that are open, in no order.
+    pub fn all(&self) -> Vec<Arc<Rollout>> {
+        self.open.read().values().cloned().collect()
+    }
+
+    /// The open rollout, or the error its caller gets: 410 once it is over, 404 if it never was.
+    pub fn find(&self, id: &str) -> Result<Arc<Rollout>, ApiError> {
+        let unknown =
+            || ApiError::not_found("rollout_unknown", format!("there is no rollout `{id}`"));
+        let number = RolloutId(id.parse().map_err(|_| unknown())?);
+        match self.get(number) {
+            Some(rollout) if rollout.over.is_cancelled() => Err(rollout.gone()),
+            Some(rollout) => Ok(rollout),
+            None if number.0 < self.next.load(Ordering::Relaxed) => Err(is_over(number, None)),
+            None => Err(unknown()),
+        }
+    }
+
+    pub fn cancel(&self, id: RolloutId, reason: CancelReason) {
+        if let Some(rollout) = self.get(id) {
+            // The first reason stands.
+            let _ = rollout.cancelled.set(reason);
+            rollout.over.cancel();
+        }
+    }
+
+    /// Forget the rollout; the result is the worker that ran it.
+    pub fn close(&self, id: RolloutId) -> Option<WorkerId> {
+        let rollout = self.open.write().remove(&id)?;
+        rollout.over.cancel();
+        Some(rollout.worker)
+    }
+}
+
+impl Rollout {
+    pub(super) fn asks(&self) {
+        let mut asking = self.asking.lock();
+        asking.requests += 1;
+        if asking.requests == 1 {
+            asking.since = Instant::now();
+        }
+    }
+
+    pub(super) fn is_answered(&self) {
+        let mut asking = self.asking.lock();
+        asking.requests = asking.requests.saturating_sub(1);
+        if asking.requests == 0 {
+            asking.since = Instant::now();
+        }
+    }
+
+    pub fn doing(&self) -> Doing {
+        let asking = *self.asking.lock();
+        Doing {
+            asks: asking.requests > 0,
+            since: asking.since,
+        }
+    }
+
+    /// A teacher answers it, for the policy to learn.
+    pub(super) fn is_taught(&self) -> bool {
+        self.endpoint.is_some() && !self.evaluation
+    }
+
+    pub(super) fn rules(&self) -> Rules<'_> {
+        Rules {
+            sampling: &self.sampling,
+            // A teacher's sampling is its own.
+            evaluation: self.evaluation || self.is_taught(),
+        }
+    }
+
+    /// Its client is told this error.
+    pub(super) fn refuse(&self, error: &ApiError) {
+        self.state.lock().refusal = Some(Refusal {
+            code: error.code.unwrap_or_default().to_owned(),
+            status: error.status.as_u16(),
+            overflow: error.overflow,
+        });
+    }
+
+    /// The last error that it was told, if it got no answer since.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.state.lock().refusal.clone()
+    }
+
+    /// What requests to it get once it is over.
+    pub fn gone(&self) -> ApiError {
+        is_over(self.id, self.cancelled.get().copied())
+    }
+}
+
+fn is_over(id: RolloutId, reason: Option<CancelReason>) -> ApiError {
+    let why = match reason {
+        Some(CancelReason::TooManyPolicies) => {
+            "it was cancelled: too many policy versions contributed"
+        }
+        Some(CancelReason::TooOld) => {
+            "it was cancelled: what it sampled is too old to be trained at the next step"
+        }
+        Some(CancelReason::Timeout) => "it was cancelled: its time was up",
+        Some(CancelReason::WorkerLost) => "its worker was lost; it was given to another",
+        Some(CancelReason::GroupDropped) => "it was cancelled: its group was dropped",
+        Some(CancelReason::GroupRestarted) => {
+            "it was cancelled: another rollout of its group came to nothing, and the group is run again as a whole"
+        }
+        Some(CancelReason::WeightsReplaced) => {
+            "it was cancelled: the trainer has published other weights in place of those that it evaluated"
+        }
+        Some(CancelReason::RunFinished) => "it was cancelled: the run has finished",
+        _ => "it has ended",
+    };
+    ApiError::gone("rollout_over", format!("rollout {id} is over: {why}"))
+}

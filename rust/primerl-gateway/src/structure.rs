@@ -1,0 +1,145 @@
+//! What an answer's tokens must obey: the client's format, a tool call that it demands, or one of the two.
+
+use super::request::{Parse, TurnRequest};
+use super::text::Reading;
+use primerl_render::{Demand, DemandError, Renderer};
+use primerl_service::http::ApiError;
+use serde_json::{Value, json};
+
+/// Sent with the request to the engine.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Structure {
+    /// vLLM's `structured_outputs`.
+    pub outputs: Value,
+    /// The reasoning block before it: `{"open"?, "close"}`. vLLM knows it by its own reasoning parser.
+    pub reasoning: Option<Value>,
+}
+
+/// The call that a client demands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Demanded {
+    /// Of any tool.
+    Any,
+    Tool(String),
+}
+
+impl Demanded {
+    /// OpenAI's words for it.
+    pub(crate) fn choice(&self) -> Value {
+        match self {
+            Demanded::Any => "required".into(),
+            Demanded::Tool(name) => json!({"type": "function", "function": {"name": name}}),
+        }
+    }
+}
+
+const TOOL_CHOICE: &str = "tool_choice";
+const FORMAT: &str = "response_format";
+
+/// `suffix`: the last ids of the prompt, with the generation prompt. `None`: anything may be sampled.
+///
+/// # Errors
+/// The model's calls cannot be demanded, or the demand contradicts itself.
+pub(super) fn of(
+    renderer: &Renderer,
+    request: &TurnRequest,
+    reading: &Reading,
+    suffix: &[u32],
+) -> Result<Option<Structure>, ApiError> {
+    let (format, demanded) = (
+        request.sampling.structured_outputs.as_ref(),
+        request.sampling.demanded.as_ref(),
+    );
+    if format.is_none() && demanded.is_none() {
+        return Ok(None);
+    }
+    let Parse::Message { one_call } = request.parse else {
+        let outputs = format.cloned();
+        return Ok(outputs.map(|outputs| Structure {
+            outputs,
+            reasoning: None,
+        }));
+    };
+    if renderer.parsers().is_harmony() {
+        let name = demanded.map_or(FORMAT, |_| TOOL_CHOICE);
+        return Err(refused(
+            name,
+            "answers of this model are in channels (harmony), for which there is no grammar",
+        ));
+    }
+    let options = reading.options.as_ref();
+    let tools = options.and_then(|options| options.render.tools.as_deref());
+    let outputs = match (format, demanded, tools) {
+        (Some(_), Some(_), _) => {
+            return Err(refused(
+                TOOL_CHOICE,
+                "a call cannot be demanded of an answer that has a format; leave out one of them",
+            ));
+        }
+        (Some(format), None, None) => format.clone(),
+        (Some(format), None, Some(tools)) => {
+            let schema = schema(format).ok_or_else(|| {
+                refused(FORMAT, "with tools, an answer may have a JSON schema, but no other structured output; leave out one of them")
+            })?;
+            let demand = Demand {
+                tools,
+                name: None,
+                one_call,
+                or_json: Some(&schema),
+            };
+            grammar(renderer, &demand, FORMAT)?
+        }
+        (None, demanded, tools) => {
+            let name = match demanded {
+                Some(Demanded::Tool(name)) => Some(name.as_str()),
+                _ => None,
+            };
+            let demand = Demand {
+                tools: tools.unwrap_or_default(),
+                name,
+                one_call,
+                or_json: None,
+            };
+            grammar(renderer, &demand, TOOL_CHOICE)?
+        }
+    };
+    let reasoning = renderer
+        .reasoning_ahead(suffix)
+        .map(|(open, close)| match open {
+            Some(open) => json!({"open": open, "close": close}),
+            None => json!({"close": close}),
+        });
+    Ok(Some(Structure { outputs, reasoning }))
+}
+
+fn schema(format: &Value) -> Option<Value> {
+    match &format["json"] {
+        schema @ Value::Object(_) => Some(schema.clone()),
+        Value::String(text) => serde_json::from_str(text).ok(),
+        _ if format["json_object"] == true => Some(json!({"type": "object"})),
+        _ => None,
+    }
+}
+
+fn grammar(renderer: &Renderer, demand: &Demand<'_>, name: &str) -> Result<Value, ApiError> {
+    match renderer.call_grammar(demand) {
+        Ok(grammar) => Ok(json!({"grammar": grammar})),
+        Err(error @ DemandError::Family(_)) if name == FORMAT => {
+            let problem = format!(
+                "with tools an answer is a call or has the format, and {error}; leave out the tools"
+            );
+            Err(refused(name, &problem))
+        }
+        Err(error @ DemandError::Family(_)) => Err(refused(
+            name,
+            &format!("{error}; leave it out, and say in the prompt that a tool is to be called"),
+        )),
+        Err(error) => Err(ApiError::invalid(format!("{name}: {error}")).param(name)),
+    }
+}
+
+fn refused(name: &str, problem: &str) -> ApiError {
+    ApiError::invalid(format!("{name} is not supported here: {problem}"))
+        .param(name)
+        .code("unsupported_parameter")
+}

@@ -1,0 +1,91 @@
+//! The way of a request from its bytes to the answer's, without sockets, engines and a driver; for fuzzing.
+
+use super::dialect::Dialect;
+use super::events::all_at_once;
+use super::measure::{Answered, Turns};
+use bytes::Bytes;
+use primerl_render::Renderer;
+use primerl_service::http::ApiError;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+const ANSWER: &str = "<think>\nso\n</think>\n\nWell: é.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+
+/// One open rollout.
+pub struct Desk {
+    renderer: Arc<Renderer>,
+    turns: Turns,
+    /// What the engine says to everything.
+    engine_answer: Vec<u8>,
+}
+
+impl Desk {
+    /// # Panics
+    /// The model cannot say [`ANSWER`].
+    pub fn new(renderer: Arc<Renderer>, evaluation: bool) -> Desk {
+        let mut ids = renderer.tokenizer().encode(ANSWER).expect("can be said");
+        ids.extend(renderer.stop_token_ids().first());
+        let content: Vec<Value> = ids
+            .iter()
+            .map(|id| json!({"token_id": id, "logprob": -1.0}))
+            .collect();
+        let versions = [json!({"version": "0", "start": 0, "end": ids.len()})];
+        let answer = json!({"choices": [{"finish_reason": "stop", "token_ids": ids, "weight_versions": versions,
+            "logprobs": {"content": content}}]});
+        Desk {
+            turns: Turns::of(Arc::clone(&renderer), evaluation),
+            renderer,
+            engine_answer: answer.to_string().into_bytes(),
+        }
+    }
+
+    /// A request's prompt is made, it is answered by [`ANSWER`], and the answer is recorded and written.
+    fn ask(&self, dialect: Dialect, body: &[u8]) -> Result<(), ApiError> {
+        let asked = self.turns.ask_in(dialect, &Bytes::copy_from_slice(body))?;
+        let sent: Value =
+            serde_json::from_slice(&asked.engine_body.concatenated()).expect("is JSON");
+        let prompt = sent["token_ids"].as_array().expect("is a list").len();
+        let Answered {
+            answer,
+            reply,
+            reading,
+        } = self.turns.answered(asked, &self.engine_answer)?;
+        assert_eq!(answer.head.prompt_tokens, prompt);
+        let turns = self.turns.recorded();
+        let turn = turns.last().expect("was recorded");
+        assert!(turn.is_consistent());
+        let whole = reply.whole(&answer, self.renderer.tokenizer());
+        serde_json::from_slice::<Value>(&whole).expect("an answer is JSON");
+        let events = all_at_once(&answer, &reading, reply.events(), &self.renderer);
+        assert!(events.ends_with(b"\n\n"), "the last event ends");
+        Ok(())
+    }
+}
+
+/// One request of the dialect: it is answered, or refused as the client's mistake.
+fn converse(desk: &Desk, dialect: Dialect, body: &[u8]) {
+    if let Err(refusal) = desk.ask(dialect, body) {
+        assert!(refusal.status.is_client_error(), "{refusal:?}");
+        assert!(dialect.refusal(&refusal).status().is_client_error());
+    }
+}
+
+/// A request to `/chat/completions`.
+pub fn chat(desk: &Desk, body: &[u8]) {
+    converse(desk, Dialect::Chat, body);
+}
+
+/// A request to `/messages`.
+pub fn messages(desk: &Desk, body: &[u8]) {
+    converse(desk, Dialect::Messages, body);
+}
+
+/// A request to `/responses`.
+pub fn responses(desk: &Desk, body: &[u8]) {
+    converse(desk, Dialect::Responses, body);
+}
+
+/// A request to `/completions`.
+pub fn completions(desk: &Desk, body: &[u8]) {
+    converse(desk, Dialect::Completions, body);
+}

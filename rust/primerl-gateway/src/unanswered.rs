@@ -1,0 +1,161 @@
+//! Requests of a rollout that its environment has waited for in vain. Where the time is up meanwhile, whoever was to answer is
+//! named beside the environment, which could only wait.
+
+use super::rollouts::Rollout;
+use primerl_core::ErrorKind;
+use primerl_core::event::{Outcome, Refusal};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// By the request's number.
+#[derive(Debug, Default)]
+pub(crate) struct Unanswered(BTreeMap<u32, Request>);
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    since: Instant,
+    /// Nobody waits for it any more.
+    abandoned: bool,
+}
+
+impl Unanswered {
+    pub(crate) fn begin(&mut self, number: u32, now: Instant) {
+        let request = Request {
+            since: now,
+            abandoned: false,
+        };
+        self.0.insert(number, request);
+    }
+
+    /// It was answered, or its client was told why not: who gave up on another one before has gone on.
+    pub(crate) fn told(&mut self, number: u32) {
+        self.0.remove(&number);
+        self.0.retain(|_, request| !request.abandoned);
+    }
+
+    pub(crate) fn abandoned(&mut self, number: u32) {
+        if let Some(request) = self.0.get_mut(&number) {
+            request.abandoned = true;
+        }
+    }
+
+    /// For how long the oldest of them has waited.
+    pub(crate) fn longest(&self, now: Instant) -> Option<Duration> {
+        let since = self.0.values().map(|request| request.since).min();
+        since.map(|since| now.saturating_duration_since(since))
+    }
+}
+
+/// Adds to a report of a rollout whose time was up who had not answered it. Whose fault it is: theirs, if that was what most
+/// of the time went into.
+pub(crate) fn name_unanswered(rollout: &Rollout, outcome: &mut Outcome, now: Instant) {
+    let waited = rollout.state.lock().unanswered.longest(now);
+    let (Some(waited), Some(error)) = (waited, &mut outcome.error) else {
+        return;
+    };
+    if ErrorKind::of(error) != ErrorKind::Timeout {
+        return;
+    }
+    let (who, code) = match rollout.endpoint.as_deref() {
+        Some(endpoint) => (
+            format!("{} ({})", endpoint.name(), endpoint.url()),
+            "endpoint_unavailable",
+        ),
+        None => ("the run's engines".to_owned(), "engine_unavailable"),
+    };
+    let seconds = waited.as_secs_f64();
+    error.message.push_str(&format!(
+        "; a request to {who} had had no answer for {seconds:.1} s"
+    ));
+    if waited * 2 >= now.saturating_duration_since(rollout.began) {
+        outcome.refusal = Some(Refusal {
+            code: code.to_owned(),
+            status: 503,
+            overflow: None,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Sampling;
+    use crate::rollouts::Rollouts;
+    use primerl_core::effect::LeasedRollout;
+    use primerl_core::event::RolloutError;
+    use primerl_core::{EnvironmentId, ExampleIndex, GroupId, RolloutId, WorkerId};
+    use std::sync::Arc;
+
+    fn rollout(span: Duration) -> Arc<Rollout> {
+        let rollouts = Rollouts::default().with_limits(Vec::new(), vec![span]);
+        let lease = LeasedRollout {
+            rollout: RolloutId(7),
+            group: GroupId(0),
+            environment: EnvironmentId(0),
+            example: ExampleIndex(0),
+            evaluation: true,
+            deadline: primerl_core::Duration(span.as_micros() as u64),
+        };
+        let sampling = Sampling {
+            temperature: 1.0,
+            max_tokens: 8,
+            rollout_max_tokens: None,
+            replayed: None,
+            template_kwargs: None,
+        };
+        rollouts.open(&lease, WorkerId(1), sampling);
+        rollouts.get(RolloutId(7)).expect("is open")
+    }
+
+    fn reported(rollout: &Rollout, kind: &str, now: Instant) -> Outcome {
+        let mut outcome = Outcome {
+            error: Some(RolloutError {
+                kind: kind.to_owned(),
+                message: "the environment did not end within 19.0 s".to_owned(),
+                ..RolloutError::default()
+            }),
+            ..Outcome::default()
+        };
+        name_unanswered(rollout, &mut outcome, now);
+        outcome
+    }
+
+    fn message(outcome: &Outcome) -> &str {
+        outcome.error.as_ref().map_or("", |error| &error.message)
+    }
+
+    #[test]
+    fn who_did_not_answer_is_named_and_blamed_for_most_of_the_time() {
+        let rollout = rollout(Duration::from_secs(60));
+        let at = |seconds| rollout.began + Duration::from_secs(seconds);
+        rollout.state.lock().unanswered.begin(1, at(4));
+        let late = reported(&rollout, "timeout", at(20));
+        let expected = "within 19.0 s; a request to the run's engines had had no answer for 16.0 s";
+        assert!(message(&late).ends_with(expected), "{late:?}");
+        let refusal = late.refusal.expect("is blamed");
+        assert_eq!(refusal.code, "engine_unavailable");
+        // Another failure has another reason.
+        let broken = reported(&rollout, "tool", at(20));
+        assert!(!message(&broken).contains("a request") && broken.refusal.is_none());
+        // Most of the time was the environment's own.
+        rollout.state.lock().unanswered.told(1);
+        rollout.state.lock().unanswered.begin(2, at(15));
+        let slow = reported(&rollout, "timeout", at(20));
+        assert!(
+            message(&slow).contains("for 5.0 s") && slow.refusal.is_none(),
+            "{slow:?}"
+        );
+    }
+
+    #[test]
+    fn a_request_that_was_given_up_counts_until_another_is_answered() {
+        let (mut unanswered, began) = (Unanswered::default(), Instant::now());
+        let at = |seconds| began + Duration::from_secs(seconds);
+        unanswered.begin(1, at(0));
+        unanswered.abandoned(1);
+        assert_eq!(unanswered.longest(at(9)), Some(Duration::from_secs(9)));
+        unanswered.begin(2, at(10));
+        unanswered.told(2);
+        assert_eq!(unanswered.longest(at(12)), None);
+    }
+}

@@ -1,0 +1,39 @@
+//! Where engines join.
+
+use crate::app::App;
+use axum::extract::State;
+use axum::response::Response;
+use primerl_core::EngineId;
+use primerl_service::http::{ApiError, Wire};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+#[derive(Debug, Deserialize)]
+pub struct JoinRequest {
+    url: String,
+    /// An engine that joins under it takes the place of the one that had it.
+    #[serde(default)]
+    name: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct JoinAnswer {
+    engine: EngineId,
+}
+
+pub async fn join(
+    State(app): State<Arc<App>>,
+    Wire { body, encoding }: Wire<JoinRequest>,
+) -> Result<Response, ApiError> {
+    let engine = app
+        .engines
+        .join(&body.url, body.name.as_deref())
+        .map_err(|problem| ApiError::invalid(problem).param("url"))?;
+    tracing::info!(%engine, url = body.url, name = body.name, "engine joined");
+    let writer = Arc::clone(&app);
+    let write = move || writer.engines.write_records(&writer.config.output_dir);
+    if let Ok(Err(error)) = tokio::task::spawn_blocking(write).await {
+        tracing::warn!(%error, problem = %error.source, "after a restart, engines may be looked for where they were");
+    }
+    Ok(encoding.ok(&JoinAnswer { engine }))
+}

@@ -1,0 +1,118 @@
+//! What rollouts wait for: the model, or the code of their environment. The gateway knows when each last asked for something.
+
+use crate::app::App;
+use primerl_core::WorkerId;
+use primerl_gateway::Rollout;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What lasts for less is how rollouts work.
+const WORTH_NAMING_S: f64 = 10.0;
+/// So many workers are named.
+const MOST_NAMED: usize = 3;
+
+/// Some rollouts of one environment, all at the same thing.
+struct Waiting {
+    rollouts: Vec<Arc<Rollout>>,
+    /// The longest of them.
+    seconds: f64,
+}
+
+impl Waiting {
+    /// Those that have been at it for long; `None` where there are none.
+    fn long(rollouts: Vec<(Arc<Rollout>, Instant)>) -> Option<Waiting> {
+        let timed = rollouts.into_iter();
+        let timed = timed.map(|(rollout, since)| (rollout, since.elapsed().as_secs_f64()));
+        let long: Vec<_> = timed
+            .filter(|(_, seconds)| *seconds >= WORTH_NAMING_S)
+            .collect();
+        let seconds = long.iter().map(|(_, seconds)| *seconds).reduce(f64::max)?;
+        Some(Waiting {
+            rollouts: long.into_iter().map(|(rollout, _)| rollout).collect(),
+            seconds,
+        })
+    }
+
+    /// `rollouts of "task" (16, worker env_task_0, the oldest since 38 s)`
+    fn who(&self, environment: &str, names: &BTreeMap<WorkerId, String>) -> String {
+        let ids = self.rollouts.iter().map(|rollout| rollout.worker);
+        let ids: BTreeSet<WorkerId> = ids.collect();
+        let named = ids.iter().take(MOST_NAMED).map(|id| {
+            let name = names.get(id);
+            name.cloned().unwrap_or_else(|| id.to_string())
+        });
+        let named: Vec<String> = named.collect();
+        let others = match ids.len().saturating_sub(MOST_NAMED) {
+            0 => String::new(),
+            others => format!(" and {others} others"),
+        };
+        let ages = self.rollouts.iter().map(|rollout| rollout.began.elapsed());
+        let oldest = ages.max().unwrap_or_default().as_secs_f64();
+        let s = if ids.len() > 1 { "s" } else { "" };
+        format!(
+            "rollouts of {environment:?} ({}, worker{s} {}{others}, the oldest since {oldest:.0} s)",
+            self.rollouts.len(),
+            named.join(", ")
+        )
+    }
+
+    /// Seconds until the first of them has to have ended.
+    fn left(&self) -> f64 {
+        let now = Instant::now();
+        let ends = self.rollouts.iter().map(|rollout| rollout.deadline);
+        let first = ends.min().unwrap_or(now);
+        first.saturating_duration_since(now).as_secs_f64()
+            - now.saturating_duration_since(first).as_secs_f64()
+    }
+}
+
+/// Of each environment: its rollouts that are in its own code, and those that wait for the model. `blocked` workers are named
+/// by the core.
+pub fn waits(
+    app: &App,
+    environments: &[String],
+    names: &BTreeMap<WorkerId, String>,
+    blocked: &BTreeSet<WorkerId>,
+) -> Vec<Value> {
+    let mut in_code: BTreeMap<u32, Vec<(Arc<Rollout>, Instant)>> = BTreeMap::new();
+    let mut asking: BTreeMap<u32, Vec<(Arc<Rollout>, Instant)>> = BTreeMap::new();
+    for rollout in app.gateway.gateway.rollouts.all() {
+        if rollout.over.is_cancelled() || blocked.contains(&rollout.worker) {
+            continue;
+        }
+        let doing = rollout.doing();
+        let of = match doing.asks {
+            true => &mut asking,
+            false => &mut in_code,
+        };
+        of.entry(rollout.environment.0)
+            .or_default()
+            .push((rollout, doing.since));
+    }
+    let name = |environment: u32| {
+        let name = environments.get(environment as usize);
+        name.map_or("", String::as_str)
+    };
+    let in_code = in_code.into_iter().filter_map(|(environment, rollouts)| {
+        let waiting = Waiting::long(rollouts)?;
+        Some(json!({
+            "who": waiting.who(name(environment), names),
+            "for": format!("its environment's code: no model call for {:.0} s", waiting.seconds),
+            "since_s": waiting.seconds,
+            "deadline_s": waiting.left(),
+        }))
+    });
+    let asking = asking.into_iter().filter_map(|(environment, rollouts)| {
+        let waiting = Waiting::long(rollouts)?;
+        Some(json!({
+            "who": waiting.who(name(environment), names),
+            "for": "answers of the model",
+            "since_s": waiting.seconds,
+            "deadline_s": waiting.left(),
+            "usual": true,
+        }))
+    });
+    in_code.chain(asking).collect()
+}

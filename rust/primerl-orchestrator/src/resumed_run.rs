@@ -1,0 +1,395 @@
+//! A run begins, or goes on where its journal ends.
+
+use crate::app::App;
+use crate::config::Config;
+use crate::failure::RunError;
+use primerl_core::config::Changes;
+use primerl_core::{Core, Effect, Event};
+use primerl_engines::clients::ClientType;
+use primerl_engines::engine_records;
+use primerl_gateway::Sampling;
+use primerl_record::journal::{self, Identity, Journal, JournalError, Skipped, Tail};
+use std::path::{Path, PathBuf};
+use tokio_util::sync::CancellationToken;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Fields of the core's config that are no part of what a run is: they may change between two starts of it.
+const MAY_CHANGE: [&str; 2] = ["max_steps", "timeouts"];
+
+/// Whether what goes by this name of an identity may change, too. Journals of before it could hold it.
+fn may_change(name: &str, run: &Identity) -> bool {
+    let is_interval =
+        name.starts_with("environments.") && name.ends_with(".role.evaluate.interval");
+    // Training environments come first.
+    let only_evaluates = !run.contains_key("environments.0.role");
+    is_interval || (name == "batch_size" && only_evaluates)
+}
+
+/// What the driver starts with.
+pub(crate) struct ResumedRun {
+    pub core: Core,
+    pub journal: Journal,
+    /// `None` for a new run; else what the core has decided and may not be on disk yet.
+    pub owed: Option<Vec<Effect>>,
+}
+
+/// What a run must not change half-way: everything the core is told but [`MAY_CHANGE`], how rollouts are sampled, and
+/// the model's shape, tokenizer and template. Its weights are the trainer's: their hash is that of version 0.
+pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity {
+    let mut identity = Identity::new();
+    let mut values = serde_json::json!(core);
+    if let Some(fields) = values.as_object_mut() {
+        fields.retain(|field, _| !MAY_CHANGE.contains(&field.as_str()));
+    }
+    flatten("", &values, &mut identity);
+    for (index, sampling) in config.samplings().iter().enumerate() {
+        let Sampling {
+            temperature,
+            max_tokens,
+            rollout_max_tokens,
+            replayed,
+            template_kwargs,
+        } = sampling;
+        // In the words of a version that knew no more of it: its runs go on.
+        let sampled = format!(
+            "Sampling {{ temperature: {temperature:?}, max_tokens: {max_tokens:?}, rollout_max_tokens: \
+             {rollout_max_tokens:?} }}"
+        );
+        identity.insert(format!("sampling of environment {index}"), sampled);
+        if let Some(truncation) = replayed {
+            let name = format!("truncated sampling of environment {index}");
+            identity.insert(name, format!("{truncation:?}"));
+        }
+        if let Some(kwargs) = template_kwargs {
+            let name = format!("chat_template_kwargs of environment {index}");
+            identity.insert(name, serde_json::json!(kwargs).to_string());
+        }
+    }
+    // What is usual is left out: runs of before these keys go on.
+    if config.client_type != ClientType::default() {
+        identity.insert("client_type".into(), config.client_type.as_str().into());
+    }
+    if let Some(teacher) = &config.teacher {
+        let name = &teacher.client.model;
+        // Where it is reached may change: a server that was restarted has another port.
+        identity.insert("teacher".into(), name.clone());
+    }
+    for environment in &config.eval.env {
+        if let Some(client) = &environment.client {
+            let name = format!("client of evaluation environment {}", environment.name());
+            identity.insert(
+                name,
+                format!("{} at {}", client.model, client.base_urls.join(", ")),
+            );
+        }
+    }
+    for name in [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    ] {
+        // Which of them a model has is checked elsewhere.
+        if let Ok(bytes) = std::fs::read(config.model.path.join(name)) {
+            let digest = format!("{:016x}", xxh3_64(&bytes));
+            identity.insert(format!("the model's {name}"), digest);
+        }
+    }
+    identity
+}
+
+fn flatten(prefix: &str, value: &serde_json::Value, into: &mut Identity) {
+    let mut nested = |key: &str, value: &serde_json::Value| match prefix {
+        "" => flatten(key, value, into),
+        prefix => flatten(&format!("{prefix}.{key}"), value, into),
+    };
+    match value {
+        serde_json::Value::Object(fields) => {
+            fields.iter().for_each(|(key, value)| nested(key, value));
+        }
+        serde_json::Value::Array(items) => {
+            let numbered = items.iter().enumerate();
+            numbered.for_each(|(index, value)| nested(&index.to_string(), value));
+        }
+        value => {
+            into.insert(prefix.to_owned(), value.to_string());
+        }
+    }
+}
+
+impl ResumedRun {
+    /// Go on with the journal in `folder`, or begin it with `core`.
+    ///
+    /// # Errors
+    /// The journal is damaged, cannot be written, or is of a run with another config.
+    pub fn open(folder: &Path, core: Core, identity: &Identity) -> Result<ResumedRun, RunError> {
+        if journal::exists(folder) {
+            return ResumedRun::go_on(folder, core.config(), identity);
+        }
+        std::fs::create_dir_all(folder).map_err(|source| RunError::OutputFolder {
+            path: folder.to_owned(),
+            source,
+        })?;
+        // In this order: a run that is killed in between has a beginning, and no events.
+        journal::write_snapshot(folder, 0, identity, &core)?;
+        let journal = Journal::resume(folder, &Tail::default()).map_err(RunError::Journal)?;
+        Ok(ResumedRun {
+            core,
+            journal,
+            owed: None,
+        })
+    }
+
+    /// Whether a run in `folder`, if any, goes on with this config.
+    ///
+    /// # Errors
+    /// The journal is damaged, or is of a run with another config.
+    pub fn check(folder: &Path, identity: &Identity) -> Result<(), RunError> {
+        if !journal::exists(folder) {
+            return Ok(());
+        }
+        let (begun, _) = journal::newest_snapshot(folder).map_err(RunError::Restore)?;
+        same_run(folder, &begun.identity, identity)
+    }
+
+    fn go_on(
+        folder: &Path,
+        config: &primerl_core::Config,
+        identity: &Identity,
+    ) -> Result<ResumedRun, RunError> {
+        let restored = journal::restore(folder).map_err(RunError::Restore)?;
+        same_run(folder, &restored.identity, identity)?;
+        for remark in &restored.remarks {
+            tracing::warn!("{remark}");
+        }
+        if restored.tail.torn > 0 {
+            let bytes = restored.tail.torn;
+            tracing::warn!(
+                bytes,
+                "the journal's last record was cut short: it is removed"
+            );
+        }
+        let mut journal = Journal::resume(folder, &restored.tail).map_err(RunError::Journal)?;
+        let mut core = restored.core;
+        let mut owed = restored.effects;
+        if let Some(changes) = Changes::between(core.config(), config) {
+            let event = Event::Reconfigured(changes);
+            append(&mut journal, &mut core, event, &mut owed).map_err(RunError::Journal)?;
+        }
+        Ok(ResumedRun {
+            core,
+            journal,
+            owed: Some(owed),
+        })
+    }
+
+    /// What a run that only evaluates has measured as failed is to be measured once more. Of one that begins, nothing is.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn measuring_again(mut self) -> Result<ResumedRun, RunError> {
+        if let Some(owed) = &mut self.owed {
+            let event = Event::MeasureAgain;
+            append(&mut self.journal, &mut self.core, event, owed).map_err(RunError::Journal)?;
+        }
+        Ok(self)
+    }
+}
+
+/// Leave an event that cannot be played back out of the journal in `folder`.
+///
+/// # Errors
+/// It is not there, or the journal cannot be written.
+pub(crate) fn skip(folder: &Path, event: u64) -> Result<(), RunError> {
+    match journal::skip(folder, event)? {
+        Skipped::Covered => tracing::warn!(
+            "--skip-event {event}: a snapshot covers this event, so it is not played back; nothing was left out, and the \
+             flag is not needed any more"
+        ),
+        Skipped::LeftOut { path, offset, copy } => tracing::warn!(
+            "event {event}, at byte {offset} of {}, is left out from now on: what it said is lost to the run; the file as \
+             it was is {}",
+            path.display(),
+            copy.display()
+        ),
+    }
+    Ok(())
+}
+
+/// Look, beside the run, at the files of its journal that this start did not read.
+pub(crate) fn look_at_unread(folder: PathBuf, stop: CancellationToken) -> std::io::Result<()> {
+    let after = journal::newest(&folder)?;
+    let look = move || {
+        for problem in journal::check_unread(&folder, after, || stop.is_cancelled()) {
+            tracing::warn!(
+                "{problem}. The run continues, since a newer snapshot covers what was in it; `primerl trace` cannot tell of \
+                 the time before, and batches of then cannot be cut again"
+            );
+        }
+    };
+    // Nobody waits for it: it ends with the run at the latest.
+    let thread = std::thread::Builder::new().name("journal-check".into());
+    thread.spawn(look).map(drop)
+}
+
+fn append(
+    journal: &mut Journal,
+    core: &mut Core,
+    event: Event,
+    owed: &mut Vec<Effect>,
+) -> Result<(), JournalError> {
+    let now = core.now();
+    journal.append(now, &event)?;
+    journal.request_sync()?;
+    owed.extend(core.handle(event, now));
+    Ok(())
+}
+
+pub(crate) fn same_run(folder: &Path, was: &Identity, is: &Identity) -> Result<(), RunError> {
+    let names = was.keys().chain(is.keys());
+    let Some(name) = names
+        .into_iter()
+        .find(|name| was.get(*name) != is.get(*name) && !may_change(name, was))
+    else {
+        return Ok(());
+    };
+    let value = |identity: &Identity| {
+        identity
+            .get(name)
+            .map_or_else(|| "not set".to_owned(), String::clone)
+    };
+    Err(RunError::Changed {
+        path: folder.parent().unwrap_or(folder).to_owned(),
+        name: name.clone(),
+        was: value(was),
+        is: value(is),
+    })
+}
+
+/// Make the shell know what the core knows: open rollouts with their conversations, workers, engines.
+pub(crate) fn restore(app: &App, core: &Core) {
+    app.gateway.gateway.rollouts.begin_at(core.next_rollout());
+    for open in core.open_rollouts() {
+        let sampling = app.samplings[open.lease.environment.0 as usize].clone();
+        app.gateway.gateway.restore(&open, sampling);
+    }
+    let workers = core.open_workers();
+    let leases = core.open_rollouts();
+    app.workers.restore(
+        workers.map(|open| (open.worker, open.environment, open.name)),
+        leases.map(|open| (open.worker, open.lease.rollout)),
+        core.next_worker(),
+    );
+    app.first_workers
+        .restore(core.known_examples(), &app.config.output_dir);
+    for record in engine_records::read(&app.config.output_dir, core.known_engines()) {
+        if let Err(problem) = app.engines.restore(&record) {
+            tracing::error!(engine = %record.engine, url = record.url, problem, "cannot use this engine");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use primerl_core::testing::{config, environment, evaluation};
+
+    #[test]
+    fn another_config_is_named_by_its_field() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("journal");
+        let core = || Core::new(config()).expect("a valid config");
+        let of = |config: &primerl_core::Config| {
+            let mut identity = Identity::new();
+            flatten("", &serde_json::json!(config), &mut identity);
+            identity
+        };
+        ResumedRun::check(&path, &of(&config())).expect("nothing has begun");
+        let first = ResumedRun::open(&path, core(), &of(&config())).expect("begins");
+        assert!(first.owed.is_none());
+        drop(first);
+        let again = ResumedRun::open(&path, core(), &of(&config())).expect("goes on");
+        assert_eq!(again.owed.map(|owed| owed.len()), Some(0));
+        let mut other = config();
+        other.environments[0].ratio = 2.0;
+        ResumedRun::check(&path, &of(&config())).expect("goes on");
+        let checked = ResumedRun::check(&path, &of(&other)).expect_err("is refused");
+        let error = ResumedRun::open(&path, core(), &of(&other))
+            .err()
+            .expect("is refused");
+        let text = error.to_string();
+        assert_eq!(checked.to_string(), text);
+        assert!(
+            text.contains("environments.0.ratio = 2.0") && text.contains("1.0"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn how_often_is_evaluated_may_change_and_how_many_run_where_nothing_is_trained() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let of = |config: &primerl_core::Config| {
+            let mut identity = Identity::new();
+            flatten("", &serde_json::json!(config), &mut identity);
+            identity.remove("max_steps");
+            identity
+        };
+        let begun = |name: &str, config: &primerl_core::Config| {
+            let path = folder.path().join(name);
+            let core = Core::new(config.clone()).expect("a valid config");
+            ResumedRun::open(&path, core, &of(config)).expect("begins");
+            path
+        };
+        let every = |interval| primerl_core::Config {
+            environments: vec![environment("train"), evaluation("evaluation", interval)],
+            ..config()
+        };
+        let path = begun("trains", &every(Some(3)));
+        let now = every(None);
+        ResumedRun::check(&path, &of(&now)).expect("goes on");
+        let core = Core::new(now.clone()).expect("a valid config");
+        let resumed = ResumedRun::open(&path, core, &of(&now)).expect("goes on");
+        assert_eq!(Changes::between(resumed.core.config(), &now), None);
+        let larger = primerl_core::Config {
+            batch_size: 8,
+            ..every(Some(3))
+        };
+        let error = ResumedRun::check(&path, &of(&larger)).expect_err("is refused");
+        assert!(error.to_string().contains("batch_size = 4"), "{error}");
+
+        let only = |batch_size| primerl_core::Config {
+            batch_size,
+            max_steps: 0,
+            environments: vec![evaluation("evaluation", None)],
+            ..config()
+        };
+        let path = begun("evaluates", &only(4));
+        let core = Core::new(only(32)).expect("a valid config");
+        let resumed = ResumedRun::open(&path, core, &of(&only(32))).expect("goes on");
+        assert_eq!(resumed.core.config().batch_size, 32);
+    }
+
+    #[test]
+    fn how_rollouts_are_sampled_is_written_as_it_was_before_they_could_truncate() {
+        let of = |sampling: &str| {
+            let toml = format!(
+                "output_dir = \"o\"\nmax_steps = 1\n[model]\npath = \"m\"\n[[train.env]]\nid = \"e\"\n[sampling]\n\
+                 max_tokens = 12\n{sampling}"
+            );
+            let config = Config::from_toml(&toml, "test").expect("is a config");
+            let mut identity = identity(&config, &primerl_core::testing::config());
+            identity.retain(|name, _| name.contains("sampling of environment"));
+            identity.into_iter().collect::<Vec<_>>()
+        };
+        let plain = (
+            "sampling of environment 0".to_owned(),
+            "Sampling { temperature: 1.0, max_tokens: 12, rollout_max_tokens: None }".to_owned(),
+        );
+        let alone = of("");
+        assert_eq!((alone.len(), &alone[0]), (1, &plain));
+        let truncated = of("truncated = \"replay\"\ntop_k = 5");
+        assert_eq!(truncated[0], plain);
+        assert_eq!(truncated[1].0, "truncated sampling of environment 0");
+        assert!(truncated[1].1.contains("top_k: 5"));
+    }
+}

@@ -1,0 +1,319 @@
+//! One orchestrator from start to end.
+//!
+//! ```text
+//! Prepared::new    reads and checks, writes nothing
+//! Prepared::start  locks the output folder, starts journal, recorder, driver, server, monitor
+//! Running::wait    until the run has finished, failed, or the shutdown token fired; then everything is stopped
+//! ```
+
+mod folder;
+mod running;
+
+pub use running::{ExitReason, Running};
+
+use crate::address::check_exposure;
+use crate::app::{App, Parts};
+use crate::batches::Batches;
+use crate::config::{Config, flops_model};
+use crate::custom::{self, AdvantagesThread, CustomAdvantages};
+use crate::driver::{self, Driver};
+use crate::effects::Effects;
+use crate::failure::{Failures, RunError};
+use crate::going_back;
+use crate::page::Page;
+use crate::recorder::{self, Recorder};
+use crate::resumed_run::{self, ResumedRun, identity};
+use crate::server;
+use crate::teacher::{self, Teacher};
+use crate::trainer::holder::Holder;
+use crate::unknown;
+use folder::{absolute, lock_folder};
+use primerl_core::{Core, Step};
+use primerl_engines::clients::{ClientType, Endpoint, Scorer};
+use primerl_engines::{Engines, EnginesConfig};
+use primerl_gateway::{Access, Gateway, Service, run_key};
+use primerl_record::journal::Identity;
+use primerl_render::{LoadOptions, Renderer};
+use primerl_service::config_error::ConfigError;
+use primerl_service::http::{self, Bodies, Limits};
+use primerl_service::inbox;
+use primerl_service::secret::Secret;
+use primerl_service::waits::Waits;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// A config whose every claim was checked.
+pub struct Prepared {
+    config: Config,
+    core: Core,
+    renderer: Arc<Renderer>,
+    /// By environment: who answers in place of the engines.
+    endpoints: Vec<Option<Arc<Endpoint>>>,
+    /// Who scores what the policy samples.
+    scorers: Vec<Scorer>,
+    identity: Identity,
+    functions: Option<Arc<dyn CustomAdvantages>>,
+    run_key: Option<Secret>,
+    limits: Limits,
+    /// The checkpoint that the run goes back to.
+    goes_back_to: Option<Step>,
+    /// What a run that only evaluates has measured as failed is measured once more.
+    measures_again: bool,
+    /// An event of the journal that cannot be played back, and is left out.
+    skips: Option<u64>,
+}
+
+/// Run to the end. `shutdown` asks for an early, orderly one.
+pub async fn run(
+    config: Config,
+    listener: TcpListener,
+    shutdown: CancellationToken,
+) -> Result<ExitReason, Arc<RunError>> {
+    let prepared = tokio::task::spawn_blocking(|| Prepared::new(config, None))
+        .await
+        .map_err(|_| RunError::TaskDied {
+            task: "the model's loading",
+        })?
+        .map_err(RunError::from)?;
+    prepared.start(listener).await?.wait(shutdown).await
+}
+
+impl Prepared {
+    /// Check the config and load the model's tokenizer and template. Takes up to seconds, writes nothing.
+    /// `functions` calls custom algorithms; without it a config that names one is refused.
+    pub fn new(
+        config: Config,
+        functions: Option<Arc<dyn CustomAdvantages>>,
+    ) -> Result<Prepared, ConfigError> {
+        config.validate()?;
+        custom::load(&config, functions.as_deref())?;
+        let options = LoadOptions {
+            tool_parser: config.parsers.tool.clone(),
+            reasoning_parser: config.parsers.reasoning.clone(),
+        };
+        let renderer = Renderer::load_with(&config.model.path, &options).map_err(|error| {
+            ConfigError::Model(match std::error::Error::source(&error) {
+                Some(source) => format!("{error}: {source}"),
+                None => error.to_string(),
+            })
+        })?;
+        let endpoints = config.endpoints()?;
+        let scorers = config.scoring_teacher();
+        let scorers = scorers.map(|client| Scorer::open_all("teacher.client", client));
+        let scorers = scorers.transpose()?.unwrap_or_default();
+        let core = Core::new(config.to_core(flops_model(&config.model.path)))?;
+        let identity = identity(&config, core.config());
+        Ok(Prepared {
+            identity,
+            config,
+            core,
+            renderer: Arc::new(renderer),
+            endpoints,
+            scorers,
+            functions,
+            run_key: run_key()?,
+            limits: Limits::default(),
+            goes_back_to: None,
+            measures_again: false,
+            skips: None,
+        })
+    }
+
+    /// Go back to the checkpoint that the trainer has saved of this step.
+    pub fn going_back_to(self, step: Option<Step>) -> Prepared {
+        Prepared {
+            goes_back_to: step,
+            ..self
+        }
+    }
+
+    /// Measure once more what a run that only evaluates has measured as failed.
+    pub fn measuring_again(self, measures_again: bool) -> Prepared {
+        Prepared {
+            measures_again,
+            ..self
+        }
+    }
+
+    /// Leave this event of the journal out, from this start on.
+    pub fn skipping(self, event: Option<u64>) -> Prepared {
+        Prepared {
+            skips: event,
+            ..self
+        }
+    }
+
+    /// Another key than the environment's; `None`: one that is made and kept in the output folder.
+    pub fn with_run_key(self, run_key: Option<Secret>) -> Prepared {
+        Prepared { run_key, ..self }
+    }
+
+    pub fn with_limits(self, limits: Limits) -> Prepared {
+        Prepared { limits, ..self }
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Whether this config goes on with the run that its folder holds, if any. Writes nothing.
+    pub fn check_folder(&self) -> Result<(), RunError> {
+        let folder = absolute(&self.config.output_dir)?.join("journal");
+        ResumedRun::check(&folder, &self.identity)
+    }
+
+    pub async fn start(self, listener: TcpListener) -> Result<Running, RunError> {
+        let address = listener.local_addr().map_err(RunError::Server)?;
+        check_exposure(address, self.run_key.as_ref())?;
+        let output_dir = absolute(&self.config.output_dir)?;
+        let lock = lock_folder(&output_dir)?;
+        let access = Access::open(&output_dir, self.run_key.as_ref())?.opening(server::is_open);
+        going_back::complete(&output_dir)?;
+        if let Some(step) = self.goes_back_to {
+            going_back::go_back(&output_dir, step, &self.identity)?;
+        }
+        let folder = output_dir.join("journal");
+        if let Some(event) = self.skips {
+            resumed_run::skip(&folder, event)?;
+        }
+        let mut resumed = ResumedRun::open(&folder, self.core, &self.identity)?;
+        if self.measures_again {
+            resumed = resumed.measuring_again()?;
+        }
+        unknown::set_aside(&output_dir, &resumed.core)?;
+        let url = format!("http://{address}");
+        let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
+        if resumed.owed.is_some() {
+            resumed_run::look_at_unread(folder, stop.clone()).map_err(RunError::Thread)?;
+        }
+        let (finished_sender, finished) = watch::channel(None);
+        let (driver, inbox) = inbox::channel();
+        let engines = Engines::new(
+            engines_config(&self.config, &self.renderer),
+            driver.clone(),
+            stop.clone(),
+            tasks.clone(),
+        );
+        let (model, seq_len) = (self.config.model.name(), self.config.seq_len);
+        let gateway = Gateway::new(Arc::clone(&self.renderer), access, model, seq_len);
+        let failures = Failures::default();
+        let service = Service {
+            gateway: gateway.with_clients(
+                self.config.client_type,
+                self.endpoints,
+                self.config.limits(),
+                self.config.spans(),
+            ),
+            engines,
+            driver,
+            bodies: Arc::new(Bodies::new(self.limits.bodies.clone().of_run(seq_len))),
+            metrics: Arc::default(),
+            waits: Waits::default(),
+            run: Arc::new(failures.clone()),
+            only_evaluates: resumed.core.config().only_evaluates(),
+            no_engine: Duration::from_secs_f64(self.config.timeouts.no_engine_s),
+        };
+        let parts = Parts {
+            page: Page::new(&output_dir, Some(self.renderer), resumed.core.config()),
+            gateway: Arc::new(service),
+            failures,
+            holder: Holder::open(&output_dir, self.config.timeouts.trainer_patience()),
+        };
+        let core_config = resumed.core.config().clone();
+        let app = Arc::new(App::new(self.config, core_config, url, parts, finished));
+        let place = recorder::Place {
+            output_dir: output_dir.clone(),
+            identity: self.identity,
+            keep_spool: app.config.retention.keep_spool,
+            journal_bytes: app.config.retention.journal_mb << 20,
+        };
+        let batches = Batches::new(&output_dir, &resumed.core, app.driver.clone());
+        let (recorder, recorder_thread) = Recorder::start(place, batches, &app, finished_sender)
+            .map_err(|source| RunError::OutputFolder {
+                path: output_dir.clone(),
+                source,
+            })?;
+        let is_over = resumed.core.is_over();
+        let advantages = self
+            .functions
+            .map(|functions| {
+                AdvantagesThread::start(functions, app.environment_names(), app.driver.clone())
+            })
+            .transpose()
+            .map_err(RunError::Thread)?;
+        let parts = teacher_parts(&app, stop.clone());
+        let teacher = (!self.scorers.is_empty()).then(|| Teacher::start(parts, self.scorers));
+        let effects = Effects::new(&app, recorder, advantages, teacher);
+        let driver = begin(resumed, effects, &app).await?;
+        let driver = driver::start(driver, inbox, stop.clone()).map_err(RunError::Thread)?;
+        let router = server::router(Arc::clone(&app));
+        let serving = http::serve(listener, router, self.limits, stop.clone());
+        let running = Running {
+            server: tokio::spawn(serving),
+            driver,
+            recorder: recorder_thread,
+            stop,
+            tasks,
+            app,
+            is_over,
+            _lock: lock,
+        };
+        if !is_over {
+            running.announce(&output_dir)?;
+        }
+        Ok(running)
+    }
+}
+
+/// The driver, with everything that a run before it left.
+async fn begin(resumed: ResumedRun, effects: Effects, app: &App) -> Result<Driver, RunError> {
+    let ResumedRun {
+        core,
+        journal,
+        owed,
+    } = resumed;
+    if owed.is_some() {
+        resumed_run::restore(app, &core);
+        let (step, rollouts) = (core.next_step(), core.open_rollouts().count());
+        tracing::info!(next_step = %step, rollouts, "going on with the run in this folder");
+    }
+    let mut driver = Driver::new(core, journal, effects, app);
+    if let Some(owed) = owed {
+        driver.go_on(owed).await.map_err(RunError::Journal)?;
+    }
+    Ok(driver)
+}
+
+fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
+    EnginesConfig {
+        model: config.model.name(),
+        request_timeout: Duration::from_secs_f64(config.timeouts.engine_request_s),
+        update_timeout: Duration::from_secs_f64(config.timeouts.engine_update_s),
+        stop_token_ids: renderer.stop_token_ids().to_vec(),
+        vocabulary_size: renderer.vocabulary_size(),
+        seq_len: config.seq_len,
+        max_tokens: config.sampling.max_tokens,
+        needs_processed: config.sampling.temperature != 1.0 || config.sampling.replayed().is_some(),
+        probe_tolerance: config.probe_tolerance,
+        written_ids: Arc::default(),
+        engines_render: config.client_type == ClientType::OpenaiChatCompletionsToken,
+    }
+}
+
+fn teacher_parts(app: &App, stop: CancellationToken) -> teacher::Parts {
+    teacher::Parts {
+        renderer: Arc::clone(&app.gateway.gateway.renderer),
+        driver: app.driver.clone(),
+        engines: Arc::clone(&app.engines),
+        failures: app.failures.clone(),
+        waits: app.telemetry.waits.clone(),
+        stop,
+        timeout: Duration::from_micros(app.core_config.timeouts.teacher.0),
+        limit: Duration::from_secs_f64(app.config.timeouts.no_engine_s),
+        seq_len: app.config.seq_len,
+    }
+}

@@ -1,0 +1,400 @@
+//! A rank's part of a batch as the trainer takes it: a msgpack header, and all columns behind it as little-endian bytes
+//! for `torch.frombuffer`. The columns are written here, once, straight from the tokens of the turns.
+//!
+//! ```text
+//! {"header": bin(msgpack map), "columns": bin, "xxh3": bin(XXH3-64 of all bytes before this key, little-endian)}
+//! ```
+//! The columns of one micro-batch of N tokens follow those of the one before: `token_ids` i32, `logprobs` f32,
+//! `advantages` f32, `versions` i32, `temperatures` f32, `loss_mask` u8, each `[N]`, then zeros up to the next multiple
+//! of [`ALIGNMENT`]; then the header's `extra_columns`, f32 `[N]`, each with its zeros: `teacher_logprobs` where a teacher
+//! scored the tokens, `ce_weights`, 1 or 0, where it wrote some of them. The first one begins at a multiple of it too, counted from the body's start, so that a reader can
+//! use them where they are.
+
+use bytes::Bytes;
+use primerl_core::pack::{Advantage, GrammarRun, MicroBatch, PackedBatch, TruncatedRun};
+use primerl_core::sample::{Segment, Trained};
+use primerl_core::{EnvironmentId, Grammar, RolloutId, Step, Truncation};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Of a micro-batch's first column, in bytes; a multiple of every value's size.
+const ALIGNMENT: usize = 16;
+/// Of all columns together.
+const BYTES_PER_TOKEN: usize = 5 * 4 + 1;
+/// msgpack of a map of three entries and the first one's key, and of the second one's key.
+const HEADER_KEY: &[u8] = b"\x83\xa6header";
+const COLUMNS_KEY: &[u8] = b"\xa7columns";
+/// The third key, with msgpack's mark of 8 bytes; the checksum of everything before it follows and ends the body.
+const CHECKSUM_KEY: &[u8] = b"\xa4xxh3\xc4\x08";
+const CHECKSUM_BYTES: usize = 8;
+/// What a body began with before it ended with its checksum: a map of two entries.
+const UNCHECKED: u8 = 0x82;
+/// msgpack's mark of bytes whose length follows in four bytes, big-endian.
+const BIN_32: u8 = 0xc6;
+
+/// The batch has not that rank, or more in it than the format can say.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot encode step {step} for the spool: {problem}")]
+pub struct EncodeError {
+    step: u64,
+    problem: String,
+}
+
+#[derive(Serialize)]
+struct Header<'a> {
+    step: Step,
+    rank: u32,
+    ranks: u32,
+    /// Over all ranks.
+    loss_tokens: u64,
+    metrics: &'a BTreeMap<String, f64>,
+    micro_batches: Vec<MicroBatchHeader>,
+    /// Makes the columns begin where they should.
+    padding: &'a serde_bytes::Bytes,
+}
+
+/// N tokens in S sequences.
+#[derive(Serialize)]
+struct MicroBatchHeader {
+    /// N
+    tokens: usize,
+    /// `[S]`
+    sequence_lengths: Vec<usize>,
+    /// `[S]`
+    rollouts: Vec<RolloutId>,
+    /// `[S]`
+    environments: Vec<EnvironmentId>,
+    /// Which tokens were sampled from fewer than all.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    truncations: Vec<TruncationHeader>,
+    /// Which answers were sampled by a grammar.
+    #[serde(skip_serializing_if = "Grammars::is_empty")]
+    grammars: Grammars,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    extra_columns: Vec<ExtraColumn>,
+}
+
+/// A column that not every micro-batch has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum ExtraColumn {
+    TeacherLogprobs,
+    CeWeights,
+}
+
+impl ExtraColumn {
+    /// Those of a micro-batch, in order.
+    fn of(micro_batch: &MicroBatch) -> Vec<ExtraColumn> {
+        let given = [
+            (ExtraColumn::TeacherLogprobs, micro_batch.is_scored()),
+            (ExtraColumn::CeWeights, micro_batch.is_taught()),
+        ];
+        let given = given.into_iter().filter(|(_, is_given)| *is_given);
+        given.map(|(column, _)| column).collect()
+    }
+}
+
+/// Tokens `begin..end` of the N were sampled so.
+#[derive(Serialize)]
+struct TruncationHeader {
+    begin: usize,
+    end: usize,
+    top_p: f32,
+    top_k: u32,
+    min_p: f32,
+}
+
+/// Different grammars, and the answers that they hold for.
+#[derive(Default, Serialize)]
+struct Grammars {
+    kinds: Vec<Arc<Grammar>>,
+    /// First token among the N, the token after the last, and the place among `kinds`.
+    runs: Vec<(usize, usize, usize)>,
+}
+
+impl Grammars {
+    fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+}
+
+impl From<Vec<GrammarRun>> for Grammars {
+    fn from(found: Vec<GrammarRun>) -> Self {
+        let mut places: HashMap<Arc<Grammar>, usize> = HashMap::new();
+        let mut grammars = Grammars::default();
+        for GrammarRun {
+            begin,
+            end,
+            grammar,
+        } in found
+        {
+            let place = *places.entry(grammar).or_insert_with_key(|grammar| {
+                grammars.kinds.push(Arc::clone(grammar));
+                grammars.kinds.len() - 1
+            });
+            grammars.runs.push((begin, end, place));
+        }
+        grammars
+    }
+}
+
+impl From<TruncatedRun> for TruncationHeader {
+    fn from(run: TruncatedRun) -> Self {
+        let Truncation {
+            top_p,
+            top_k,
+            min_p,
+        } = run.truncation;
+        TruncationHeader {
+            begin: run.begin,
+            end: run.end,
+            top_p,
+            top_k,
+            min_p,
+        }
+    }
+}
+
+impl From<&MicroBatch> for MicroBatchHeader {
+    fn from(micro_batch: &MicroBatch) -> Self {
+        let sequences = micro_batch.sequences().iter();
+        MicroBatchHeader {
+            tokens: micro_batch.len(),
+            sequence_lengths: sequences
+                .clone()
+                .map(|weighted| weighted.sample.len())
+                .collect(),
+            rollouts: sequences
+                .clone()
+                .map(|weighted| weighted.sample.rollout)
+                .collect(),
+            environments: sequences.map(|weighted| weighted.environment).collect(),
+            truncations: micro_batch
+                .truncations()
+                .into_iter()
+                .map(TruncationHeader::from)
+                .collect(),
+            grammars: micro_batch.grammars().into(),
+            extra_columns: ExtraColumn::of(micro_batch),
+        }
+    }
+}
+
+/// The bytes of the answer and of the spool.
+pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, EncodeError> {
+    let failed = |problem: String| EncodeError {
+        step: batch.step.0,
+        problem,
+    };
+    let micro_batches = batch.ranks.get(rank as usize).ok_or_else(|| {
+        failed(format!(
+            "it has {} ranks, rank {rank} was asked for",
+            batch.ranks.len()
+        ))
+    })?;
+    let header = header(batch, rank, micro_batches).map_err(|error| failed(error.to_string()))?;
+    let columns: usize = micro_batches.iter().map(aligned_size).sum();
+    let end = CHECKSUM_KEY.len() + CHECKSUM_BYTES;
+    let mut body = Body(Vec::with_capacity(frame(header.len()) + columns + end));
+    body.0.extend_from_slice(HEADER_KEY);
+    body.bytes_of(header.len()).map_err(failed)?;
+    body.0.extend_from_slice(&header);
+    body.0.extend_from_slice(COLUMNS_KEY);
+    body.bytes_of(columns).map_err(failed)?;
+    for micro_batch in micro_batches {
+        body.columns(micro_batch);
+    }
+    let checksum = xxh3_64(&body.0);
+    body.0.extend_from_slice(CHECKSUM_KEY);
+    body.0.extend_from_slice(&checksum.to_le_bytes());
+    Ok(Bytes::from(body.0))
+}
+
+/// The checksum that a body ends with, where its bytes have it.
+pub fn checksum(body: &[u8]) -> Option<u64> {
+    let (content, stated) = checked(body)?;
+    (xxh3_64(content) == stated).then_some(stated)
+}
+
+/// Whether a body was written before bodies ended with a checksum.
+pub fn is_unchecked(body: &[u8]) -> bool {
+    body.first() == Some(&UNCHECKED)
+}
+
+/// Whether a body that was read says what `encode` says: the same bytes, or those of before bodies had a checksum.
+pub fn is_the_same(read: &[u8], encoded: &[u8]) -> bool {
+    let before = || -> Option<bool> {
+        let (content, _) = checked(encoded)?;
+        Some(is_unchecked(read) && read.get(1..) == content.get(1..))
+    };
+    read == encoded || before().unwrap_or(false)
+}
+
+/// What comes before the checksum, and the checksum.
+fn checked(body: &[u8]) -> Option<(&[u8], u64)> {
+    let (content, end) = body.split_at_checked(
+        body.len()
+            .checked_sub(CHECKSUM_KEY.len() + CHECKSUM_BYTES)?,
+    )?;
+    let stated = end.strip_prefix(CHECKSUM_KEY)?;
+    Some((content, u64::from_le_bytes(stated.try_into().ok()?)))
+}
+
+/// Where the columns begin behind a header of that many bytes.
+fn frame(header: usize) -> usize {
+    HEADER_KEY.len() + 5 + header + COLUMNS_KEY.len() + 5
+}
+
+fn aligned_size(micro_batch: &MicroBatch) -> usize {
+    let extra = ExtraColumn::of(micro_batch).len();
+    let extra = extra * (micro_batch.len() * 4).next_multiple_of(ALIGNMENT);
+    (micro_batch.len() * BYTES_PER_TOKEN).next_multiple_of(ALIGNMENT) + extra
+}
+
+fn header(
+    batch: &PackedBatch,
+    rank: u32,
+    micro_batches: &[MicroBatch],
+) -> Result<Vec<u8>, rmp_serde::encode::Error> {
+    let mut header = Header {
+        step: batch.step,
+        rank,
+        ranks: batch.ranks.len() as u32,
+        loss_tokens: batch.loss_tokens,
+        metrics: &batch.metrics,
+        micro_batches: micro_batches.iter().map(MicroBatchHeader::from).collect(),
+        padding: serde_bytes::Bytes::new(&[]),
+    };
+    let start = frame(rmp_serde::to_vec_named(&header)?.len());
+    let padding = [0; ALIGNMENT];
+    header.padding = serde_bytes::Bytes::new(&padding[..start.next_multiple_of(ALIGNMENT) - start]);
+    rmp_serde::to_vec_named(&header)
+}
+
+struct Body(Vec<u8>);
+
+impl Body {
+    /// Announces so many bytes.
+    fn bytes_of(&mut self, length: usize) -> Result<(), String> {
+        let length = u32::try_from(length)
+            .map_err(|_| format!("{length} bytes are too many for one answer: raise data_ranks"))?;
+        self.0.push(BIN_32);
+        self.0.extend_from_slice(&length.to_be_bytes());
+        Ok(())
+    }
+
+    fn columns(&mut self, micro_batch: &MicroBatch) {
+        let segments = || {
+            let sequences = micro_batch.sequences().iter();
+            sequences.flat_map(|weighted| weighted.sample.segments())
+        };
+        for segment in segments() {
+            self.values(segment.token_ids(), |token| (*token as i32).to_le_bytes());
+        }
+        for segment in segments() {
+            match segment.logprobs() {
+                Some(logprobs) => self.values(logprobs, |logprob| logprob.to_le_bytes()),
+                None => self.zeros(4 * segment.len()),
+            }
+        }
+        for weighted in micro_batch.sequences() {
+            self.advantages(weighted.sample.segments(), &weighted.advantage);
+        }
+        for segment in segments() {
+            self.versions(segment.trained(), segment.len());
+        }
+        for segment in segments() {
+            let temperature = segment.trained().map_or(1.0, |trained| trained.temperature);
+            self.repeated(temperature.to_le_bytes(), segment.len());
+        }
+        for segment in segments() {
+            let mask = u8::from(segment.trained().is_some());
+            self.0.resize(self.0.len() + segment.len(), mask);
+        }
+        let size = micro_batch.len() * BYTES_PER_TOKEN;
+        self.zeros(size.next_multiple_of(ALIGNMENT) - size);
+        for column in ExtraColumn::of(micro_batch) {
+            self.extra(column, micro_batch);
+        }
+    }
+
+    fn extra(&mut self, column: ExtraColumn, micro_batch: &MicroBatch) {
+        match column {
+            ExtraColumn::TeacherLogprobs => {
+                for weighted in micro_batch.sequences() {
+                    self.values(&weighted.teacher_logprobs(), |value| value.to_le_bytes());
+                }
+            }
+            ExtraColumn::CeWeights => {
+                for segment in
+                    (micro_batch.sequences().iter()).flat_map(|own| own.sample.segments())
+                {
+                    let weight = f32::from(u8::from(segment.is_taught()));
+                    self.repeated(weight.to_le_bytes(), segment.len());
+                }
+            }
+        }
+        let size = 4 * micro_batch.len();
+        self.zeros(size.next_multiple_of(ALIGNMENT) - size);
+    }
+
+    fn advantages(&mut self, segments: &[Segment], advantage: &Advantage) {
+        let mut start = 0;
+        for segment in segments {
+            let end = start + segment.len();
+            match (segment.trained(), advantage) {
+                (None, _) => self.zeros(4 * segment.len()),
+                (Some(_), Advantage::Uniform(advantage)) => {
+                    self.repeated(advantage.to_le_bytes(), segment.len())
+                }
+                (Some(_), Advantage::PerToken { values, scale }) => {
+                    self.values(&values[start..end], |value| (value * scale).to_le_bytes())
+                }
+            }
+            start = end;
+        }
+    }
+
+    fn versions(&mut self, trained: Option<&Trained>, tokens: usize) {
+        let Some(trained) = trained else {
+            return self.repeated((-1_i32).to_le_bytes(), tokens);
+        };
+        for run in &trained.versions {
+            self.repeated((run.version.0 as i32).to_le_bytes(), run.n_tokens as usize);
+        }
+    }
+
+    fn zeros(&mut self, bytes: usize) {
+        self.0.resize(self.0.len() + bytes, 0);
+    }
+
+    /// In pieces that stay in the cache: one value after the other would be several times slower.
+    fn values<T>(&mut self, values: &[T], to_bytes: impl Fn(&T) -> [u8; 4]) {
+        let mut piece = [0_u8; 4096];
+        for values in values.chunks(piece.len() / 4) {
+            for (bytes, value) in piece.chunks_exact_mut(4).zip(values) {
+                bytes.copy_from_slice(&to_bytes(value));
+            }
+            self.0.extend_from_slice(&piece[..4 * values.len()]);
+        }
+    }
+
+    fn repeated(&mut self, value: [u8; 4], times: usize) {
+        let mut piece = [0_u8; 4096];
+        let filled = piece.len().min(4 * times);
+        for bytes in piece[..filled].chunks_exact_mut(4) {
+            bytes.copy_from_slice(&value);
+        }
+        let mut left = 4 * times;
+        while left > 0 {
+            let length = left.min(piece.len());
+            self.0.extend_from_slice(&piece[..length]);
+            left -= length;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

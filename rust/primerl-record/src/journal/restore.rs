@@ -1,0 +1,218 @@
+//! From a journal to the core it describes.
+
+use super::ahead::read_from;
+use super::reader::{ReadError, Tail, decode_from};
+use super::skip::{number_at, place_of};
+use super::snapshot::{self, Identity, Snapshot};
+use super::{Entry, SEGMENT, SNAPSHOT, files};
+use primerl_core::pack::PackedBatch;
+use primerl_core::{Core, Effect, Event, Step, Time};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error("{}: no snapshot of the run can be read ({}); the run cannot go on from here: begin a new one in another \
+             output_dir", folder.display(), problems.join("; "))]
+    NoSnapshot {
+        folder: PathBuf,
+        problems: Vec<String>,
+    },
+    #[error(
+        "{path}: the record at byte {offset}, event {number} (`{kind}`), cannot be played back: {why}. It would fail at \
+         every start: use the version of primerl that wrote it, or leave this event out with --skip-event {number} (a copy \
+         of the file as it is now is kept beside it)"
+    )]
+    Refused {
+        path: PathBuf,
+        offset: u64,
+        number: u64,
+        kind: &'static str,
+        why: String,
+    },
+}
+
+/// A run as its journal tells it.
+pub struct Restored {
+    pub core: Core,
+    pub identity: Identity,
+    pub tail: Tail,
+    /// What the core said while its events were played back, as far as it is to be found on disk; in order.
+    pub effects: Vec<Effect>,
+    /// What was mended or passed over, for the log.
+    pub remarks: Vec<String>,
+}
+
+/// Whether `folder` holds a journal.
+pub fn exists(folder: &Path) -> bool {
+    files(folder, SNAPSHOT).is_ok_and(|found| !found.is_empty())
+        || files(folder, SEGMENT).is_ok_and(|found| !found.is_empty())
+}
+
+/// The run in `folder`: its newest whole snapshot, and the events since. Only reads.
+///
+/// # Errors
+/// The journal is damaged where it cannot be repaired, or has an event that cannot be played back.
+pub fn restore(folder: &Path) -> Result<Restored, RestoreError> {
+    restore_with(folder, Core::handle)
+}
+
+/// The same; `handle` plays back one event.
+pub(super) fn restore_with(
+    folder: &Path,
+    handle: impl Fn(&mut Core, Event, Time) -> Vec<Effect>,
+) -> Result<Restored, RestoreError> {
+    let (snapshot, remarks) = newest_snapshot(folder)?;
+    let Snapshot {
+        number,
+        identity,
+        mut core,
+    } = snapshot;
+    let mut effects = Vec::new();
+    let mut failed = None;
+    let tail = read_from(folder, number, |number, Entry(now, event)| {
+        if failed.is_some() {
+            return;
+        }
+        let kind = event.kind();
+        // A core that panicked is not used again.
+        let said = catch_unwind(AssertUnwindSafe(|| handle(&mut core, event, now)));
+        match said {
+            Ok(said) => effects.extend(said.into_iter().filter(Effect::is_durable)),
+            Err(panic) => failed = Some((number, kind, words_of(&*panic))),
+        }
+    });
+    // What comes before an event that cannot be read was played back.
+    if let Some((number, kind, why)) = failed {
+        return Err(refused(folder, number, kind, why)?);
+    }
+    let tail = match tail {
+        Err(ReadError::Decode {
+            path,
+            offset,
+            source,
+        }) => {
+            let number = number_at(&path, offset).unwrap_or_default();
+            return Err(RestoreError::Refused {
+                path,
+                offset,
+                number,
+                kind: "unknown",
+                why: source.to_string(),
+            });
+        }
+        tail => tail?,
+    };
+    Ok(Restored {
+        core,
+        identity,
+        tail,
+        effects,
+        remarks,
+    })
+}
+
+fn refused(
+    folder: &Path,
+    number: u64,
+    kind: &'static str,
+    why: String,
+) -> Result<RestoreError, ReadError> {
+    let (path, offset) = place_of(folder, number)?.unwrap_or_else(|| (folder.to_owned(), 0));
+    Ok(RestoreError::Refused {
+        path,
+        offset,
+        number,
+        kind,
+        why,
+    })
+}
+
+fn words_of(panic: &(dyn Any + Send)) -> String {
+    let literal = || panic.downcast_ref::<&str>().map(ToString::to_string);
+    let written = panic.downcast_ref::<String>().cloned();
+    written.or_else(literal).unwrap_or_default()
+}
+
+/// The oldest snapshot that is kept: where the story that is left begins.
+///
+/// # Errors
+/// There is none, or it is damaged.
+pub fn oldest(folder: &Path) -> Result<Snapshot, RestoreError> {
+    pick(folder, list(folder)?.into_iter()).map(|(snapshot, _)| snapshot)
+}
+
+/// The batch of `step`, cut once more: by the newest whole snapshot of before that, and the events since. `None` where
+/// these are not kept any more. Only reads, also a journal that grows.
+///
+/// # Errors
+/// The events since are damaged.
+pub fn cut_again(folder: &Path, step: Step) -> Result<Option<Arc<PackedBatch>>, RestoreError> {
+    let whole = list(folder)?
+        .into_iter()
+        .rev()
+        .filter_map(|(_, path)| snapshot::read(&path).ok());
+    let mut before = whole.filter(|snapshot| snapshot.core.next_step() <= step);
+    let Some(Snapshot {
+        number, mut core, ..
+    }) = before.next()
+    else {
+        return Ok(None);
+    };
+    let mut found = None;
+    decode_from(folder, number, |Entry(now, event)| {
+        let said = core.handle(event, now).into_iter();
+        found = said.into_iter().find_map(|effect| match effect {
+            Effect::BatchCut { batch } if batch.step == step => Some(batch),
+            _ => None,
+        });
+        found.is_none()
+    })?;
+    Ok(found)
+}
+
+/// How many events the newest snapshot covers.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn newest(folder: &Path) -> std::io::Result<u64> {
+    Ok(files(folder, SNAPSHOT)?
+        .last()
+        .map_or(0, |(number, _)| *number))
+}
+
+pub fn newest_snapshot(folder: &Path) -> Result<(Snapshot, Vec<String>), RestoreError> {
+    pick(folder, list(folder)?.into_iter().rev())
+}
+
+fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, RestoreError> {
+    files(folder, SNAPSHOT).map_err(|source| {
+        RestoreError::Read(ReadError::Io {
+            path: folder.to_owned(),
+            source,
+        })
+    })
+}
+
+/// The first that can be read, and what is wrong with those before it.
+fn pick(
+    folder: &Path,
+    candidates: impl Iterator<Item = (u64, PathBuf)>,
+) -> Result<(Snapshot, Vec<String>), RestoreError> {
+    let mut problems = Vec::new();
+    for (_, path) in candidates {
+        match snapshot::read(&path) {
+            Ok(snapshot) => return Ok((snapshot, problems)),
+            Err(problem) => problems.push(format!("{} was passed over: {problem}", path.display())),
+        }
+    }
+    Err(RestoreError::NoSnapshot {
+        folder: folder.to_owned(),
+        problems,
+    })
+}

@@ -1,0 +1,133 @@
+//! Leaving out an event that cannot be played back: it would be refused at every start. Its record is replaced by one of a
+//! tick, which changes nothing, so that all others keep their numbers; the segment as it was is kept beside it.
+
+use super::reader::{ReadError, Segment};
+use super::{HEADER, SEGMENT, files, header, newest};
+use primerl_core::{Event, Time};
+use primerl_service::files::{WriteError, link_or_copy, write_whole};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SkipError {
+    #[error("--skip-event: {folder} holds no event {number}")]
+    NotThere { folder: PathBuf, number: u64 },
+    #[error("--skip-event: {0}")]
+    Read(#[from] ReadError),
+    #[error("--skip-event: {}: {}", .0, .0.source)]
+    Write(WriteError),
+}
+
+/// What became of an event that was to be left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Skipped {
+    /// A snapshot covers it: it is not played back in any case.
+    Covered,
+    /// Where its record was, and the copy of that file as it was.
+    LeftOut {
+        path: PathBuf,
+        offset: u64,
+        copy: PathBuf,
+    },
+}
+
+/// Where a record is in its segment, with its header, bytes.
+struct Record {
+    path: PathBuf,
+    offset: u64,
+    length: usize,
+}
+
+/// Leave event `number` out of the journal in `folder`, to which nobody else may write.
+///
+/// # Errors
+/// It is not there, or the journal cannot be read or written. Nothing has changed then.
+pub fn skip(folder: &Path, number: u64) -> Result<Skipped, SkipError> {
+    let unreadable = |source| ReadError::Io {
+        path: folder.to_owned(),
+        source,
+    };
+    if number <= newest(folder).map_err(unreadable)? {
+        return Ok(Skipped::Covered);
+    }
+    let Some(record) = find(folder, number)? else {
+        return Err(SkipError::NotThere {
+            folder: folder.to_owned(),
+            number,
+        });
+    };
+    let Record {
+        path,
+        offset,
+        length,
+    } = record;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".before_skip_{number}"));
+    let copy = folder.join(name);
+    let failed = |path: &Path, source| {
+        SkipError::Write(WriteError {
+            path: path.to_owned(),
+            source,
+        })
+    };
+    link_or_copy(&path, &copy).map_err(|source| failed(&copy, source))?;
+    let mut bytes = std::fs::read(&path).map_err(|source| failed(&path, source))?;
+    let begin = offset as usize;
+    let tick = tick().map_err(|source| failed(&path, source))?;
+    bytes.splice(begin..begin + length, tick);
+    write_whole(&path, &bytes).map_err(SkipError::Write)?;
+    Ok(Skipped::LeftOut { path, offset, copy })
+}
+
+/// A record of an event that changes nothing. Time does not go back by it, since it never does.
+fn tick() -> std::io::Result<Vec<u8>> {
+    let body = rmp_serde::to_vec_named(&(Time(0), Event::Tick)).map_err(std::io::Error::other)?;
+    let mut record = header(&body).to_vec();
+    record.extend(body);
+    Ok(record)
+}
+
+fn find(folder: &Path, number: u64) -> Result<Option<Record>, ReadError> {
+    let segments = files(folder, SEGMENT).map_err(|source| ReadError::Io {
+        path: folder.to_owned(),
+        source,
+    })?;
+    let Some((first, path)) = segments.into_iter().rfind(|(first, _)| *first < number) else {
+        return Ok(None);
+    };
+    let mut segment = Segment::open(path.clone(), Vec::new())?;
+    let mut at = first;
+    while let Some((offset, body)) = segment.next_written()? {
+        at += 1;
+        if at == number {
+            let length = HEADER + body.len();
+            return Ok(Some(Record {
+                path,
+                offset,
+                length,
+            }));
+        }
+    }
+    Ok(None)
+}
+
+/// The record of event `number`: its file, and the bytes before it.
+pub(super) fn place_of(folder: &Path, number: u64) -> Result<Option<(PathBuf, u64)>, ReadError> {
+    Ok(find(folder, number)?.map(|record| (record.path, record.offset)))
+}
+
+/// The number of the event whose record begins at a byte of a segment.
+pub(super) fn number_at(path: &Path, offset: u64) -> Option<u64> {
+    let mut number: u64 = path.file_stem()?.to_str()?.parse().ok()?;
+    let mut segment = Segment::open(path.to_owned(), Vec::new()).ok()?;
+    while let Ok(Some((begin, _))) = segment.next_written() {
+        number += 1;
+        if begin == offset {
+            return Some(number);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,33 @@
+//! How a setting is refused: the error names the field and how to fix it.
+
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    #[error("cannot read {path}: {source}; give the path of a TOML file")]
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{origin}: {message}")]
+    Parse { origin: String, message: String },
+    #[error("{field}: {problem}; {mend}")]
+    Field {
+        field: String,
+        problem: String,
+        mend: String,
+    },
+    #[error(transparent)]
+    Core(#[from] primerl_core::config::ConfigError),
+    #[error("model.path: {0}")]
+    Model(String),
+}
+
+pub fn field(name: &str, problem: impl Into<String>, mend: impl Into<String>) -> ConfigError {
+    ConfigError::Field {
+        field: name.into(),
+        problem: problem.into(),
+        mend: mend.into(),
+    }
+}

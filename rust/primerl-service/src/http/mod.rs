@@ -1,0 +1,20 @@
+//! What every server of a run shares: connections and bodies within limits, errors in OpenAI's envelope, and the encodings
+//! of requests and answers.
+
+mod bodies;
+mod connections;
+mod error;
+mod extract;
+mod pulse;
+mod routes;
+
+pub use bodies::{Bodies, BodyLimits, discard};
+pub use connections::{Limits, serve};
+pub use error::ApiError;
+pub use extract::{Encoding, RawBody, ReadsBodies, Wire, encoded};
+pub use routes::Routes;
+
+pub const MSGPACK: &str = "application/msgpack";
+pub const JSON: &str = "application/json";
+/// The code of what is said once there is nobody to ask.
+pub const RUN_OVER: &str = "run_over";

@@ -1,0 +1,185 @@
+//! Clients of servers: whom they trust where those speak TLS, and what can be done where a connection fails for it.
+//!
+//! A server is trusted for a certificate that an authority of this machine has signed, or one in the files that
+//! `SSL_CERT_FILE` and `SSL_CERT_DIR` name, as of OpenSSL. Nothing turns that off.
+
+use reqwest::ClientBuilder;
+use rustls::{AlertDescription, CertificateError, ClientConfig, InvalidMessage, RootCertStore};
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+
+const FILE: &str = "SSL_CERT_FILE";
+const FOLDERS: &str = "SSL_CERT_DIR";
+
+/// Nobody can be trusted.
+#[derive(Debug, thiserror::Error)]
+#[error("{problem}; {mend}")]
+pub struct NoAuthorities {
+    pub problem: String,
+    pub mend: String,
+}
+
+/// Of a client for `url` and what is below it: where that is https, nothing is sent by http.
+pub fn client(url: &str) -> Result<ClientBuilder, NoAuthorities> {
+    match is_https(url) {
+        true => Ok(trusting(authorities()?)),
+        false => Ok(plain()),
+    }
+}
+
+pub fn is_https(url: &str) -> bool {
+    url.starts_with("https:")
+}
+
+/// Of a client for http.
+pub fn plain() -> ClientBuilder {
+    // Nothing is read from the disk for those that need nothing of it.
+    over(RootCertStore::empty())
+}
+
+/// Of a client for https.
+pub fn trusting(authorities: RootCertStore) -> ClientBuilder {
+    over(authorities).https_only(true)
+}
+
+#[expect(clippy::disallowed_methods, reason = "every client is made here")]
+fn over(authorities: RootCertStore) -> ClientBuilder {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring has what TLS 1.2 and 1.3 need")
+        .with_root_certificates(authorities)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // A proxy of the environment is for the internet, not for the machines of a run.
+    reqwest::Client::builder()
+        .tls_backend_preconfigured(config)
+        .no_proxy()
+}
+
+/// Whoever may sign a server's certificate.
+fn authorities() -> Result<RootCertStore, NoAuthorities> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut authorities = RootCertStore::empty();
+    let (count, _) = authorities.add_parsable_certificates(found.certs);
+    // Of many files some may well be broken; one that was named was meant.
+    let unreadable = std::env::var_os(FILE).and_then(|file| std::fs::File::open(file).err());
+    let problem = match (unreadable, found.errors.first()) {
+        (Some(error), _) => error.to_string(),
+        (None, Some(error)) if count == 0 => error.to_string(),
+        (None, None) if count == 0 => "there are none".to_owned(),
+        _ => return Ok(authorities),
+    };
+    Err(match named() {
+        Some(named) => NoAuthorities {
+            problem: format!(
+                "is https, and no certificates of authorities to trust are in {named}: {problem}"
+            ),
+            mend: "have it name such certificates (PEM), or unset it".to_owned(),
+        },
+        None => NoAuthorities {
+            problem: format!(
+                "is https, and this machine has no certificates of authorities to trust: {problem}"
+            ),
+            mend: format!("install them (ca-certificates), or name a file of them (PEM) in {FILE}"),
+        },
+    })
+}
+
+/// The variables that say whom to trust, as they are set.
+fn named() -> Option<String> {
+    let set = |name: &str| {
+        let value = std::env::var_os(name)?;
+        Some(format!("{name} ({})", value.display()))
+    };
+    let named: Vec<String> = [FILE, FOLDERS].into_iter().filter_map(set).collect();
+    (!named.is_empty()).then(|| named.join(" and "))
+}
+
+/// What can be done, where one side speaks TLS and the other does not, or does not trust it.
+pub fn mend(error: &(dyn Error + 'static), url: &str) -> Option<String> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<rustls::Error>() {
+            return mend_of(error);
+        }
+        if let Some(error) = error.downcast_ref::<hyper::Error>()
+            && error.is_parse()
+            && !is_https(url)
+        {
+            return Some(
+                "that is no answer in HTTP: does it speak TLS, and want https:// for http://?"
+                    .to_owned(),
+            );
+        }
+        // Its source is that of the error which it holds.
+        let held = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        cause = match held {
+            Some(held) => Some(held),
+            None => error.source(),
+        };
+    }
+    None
+}
+
+fn mend_of(error: &rustls::Error) -> Option<String> {
+    match error {
+        rustls::Error::InvalidCertificate(problem) => Some(mend_of_certificate(problem)),
+        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => Some(speaks_no_tls()),
+        rustls::Error::AlertReceived(AlertDescription::CertificateRequired) => {
+            Some("it wants a certificate of whoever asks it, and none can be given".to_owned())
+        }
+        _ => None,
+    }
+}
+
+fn speaks_no_tls() -> String {
+    "that is no TLS: does it want http:// for https://?".to_owned()
+}
+
+fn mend_of_certificate(problem: &CertificateError) -> String {
+    match problem {
+        // The latter: by another one of the same name.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => match named() {
+            Some(named) => format!(
+                "none of the authorities in {named} has signed it; add the one that has, as PEM"
+            ),
+            None => format!(
+                "no authority that this machine trusts has signed it; name a PEM file with the one that has in {FILE}"
+            ),
+        },
+        CertificateError::Expired
+        | CertificateError::ExpiredContext { .. }
+        | CertificateError::NotValidYet
+        | CertificateError::NotValidYetContext { .. } => {
+            "the server needs a new one, if this machine's clock is right".to_owned()
+        }
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            "ask the server by a name that its certificate has among its subjectAltName, or give it one with this name"
+                .to_owned()
+        }
+        CertificateError::Other(_) => {
+            "it is not made for a server: that takes X.509 version 3, CA:FALSE and a subjectAltName"
+                .to_owned()
+        }
+        _ => "the server needs another one".to_owned(),
+    }
+}
+
+/// reqwest's own text leaves out the cause ("connection refused").
+pub fn chain(error: &reqwest::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

@@ -1,0 +1,66 @@
+"""Modules of a Rust crate depend on each other in one direction."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+KNOWN = {
+    "primerl-core": [
+        {"admission", "algorithm", "config", "counters", "effect", "event", "failure", "group", "pack", "rollout", "sample"},
+        {"deadlines", "waits"},
+    ],
+    "primerl-engine": [{"backend", "batch", "checkpoint", "config", "request"}, {"scheduler", "sequence"}],
+    "primerl-gateway": [
+        {
+            "allowance", "begin", "body", "budget", "client_type", "continued", "dialect", "limits", "prompt", "restore",
+            "rollouts", "turn", "unanswered",
+        },
+        {"endpoints", "events"},
+        {"request", "sampling", "structure", "text"},
+    ],
+    "primerl-grammar": [{"spec", "vocabulary"}],
+    "primerl-render": [{"abilities", "control_tokens", "extend", "parse", "renderer"}],
+    "primerl-simulate": [{"limits", "report"}],
+}
+"""Cycles of crates that are not cut yet: none may grow, none may come."""
+
+
+@pytest.fixture(scope="module")
+def module_cycles(repository: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("module_cycles", repository / "scripts" / "module_cycles.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_crate_has_a_new_cycle_of_modules(repository: Path, module_cycles: ModuleType) -> None:
+    crates = sorted(path.parent for path in (repository / "rust").glob("*/src/lib.rs"))
+    assert crates
+    for crate in crates:
+        known = KNOWN.get(crate.parent.name, [])
+        for cycle in module_cycles.cycles(module_cycles.graph_of(crate)):
+            assert any(set(cycle) <= one for one in known), f"{crate.parent.name}: {' '.join(cycle)}"
+
+
+def test_a_cycle_is_found_through_groups_of_imports_and_what_the_root_exports(
+    tmp_path: Path, module_cycles: ModuleType
+) -> None:
+    files = {
+        "lib.rs": "mod a;\nmod b;\nmod c;\nmod d;\npub use b::{Kind, Other as Name};\n",
+        "a.rs": "use crate::{c, Kind};\n",
+        "b/mod.rs": "mod inner;\n",
+        "b/inner.rs": "// use super::super::d;\nuse super::super::a::{self, X};\n",
+        "c.rs": "use super::d::Y;\n#[cfg(test)]\nmod tests {\n    use crate::a;\n}\n",
+        "d.rs": "#[cfg(test)]\nuse crate::c;\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    graph = module_cycles.graph_of(tmp_path)
+    assert {name: set(used) for name, used in graph.items()} == {"a": {"b", "c"}, "b": {"a"}, "c": {"d"}, "d": set()}
+    assert module_cycles.cycles(graph) == [["a", "b"]]
