@@ -27,7 +27,7 @@ def is_test(path: Path) -> bool:
 
 
 def source_of(path: Path) -> str:
-    text = COMMENT.sub("", path.read_text())
+    text = COMMENT.sub("", path.read_text(encoding="utf-8"))
     return TEST_ITEM.sub("", INLINE_TESTS.split(text, maxsplit=1)[0])
 
 

@@ -10,14 +10,37 @@ import pytest
 
 KNOWN = {
     "primerl-core": [
-        {"admission", "algorithm", "config", "counters", "effect", "event", "failure", "group", "pack", "rollout", "sample"},
+        {
+            "admission",
+            "algorithm",
+            "config",
+            "counters",
+            "effect",
+            "event",
+            "failure",
+            "group",
+            "pack",
+            "rollout",
+            "sample",
+        },
         {"deadlines", "waits"},
     ],
     "primerl-engine": [{"backend", "batch", "checkpoint", "config", "request"}, {"scheduler", "sequence"}],
     "primerl-gateway": [
         {
-            "allowance", "begin", "body", "budget", "client_type", "continued", "dialect", "limits", "prompt", "restore",
-            "rollouts", "turn", "unanswered",
+            "allowance",
+            "begin",
+            "body",
+            "budget",
+            "client_type",
+            "continued",
+            "dialect",
+            "limits",
+            "prompt",
+            "restore",
+            "rollouts",
+            "turn",
+            "unanswered",
         },
         {"endpoints", "events"},
         {"request", "sampling", "structure", "text"},
@@ -32,7 +55,8 @@ KNOWN = {
 @pytest.fixture(scope="module")
 def module_cycles(repository: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("module_cycles", repository / "scripts" / "module_cycles.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

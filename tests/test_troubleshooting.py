@@ -32,9 +32,7 @@ def explained(page: str) -> set[str]:
 
 def without_tests(repository: Path) -> dict[Path, str]:
     folders = [repository / folder for folder in SOURCES]
-    files = [
-        file for folder in folders for file in folder.rglob("*.rs") if "test" not in str(file.relative_to(folder))
-    ]
+    files = [file for folder in folders for file in folder.rglob("*.rs") if "test" not in str(file.relative_to(folder))]
     return {file: file.read_text().split("#[cfg(test)]")[0] for file in files}
 
 
