@@ -67,7 +67,12 @@ def test_every_fork_is_explained(repository: Path, page: str) -> None:
 
 
 def test_every_failure_of_a_run_is_explained_in_its_own_words(repository: Path, page: str) -> None:
-    source = (repository / SOURCES / "failure.rs").read_text().split("pub enum RunError {")[1].split("\n}")[0]
+    source = (
+        (repository / "rust/primerl-orchestrator/src/failure.rs")
+        .read_text()
+        .split("pub enum RunError {")[1]
+        .split("\n}")[0]
+    )
     messages = re.findall(r'#\[error\(\s*"((?:[^"\\]|\\.)*)"', source, flags=re.DOTALL)
     assert len(messages) >= 14
     words = " ".join(page.split())

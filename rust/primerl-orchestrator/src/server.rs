@@ -80,3 +80,24 @@ async fn method_not_allowed(request: Request) -> ApiError {
         ..ApiError::invalid(format!("{path} does not take {method}")).code("method_not_allowed")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::is_open;
+
+    #[test]
+    fn health_and_the_files_of_the_page_need_no_key() {
+        for path in ["/health", "/", "/page/assets/main.js"] {
+            assert!(is_open(path), "{path}");
+        }
+        for path in [
+            "/health/",
+            "/page/now",
+            "/status",
+            "/v1/models",
+            "/envs/lease",
+        ] {
+            assert!(!is_open(path), "{path}");
+        }
+    }
+}
