@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 import render_helpers as helpers
 from primerl import _core, parsers
-from primerl.config.resolve import to_toml
+from primerl.config.process_files.files import to_toml
 from primerl.config.schema.orchestrator import OrchestratorConfig, Parsers
 from primerl.render import ParserError, PrimerlError, Renderer, RenderError, describe_parser
 from pydantic import ValidationError
