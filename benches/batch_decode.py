@@ -1,6 +1,6 @@
 """Decoding a step's batch into torch tensors: CPU milliseconds for all data ranks of 512 samples.
 
-    cargo bench -p primerl-orchestrator --bench encode -- --write outputs/bench_batch
+    cargo bench -p primerl-record --bench encode -- --write outputs/bench_batch
     python benches/batch_decode.py outputs/bench_batch
 
 Without a folder, it has the batch written first. Prints the least of several rounds, with the checks of every column

