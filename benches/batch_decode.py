@@ -39,7 +39,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     if not (folder / "rank_0.msgpack").exists():
-        command = ["cargo", "bench", "--locked", "-p", "primerl-orchestrator", "--bench", "encode", "--"]
+        command = ["cargo", "bench", "--locked", "-p", "primerl-record", "--bench", "encode", "--"]
         subprocess.run([*command, "--write", str(folder.resolve())], check=True, cwd=REPOSITORY)
     bodies = [bytearray(path.read_bytes()) for path in sorted(folder.glob("rank_*.msgpack"))]
     batches = [batch.decode_batch(body) for body in bodies]
