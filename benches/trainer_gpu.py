@@ -3,10 +3,11 @@
     PYTHONPATH=python python benches/trainer_gpu.py                     # a GPU machine
     PYTHONPATH=python python benches/trainer_gpu.py --shape tiny --tokens 512 --steps 2 --dtype float32
 
-Needs torch >= 2.11, transformers >= 5.17 and safetensors, and of this repository only the folder `python/primerl/train`
-(no compiled extension, no network, no model files). Prints, for each of the two, tokens per second, MFU by the formula
-of `primerl.train.model.flops` (where the device's peak is known), peak memory and the time of the parts. What is timed
-is what `primerl trainer` and `primerl sft` do with a step, but for receiving the batch and publishing weights.
+Needs torch >= 2.11, transformers >= 5.17 and safetensors, and of this repository only the folders `train` and
+`process` of `python/primerl` (no compiled extension, no network, no model files). Prints, for each of the two, tokens
+per second, MFU by the formula of `primerl.train.model.flops` (where the device's peak is known), peak memory and the
+time of the parts. What is timed is what `primerl trainer` and `primerl sft` do with a step, but for receiving the
+batch and publishing weights.
 
 Sequences are 512 to 4,096 tokens long, their second half sampled (RL) or to be imitated (SFT).
 

@@ -51,9 +51,10 @@ def link_packages(folder: Path, names: set[str]) -> None:
 
 
 def test_trainer_bench_needs_only_the_python_of_the_trainer(tmp_path: Path) -> None:
-    """Run on a copy that has nothing else: no other file of the package, no other package than these and their own."""
-    source = REPOSITORY / "python" / "primerl" / "train"
-    shutil.copytree(source, tmp_path / "primerl" / "train", ignore=shutil.ignore_patterns("__pycache__"))
+    """Run on a copy that has nothing else: no other folder of the package, no packages but these."""
+    for folder in ("train", "process"):
+        source = REPOSITORY / "python" / "primerl" / folder
+        shutil.copytree(source, tmp_path / "primerl" / folder, ignore=shutil.ignore_patterns("__pycache__"))
     packages = with_what_they_need("torch", "transformers", "safetensors", "numpy")
     assert not packages & {"msgpack", "xxhash", "peft", "datasets"}
     link_packages(tmp_path, packages)

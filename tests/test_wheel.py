@@ -212,7 +212,8 @@ def test_the_base_is_small_and_has_neither_torch_nor_transformers(base: Installe
 def test_what_the_base_lacks_is_named_with_its_extra_and_the_command(base: Installed, wheel: Path) -> None:
     file = write_run(base.folder)
     (base.folder / "finished" / "spool").mkdir(parents=True)
-    (base.folder / "sft.toml").write_text('output_dir = "sft"\n[model]\npath = "tiny"\n[data]\npath = "rows.jsonl"\n')
+    sft = 'output_dir = "sft"\nmax_steps = 1\n[model]\npath = "tiny"\n[data]\npath = "rows.jsonl"\n'
+    (base.folder / "sft.toml").write_text(sft)
     command = f"uv pip install --python {base.python} '{wheel}[train]'"
     for arguments in (["rl", "@", file.name], ["sft", "@", "sft.toml"], ["verify", "finished"]):
         said = base.call(*arguments, code=2)

@@ -1,9 +1,9 @@
 """Training: the policy trainer (`rl`), supervised fine-tuning (`sft`) and what they share.
 
 Imports only torch, transformers, safetensors, msgpack, xxhash and the standard library, so that it runs on a machine
-that has nothing else. What computes a step needs the first three only, and no other file of `primerl`
-(`benches/trainer_gpu.py`). Supervised fine-tuning takes its loss masks from `primerl.render`, and adapters need `peft`;
-both are imported where they are used.
+that has nothing else. What computes a step needs the first three only, and of `primerl` only this folder and
+`process` (`benches/trainer_gpu.py`). Supervised fine-tuning takes its loss masks from `primerl.render`, and adapters
+need `peft`; both are imported where they are used.
 
 | module or folder | what it holds |
 |---|---|

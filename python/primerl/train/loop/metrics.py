@@ -17,7 +17,6 @@ from typing import Any, TextIO
 
 import torch
 
-from primerl.net.prometheus import Exposition
 from primerl.train.checkpoint.files import keep_steps, remove_temporary, write_text
 from primerl.train.checkpoint.step_folders import saving
 from primerl.train.loop.progress import duration
@@ -51,8 +50,12 @@ class ExposedMetrics:
 
     def __init__(self, port: int, output_dir: Path) -> None:
         """Writes its URL to `<output_dir>/run/trainer_metrics.json`. Raises PortTakenError."""
-        self._exposition = Exposition(port)
         from prometheus_client import Gauge
+
+        # Not at the top: what computes a step runs without `primerl.net` (benches/trainer_gpu.py).
+        from primerl.net.prometheus import Exposition
+
+        self._exposition = Exposition(port)
 
         registry = self._exposition.registry
         self._step = Gauge("primerl_trainer_step", "Last step that was trained", registry=registry)
