@@ -522,7 +522,7 @@ def inspect_run(output_dir: str | PathLike[str], what: str = "summary", number: 
     """What the journal in `output_dir` tells; nothing is written, and the run may be going on.
 
     `what` is `summary`, `idle`, `dropped`, `evaluated` or `check`; or `rollout`, `group` or `step`, with its number.
-    Fields are those of `rust/primerl-orchestrator/src/inspect`; times in seconds of the run's clock. Raises
+    Fields are those of `rust/primerl-record/src/inspect`; times in seconds of the run's clock. Raises
     `PrimerlError` if the journal cannot be read or holds no such thing.
     """
 
@@ -553,7 +553,7 @@ def inspect_samples(output_dir: str | PathLike[str], steps: Sequence[int], share
 
     Each sample has its reward, advantage and lengths; `text` (`token_ids` and `learnt`, one value a token) is None but
     for the first `share` of each environment's, in an order without a meaning (`place`) that is the same each time.
-    Fields are those of `rust/primerl-orchestrator/src/inspect/samples.rs`. Raises `PrimerlError` if the journal cannot
+    Fields are those of `rust/primerl-record/src/inspect/samples.rs`. Raises `PrimerlError` if the journal cannot
     be read.
     """
 

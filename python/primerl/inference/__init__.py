@@ -1,1 +1,2 @@
-"""The embedded inference engine: HTTP, batching and bookkeeping in Rust, one call to torch per step."""
+"""Inference engines: the protocol of a backend (`backend`), the ones of primerl (`backends`, `torch/`, `vllm/`), and
+`primerl inference` (`server`), which serves one."""

@@ -19,7 +19,7 @@ need `peft`; both are imported where they are used.
 | `weights/` | published weights: files and manifest, broadcasts, direct transfers |
 | `distributed/` | ranks, the model divided among them, their barrier, torchrun |
 | `checkpoint/` | checkpoints, model folders, folders that appear whole, what the store uploads |
-| `settings`, `sft_settings`, `reader` | dataclasses of the settings, and what reads them from a mapping |
+| `settings`, `sft_settings` | dataclasses of the settings; `primerl.process.setting_checks` reads them from a mapping |
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Data ranks: processes that each train their share of a batch, with the model divided among them (`parallel`)."""
+"""Data ranks: processes that each train their share of a batch, with the model divided among them (`fsdp`)."""
 
 from __future__ import annotations
 
