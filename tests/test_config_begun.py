@@ -102,7 +102,8 @@ def refused(config: RLConfig) -> list[str]:
 def test_a_change_is_named_by_its_key(folder: Path, overrides: list[str], said: str) -> None:
     (problem,) = refused(given(folder, *overrides))
     key = said.split(" = ", 1)[0]
-    assert f"{folder / 'run'} holds a run that was begun with {said.format(key)}: go on with the same config" in problem
+    refusal = f"{folder / 'run'} holds a run that was begun with {said.format(key)}: resume with the same config"
+    assert refusal in problem
 
 
 def test_what_may_change_is_refused_by_nobody(folder: Path) -> None:
@@ -119,7 +120,7 @@ def test_another_model_is_one(folder: Path) -> None:
         template = other / "tokenizer_config.json"
     template.write_text(template.read_text() + " ")
     (problem,) = refused(given(folder, "--model.path", str(other)))
-    assert f"was begun with another model than the one in model.path ({template.name} differs): go on with" in problem
+    assert f"was begun with another model than the one in model.path ({template.name} differs): resume with" in problem
 
 
 def test_the_place_is_told_as_well(folder: Path) -> None:
@@ -143,13 +144,15 @@ def test_the_short_form_has_its_own_words(folder: Path, tmp_path: Path) -> None:
         ("environments.1.role.evaluate.interval", "eval.env[0].interval", f" (in {file}, line 13)"),
         ("group_size", "rollouts_per_example", f" (in {file}, line 4)"),
     ):
-        message = f"/f holds a run that was begun with {name} = 1, and now {name} = 3: go on with the same config, or x"
+        message = f"/f holds a run that was begun with {name} = 1, and now {name} = 3: resume with the same config, or"
         with pytest.raises(ConfigError) as caught, placed(config, arguments, short=is_short(arguments)):
             raise ConfigError(resume_refusal.in_words_of(config, message))
-        assert f"begun with {key} = 1, and now {key} = 3: go on with" in str(caught.value)
+        assert f"begun with {key} = 1, and now {key} = 3: resume with" in str(caught.value)
         assert place.removeprefix(f" (in {file}") in str(caught.value)
 
 
-@pytest.mark.parametrize("message", ["", "another", "holds a run that was begun with x = 1, and now y = 2: go on with"])
+@pytest.mark.parametrize(
+    "message", ["", "another", "holds a run that was begun with x = 1, and now y = 2: resume with"]
+)
 def test_other_messages_stay_as_they_are(folder: Path, message: str) -> None:
     assert resume_refusal.in_words_of(given(folder), message) == message

@@ -143,11 +143,11 @@ def test_teachers_that_hang_or_die_are_left_out_and_come_back(imitator: Path, ex
         try:
             until(lambda: started.steps() >= 2 or started.launcher.poll() is not None, 180, "two steps")
             one.process.send_signal(signal.SIGSTOP)
-            until(lambda: said("is left out until it answers again", one), 30, "the hung teacher's name")
+            until(lambda: said("gets no requests until it answers again", one), 30, "the hung teacher's name")
             one.process.send_signal(signal.SIGCONT)
             until(lambda: said("answers again, and gets requests", one), 30, "its return")
             other.process.send_signal(signal.SIGKILL)
-            until(lambda: said("is left out until it answers again", other), 30, "the killed teacher's name")
+            until(lambda: said("gets no requests until it answers again", other), 30, "the killed teacher's name")
             steps = started.steps() + 5
             until(lambda: started.steps() >= steps or started.launcher.poll() is not None, 60, "steps with one teacher")
             assert started.launcher.poll() is None, started.ended(5)

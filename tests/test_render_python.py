@@ -1,4 +1,4 @@
-"""`primerl.render` as Python meets it: its documentation runs, and no value gets past it that is no JSON."""
+"""`primerl.render` as Python meets it: its documentation runs, and no value gets past it that is not JSON."""
 
 from __future__ import annotations
 
@@ -116,15 +116,15 @@ WRONG = {
     "a huge integer": (lambda: 1 << 64, "more than 64 bits"),
     "a hugely negative integer": (lambda: -(1 << 63) - 1, "more than 64 bits"),
     "a really huge integer": (lambda: 10**5000, "more than 64 bits"),
-    "nan": (lambda: float("nan"), "NaN is no JSON"),
-    "infinity": (lambda: [float("inf")], "inf is no JSON"),
+    "nan": (lambda: float("nan"), "NaN is not JSON"),
+    "infinity": (lambda: [float("inf")], "inf is not JSON"),
     "half a pair": (lambda: "\ud800", "surrogate"),
     "half a pair in a key": (lambda: {"\udfff": 1}, "surrogate"),
-    "a key that is a number": (lambda: {1: "x"}, "the key 1 is no text"),
-    "a key that is none": (lambda: {None: "x"}, "the key None is no text"),
-    "bytes": (lambda: b"x", "bytes is no JSON"),
-    "a set": (lambda: {"x"}, "set is no JSON"),
-    "an object": (object, "object is no JSON"),
+    "a key that is a number": (lambda: {1: "x"}, "the key 1 is not a string"),
+    "a key that is none": (lambda: {None: "x"}, "the key None is not a string"),
+    "bytes": (lambda: b"x", "bytes is not JSON"),
+    "a set": (lambda: {"x"}, "set is not JSON"),
+    "an object": (object, "object is not JSON"),
 }
 USER = {"role": "user", "content": "x"}
 

@@ -325,7 +325,7 @@ class Renderer:
             renderer.render_text(messages, template_kwargs={"enable_thinking": False})
 
         Raises:
-            RenderError: A value is no JSON, content is no text, or the template refuses the messages.
+            RenderError: A value is not JSON, content is not text, or the template refuses the messages.
         """
     def render(
         self,
@@ -408,7 +408,7 @@ class Renderer:
 
         Raises:
             NotExtendableError: Not allowed by the template; `reason` says why in a word. Render in full (a fork).
-            RenderError: A value is no JSON.
+            RenderError: A value is not JSON.
         """
     def check_template(self, conversations: str | Path | None = None) -> list[dict[str, Any]]:
         """Every turn after an assistant message, and whether it extends the recorded tokens.

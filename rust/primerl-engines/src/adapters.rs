@@ -1,4 +1,4 @@
-//! Engines that load adapters beside each other: each version under a name of its own.
+//! Engines that hold several adapters at the same time: each version under its own name.
 //!
 //! ```text
 //! new version: room ─ /v1/load_lora_adapter (checks its files) ─ digest of what is held ─ probe ─> requests name it
@@ -58,8 +58,8 @@ async fn load(
     let base = client.weight_label(STANDS_STILL).await?;
     let named = Named::adapter(model, update.version, &update.digest, base);
     make_room(engine, &named, most);
-    // What is listed and not in use is of an orchestrator before this one, or of this one before it lost the engine: it is
-    // loaded anew, since it may not have come to its proof.
+    // Adapters that are listed but not in use were loaded by an earlier orchestrator, or by this one before it lost the
+    // engine. They are loaded again, because their proof may not have finished.
     let used = engine.adapters_in_use();
     for name in client.adapters(&Named::prefix(model)).await? {
         if !used.contains(&name) {
@@ -77,7 +77,7 @@ async fn load(
         .map(|()| named)
 }
 
-/// Requests of the oldest versions end, and begin anew, where there is no room for another; so do those of weights that
+/// Makes room for another version: requests of the oldest versions end and start again. So do requests on weights that
 /// others have replaced.
 fn make_room(engine: &Engine, new: &Named, most: u32) {
     let mut state = engine.state.lock();
@@ -125,8 +125,8 @@ pub(super) async fn unload_unused(pool: &Engines, engine: &Engine) {
         engine.client.keep_adapters(&kept).await
     };
     if let Err(error) = within(pool, unloading).await {
-        // They take up room until the next version comes, which looks for such.
-        tracing::warn!(engine = %engine.client.url(), %error, "adapters that nobody uses could not be unloaded");
+        // They take up room until the next version comes, which looks for unused adapters.
+        tracing::warn!(engine = %engine.client.url(), %error, "unused adapters could not be unloaded");
     }
 }
 
@@ -204,13 +204,13 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_older_versions_go_on_while_there_is_room() {
+    fn requests_of_older_versions_continue_while_there_is_room() {
         let (engine, adapters) = engine(&[1, 2, 4]);
         make_room(&engine, &named(5, "a"), 4);
         assert_eq!(lost(&adapters), [false; 3]);
         assert_eq!(engine.adapters_in_use(), ["m@1-a", "m@2-a", "m@4-a"]);
         let state = engine.state.lock();
-        assert!(state.usable().is_none(), "nobody has looked at its health");
+        assert!(state.usable().is_none(), "its health has not been checked");
         assert_eq!(state.proved(), Some(PolicyVersion(4)));
     }
 
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_weights_again_disturb_nobody() {
+    fn the_same_weights_again_disturb_no_request() {
         let (engine, adapters) = engine(&[3, 4]);
         make_room(&engine, &named(4, "a"), 8);
         assert_eq!(lost(&adapters), [false; 2]);

@@ -1,4 +1,4 @@
-//! One request on one engine after the other, until it is answered or its deadline passed.
+//! Sends one request to one engine after the other, until it is answered or its deadline has passed.
 
 use super::chat;
 use super::error::EngineError;
@@ -14,13 +14,13 @@ use primerl_core::Event;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Attempts that one request may lose to engines that answer with errors while they are healthy.
+/// Attempts that one request may lose to healthy engines that answer with errors.
 const MAX_ATTEMPTS: u32 = 6;
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 
 impl Engines {
-    /// Sample from one engine; if it fails, from another, until the deadline. With `progress`, the engine is asked for a
-    /// stream, and another goes on where it failed.
+    /// Sample from one engine; if it fails, from another, until the deadline. With `progress`, the engine is asked for
+    /// a stream, and another engine continues where it failed.
     pub async fn generate(
         &self,
         request: &SampleRequest<'_>,
@@ -49,7 +49,7 @@ impl Engines {
                 }
                 Err(error) if !error.is_retryable() => return Err(GenerateError::Refused(error)),
                 Err(error @ EngineError::Crossed { .. }) => {
-                    // Nobody failed: it begins anew on the new weights, as often as the deadline allows.
+                    // No engine failed: the request starts again on the new weights, as often as the deadline allows.
                     tracing::info!(request = request.request_id, %error, "sampled again");
                     self.crossed.fetch_add(1, Ordering::Relaxed);
                     last = error.to_string();
@@ -88,7 +88,7 @@ impl Engines {
         }
     }
 
-    /// Sample what is left of an answer. Where that fails, `begun` keeps what can be relied on.
+    /// Samples the rest of an answer. If that fails, `begun` keeps the tokens that are certain.
     async fn go_on(
         &self,
         slot: &Slot,
@@ -104,7 +104,7 @@ impl Engines {
                 .send(Event::SamplingStarted { rollout, version });
         }
         if let Some(messages) = rest.chat {
-            // Nothing of it is shown before it is whole: there is never a part to go on from.
+            // The answer is shown only as a whole, so there is never a part to continue from.
             let (config, timeout) = (&self.config, self.timeout(rest.deadline));
             let answer = chat::sample(slot, messages, &rest, config, timeout, progress);
             return Ok(slot.unless_lost(answer).await);
@@ -120,7 +120,7 @@ impl Engines {
             Ok(generated) => return Ok(Ok(begun.with(generated))),
             Err(error) => error,
         };
-        // A grammar would begin anew, and allow again what was said.
+        // A grammar would start from the beginning, and allow again what was already sampled.
         if error.leaves_a_part() && request.structured_outputs.is_none() {
             let part = follow.part(assembly.take(), slot.version(), &bounds);
             let stops = &self.config.stop_token_ids;
@@ -168,13 +168,14 @@ impl Engines {
         )
     }
 
-    /// Of one engine's answer.
+    /// Timeout of one engine's answer.
     fn timeout(&self, deadline: Instant) -> Duration {
         let left = deadline.saturating_duration_since(Instant::now());
         left.min(self.config.request_timeout)
     }
 
-    /// The ids that engines make of these messages; asked of one, and if it fails of another, until the deadline.
+    /// The token ids that engines render these messages to. Asks one engine and, if it fails, another, until the
+    /// deadline.
     pub async fn tokenize(
         &self,
         messages: &ChatMessages,
@@ -209,7 +210,7 @@ impl Engines {
     }
 }
 
-/// For one call among several.
+/// The progress for one call among several.
 fn reborrow<'a>(progress: &'a mut Option<&mut dyn Progress>) -> Option<&'a mut dyn Progress> {
     match progress {
         Some(progress) => Some(&mut **progress),

@@ -4,10 +4,10 @@
 //! messages ─ /tokenize ─> prompt's ids ─> room, parent or fork ─┐
 //!              label ─ /v1/chat/completions ─ label <───────────┘  prompt_token_ids must be those ids
 //! ```
-//! The ids are asked for first, so that a prompt that is too long is refused as with ids of our own, and the answer's
-//! length fits what is left. The chat route does not say which weights sampled which token. So an engine is only updated
-//! when its requests have ended (or its patience has), and its label is read before and after each answer: where an
-//! update came in between, the answer is sampled again. Nothing of it is shown before that is known.
+//! The ids come first, so that a prompt that is too long is refused in the same way as with our own ids, and the
+//! answer's length fits the remaining context. The chat route does not say which weights sampled which token. So an
+//! engine is only updated when its requests have ended (or its patience has), and its label is read before and after
+//! each answer: if an update came in between, the answer is sampled again. Nothing of it is shown before that is known.
 
 use super::client::{EngineClient, parse};
 use super::config::EnginesConfig;
@@ -28,9 +28,9 @@ use std::time::Duration;
 
 /// A cold engine may compile something for its first answer.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(60);
-/// Of a list in JSON.
+/// Estimated size of a token id in a JSON list.
 const BYTES_AN_ID: usize = 16;
-/// How vLLM writes a token where ids are asked for.
+/// How vLLM writes a token when ids are requested.
 const TOKEN_PREFIX: &str = "token_id:";
 
 #[derive(Deserialize)]
@@ -79,7 +79,7 @@ fn malformed(problem: impl Into<String>) -> EngineError {
     }
 }
 
-/// The prompt's ids, as the engine renders it.
+/// The prompt's ids, as the engine renders them.
 pub(super) async fn tokenize(
     client: &EngineClient,
     model: &str,
@@ -93,8 +93,8 @@ pub(super) async fn tokenize(
     Ok(tokens)
 }
 
-/// The body of the chat route. Every way to sample is named: what is left out, vLLM takes from the model's
-/// `generation_config.json`, and it would not be the policy that is sampled.
+/// The body of the chat route. It names every sampling setting: for omitted ones vLLM uses the model's
+/// `generation_config.json`, and then it would not sample the policy that the run describes.
 fn body(
     chat: &ChatMessages,
     request: &SampleRequest<'_>,
@@ -103,7 +103,7 @@ fn body(
 ) -> Result<Bytes, serde_json::Error> {
     let mut fields = chat.fields(&named.model);
     if chat.tools.is_some() {
-        // Rendered, but not looked for in the answer: that is done here, for engines of all kinds alike.
+        // Rendered, but not looked for in the answer: our own code does that, in the same way for all engines.
         fields.insert("tool_choice".into(), "none".into());
     }
     let neutral = json!({"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
@@ -119,7 +119,7 @@ fn body(
         "max_completion_tokens": request.max_tokens,
         "stop_token_ids": config.stop_token_ids,
         "logprobs": true,
-        // Of k, vLLM counts the sampled token as one.
+        // vLLM counts the sampled token as one of k.
         "top_logprobs": match request.top_logprobs { 0 => 0, count => count + 1 },
         "return_token_ids": true,
         "return_tokens_as_token_ids": true,
@@ -170,7 +170,7 @@ pub(super) async fn sample(
     }
 }
 
-/// What was sampled after exactly this prompt, by weights of this label.
+/// The tokens sampled after exactly this prompt, by weights with this label.
 fn read(bytes: &[u8], prompt: &[u32], label: &str, named: &Named) -> Result<Choice, EngineError> {
     let body: ChatBody = parse("chat", bytes)?;
     named.check_model(body.model.as_deref())?;
@@ -211,7 +211,7 @@ fn token(token: ChatToken) -> Result<TokenLogprob, EngineError> {
     for other in &token.top_logprobs {
         top.push((token_id(&other.token)?, other.logprob));
     }
-    // The sampled token comes first, whatever its rank, and ranks are not told.
+    // The sampled token comes first, whatever its rank; ranks are not returned.
     top.sort_by(|a, b| b.1.total_cmp(&a.1));
     let ranked = top.into_iter().zip(1..);
     Ok(TokenLogprob {
@@ -239,7 +239,7 @@ fn token_id(text: &str) -> Result<u32, EngineError> {
     })
 }
 
-/// Whether the engine serves both routes with ids. What it lacks is the inner error, which does not go away by itself.
+/// Whether the engine serves both routes with ids. The inner error is what it lacks, which does not change by itself.
 pub(super) async fn prove(
     client: &EngineClient,
     config: &EnginesConfig,
@@ -248,7 +248,7 @@ pub(super) async fn prove(
         messages: Bytes::from_static(br#"[{"role":"user","content":"a"}]"#),
         ..ChatMessages::default()
     };
-    // A predecessor of ours that died in an update left the engine paused: it would never answer.
+    // An earlier orchestrator that died in an update left the engine paused: it would never answer.
     in_time("resume", STANDS_STILL, client.resume()).await??;
     let answered = async {
         let ids = tokenize(client, &config.model, &chat, PROOF_TIMEOUT).await?;

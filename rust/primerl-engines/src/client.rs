@@ -1,4 +1,4 @@
-//! One engine over HTTP: vLLM's surface, as much of it as a run needs. No state, no retries, no policy.
+//! One engine over HTTP: the part of vLLM's API that a run needs. No state, no retries, no policy.
 
 use super::body::RequestBody;
 use super::error::EngineError;
@@ -13,15 +13,15 @@ use std::time::Duration;
 /// Health and model-card calls answer at once or not at all; a machine whose cores are all busy needs some room.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of an answer whose length no request bounds: rendered ids of a long conversation, metrics.
+/// Largest answer, bytes, if no request bounds its length: rendered ids of a long conversation, metrics.
 const LARGEST_ANSWER: usize = 64 << 20;
-/// Of a refusal, whose message is short.
+/// Largest body of a refusal, whose message is short.
 const LARGEST_REFUSAL: usize = 64 << 10;
 
 /// `http://host:port`, or `https`, without a trailing slash, or what is wrong with it.
 pub fn parse_url(url: &str) -> Result<String, String> {
     let parsed =
-        reqwest::Url::parse(url).map_err(|error| format!("`{url}` is no URL ({error})"))?;
+        reqwest::Url::parse(url).map_err(|error| format!("`{url}` is not a URL ({error})"))?;
     if !matches!(parsed.scheme(), "http" | "https") {
         return Err(format!("`{url}` is neither http nor https"));
     }
@@ -48,12 +48,12 @@ pub struct EngineClient {
 }
 
 impl EngineClient {
-    /// `url` as [`parse_url`] returns it.
+    /// `url` in the form that [`parse_url`] returns.
     pub fn new(url: String) -> Result<EngineClient, EngineError> {
         EngineClient::over(url, tls::client)
     }
 
-    /// `client` is one for that URL.
+    /// `client` is the HTTP client for that URL.
     fn over(
         url: String,
         client: impl Fn(&str) -> Result<reqwest::ClientBuilder, NoAuthorities>,
@@ -68,7 +68,7 @@ impl EngineClient {
             Ok(client
                 .connect_timeout(CONNECT_TIMEOUT)
                 .tcp_nodelay(true)
-                // An engine answers itself, and prompts are for nobody else.
+                // Engines answer directly, and prompts must not be sent to another server.
                 .redirect(reqwest::redirect::Policy::none()))
         };
         let requests = builder()?.pool_idle_timeout(clients::IDLE_CONNECTION);
@@ -108,8 +108,8 @@ impl EngineClient {
         named.answer(GenerateAnswer::parse(&bytes)?)?.check(&bounds)
     }
 
-    /// As [`EngineClient::generate`], of a body that asks for a stream; `progress` sees the tokens as they come.
-    /// `request_id` is the body's. What came is in `assembly`, after an error, too.
+    /// Like [`EngineClient::generate`], for a body that requests a stream; `progress` sees the tokens as they come.
+    /// `request_id` is the body's. The received tokens are in `assembly`, also after an error.
     pub(super) async fn generate_streamed(
         &self,
         body: RequestBody,
@@ -163,7 +163,7 @@ impl EngineClient {
             .map(drop)
     }
 
-    /// A call on a connection that is kept.
+    /// A call on a connection that stays open.
     pub(super) async fn call(
         &self,
         call: &'static str,
@@ -175,7 +175,7 @@ impl EngineClient {
             .await
     }
 
-    /// As [`EngineClient::call`], of an answer of at most so many bytes.
+    /// Like [`EngineClient::call`], with a limit on the answer's size in bytes.
     pub(super) async fn call_up_to(
         &self,
         call: &'static str,
@@ -197,7 +197,7 @@ impl EngineClient {
         self.get("health", "/health").await.map(drop)
     }
 
-    /// A call that is answered at once.
+    /// A call whose answer comes at once.
     pub(super) async fn get(
         &self,
         call: &'static str,

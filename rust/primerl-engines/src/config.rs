@@ -11,7 +11,7 @@ pub struct EnginesConfig {
     pub request_timeout: Duration,
     pub update_timeout: Duration,
     pub stop_token_ids: Vec<u32>,
-    /// Of the model; `None` where it does not say.
+    /// Size of the model's vocabulary; `None` if the model does not say.
     pub vocabulary_size: Option<u32>,
     /// Longest sequence that is trained, tokens.
     pub seq_len: u32,

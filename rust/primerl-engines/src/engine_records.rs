@@ -1,5 +1,6 @@
-//! Who joined, from where, on disk: an engine that comes back under its name at another address takes its old place also
-//! in an orchestrator that was restarted meanwhile, and one that joined in the last moment before that is not forgotten.
+//! The engines that joined, and their addresses, on disk. With this file, an engine that returns under its name at
+//! another address gets its old place also after the orchestrator was restarted, and an engine that joined just before
+//! a restart is not forgotten.
 
 use primerl_core::EngineId;
 use primerl_service::files::{WriteError, write_whole};
@@ -23,8 +24,8 @@ pub fn write(output_dir: &Path, records: &[EngineRecord]) -> Result<(), WriteErr
     write_whole(&output_dir.join(FILE), &bytes)
 }
 
-/// Those of the file, and those that only the journal knows (`known`), by number; of several at one address the one
-/// that is there: of the file, named, joined last.
+/// The engines in the file, and those that only the journal knows (`known`), by number. If several have one address,
+/// the result has the one that is there now: an engine of the file, with a name, that joined last.
 pub fn read<'a>(
     output_dir: &Path,
     known: impl Iterator<Item = (EngineId, &'a str)>,
@@ -49,13 +50,19 @@ pub fn read<'a>(
             written.extend(those.iter().map(|record| record.engine));
             records.extend(those.into_iter().map(|record| (record.engine, record)));
         }
-        // Of a version that wrote none, or of a run without engines.
+        // A version that wrote none, or a run without engines.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Ok(Err(error)) => {
-            tracing::warn!(path = %path.display(), %error, "engines are looked for by the journal only")
+            tracing::warn!(
+                path = %path.display(), %error,
+                "cannot read the engine records; restoring engines from the journal alone"
+            )
         }
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "engines are looked for by the journal only")
+            tracing::warn!(
+                path = %path.display(), %error,
+                "cannot parse the engine records; restoring engines from the journal alone"
+            )
         }
     }
     one_at_each_address(records.into_values().collect(), &written)
@@ -128,12 +135,12 @@ mod tests {
             name: name.map(str::to_owned),
         };
         let at = |engine, url: &str| (engine, url.to_owned());
-        // Of the journal alone, the one that joined last.
+        // The journal alone knows the one that joined last.
         assert_eq!(
             read(&[(0, "http://a"), (1, "http://b"), (2, "http://a")]),
             [at(1, "http://b"), at(2, "http://a")]
         );
-        // 0 took the address of 1, which is not written any more.
+        // 0 took the address of 1, which is no longer written.
         write(folder.path(), &[record(0, "http://a", Some("n"))]).expect("writes");
         assert_eq!(
             read(&[(0, "http://old"), (1, "http://a"), (2, "http://b")]),

@@ -3,13 +3,13 @@
 use primerl_service::tls::{self, chain};
 use std::time::Duration;
 
-/// Of calls that take no time: an engine whose server lives, but that does not answer these, hangs.
+/// Timeout of calls that take no time: an engine whose server lives but does not answer these calls hangs.
 pub(super) const STANDS_STILL: Duration = Duration::from_secs(20);
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    #[error("{call}: no answer: {}", with_mend(source))]
+    #[error("{call}: no answer: {}", with_hint(source))]
     Transport {
         call: &'static str,
         source: reqwest::Error,
@@ -24,24 +24,24 @@ pub enum EngineError {
     Malformed { call: &'static str, problem: String },
     #[error("{call}: no answer within {limit:?}")]
     StandsStill { call: &'static str, limit: Duration },
-    /// The engine sampled with weights whose version nobody proved (it was restarted, or updated by somebody else).
+    /// The engine sampled with weights whose version was not proved (it was restarted, or updated by someone else).
     #[error("sampled with weights labelled `{label}`, which were never proved")]
     Unproved { label: String },
-    /// It was asked for an adapter, and says that something else answered.
+    /// The request named an adapter, and the answer names another model.
     #[error("was asked for `{asked}`, and `{answered}` answered")]
     Misnamed { asked: String, answered: String },
     #[error("generate: aborted by the engine after {tokens} tokens")]
     Aborted { tokens: usize },
-    /// Weights were loaded while it answered, and the answer does not say which tokens are of which.
+    /// The engine loaded weights while it answered, and the answer does not say which weights sampled which token.
     #[error(
         "its weights changed from `{before}` to `{after}` while it answered, and a chat answer does not say which of \
          them sampled what"
     )]
     Crossed { before: String, after: String },
-    /// It cannot do what the run's config asks of it.
+    /// The engine cannot do what the run's config needs.
     #[error("{0}")]
     Unfit(String),
-    /// It was given other ids than those that it had said it would be given.
+    /// The engine got other ids than its `/tokenize` route had returned.
     #[error(
         "chat: the engine was given a prompt of {given} tokens, and /tokenize had rendered the same messages to {expected} \
          others: is a setting of its chat route another (--exclude-tools-when-tool-choice-none, \
@@ -60,9 +60,9 @@ pub enum EngineError {
     Forgotten(String),
 }
 
-fn with_mend(error: &reqwest::Error) -> String {
+fn with_hint(error: &reqwest::Error) -> String {
     match tls::mend(error, error.url().map_or("", reqwest::Url::as_str)) {
-        Some(mend) => format!("{}; {mend}", chain(error)),
+        Some(hint) => format!("{}; {hint}", chain(error)),
         None => chain(error),
     }
 }
@@ -78,7 +78,7 @@ impl EngineError {
         }
     }
 
-    /// Whether the files that an engine was told to load may be the cause.
+    /// Whether the files that the engine should load may be the cause.
     pub fn is_about_weights(&self) -> bool {
         let calls = [
             "update_weights",
@@ -95,7 +95,7 @@ impl EngineError {
         }
     }
 
-    /// Whether what a stream had brought by then can be relied on: the engine went away, but said nothing wrong.
+    /// Whether the tokens that a stream had brought can be relied on: the engine went away, but reported nothing wrong.
     pub fn leaves_a_part(&self) -> bool {
         match self {
             EngineError::Transport { .. }

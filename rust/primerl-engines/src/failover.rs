@@ -1,10 +1,11 @@
-//! An answer of several engines: one failed in the middle of its stream, and another goes on behind what it had sampled.
+//! An answer of several engines: one failed in the middle of its stream, and another continues after what it had
+//! sampled.
 //!
 //! Each token keeps the log-probability that its own engine gave, and the version of the weights that sampled it. vLLM
-//! names the versions at a stream's end only. Of a stream without an end they are known all the same for the tokens that
-//! came before an update of the engine was begun: the engine had proved its version when it got the request, and nobody
-//! had told it to load another. What came later may be of either version. It is dropped, and if it was shown, so is the
-//! request.
+//! names the versions only at the end of a stream. If a stream has no end, the versions are still known for the tokens
+//! that came before an update of the engine was started: the engine had proved its version when it got the request, and
+//! had not been asked to load another. Later tokens may be of either version. They are dropped, and if they were shown,
+//! so is the request.
 
 use super::generate::{Bounds, Choice, Generated, Progress, TokenLogprob, VersionSpan};
 use super::ids::PromptIds;
@@ -47,7 +48,7 @@ impl Begun {
         rest
     }
 
-    /// Another part of it. Whether the answer is whole with it, though no engine said so.
+    /// Adds another part. Returns whether it completes the answer, although no engine said so.
     pub(crate) fn add(&mut self, part: Generated, max_tokens: u32, stop_token_ids: &[u32]) -> bool {
         self.generated = Some(self.with(part));
         let Some(begun) = &mut self.generated else {
@@ -78,7 +79,7 @@ impl Begun {
 }
 
 impl Generated {
-    /// Both parts as one answer, which ends as the second does.
+    /// Joins both parts to one answer, which ends as the second does.
     fn followed_by(mut self, mut next: Generated) -> Generated {
         self.token_ids.append(&mut next.token_ids);
         self.logprobs.append(&mut next.logprobs);
@@ -94,16 +95,16 @@ impl Generated {
     }
 }
 
-/// Follows one engine's part of an answer: notes which of its tokens are certain to be of the proved weights, and shows
-/// none before the probe of the weights that may have sampled it was passed.
+/// Follows one engine's part of an answer: notes which tokens are certain to come from the proved weights, and shows
+/// none before the weights that may have sampled it have passed their probe.
 pub(super) struct Follow<'a> {
     pub progress: &'a mut dyn Progress,
     engine: &'a Engine,
     weights: u64,
-    /// Tokens of the parts before.
+    /// Tokens of the earlier parts.
     before: usize,
     seen: usize,
-    /// Tokens of this part that came before the weights may have changed, of weights whose probe was passed.
+    /// Tokens of this part that came before the weights may have changed, from weights that have passed their probe.
     certain: usize,
     /// A stop sequence ends this part after so many tokens.
     ended: Option<usize>,
@@ -138,12 +139,12 @@ impl<'a> Follow<'a> {
         }
     }
 
-    /// [`Engine::weights`] that may have sampled what is held back.
+    /// [`Engine::weights`] that may have sampled the tokens that are held back.
     pub(crate) fn held_for(&self) -> u64 {
         self.held.weights
     }
 
-    /// Shows what was held back. Returns after how many tokens of this part a stop sequence ends it.
+    /// Shows the tokens that were held back. Returns the length at which a stop sequence ends this part.
     pub(crate) fn show(&mut self) -> Option<usize> {
         let Held { ids, logprobs, .. } = std::mem::take(&mut self.held);
         if self.ended.is_none() && !ids.is_empty() {
@@ -153,7 +154,7 @@ impl<'a> Follow<'a> {
         self.ended
     }
 
-    /// What is left of a part whose engine failed.
+    /// The certain tokens of a part whose engine failed.
     pub(crate) fn part(
         &self,
         mut choice: Choice,
@@ -171,7 +172,7 @@ impl<'a> Follow<'a> {
             end: kept,
         }]);
         let ended = self.ended.filter(|ended| *ended <= kept);
-        // What would not be taken of a whole answer is not taken of a part.
+        // Checks that reject a whole answer also reject a part of it.
         choice.check(bounds, ended).ok()
     }
 }
@@ -179,7 +180,7 @@ impl<'a> Follow<'a> {
 impl Progress for Follow<'_> {
     fn tokens(&mut self, ids: &[u32], logprobs: &[TokenLogprob]) -> Option<usize> {
         self.seen += ids.len();
-        // They were sampled before they came, so before this look; a probe that is passed vouches for those before it.
+        // They were sampled before they came, so before this look; a passed probe vouches for all tokens before it.
         let (weights, probed) = (&self.engine.weights, &self.engine.probed_weights);
         let [now, probed] = [weights, probed].map(|count| count.load(Ordering::SeqCst));
         if [now, probed] == [self.weights; 2] {
@@ -301,7 +302,7 @@ mod tests {
         let run = part.versions[0];
         assert_eq!((run.version, run.n_tokens), (PolicyVersion(4), 2));
         assert!(follow.go_on(&part.token_ids), "the third was held back");
-        // Of a place that was taken after the change nothing is uncertain, once it is known to be right.
+        // A position that was taken after the change is certain once it is known to be right.
         engine.probe_passed();
         let mut follow = Follow::new(&mut shown, &engine, 1, 3);
         follow.tokens(&[4], &[]);
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_whole_answer_may_hold_no_part_may_hold() {
+    fn a_part_is_checked_like_a_whole_answer() {
         let (engine, mut shown) = (engine(), Shown::default());
         let mut follow = Follow::new(&mut shown, &engine, 0, 0);
         follow.tokens(&[1, 100], &[]);

@@ -1,5 +1,5 @@
-//! What a run needs of an engine that may have been started by somebody else: asked at the first look, and said all at
-//! once, with what to set. vLLM by itself serves none of it but the model.
+//! What a run needs of an engine that someone else may have started: checked at the first look, and reported all at
+//! once, with the settings to change. vLLM by itself serves only the model.
 
 use super::client::EngineClient;
 use super::config::EnginesConfig;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::json;
 use std::time::Duration;
 
-/// A generated token; a cold engine may compile something for it.
+/// Timeout of one generated token; a cold engine may compile something for it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const TIMEOUT: Duration = Duration::from_secs(10);
 const EXTENSION: &str = "it has no `primerl_weight_digest`, by which weights are loaded and proved: start vLLM with \
@@ -22,10 +22,10 @@ struct Paused {
     is_paused: bool,
 }
 
-/// Every reason why the engine cannot serve this run; empty where there is none.
+/// Every reason why the engine cannot serve this run; empty if there is none.
 ///
 /// # Errors
-/// It does not answer, or not yet: nothing is known.
+/// The engine does not answer (yet): nothing is known.
 pub(super) async fn lacking(
     client: &EngineClient,
     config: &EnginesConfig,
@@ -37,12 +37,12 @@ pub(super) async fn lacking(
         .filter(|context| *context <= config.max_tokens)
     {
         lacking.push(format!(
-            "its context of {context} tokens holds no prompt beside an answer of sampling.max_tokens = {}: start it with \
-             a larger `--max-model-len` (seq_len is {}), or lower sampling.max_tokens",
+            "its context of {context} tokens has no room for a prompt and an answer of sampling.max_tokens = {}: start \
+             it with a larger `--max-model-len` (seq_len is {}), or lower sampling.max_tokens",
             config.max_tokens, config.seq_len
         ));
     }
-    // Such an engine need not take token ids.
+    // Such an engine need not accept token ids.
     if !config.engines_render {
         lacking.extend(tokens_route(client).await?);
     }
@@ -56,7 +56,7 @@ pub(super) async fn lacking(
         Some(answer) => {
             lacking.extend(extension(client).await?);
             let is_paused = serde_json::from_slice(&answer).is_ok_and(|Paused { is_paused }| is_paused);
-            // One that a predecessor of ours left paused would not answer.
+            // An engine that an earlier orchestrator left paused would not answer.
             if lacking.is_empty() && config.needs_processed && !is_paused {
                 lacking.extend(alternatives(client, config).await?);
             }
@@ -77,7 +77,7 @@ fn known_missing(
     }
 }
 
-/// Aborting what is not there does nothing, and is refused where the routes for token ids are.
+/// Aborting an unknown request does nothing, and is refused if the routes for token ids exist.
 async fn tokens_route(client: &EngineClient) -> Result<Option<String>, EngineError> {
     let body = json!({"request_ids": ["primerl-look"]}).to_string();
     let path = "/inference/v1/abort_requests";
@@ -94,7 +94,7 @@ async fn tokens_route(client: &EngineClient) -> Result<Option<String>, EngineErr
     })
 }
 
-/// Without the workers' extension nobody knows what an engine serves: it cannot be proved, so it gets no traffic.
+/// Without the workers' extension it is unknown what an engine serves: it cannot be proved, so it gets no traffic.
 async fn extension(client: &EngineClient) -> Result<Option<String>, EngineError> {
     match client.weight_digests().await {
         // In vLLM's words: the method is not implemented, or it has no engine for weights with a digest.
@@ -110,7 +110,7 @@ async fn extension(client: &EngineClient) -> Result<Option<String>, EngineError>
     }
 }
 
-/// What log-probabilities are of is found out by the most likely tokens'.
+/// The log-probabilities of the most likely tokens show which distribution they come from.
 async fn alternatives(
     client: &EngineClient,
     config: &EnginesConfig,

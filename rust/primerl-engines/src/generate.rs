@@ -1,4 +1,4 @@
-//! Bodies of `/inference/v1/generate`: what is asked for, and the checks without which an answer is not trained on.
+//! Bodies of `/inference/v1/generate`: the request, and the checks that an answer must pass before it is trained on.
 
 use super::body::RequestBody;
 use super::error::EngineError;
@@ -26,7 +26,7 @@ pub(crate) struct GenerateBody<'a> {
 impl GenerateBody<'_> {
     pub(crate) fn encode(&self, written: &WrittenIds) -> Result<RequestBody, serde_json::Error> {
         let mut others = serde_json::to_vec(self)?;
-        // It has fields, so a comma takes the place of its brace.
+        // The body has fields, so a comma replaces its opening brace.
         others[0] = b',';
         Ok(self
             .token_ids
@@ -52,11 +52,11 @@ pub(crate) struct SamplingParams<'a> {
 
 /// Follows an answer while it is sampled.
 pub trait Progress: Send {
-    /// More tokens came. The result ends the answer after so many of its tokens.
+    /// More tokens came. The result ends the answer after that many tokens.
     fn tokens(&mut self, ids: &[u32], logprobs: &[TokenLogprob]) -> Option<usize>;
 
-    /// The engine failed, and another goes on behind these tokens of the answer. Whether it may: not if somebody has
-    /// seen more of them.
+    /// The engine failed, and another continues after these tokens of the answer. Returns whether it may: not if a
+    /// client has seen more of them.
     fn go_on(&mut self, kept: &[u32]) -> bool;
 }
 
@@ -68,15 +68,15 @@ pub struct Generated {
     pub logprobs: Vec<f32>,
     pub versions: VersionRuns,
     pub finish: FinishReason,
-    /// Most likely tokens at each position, in order; empty where none were asked for.
+    /// Most likely tokens at each position, in order; empty if none were requested.
     pub top: Vec<Vec<(u32, f32)>>,
-    /// What decided which tokens were allowed, where the engine says it.
+    /// What decided which tokens were allowed, if the engine reports it.
     pub grammar: Option<Arc<Grammar>>,
 }
 
 #[derive(Deserialize)]
 pub struct GenerateAnswer {
-    /// What answered, by the name that requests give it.
+    /// The model that answered, by the name that requests use.
     pub(super) model: Option<String>,
     pub(super) choices: Vec<Choice>,
 }
@@ -90,7 +90,7 @@ pub(super) struct Choice {
     pub grammar: Option<Applied>,
 }
 
-/// Vocabulary and library by name, and what they were told to enforce.
+/// The vocabulary and the library by name, and the constraints that they enforce.
 #[derive(Clone, Deserialize)]
 pub(super) struct Applied {
     pub masks: Arc<str>,
@@ -130,7 +130,7 @@ pub struct TopLogprob {
 }
 
 impl TokenLogprob {
-    /// The `count` most likely tokens; the sampled one is among them only where it is one of them.
+    /// The `count` most likely tokens; they include the sampled one only if it is one of them.
     pub fn top(&self, count: u32) -> Vec<(u32, f32)> {
         let likely = |top: &&TopLogprob| top.rank <= count;
         let mut top: Vec<&TopLogprob> = self.top_logprobs.iter().filter(likely).collect();
@@ -155,8 +155,8 @@ const LOWEST_SAMPLED: f64 = -104.0;
 /// (nats) above the largest, with a vocabulary of a million.
 const VOCABULARY_NATS: f64 = 14.0;
 
-/// The lowest log-probability that a sampled token can have. `is_constrained`: by a grammar, which may leave only tokens
-/// that the model finds as unlikely as a logarithm can say.
+/// The lowest log-probability that a sampled token can have. `is_constrained`: by a grammar, which may allow only
+/// tokens whose probability is the smallest that a logarithm can express.
 pub(crate) fn lowest_logprob(temperature: f64, is_constrained: bool) -> f32 {
     match is_constrained {
         true => NOT_FINITE,
@@ -173,23 +173,22 @@ const BYTES_AN_ALTERNATIVE: usize = 1 << 9;
 /// A log-probability is at most 0; engines that compute in half precision may miss that by this much.
 const LOGPROB_ROUNDING: f32 = 1e-3;
 
-/// What an answer cannot exceed.
+/// The limits of an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds<'a> {
     pub max_tokens: u32,
-    /// Alternatives asked for at each position.
+    /// Alternatives requested at each position.
     pub top_logprobs: u32,
-    /// Token ids are below this; `None` where the model does not say.
+    /// Token ids are below this; `None` if the model does not say.
     pub vocabulary_size: Option<u32>,
-    /// Of a sampled token: [`lowest_logprob`].
+    /// For a sampled token: [`lowest_logprob`].
     pub lowest_logprob: f32,
-    /// What may end an answer; empty where that is not known.
+    /// Tokens that may end an answer; empty if they are not known.
     pub stop_token_ids: &'a [u32],
 }
 
 impl Bounds<'_> {
-    /// Bytes of a whole answer. More is no answer, and is not read: an engine that sends without end must not fill the
-    /// memory.
+    /// Bytes of a whole answer. The rest is not read: an engine that sends without end must not fill the memory.
     pub fn longest_answer(&self) -> usize {
         let alternatives = BYTES_AN_ALTERNATIVE.saturating_mul(self.top_logprobs as usize + 1);
         let tokens = self.max_tokens as usize;
@@ -233,7 +232,7 @@ fn malformed(problem: String) -> EngineError {
 }
 
 impl Choice {
-    /// `ended_at`: we ended it, after so many tokens.
+    /// `ended_at`: our own code ended the answer, after so many tokens.
     pub(crate) fn check(
         mut self,
         bounds: &Bounds<'_>,
@@ -254,7 +253,7 @@ impl Choice {
                 cut_runs(&mut versions, kept);
                 FinishReason::StopSequence
             }
-            // Nobody but the engine ended it: a part of an answer is no sample of the policy.
+            // Only the engine ended it: a part of an answer is not a sample of the policy.
             (Some("abort" | "error"), _) => return Err(EngineError::Aborted { tokens: sampled }),
             _ if sampled == 0 => return Err(malformed("no token was sampled".into())),
             (Some("stop"), _) => {
@@ -279,7 +278,7 @@ impl Choice {
     }
 }
 
-/// Taken as it is, the end of an answer that does not end would be trained: the model would learn to stop there.
+/// If it were accepted, the end of an unfinished answer would be trained: the model would learn to stop there.
 fn check_stop(token_ids: &[u32], stop_token_ids: &[u32]) -> Result<(), EngineError> {
     let Some(last) = token_ids.last() else {
         return Ok(());
@@ -288,7 +287,7 @@ fn check_stop(token_ids: &[u32], stop_token_ids: &[u32]) -> Result<(), EngineErr
         return Ok(());
     }
     Err(malformed(format!(
-        "finish_reason is \"stop\", and the last token, {last}, is none that ends an answer ({stop_token_ids:?})"
+        "finish_reason is \"stop\", and the last token, {last}, is not one that ends an answer ({stop_token_ids:?})"
     )))
 }
 
@@ -311,7 +310,7 @@ fn check_logprobs(
     }
     let problem = content.iter().find_map(|token| match token.logprob {
         above if above > LOGPROB_ROUNDING => {
-            Some(format!("{above} is no log-probability: it is above 0"))
+            Some(format!("{above} is not a log-probability: it is above 0"))
         }
         below if below < lowest => Some(format!(
             "a sampled token has the log-probability {below:e}, and none can be sampled below {lowest}"
@@ -321,7 +320,7 @@ fn check_logprobs(
     problem.map_or(Ok(()), |problem| Err(malformed(problem)))
 }
 
-/// Leaves the runs of the first `tokens` tokens.
+/// Keeps the runs of the first `tokens` tokens.
 fn cut_runs(runs: &mut VersionRuns, tokens: usize) {
     let mut left = tokens as u32;
     for run in runs.iter_mut() {

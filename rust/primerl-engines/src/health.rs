@@ -1,4 +1,4 @@
-//! Whether an engine may have requests, by what was seen of it: rules only, times are given.
+//! Whether an engine may have requests, judged by observations: rules only; the time is an argument.
 //!
 //! ```text
 //! serves ── 3 bad looks in a row ──────────────────────────────> out
@@ -9,43 +9,43 @@
 //! slow   ── 15 s at half of it or more; 5 looks in time ──────────────> serves
 //! serves ── 30 s without the newest weights, which another has ─> said to be behind: by that it gets next to nothing
 //! ```
-//! Each way has a stricter condition back than out, so that an engine at the edge does not go to and fro. The penalty
-//! doubles with each loss, and is forgiven by steps while it serves. Only an engine that does not answer is taken out
-//! where no other serves: a bad one is better than none.
+//! Each way back has a stricter condition than the way out, so that an engine at the limit does not alternate. The
+//! penalty doubles with each loss, and is reduced step by step while the engine serves. If no other engine serves, only
+//! an engine that does not answer is taken out: a bad one is better than none.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Looks in a row.
+/// Number of health checks in a row.
 const BAD_TO_LOSE: u32 = 3;
 const GOOD_TO_RETURN: u32 = 3;
 const LATE_TO_SLOW: u32 = 3;
 const TIMELY_TO_RECOVER: u32 = 5;
-/// An answer that it is well that takes this long.
+/// A health check's answer that takes this long is late.
 const LATE: Duration = Duration::from_secs(2);
-/// Of its last requests, so many and not older are judged.
+/// Number of recent requests that are judged.
 const JUDGED: usize = 20;
 const JUDGED_FOR: Duration = Duration::from_secs(30);
 const FAILED_TO_LOSE: usize = 5;
-/// With requests and without a token for this long, it hangs; it is said from half of it on.
+/// With requests and without a token for this long, it hangs; a warning is logged after half of it.
 const STALLED: Duration = Duration::from_secs(20);
 const FIRST_PENALTY: Duration = Duration::from_millis(200);
 const LONGEST_PENALTY: Duration = Duration::from_secs(60);
-/// Where no other engine serves.
+/// The same, if no other engine serves.
 const LONGEST_ALONE: Duration = Duration::from_secs(10);
-/// Serving for so long forgives one doubling.
+/// Serving for this long halves the penalty.
 const FORGIVES: Duration = Duration::from_secs(60);
 /// Shares of the others' pace.
 const SLOW_SHARE: f64 = 0.25;
 const RECOVERED_SHARE: f64 = 0.5;
 const SLOW_AFTER: Duration = Duration::from_secs(30);
 const RECOVERED_AFTER: Duration = Duration::from_secs(15);
-/// Some versions are there for less than a second.
+/// Some versions exist for less than a second.
 const BEHIND_AFTER: Duration = Duration::from_secs(30);
-/// A slow engine whose pace nobody sees any more gets another chance.
+/// A slow engine whose pace has not been seen for this long gets another chance.
 const UNSEEN: Duration = Duration::from_secs(60);
 
-/// One engine's.
+/// Health of one engine.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     bad_looks: u32,
@@ -53,19 +53,19 @@ pub(super) struct Health {
     late_looks: u32,
     timely_looks: u32,
     is_late: bool,
-    /// When a request ended, and whether it failed.
+    /// For each recent request: when it ended, and whether it failed.
     judged: VecDeque<(Instant, bool)>,
     pace: Pace,
-    /// Tokens it has made, and when that number last moved, or could not.
+    /// Tokens it has made, and when that number last grew, or could not grow.
     made: Option<(f64, Instant)>,
-    /// Since when its pace has been far below the others', or close enough.
+    /// Since when its pace has been far below the pace of the others, or close enough to it.
     low_since: Option<Instant>,
     level_since: Option<Instant>,
-    /// Since when it or the others had too few requests to tell.
+    /// Since when it or the others had too few requests to compare.
     unseen_since: Option<Instant>,
     /// Its pace and the others', when it was found to be slow.
     low: Option<(f64, f64)>,
-    /// Since when another had newer weights, at every look.
+    /// Since when every look found another engine with newer weights.
     behind_since: Option<Instant>,
     was_out: bool,
     losses: u32,
@@ -91,17 +91,17 @@ impl Health {
         self.good_looks = 0;
     }
 
-    /// It did not answer the last looks.
+    /// The engine did not answer the last health checks.
     pub(crate) fn is_unreachable(&self) -> bool {
         self.bad_looks >= BAD_TO_LOSE
     }
 
-    /// It answered a request.
+    /// The engine answered a request.
     pub(crate) fn answered(&mut self, now: Instant) {
         self.judge(now, false);
     }
 
-    /// A request failed on it that another engine could answer.
+    /// A request failed on this engine that another engine could answer.
     pub(crate) fn failed(&mut self, now: Instant) {
         self.judge(now, true);
     }
@@ -113,7 +113,8 @@ impl Health {
         self.judged.push_back((now, failed));
     }
 
-    /// Tokens it has made since it started, those of prompts with them. `is_idle`: it has nothing to make tokens of.
+    /// Tokens it has made since it started, including those of prompts. `is_idle`: it has no request to make tokens
+    /// for.
     pub(crate) fn made(&mut self, now: Instant, tokens: f64, is_idle: bool) {
         match self.made {
             Some((before, _)) if before == tokens && !is_idle => {}
@@ -121,12 +122,12 @@ impl Health {
         }
     }
 
-    /// Tokens it has sampled since it started, and the seconds that all requests were with it until now, added up.
+    /// Tokens it has sampled since it started, and the total time of all its requests until now, in seconds.
     pub(crate) fn sampled(&mut self, now: Instant, tokens: f64, requests_s: f64) {
         self.pace.look(now, tokens, requests_s);
     }
 
-    /// It was kept from its requests until now.
+    /// The engine was kept from its requests until now.
     pub(crate) fn was_paused(&mut self, now: Instant) {
         if let Some((_, since)) = &mut self.made {
             *since = now;
@@ -139,7 +140,7 @@ impl Health {
         (stalled >= STALLED / 2).then_some(stalled)
     }
 
-    /// Why it is to be taken out.
+    /// Why the engine is to be taken out.
     pub(crate) fn lost(&self, now: Instant, others_serve: bool) -> Option<String> {
         if !others_serve {
             return None;
@@ -165,18 +166,18 @@ impl Health {
         ))
     }
 
-    /// Tokens a second that a request gets of it; `None` where it had too few lately.
+    /// Tokens per second for each request on it; `None` if it had too few lately.
     pub(crate) fn pace(&self, now: Instant) -> Option<f64> {
         self.pace.rate(now)
     }
 
-    /// `others`: the pace of the other engines that serve.
+    /// `others`: the pace of the other serving engines.
     pub(crate) fn compare(&mut self, now: Instant, others: Option<f64>) {
         let lasted = |since: Option<Instant>, long: Duration| {
             since.is_some_and(|since| now.saturating_duration_since(since) >= long)
         };
         let (Some(own), Some(others)) = (self.pace.rate(now), others) else {
-            // Requests may pause for a while: no reason to start counting anew.
+            // Requests may pause for a while: no reason to count from the start again.
             self.unseen_since.get_or_insert(now);
             if lasted(self.unseen_since, UNSEEN) {
                 (self.low_since, self.level_since, self.low) = (None, None, None);
@@ -207,12 +208,12 @@ impl Health {
         self.behind_since = since.or(is_behind.then_some(now));
     }
 
-    /// It is to get little while others are not slow.
+    /// Whether the engine gets few requests while others are not slow.
     pub(crate) fn is_slow(&self) -> bool {
         self.is_late || self.low.is_some()
     }
 
-    /// For people: what is wrong with an engine that serves.
+    /// For people: what is wrong with a serving engine.
     pub(crate) fn complaint(&self, now: Instant) -> Option<String> {
         self.describe_stall(now)
             .or_else(|| {
@@ -223,7 +224,7 @@ impl Health {
             })
             .or_else(|| {
                 self.is_late
-                    .then(|| "slow: it takes seconds to say that it is well".into())
+                    .then(|| "slow: it takes seconds to answer a health check".into())
             })
             .or_else(|| {
                 let behind = now.saturating_duration_since(self.behind_since?);
@@ -234,7 +235,7 @@ impl Health {
             })
     }
 
-    /// It gets no requests from now on.
+    /// The engine gets no requests from now on.
     pub(crate) fn taken_out(&mut self, now: Instant) {
         let served = self.serves_since.take();
         let served = served.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
@@ -247,7 +248,7 @@ impl Health {
         };
     }
 
-    /// Whether it may be looked at to come back.
+    /// Whether health checks may bring it back.
     pub(crate) fn may_be_asked(&self, now: Instant, others_serve: bool) -> bool {
         let Some(since) = self.out_since else {
             return true;
@@ -261,7 +262,7 @@ impl Health {
         now.saturating_duration_since(since) >= doubled.min(longest)
     }
 
-    /// Enough good looks in a row; an engine that was never out needs one.
+    /// Enough good health checks in a row; an engine that was never out needs one.
     pub(crate) fn may_return(&self) -> bool {
         self.good_looks >= if self.was_out { GOOD_TO_RETURN } else { 1 }
     }
@@ -271,19 +272,19 @@ impl Health {
     }
 }
 
-/// Tokens, and the seconds that requests were there to get them, the older the less they count. By the engine's own
-/// count and not by its answers: a very slow engine gives none for minutes.
+/// Tokens, and the time of requests that waited for them, with a decaying weight. Uses the engine's own counts, not its
+/// answers: a very slow engine answers nothing for minutes.
 #[derive(Debug, Default)]
 struct Pace {
     tokens: f64,
     seconds: f64,
-    /// When it was looked at last, and both counts since the start.
+    /// When it was last observed, and both counts since the start.
     last: Option<(Instant, f64, f64)>,
 }
 
 impl Pace {
     const HALF_LIFE_S: f64 = 10.0;
-    /// Seconds of requests.
+    /// Total time of requests, seconds.
     const FEW_S: f64 = 3.0;
 
     fn left(&self, now: Instant) -> f64 {
@@ -296,7 +297,7 @@ impl Pace {
     fn look(&mut self, now: Instant, tokens: f64, requests_s: f64) {
         let left = self.left(now);
         (self.tokens, self.seconds) = (self.tokens * left, self.seconds * left);
-        // A counter that went back began anew: the engine was restarted.
+        // A counter that decreased was reset: the engine was restarted.
         if let Some((_, tokens_before, requests_s_before)) = self.last
             && tokens >= tokens_before
         {

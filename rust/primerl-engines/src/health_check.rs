@@ -1,4 +1,4 @@
-//! Looks at one engine: until it may join, and while it serves. What follows from them are rules of `health`.
+//! Checks the health of one engine: until it may join, and while it serves. `health` has the rules for what follows.
 
 use super::chat;
 use super::client::PROBE_TIMEOUT;
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 const FIRST_RETRY: Duration = Duration::from_millis(200);
-/// How what an engine does is described that failed a look.
+/// The description of an engine that failed a health check begins with this.
 const FAILED: &str = "health check failed:";
 const WITHOUT_LABEL: &str = "looked at, but";
 
-/// Wait until the engine answers, for as often as it has to, and serves the run's model.
+/// Waits until the engine answers often enough, and serves the run's model.
 pub(super) async fn reach(pool: &Engines, engine: &Engine) {
     let mut last = String::new();
     let mut retry = FIRST_RETRY;
@@ -61,7 +61,7 @@ fn reached(engine: &Engine, card: &ModelCard) {
     state.doing = "reached, no weights proved".into();
 }
 
-/// The card of the run's model, if the engine is well and can do what it will be asked for.
+/// The card of the run's model, if the engine is well and can do what the run needs.
 async fn look(pool: &Engines, engine: &Engine) -> Result<ModelCard, EngineError> {
     let client = &engine.client;
     let looked = async {
@@ -94,7 +94,7 @@ async fn look(pool: &Engines, engine: &Engine) -> Result<ModelCard, EngineError>
     looked
 }
 
-/// Looks at it beside what else its task does; returns why it is to be given up.
+/// Checks its health while its task does other work; returns why it is given up.
 pub(super) async fn ill(pool: &Engines, engine: &Engine, watch: &mut LoadWatch) -> String {
     loop {
         tokio::time::sleep(INTERVAL).await;
@@ -128,11 +128,12 @@ pub(super) async fn tick(pool: &Engines, engine: &Engine, watch: &mut LoadWatch)
     judge(pool, engine)
 }
 
-/// As [`check`]; one that a request failed on has to say its version, too. The error says that it has other weights.
+/// Like [`check`]; after a failed request, the engine has to report its version, too. The error says that it has other
+/// weights.
 async fn look_again(pool: &Engines, engine: &Engine) -> Result<bool, EngineError> {
     let Some(took) = check(engine).await else {
         let others_serve = pool.others(engine.id).serve;
-        // Until it answers, new requests go where they are heard.
+        // Until it answers, new requests go to engines that do.
         engine.state.lock().suspected |= others_serve;
         return Ok(false);
     };
@@ -158,7 +159,7 @@ async fn look_again(pool: &Engines, engine: &Engine) -> Result<bool, EngineError
         Err(error @ (EngineError::Label { .. } | EngineError::Forgotten(_))) => {
             let state = engine.state.lock();
             let is_served = |now: &Arc<Served>| Arc::ptr_eq(now, &served);
-            // Not of an engine that was brought to other weights meanwhile.
+            // Not if the engine was updated to other weights meanwhile.
             match !state.updating && state.served.as_ref().is_some_and(is_served) {
                 true => Err(error),
                 false => Ok(false),
@@ -173,7 +174,7 @@ async fn look_again(pool: &Engines, engine: &Engine) -> Result<bool, EngineError
     }
 }
 
-/// How long the engine takes to say that it is well. Where it does not say so, the look was a bad one.
+/// How long the engine takes to report that it is well. If it does not, the check has failed.
 async fn check(engine: &Engine) -> Option<Duration> {
     let began = Instant::now();
     let Err(error) = engine.client.health().await else {
@@ -194,7 +195,7 @@ fn looked_good(engine: &Engine, took: Duration) {
     }
 }
 
-/// Tells the core of the engine's load when it changed enough. An engine that does not report any keeps its limit.
+/// Reports the engine's load to the core when it changed enough. An engine without metrics keeps its limit.
 async fn report_load(pool: &Engines, engine: &Engine, watch: &mut LoadWatch) {
     let had_requests = {
         let mut state = engine.state.lock();
@@ -215,7 +216,7 @@ async fn report_load(pool: &Engines, engine: &Engine, watch: &mut LoadWatch) {
         let is_idle = !had_requests || state.load.running == 0;
         match reading.and_then(|reading| reading.made) {
             Some(made) => state.health.made(Instant::now(), made, is_idle),
-            // Nobody knows whether it stands still.
+            // It is unknown whether the engine makes progress.
             None => state.health.was_paused(Instant::now()),
         }
         if let Some(sampled) = reading.and_then(|reading| reading.sampled) {
@@ -254,7 +255,7 @@ fn compare_weights(state: &mut EngineState, newest: Option<PolicyVersion>) {
     state.health.compare_weights(Instant::now(), is_behind);
 }
 
-/// Of an engine that goes on, when that changes.
+/// Logs what is wrong with an engine that stays in use, when that changes.
 fn say_what_is_wrong(engine: &Engine, state: &mut EngineState) {
     let complaint = state.health.complaint(Instant::now());
     let was_said = std::mem::replace(&mut state.complained, complaint.is_some());

@@ -1,5 +1,5 @@
-//! Token ids as JSON. A prompt of 128,000 tokens is most of what a request costs, so its numbers are written by hand, and
-//! those of recorded turns only once.
+//! Token ids as JSON. A prompt of 128,000 tokens is most of a request's cost, so its numbers are written by hand, and
+//! the ids of recorded turns only once.
 
 use super::body::RequestBody;
 use bytes::Bytes;
@@ -9,9 +9,10 @@ use primerl_core::conversation::History;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-/// Text that is kept, bytes over all conversations. The oldest goes first, and is written anew when it is needed.
+/// Largest size of the cached text, bytes over all conversations. The oldest is dropped first, and written again when
+/// it is needed.
 const KEPT_BYTES: usize = 32 << 20;
-/// Most vocabularies have six digits; and a comma.
+/// Most vocabularies have six digits; plus a comma.
 const LONGEST: usize = 7;
 
 /// The ids of a prompt, in pieces.
@@ -53,7 +54,7 @@ impl PromptIds<'_> {
     }
 }
 
-/// The text of recorded ids. A conversation's prompts repeat them at every turn.
+/// The text of recorded ids. A conversation's prompts repeat them in every turn.
 #[derive(Debug, Default)]
 pub struct WrittenIds(Mutex<Kept>);
 
@@ -64,7 +65,7 @@ struct Kept {
     texts: HashMap<usize, Entry>,
     /// In the order in which they came.
     order: VecDeque<usize>,
-    /// Sum of the entries'.
+    /// Sum of the entries' sizes.
     bytes: usize,
 }
 
@@ -72,21 +73,22 @@ struct Kept {
 struct Entry {
     /// Held while new ids are written to it.
     text: Arc<Mutex<Text>>,
-    /// As it was told last.
+    /// Size that was last reported.
     bytes: usize,
 }
 
-/// The ids of a conversation's last prompt. The next one begins with them, or with a part of them.
+/// The ids of a conversation's last prompt. The next one begins with all or some of them.
 #[derive(Debug, Default)]
 struct Text {
     pieces: Vec<Piece>,
-    /// Each more than twice as long as the next: there are few of them, and what is merged was copied a few times only.
+    /// Each is more than twice as long as the next: there are few of them, and merged ones were copied only a few
+    /// times.
     chunks: Vec<Bytes>,
 }
 
 #[derive(Debug)]
 struct Piece {
-    /// Keeps others from coming to lie at the address of these ids, for as long as their text is kept.
+    /// Prevents other ids from getting the address of these while their text is kept.
     ids: Weak<[u32]>,
     /// Where their text ends.
     end: usize,
@@ -102,7 +104,7 @@ impl Kept {
     }
 
     fn resize(&mut self, address: usize, bytes: usize) {
-        // It may be gone by now, and with it what it had grown to.
+        // The entry may be gone by now, with everything it had grown to.
         let Some(entry) = self.texts.get_mut(&address) else {
             return;
         };
@@ -118,7 +120,7 @@ impl Kept {
 }
 
 impl Text {
-    /// Makes it the text of these ids, each with a comma; what is there already stays. Whether anything changed.
+    /// Extends the text to that of these ids, each with a comma; existing text stays. Returns whether anything changed.
     fn become_that_of(&mut self, chunks: &[Arc<[u32]>]) -> bool {
         let same = |(piece, ids): &(&Piece, &Arc<[u32]>)| {
             std::ptr::addr_eq(piece.ids.as_ptr(), Arc::as_ptr(ids))
@@ -218,12 +220,12 @@ fn write_ids(ids: &[u32], out: &mut Vec<u8>) {
         let high = DIGITS[(id / 10_000) as usize];
         let low = DIGITS[(id % 10_000) as usize];
         let eight = u64::from(high) | u64::from(low) << 32;
-        // Zeros in front are bytes of 0x30 from the lowest on; the last digit stays.
+        // Leading zeros are bytes of 0x30 from the lowest on; the last digit stays.
         let zeros = ((eight ^ 0x3030_3030_3030_3030).trailing_zeros() / 8).min(7) as usize;
         let mut text = [b','; 9];
         text[..8].copy_from_slice(&(eight >> (8 * zeros)).to_le_bytes());
         text[8 - zeros] = b',';
-        // Of fixed length, so that it is two stores; what is too much is taken back.
+        // The copy has a fixed length, so that it is two stores; the excess is removed afterwards.
         out.extend_from_slice(&text);
         out.truncate(out.len() - zeros);
     }
@@ -272,7 +274,7 @@ mod tests {
             let mut conversation = Conversation::default();
             let mut all = vec![Vec::new()];
             for index in 0..20_u32 {
-                // Freed and allocated again, ids of one round may lie where others did before.
+                // Memory that was freed and allocated again may hold ids of one round at the address of others.
                 let prompt: Vec<u32> = (0..30).map(|id| id + round * 1000 + index).collect();
                 let sampled: Vec<u32> = (0..20).map(|id| id + round * 77 + index).collect();
                 // Every third turn, another branch.

@@ -1,4 +1,4 @@
-//! How an engine comes into the pool, and gets its task.
+//! Adds an engine to the pool, and starts its task.
 
 use super::client::{EngineClient, parse_url};
 use super::engine_records::EngineRecord;
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 impl Engines {
-    /// Add an engine, or learn that a known one was restarted: at the same address, or under the same name at another.
+    /// Adds an engine, or notes that a known one was restarted: at the same address, or under the same name at another.
     /// The error says what is wrong with the URL.
     pub fn join(self: &Arc<Self>, url: &str, name: Option<&str>) -> Result<EngineId, String> {
-        // Made before anything is locked: for https, authorities are read from the disk.
+        // Made before anything is locked: for https, the certificate authorities are read from the disk.
         let client = client_of(url)?;
         let mut engines = self.engines.write();
         let at_url = |engine: &&Arc<Engine>| {
@@ -47,7 +47,7 @@ impl Engines {
         Ok(id)
     }
 
-    /// Look for an engine that had joined before a restart.
+    /// Looks for an engine that had joined before a restart.
     pub fn restore(self: &Arc<Self>, record: &EngineRecord) -> Result<(), String> {
         let name = record.name.as_deref();
         let engine = self.add(record.engine, client_of(&record.url)?, name, None);
@@ -56,7 +56,7 @@ impl Engines {
         Ok(())
     }
 
-    /// `before`: who had its number; it is heard of last before the new one is heard of.
+    /// `before`: the engine that had its number; its last event comes before the first event of the new one.
     fn add(
         self: &Arc<Self>,
         id: EngineId,
@@ -78,7 +78,7 @@ impl Engines {
     }
 }
 
-/// For an engine at this URL, or what is wrong with that.
+/// The client for an engine at this URL, or what is wrong with the URL.
 fn client_of(url: &str) -> Result<EngineClient, String> {
     EngineClient::new(parse_url(url)?).map_err(|error| error.to_string())
 }

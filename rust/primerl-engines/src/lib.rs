@@ -1,5 +1,5 @@
-//! The inference engines of a run, and other servers that answer ([`clients`]): how one is spoken to ([`client`]), brought up to date ([`supervisor`]), and chosen
-//! ([`pool`], [`routing`]).
+//! The inference engines of a run, and other servers that answer ([`clients`]): the HTTP client of an engine
+//! ([`client`]), its updates ([`supervisor`]), and the choice of an engine for a request ([`pool`], [`routing`]).
 //!
 //! ```text
 //! joins ──> supervisor: health + model card ──> core: EngineJoined ──> UpdateEngine ──> pause, load, prove, resume
@@ -7,12 +7,11 @@
 //!             │                                                                            probe: answers are taken
 //!             └────────────── EngineLost (no traffic): health lost, update failed, unproved weights, other log-probabilities
 //! ```
-//! When it is lost for its health, and when it may come back, are rules of [`health`]; what a run needs of an engine that
-//! others have started is asked at the first look ([`fitness`]). A run that does not sample at temperature 1 from all
-//! tokens also has it prove what its log-probabilities are of
-//! ([`logprob_kind`]), once a join.
-//! An engine that loads adapters beside each other is not paused, and its probe comes first ([`adapters`]).
-//! Each engine has one task that owns its health checks and updates, so the two never overlap.
+//! [`health`] has the rules for when an engine is lost, and when it may return; [`fitness`] checks at the first look
+//! what a run needs of an engine that others have started. In a run that does not sample at temperature 1 from all
+//! tokens, an engine also proves which distribution its log-probabilities come from ([`logprob_kind`]), once per join.
+//! An engine that holds several adapters is not paused, and its probe comes first ([`adapters`]). Each engine has one
+//! task that owns its health checks and updates, so the two never overlap.
 
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]

@@ -1,4 +1,4 @@
-//! What an engine says of its load in `/metrics` (vLLM's names), and when that is worth an event.
+//! An engine's load as `/metrics` reports it (vLLM's names), and when a change is worth an event.
 
 use primerl_core::admission::EngineLoad;
 use std::time::{Duration, Instant};
@@ -9,23 +9,23 @@ const AT_LEAST_EVERY: Duration = Duration::from_secs(2);
 const KV_CACHE_STEP: f64 = 0.05;
 const REQUESTS_STEP: f64 = 0.1;
 
-/// One look at an engine; several of its data-parallel parts are added up.
+/// One reading of an engine; its data-parallel parts are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Reading {
     running: f64,
     waiting: f64,
-    /// Of the fullest part.
+    /// Usage of the fullest part.
     kv_cache_usage: f64,
     /// Since the engine started.
     preemptions: f64,
-    /// Tokens since the engine started, those of prompts with them.
+    /// Tokens since the engine started, including those of prompts.
     pub made: Option<f64>,
-    /// The same without those of prompts.
+    /// The same without the tokens of prompts.
     pub sampled: Option<f64>,
 }
 
 impl Reading {
-    /// Of a text in the Prometheus format. `None` if it does not tell what runs and how full the cache is.
+    /// Reads a text in the Prometheus format. `None` if it lacks the running requests or the usage of the cache.
     pub(crate) fn parse(text: &str) -> Option<Reading> {
         let sum = |name: &str, label: &str| samples(text, name, label).reduce(|a, b| a + b);
         let reason = r#"reason="capacity""#;
@@ -44,7 +44,7 @@ impl Reading {
     }
 }
 
-/// Values of a metric's samples whose labels contain `label`. What is not a number of at least 0 is left out.
+/// Values of a metric's samples whose labels contain `label`. Skips what is not a number of at least 0.
 fn samples<'a>(text: &'a str, name: &'a str, label: &'a str) -> impl Iterator<Item = f64> + 'a {
     text.lines().filter_map(move |line| {
         let rest = line.strip_prefix(name)?;
@@ -60,11 +60,11 @@ fn samples<'a>(text: &'a str, name: &'a str, label: &'a str) -> impl Iterator<It
     })
 }
 
-/// What was reported last, by which the next reading is judged.
+/// The last report, with which the next reading is compared.
 #[derive(Debug, Default)]
 pub(super) struct LoadWatch {
     reported: Option<(Instant, EngineLoad)>,
-    /// Preemptions that have been reported, or happened before the first look.
+    /// Preemptions that have been reported, or happened before the first reading.
     preemptions: Option<f64>,
 }
 
@@ -72,7 +72,7 @@ impl LoadWatch {
     /// The report that a reading is worth, if any.
     pub(crate) fn look(&mut self, reading: Reading, now: Instant) -> Option<EngineLoad> {
         let before = self.preemptions.unwrap_or(reading.preemptions);
-        // A counter that went back began anew: the engine was restarted.
+        // A counter that decreased was reset: the engine was restarted.
         let preemptions = match reading.preemptions >= before {
             true => reading.preemptions - before,
             false => reading.preemptions,
@@ -173,7 +173,7 @@ vllm:num_preemptions_created{engine="0",model_name="m"} 1.79e+09
         assert!(!look(reading(105.0, 7.0), 2), "about the same");
         assert!(look(reading(110.0, 7.0), 3));
         assert!(!look(reading(110.0, 7.0), 4));
-        assert!(look(reading(110.0, 7.0), 5), "it goes on");
+        assert!(look(reading(110.0, 7.0), 5), "it continues");
         assert!(look(reading(0.0, 7.0), 6));
         assert!(!look(reading(0.0, 7.0), 60), "it idles again");
     }

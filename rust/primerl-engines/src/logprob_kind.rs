@@ -1,7 +1,7 @@
-//! What an engine's log-probabilities are of: the distribution that the token was sampled from (in vLLM's words
-//! `processed_logprobs`), or the model's own whatever was asked for (`raw_logprobs`, vLLM's default).
+//! Which distribution an engine's log-probabilities come from: the one that the token was sampled from (in vLLM's words
+//! `processed_logprobs`), or the model's own, without the sampling settings (`raw_logprobs`, vLLM's default).
 //!
-//! The trainer takes them for the first kind. The two are the same at temperature 1 with no token left out; a run that
+//! The trainer takes them for the first kind. The two are the same at temperature 1 with no token excluded; a run that
 //! samples otherwise asks each engine two questions before it gets traffic, with the same prompt:
 //!
 //! ```text
@@ -20,14 +20,14 @@ use primerl_core::Truncation;
 use primerl_core::conversation::History;
 use std::time::Duration;
 
-/// An engine that does not answer by then is no use in any case.
+/// An engine that does not answer in this time is of no use anyway.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const TEMPERATURE: f64 = 2.0;
-/// Tokens whose log-probabilities are asked for; engines give 20 unless they are told otherwise.
+/// Tokens whose log-probabilities are requested; engines return 20 at most unless they are configured otherwise.
 pub(super) const ALTERNATIVES: u32 = 8;
-/// What agrees must be nearer by this factor than what does not: engines compute in half precision, too.
+/// Values that agree must be nearer by this factor than values that do not: engines compute in half precision, too.
 const NEARER: f32 = 4.0;
-/// One token each: where the answer to one is no help, another's may be.
+/// One token each: if the answer to one prompt decides nothing, another's may.
 const PROMPTS: [u32; 3] = [0, 1, 2];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub(super) enum LogprobKindError {
     Neither,
 }
 
-/// The engine's log-probabilities are those of the distribution that it samples from.
+/// Checks that the engine's log-probabilities come from the distribution that it samples from.
 pub(super) async fn prove_processed(
     client: &EngineClient,
     config: &EnginesConfig,
@@ -123,20 +123,20 @@ async fn ask(
         top_logprobs: ALTERNATIVES,
         vocabulary_size: config.vocabulary_size,
         lowest_logprob: lowest_logprob(temperature, false),
-        // Whichever token comes, it is the only one.
+        // Only one token is possible.
         stop_token_ids: &[],
     };
     let Generated { mut top, .. } = client.generate(body, named, bounds, TIMEOUT).await?;
     Ok(top.pop().unwrap_or_default())
 }
 
-/// How many of these to keep, at least two, so that rounding does not keep others.
+/// How many of these tokens to keep, at least two, so that rounding keeps no others.
 fn widest_gap(likely: &[(u32, f32)]) -> Option<usize> {
     let gap = |kept: &usize| likely[*kept - 1].1 - likely[*kept].1;
     (2..likely.len()).max_by(|a, b| gap(a).total_cmp(&gap(b)))
 }
 
-/// `plain`: the kept tokens at temperature 1; `asked`: the most likely ones of the other question.
+/// `plain`: the kept tokens at temperature 1; `asked`: the most likely tokens of the other question.
 fn meaning_of(plain: &[(u32, f32)], asked: &[(u32, f32)]) -> Meaning {
     let scaled = |logprob: f32| f64::from(logprob) / TEMPERATURE;
     let sum: f64 = plain.iter().map(|(_, own)| scaled(*own).exp()).sum();

@@ -1,4 +1,4 @@
-//! Published weights, checked before any engine is told of them.
+//! Published weights, checked before any engine is asked to load them.
 
 mod contents;
 
@@ -17,7 +17,7 @@ pub enum ManifestError {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("{path} is no manifest: {source}")]
+    #[error("{path} is not a manifest: {source}")]
     Parse {
         path: PathBuf,
         source: serde_json::Error,
@@ -50,7 +50,7 @@ pub enum ManifestError {
         stated: String,
         computed: String,
     },
-    #[error("{file} is no safetensors file: {problem}")]
+    #[error("{file} is not a safetensors file: {problem}")]
     File { file: PathBuf, problem: String },
     #[error(
         "{file} is damaged: the bytes of {tensor} have the hash {found}, the manifest says {expected}"
@@ -63,7 +63,7 @@ pub enum ManifestError {
     },
 }
 
-/// What `docs/architecture.md` says of `manifest.json`, as far as it is checked here.
+/// The parts of `manifest.json` (see `docs/architecture.md`) that are checked here.
 #[derive(Debug, Deserialize)]
 struct Manifest {
     format: u32,
@@ -89,13 +89,13 @@ struct Tensor {
     file: String,
 }
 
-/// Check a manifest and its files' sizes; the result is its digest. Contents are hashed by whoever loads them.
+/// Check a manifest and its files' sizes; the result is its digest. The process that loads the contents hashes them.
 pub fn check(path: &Path, expected: PolicyVersion) -> Result<String, ManifestError> {
     read_whole(path, expected).map(|manifest| manifest.digest)
 }
 
-/// The same, and of every tensor that its bytes are those of the manifest. Reads all of the files, so that takes as long
-/// as the disk needs.
+/// Like [`check`], and checks that every tensor has the bytes that the manifest describes. Reads all of the files,
+/// which takes as long as the disk needs.
 pub fn verify(path: &Path, expected: PolicyVersion) -> Result<(), ManifestError> {
     let manifest = read_whole(path, expected)?;
     let folder = path.parent().unwrap_or_else(|| Path::new("/"));
@@ -158,7 +158,7 @@ fn read_whole(path: &Path, expected: PolicyVersion) -> Result<Manifest, Manifest
     Ok(manifest)
 }
 
-/// Plain files only: a read of a pipe or a device need not end.
+/// Plain files only: a read of a pipe or a device may never end.
 fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(std::io::Error::new(

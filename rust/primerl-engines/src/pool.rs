@@ -1,5 +1,5 @@
 //! All engines of the run, and the requests on them. Only engines that have proved the newest version in rotation get
-//! requests; which of them, `routing` chooses.
+//! requests; `routing` chooses among them.
 
 use super::config::EnginesConfig;
 use super::engine_records::{self, EngineRecord};
@@ -22,12 +22,12 @@ use tokio_util::task::TaskTracker;
 pub struct EngineStatus {
     pub engine: EngineId,
     pub url: String,
-    /// What it joined by, if it gave a name.
+    /// The name under which it joined, if any.
     pub name: Option<String>,
     pub version: Option<PolicyVersion>,
     pub healthy: bool,
     pub running: u32,
-    /// Requests it is to have at a time, once the core has said it.
+    /// Requests it should have at a time, once the core has set a limit.
     pub limit: Option<u32>,
     /// Share of the time since its first proof in which it had no request.
     pub idle_share: Option<f64>,
@@ -36,7 +36,7 @@ pub struct EngineStatus {
     pub down_for: Option<Duration>,
     #[serde(skip)]
     pub was_proved: bool,
-    /// What it lacks that the run's config asks of it.
+    /// What it lacks that the run's config needs.
     #[serde(skip)]
     pub unfit: Option<String>,
 }
@@ -44,15 +44,15 @@ pub struct EngineStatus {
 /// All engines but one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Others {
-    /// One may have requests.
+    /// Whether one of them may have requests.
     pub serve: bool,
-    /// What a request gets of those: tokens a second, in the median.
+    /// Their median pace: tokens per second for each request.
     pub pace: Option<f64>,
-    /// The newest that one has proved; it may be busy with the next.
+    /// The newest version that one of them has proved; it may be loading the next.
     pub newest: Option<PolicyVersion>,
 }
 
-/// The pool.
+/// The pool of engines.
 #[derive(Debug)]
 pub struct Engines {
     pub(super) config: EnginesConfig,
@@ -72,7 +72,7 @@ pub struct Engines {
     broken: Mutex<Option<BrokenWeights>>,
 }
 
-/// Published weights that no engine can load from where they were published: the trainer may still have them.
+/// Published weights that no engine can load from their folder: the trainer may still have them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BrokenWeights {
     pub version: PolicyVersion,
@@ -101,7 +101,7 @@ impl Engines {
         })
     }
 
-    /// Published weights whose files are gone or damaged, and were not published again since.
+    /// Published weights whose files are missing or damaged, and that were not published again since.
     pub fn broken_weights(&self) -> Option<BrokenWeights> {
         self.broken.lock().clone()
     }
@@ -111,12 +111,13 @@ impl Engines {
         *self.broken.lock() = Some(BrokenWeights { version, why });
     }
 
-    /// These were published, perhaps again, and are whole as far as is known.
+    /// These weights were published, perhaps again, and are complete as far as is known.
     pub fn note_published(&self) {
         *self.broken.lock() = None;
     }
 
-    /// Write down who joined, from where; not who lost its address to another. Blocks for the disk.
+    /// Writes down which engines joined, and their addresses, except those that lost their address to another. Blocks
+    /// for the disk.
     pub fn write_records(&self, output_dir: &Path) -> Result<(), WriteError> {
         let _writer = self.records_file.lock();
         let record = |engine: &Arc<Engine>| EngineRecord {
@@ -131,7 +132,7 @@ impl Engines {
         engine_records::write(output_dir, &records)
     }
 
-    /// What the other engines do, to judge this one by.
+    /// What the other engines do, for comparison with this one.
     pub(super) fn others(&self, than: EngineId) -> Others {
         let now = Instant::now();
         let mut paces = Vec::new();
@@ -150,12 +151,12 @@ impl Engines {
             }
         }
         paces.sort_by(f64::total_cmp);
-        // Of two, the slower one: the other may be alone in being fast.
+        // If there are two, the slower one: the other may be alone in being fast.
         others.pace = paces.get(paces.len().saturating_sub(1) / 2).copied();
         others
     }
 
-    /// Run what asks engines, whoever waits for it.
+    /// Runs requests to engines, for any caller that waits for them.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
     }

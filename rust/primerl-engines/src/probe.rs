@@ -1,5 +1,5 @@
-//! What an engine computes with new weights, by what the trainer computed with them: a digest proves what an engine was
-//! given, not what it uses (vLLM's CPU build keeps packed copies of its weights, for one).
+//! Compares what an engine computes with new weights to what the trainer computed with them: a digest proves what an
+//! engine was given, not what it uses (vLLM's CPU build keeps packed copies of its weights, for example).
 //!
 //! ```text
 //! manifest.json: "probe": {"token_ids": [N], "logprobs": [N]}     of each token after those before it, nats; the first 0
@@ -7,7 +7,8 @@
 //! accepted:      mean |difference| <= `probe_tolerance`
 //! ```
 //! Answers with tokens of the new weights are held back until then (`Engines::unless_probe_fails`, `Follow`). In half
-//! precision that finds weights that are broken or of another model; those of the version before are as near as rounding.
+//! precision that finds weights that are broken or of another model; the weights of the previous version differ by no
+//! more than rounding.
 
 use super::client::EngineClient;
 use super::config::EnginesConfig;
@@ -42,7 +43,7 @@ pub(super) enum ProbeError {
 #[derive(Debug, Deserialize)]
 pub(super) struct Probe {
     token_ids: Vec<u32>,
-    /// Nats; the trainer's. The first is 0.
+    /// The trainer's log-probabilities, nats. The first is 0.
     logprobs: Vec<f32>,
 }
 
@@ -66,12 +67,12 @@ struct File {
     name: String,
 }
 
-/// What an engine's update goes by, of a manifest that was checked when it was published.
+/// What an engine's update needs, from a manifest that was checked when it was published.
 #[derive(Debug)]
 pub(super) struct Published {
-    /// `None` where the publisher gave none.
+    /// `None` if the publisher gave none.
     pub probe: Option<Probe>,
-    /// In place of whole weights.
+    /// Loaded in place of whole weights.
     pub is_adapter: bool,
 }
 
@@ -99,7 +100,7 @@ impl Published {
     }
 }
 
-/// What the engine has just loaded, and has this name, computes what the trainer does.
+/// Checks that what the engine has just loaded, under this name, computes what the trainer does.
 pub(super) async fn check(
     client: &EngineClient,
     config: &EnginesConfig,
@@ -117,7 +118,7 @@ pub(super) async fn check(
             "generate",
             "/inference/v1/generate",
             body.to_string().into(),
-            // It stands behind the requests that the engine has.
+            // The probe waits behind the requests that the engine has.
             config.update_timeout.max(config.request_timeout),
         )
         .await?;
@@ -133,7 +134,7 @@ pub(super) async fn check(
             problem,
         })?;
     let (mean, largest) = distance(&probe.logprobs, &found);
-    // Not `>`, which nothing that is no number is.
+    // `!(x <= max)` instead of `x > max`, so that NaN fails.
     if mean <= config.probe_tolerance {
         return Ok(());
     }

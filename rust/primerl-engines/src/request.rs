@@ -1,4 +1,4 @@
-//! What is asked of engines, and what comes of it.
+//! Requests to engines, and their results.
 
 use super::body::RequestBody;
 use super::config::EnginesConfig;
@@ -14,7 +14,7 @@ use primerl_core::{RolloutId, Truncation};
 use serde_json::{Map, Value};
 use std::time::Instant;
 
-/// What the engine renders.
+/// Messages that the engine renders.
 #[derive(Clone, Debug, Default)]
 pub struct ChatMessages {
     /// A JSON list of messages.
@@ -53,7 +53,7 @@ pub enum GenerateError {
     Exhausted { attempts: u32, last: String },
     #[error(
         "the engine failed in the middle of an answer that was being shown, while its weights may have changed: no other \
-         can go on with it; last: {last}"
+         engine can continue it; last: {last}"
     )]
     Interrupted { last: String },
     #[error("the engine refused the request: {0}")]
@@ -68,25 +68,25 @@ pub struct SampleRequest<'a> {
     /// Unique among requests; appears in the engine's log.
     pub request_id: &'a str,
     pub prompt: PromptIds<'a>,
-    /// What the engine renders to that prompt; `None` where it is given the ids.
+    /// Messages that the engine renders to that prompt; `None` if it is given the ids.
     pub chat: Option<&'a ChatMessages>,
     pub temperature: f64,
     pub truncation: Truncation,
     pub max_tokens: u32,
-    /// Most likely tokens to be returned at each position.
+    /// Number of most likely tokens to return at each position.
     pub top_logprobs: u32,
     pub structured_outputs: Option<&'a serde_json::Value>,
-    /// A reasoning block that comes before what is structured.
+    /// A reasoning block that comes before the structured part.
     pub structured_reasoning: Option<&'a serde_json::Value>,
-    /// Where this conversation's prefix is.
+    /// The engine that holds this conversation's prefix.
     pub resident: Option<Resident>,
-    /// The rollout whose first turn this is: the core is told when and by which version it begins.
+    /// The rollout whose first turn this is: the core learns when and with which version it begins.
     pub first_of: Option<RolloutId>,
     pub deadline: Instant,
 }
 
 impl<'a> SampleRequest<'a> {
-    /// One token after this prompt, to see what an engine can do.
+    /// One token after this prompt, to find out what an engine can do.
     pub(super) fn proof(history: &'a History, suffix: &'a [u32]) -> SampleRequest<'a> {
         SampleRequest {
             request_id: "proof",
@@ -118,7 +118,7 @@ impl<'a> SampleRequest<'a> {
                 temperature: self.temperature,
                 truncation: self.truncation,
                 max_tokens: self.max_tokens,
-                // Of k, vLLM counts the sampled token as one.
+                // vLLM counts the sampled token as one of k.
                 logprobs: match self.top_logprobs {
                     0 => 0,
                     count => count + 1,
@@ -145,10 +145,10 @@ impl<'a> SampleRequest<'a> {
     }
 }
 
-/// An answer and who gave it.
+/// An answer and the engine that gave it.
 #[derive(Debug)]
 pub struct Sampled {
     pub generated: Generated,
-    /// Where its prefix is now.
+    /// The engine that holds its prefix now.
     pub resident: Resident,
 }

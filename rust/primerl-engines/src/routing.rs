@@ -1,4 +1,4 @@
-//! Which engine gets a request: a pure choice among those that may have it.
+//! Which engine gets a request: a pure choice among the candidates.
 
 use primerl_core::{EngineId, PolicyVersion};
 use std::cmp::Ordering;
@@ -8,21 +8,21 @@ use std::cmp::Ordering;
 pub(super) struct Candidate {
     pub engine: EngineId,
     pub version: PolicyVersion,
-    /// Requests it has.
+    /// Requests it has now.
     pub running: u32,
-    /// Requests it is to have at a time.
+    /// Requests it should have at a time.
     pub limit: u32,
-    /// It failed this very request before.
+    /// Whether it failed this very request before.
     pub failed: bool,
-    /// It is far behind the others.
+    /// Whether it is far slower than the others.
     pub slow: bool,
 }
 
-/// A slow engine counts as so many times as full as it is.
+/// A slow engine counts as this many times as full as it is.
 const SLOW_WEIGHT: u64 = 8;
 
-/// Where the prefix of a conversation is in the KV cache: on this engine, for as long as it serves that version (a
-/// prefix that other weights computed is not reused).
+/// Where the prefix of a conversation is in the KV cache: on this engine, while it serves that version (a prefix that
+/// other weights computed is not reused).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
     pub engine: EngineId,
@@ -34,7 +34,7 @@ impl Candidate {
         self.running < self.limit
     }
 
-    /// By the share of its limit that would be taken, so that a larger engine gets more.
+    /// By the share of its limit that would be used, so that a larger engine gets more.
     fn compare_load(&self, other: &Candidate) -> Ordering {
         let taken = |this: &Candidate, that: &Candidate| {
             let weight = if this.slow { SLOW_WEIGHT } else { 1 };
@@ -44,8 +44,8 @@ impl Candidate {
     }
 }
 
-/// Of the engines at the newest version: one that has not failed the request; the one that holds its prefix, unless
-/// that is at its limit, or slow; else the least loaded.
+/// Chooses among the engines at the newest version: one that has not failed the request; the one that holds its prefix,
+/// unless that engine is at its limit, or slow; else the least loaded.
 pub(super) fn choose(candidates: &[Candidate], resident: Option<Resident>) -> Option<EngineId> {
     let newest = candidates.iter().map(|candidate| candidate.version).max()?;
     let current = candidates
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(
             chosen(&all_full, resident(1, 3)),
             Some(0),
-            "somebody has to"
+            "one of them has to"
         );
     }
 

@@ -1,5 +1,5 @@
-//! How requests say which policy they want, and how answers say which they had: the one place where engines that load
-//! each version over the last, and engines that load adapters beside each other, differ for whoever asks them.
+//! How requests say which policy they want, and how answers say which one they had. Only this module knows the
+//! difference between engines that load each version over the last, and engines that hold several adapters.
 //!
 //! ```text
 //!                     request's `model`      answer's `model`    answer's `weight_versions`
@@ -11,13 +11,13 @@ use super::error::EngineError;
 use super::generate::{Choice, GenerateAnswer};
 use primerl_core::PolicyVersion;
 
-/// What an engine has proved, and by which name it answers by it.
+/// The version that an engine has proved, and the name under which it serves that version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     pub version: PolicyVersion,
-    /// As requests name it.
+    /// The name in requests.
     pub model: String,
-    /// Of an adapter: what the engine calls the weights that it adapts.
+    /// For an adapter: what the engine calls the weights that it adapts.
     pub base: Option<String>,
 }
 
@@ -30,7 +30,7 @@ impl Named {
         }
     }
 
-    /// The same version with other weights, as of a trainer that went back to a checkpoint, has another name.
+    /// The same version with other weights, from a trainer that went back to a checkpoint, has another name.
     pub fn adapter(model: &str, version: PolicyVersion, digest: &str, base: String) -> Named {
         let digest: String = digest.chars().take(12).collect();
         Named {
@@ -40,7 +40,7 @@ impl Named {
         }
     }
 
-    /// What the names of all adapters of a run begin with.
+    /// The prefix of the names of all adapters of a run.
     pub fn prefix(model: &str) -> String {
         format!("{model}@")
     }
@@ -62,7 +62,7 @@ impl Named {
         })
     }
 
-    /// An answer whose tokens are accounted for by versions.
+    /// Checks an answer whose versions account for all of its tokens.
     pub fn answer(&self, answer: GenerateAnswer) -> Result<GenerateAnswer, EngineError> {
         self.check_model(answer.model.as_deref())?;
         let choices = answer
@@ -73,15 +73,15 @@ impl Named {
         Ok(GenerateAnswer { choices, ..answer })
     }
 
-    /// As [`Named::answer`], of a part that does not say what it is of: only an engine that has this adapter, by a name
-    /// that holds its digest, answers to the name at all.
+    /// Like [`Named::answer`], for a part that does not name its weights: only an engine that has this adapter, by a
+    /// name that holds its digest, answers to the name at all.
     pub(super) fn choice(&self, mut choice: Choice) -> Result<Choice, EngineError> {
         let Some(base) = &self.base else {
             return Ok(choice);
         };
         for span in choice.weight_versions.iter_mut().flatten() {
             if span.version != *base {
-                // The adapter stands on other weights than it was trained on.
+                // The base weights differ from those that the adapter was trained on.
                 let label = std::mem::take(&mut span.version);
                 return Err(EngineError::Unproved { label });
             }

@@ -1,4 +1,4 @@
-//! A request's place on an engine: waited for, taken, given back.
+//! A request's place on an engine: wait for it, take it, give it back.
 
 use super::error::EngineError;
 use super::generate::Generated;
@@ -70,7 +70,7 @@ pub(super) struct Slot {
     pub engine: Arc<Engine>,
     /// [`Engine::weights`] when the place was taken.
     pub weights: u64,
-    /// What it is answered by.
+    /// The name of the weights that answer.
     pub served: Arc<Served>,
 }
 
@@ -79,7 +79,7 @@ impl Slot {
         self.served.named.version
     }
 
-    /// It goes elsewhere.
+    /// The request goes to another engine.
     pub(super) fn is_lost(&self) -> bool {
         self.served.lost.is_cancelled()
     }
@@ -90,7 +90,8 @@ impl Slot {
 
     /// The engine failed a request that another may answer.
     pub(super) fn failed(&self) {
-        // Of one that was taken out meanwhile, this is known, and an adapter that had to give way says nothing of it.
+        // For an engine that was removed meanwhile, this is known; an adapter that had to make room says nothing about
+        // the engine.
         if !self.is_lost() {
             self.engine.state.lock().health.failed(Instant::now());
             self.engine.suspect();
@@ -107,7 +108,7 @@ impl Slot {
         }
     }
 
-    /// Tokens may come from the version proved at the start, or from updates that were told since; from no other.
+    /// Tokens may come from the version proved at the start, or from updates that were started since; from no other.
     pub(super) fn check_versions(&self, generated: Generated) -> Result<Generated, EngineError> {
         let told = self.engine.state.lock().told;
         let newest = told.map_or(self.version(), |told| told.max(self.version()));
@@ -125,7 +126,8 @@ impl Slot {
 }
 
 impl Engines {
-    /// Ends when the probe of these weights was passed; one that is not loses the engine, which the caller has to see.
+    /// Ends when these weights have passed their probe; if the probe fails, the engine is lost, which the caller has to
+    /// notice.
     pub(super) async fn until_vouched_for(&self, engine: &Engine, weights: u64) {
         let mut changed = self.changed.subscribe();
         while !engine.vouches_for(weights) {
@@ -135,7 +137,7 @@ impl Engines {
         }
     }
 
-    /// Hold back what new weights sampled until their probe is passed: the supervisor's, which bounds it.
+    /// Holds back what new weights sampled until they have passed their probe; the supervisor bounds the wait.
     pub(super) async fn unless_probe_fails(
         &self,
         slot: &Slot,

@@ -26,7 +26,7 @@ pub(super) struct Engine {
     pub id: EngineId,
     pub client: EngineClient,
     pub state: Mutex<EngineState>,
-    /// Changes whenever its weights may, whatever they are called: before it is told to load others, and when it is lost.
+    /// Changes whenever its weights may, whatever their name: before it is asked to load others, and when it is lost.
     /// Written under the lock of `state`.
     pub weights: AtomicU64,
     /// `weights` whose probe was passed last.
@@ -185,7 +185,7 @@ pub(super) struct EngineState {
     /// What it joins by, wherever it is: one that joins by it later is the same, started again.
     pub name: Option<String>,
     pub health: Health,
-    /// What is wrong with it was said.
+    /// Whether what is wrong with it was logged.
     pub complained: bool,
     /// Newest version it proved; no traffic without.
     pub served: Option<Arc<Served>>,
@@ -193,7 +193,7 @@ pub(super) struct EngineState {
     pub adapters: Vec<Arc<Served>>,
     /// Newest version whose probe it passed: tokens of later ones are held back.
     pub probed: Option<PolicyVersion>,
-    /// Newest version it was told to load: tokens of a version in between are its own, too.
+    /// Newest version it was asked to load: tokens of a version in between are its own, too.
     pub told: Option<PolicyVersion>,
     pub healthy: bool,
     /// A request failed on it, and it was not looked at since: it may be another process by now.
@@ -225,7 +225,7 @@ pub(super) struct EngineState {
 #[derive(Debug, Default)]
 pub(super) struct Load {
     pub running: u32,
-    /// Of all requests, added up, until `counted`.
+    /// Duration of all requests, added up, until `counted`.
     requests: Duration,
     counted: Option<Instant>,
     busy: Duration,

@@ -1,10 +1,10 @@
-//! A streamed answer of `/inference/v1/generate`: server-sent events put together to the answer they are parts of.
+//! A streamed answer of `/inference/v1/generate`: joins server-sent events to one answer.
 
 use super::error::EngineError;
 use super::generate::{Applied, Choice, Logprobs, TokenLogprob, VersionSpan};
 use serde::Deserialize;
 
-/// An event larger than this is none.
+/// Largest event; a larger one is an error.
 const LARGEST_EVENT: usize = 16 << 20;
 
 #[derive(Deserialize)]
@@ -27,7 +27,7 @@ struct Part {
 /// Takes the bytes as they come.
 #[derive(Default)]
 pub(super) struct Assembly {
-    /// More tokens were not asked for: an engine that sends without end must not fill the memory.
+    /// The requested number of tokens: an engine that sends without end must not fill the memory.
     max_tokens: usize,
     buffer: Vec<u8>,
     token_ids: Vec<u32>,
@@ -85,7 +85,7 @@ impl Assembly {
         self.grammar = part.grammar.or(self.grammar.take());
     }
 
-    /// The whole answer. One that was cut off, or that nobody but the engine ended, is none, and stays here.
+    /// The whole answer. An answer that was cut off, or that only the engine ended, is an error, and stays here.
     pub(crate) fn finish(&mut self, ended_by_us: bool) -> Result<Choice, EngineError> {
         let tokens = self.token_ids.len();
         match self.finish_reason.as_deref() {
@@ -95,7 +95,7 @@ impl Assembly {
         }
     }
 
-    /// What has come.
+    /// The tokens that have come.
     pub(crate) fn take(&mut self) -> Choice {
         let all = std::mem::take(self);
         Choice {
@@ -121,7 +121,7 @@ fn find_end(bytes: &[u8]) -> Option<usize> {
     None
 }
 
-/// `None` for what carries no tokens: comments, usage, the end mark.
+/// `None` for events that carry no tokens: comments, usage, the end mark.
 fn parse(event: &[u8]) -> Result<Option<Part>, EngineError> {
     let Some(data) = event.strip_prefix(b"data: ") else {
         return Ok(None);
@@ -132,7 +132,7 @@ fn parse(event: &[u8]) -> Result<Option<Part>, EngineError> {
     let chunk: Chunk =
         serde_json::from_slice(data).map_err(|error| malformed(format!("the stream: {error}")))?;
     if let Some(error) = chunk.error {
-        // vLLM has sent its 200 by then; the status that it meant is in the error.
+        // vLLM has sent status 200 by then; the status that it meant is in the error.
         let status = error["code"].as_u64().and_then(|code| code.try_into().ok());
         return Err(EngineError::Status {
             call: "generate",
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_stream_is_refused() {
+    fn an_invalid_stream_is_refused() {
         let refused = |text: &str| match Assembly::new(3).push(text.as_bytes()) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("{text} was taken"),

@@ -1,4 +1,4 @@
-//! The one task of one engine: reach it, bring it up to date, watch its health.
+//! The one task of one engine: connects to it, brings it up to date, watches its health.
 
 use super::adapters;
 use super::error::EngineError;
@@ -26,7 +26,7 @@ const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
 const RESTARTED: &str = "it was restarted, or serves weights it never proved";
 
-/// Runs until the pool stops, or the engine is known to be elsewhere.
+/// Runs until the pool stops, or the engine is known to have left its address.
 pub(super) async fn supervise(
     pool: Arc<Engines>,
     engine: Arc<Engine>,
@@ -35,7 +35,7 @@ pub(super) async fn supervise(
     let work = async {
         loop {
             reach(&pool, &engine).await;
-            // Updates told before the engine was lost are void: the core tells anew after the join.
+            // Updates requested before the engine was lost are void: the core requests them again after the join.
             while updates.try_recv().is_ok() {}
             let _ = engine.rejoined.notified().now_or_never();
             pool.driver.send(Event::EngineJoined {
@@ -82,7 +82,7 @@ async fn serve(
                 };
                 let updated = tokio::select! {
                     updated = bring(pool, engine, &update) => updated,
-                    // Loading may take minutes, but not an engine's answer that it is well.
+                    // Loading may take minutes, but the answer of a health check must not.
                     reason = ill(pool, engine, &mut watch) => {
                         let reason = format!("while it was brought to version {}: {reason}", update.version);
                         return lose(pool, engine, reason);
@@ -113,7 +113,7 @@ async fn serve(
     }
 }
 
-/// A look: each second, and after a request that failed.
+/// Checks health each second, and after a request that failed.
 async fn due(engine: &Engine, ticks: &mut Interval) {
     tokio::select! {
         () = engine.suspect.notified() => {}
@@ -121,7 +121,7 @@ async fn due(engine: &Engine, ticks: &mut Interval) {
     }
 }
 
-/// Of the updates that wait, only the newest matters.
+/// The newest of the waiting updates; the older ones do not matter.
 fn newest(first: Option<Update>, waiting: &mut mpsc::UnboundedReceiver<Update>) -> Option<Update> {
     let mut update = first?;
     while let Ok(next) = waiting.try_recv() {
@@ -130,7 +130,7 @@ fn newest(first: Option<Update>, waiting: &mut mpsc::UnboundedReceiver<Update>) 
     Some(update)
 }
 
-/// Its requests go elsewhere at once, and it gets no others.
+/// Its requests go to other engines at once, and it gets no new ones.
 fn cut_off(engine: &Engine) {
     let mut state = engine.state.lock();
     engine.weights_change();
@@ -176,7 +176,7 @@ async fn bring(pool: &Engines, engine: &Engine, update: &Update) -> Result<(), U
     run_probe(pool, engine, &named, probe).await
 }
 
-/// Whether it is the files that are wrong: an engine says so in its own words, or not at all.
+/// Whether the files are wrong: an engine says so in its own words, or not at all.
 async fn look_at_files(pool: &Engines, update: &Update, error: &UpdateError) {
     let is_of_files = match error {
         UpdateError::Probe(ProbeError::Read { .. }) => true,
@@ -187,7 +187,7 @@ async fn look_at_files(pool: &Engines, update: &Update, error: &UpdateError) {
         return;
     }
     let (path, version) = (PathBuf::from(&update.manifest), update.version);
-    // Engines try again and again: the files are read once.
+    // Engines retry repeatedly: the files are read once.
     let is_known = |broken: BrokenWeights| broken.version == version;
     if pool.broken_weights().is_some_and(is_known) {
         return;
@@ -198,8 +198,8 @@ async fn look_at_files(pool: &Engines, update: &Update, error: &UpdateError) {
     }
 }
 
-/// Read, pause, load, resume, prove. Requests in flight keep their KV cache and go on with the new weights; what those
-/// sampled is held back until `run_probe` has let it go, so the proof need not keep the engine standing still.
+/// Read, pause, load, resume, prove. Requests in flight keep their KV cache and continue with the new weights; what
+/// those sampled is held back until `run_probe` has let it go, so the proof need not keep the engine standing still.
 async fn run_update(
     pool: &Engines,
     engine: &Engine,
@@ -209,7 +209,7 @@ async fn run_update(
     let started = Instant::now();
     let limit = pool.config.update_timeout;
     let folder = folder_of(&update.manifest);
-    // It serves meanwhile. What is left of it when the time is up is done by the load, or fails there.
+    // It serves meanwhile. The load does what is not finished when the time is up, or fails there.
     if let Ok(prepared) = tokio::time::timeout(limit, engine.client.prepare(&folder)).await {
         prepared?;
     }
@@ -224,16 +224,16 @@ async fn run_update(
     }
     {
         let mut state = engine.state.lock();
-        // Before the engine hears of it.
+        // Before the engine gets the request.
         engine.weights_change();
-        // The version may be one that it had, of other weights.
+        // The engine may have had this version before, with other weights.
         state.probed = state.probed.filter(|probed| *probed < update.version);
         state.doing = format!("loading version {}", update.version);
     }
     let paused = Instant::now();
     let loaded = within(pool, engine.client.load(&folder, update.version)).await;
     if loaded.is_err() {
-        // Nobody knows what it would go on with.
+        // It is unknown with which weights the requests would continue.
         cut_off(engine);
     }
     // Also after a failure: a frozen engine would hold its requests forever.
@@ -258,12 +258,12 @@ async fn read_published(pool: &Engines, update: &Update) -> Result<Published, Pr
         Ok(read) => read?,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     };
-    // An engine that renders need not take token ids.
+    // An engine that renders need not accept token ids.
     let probe = read.probe.filter(|_| !pool.config.engines_render);
     Ok(Published { probe, ..read })
 }
 
-/// Requests run meanwhile; those that the new weights had a part in are answered when it is passed.
+/// Requests run meanwhile; those that the new weights took part in are answered after the probe has passed.
 async fn run_probe(
     pool: &Engines,
     engine: &Engine,
@@ -278,7 +278,7 @@ async fn run_probe(
     Ok(())
 }
 
-/// Wait until the requests that the engine has are answered; it gets no new ones. Those that are not by then will be
+/// Waits until the engine has answered its requests; it gets no new ones. Those that are not answered in time will be
 /// sampled again.
 async fn drain(engine: &Engine, limit: Duration) {
     let idle = async {
@@ -288,7 +288,7 @@ async fn drain(engine: &Engine, limit: Duration) {
     };
     if tokio::time::timeout(limit, idle).await.is_err() {
         let running = engine.state.lock().load.running;
-        tracing::warn!(engine = %engine.client.url(), running, "updated with requests in flight: they begin anew");
+        tracing::warn!(engine = %engine.client.url(), running, "updated with requests in flight: they start again");
     }
 }
 

@@ -1,4 +1,4 @@
-//! An engine's weights over HTTP: read ahead, loaded while it stands still, proved.
+//! An engine's weights over HTTP: read ahead, loaded while it is paused, proved.
 
 use super::client::{EngineClient, parse};
 use super::error::{EngineError, STANDS_STILL};
@@ -22,7 +22,7 @@ struct RpcAnswer<T> {
     results: Vec<T>,
 }
 
-/// Whether a worker has read what it is to load.
+/// Whether a worker has read the files that it will load.
 #[derive(Deserialize)]
 struct Ready {
     ready: bool,
@@ -31,7 +31,7 @@ struct Ready {
 #[derive(Deserialize)]
 pub(super) struct DigestResult {
     digest: String,
-    /// Where the engine loads adapters beside each other: how many it computes with at a time.
+    /// For an engine that holds several adapters: how many it computes with at a time.
     pub adapters: Option<u32>,
 }
 
@@ -47,8 +47,8 @@ impl EngineClient {
         self.administer("resume", "/resume", None).await.map(drop)
     }
 
-    /// Let the engine read and check the weights in `folder` while it goes on answering, so that it stands still only
-    /// to load them. Where it cannot, or finds them wrong, the load says so.
+    /// Let the engine read and check the weights in `folder` while it continues to answer, so that it pauses only to
+    /// load them. Where it cannot, or finds them wrong, the load says so.
     ///
     /// # Errors
     /// It does not answer.
@@ -69,13 +69,13 @@ impl EngineClient {
 
     /// Freeze running requests and load the weights in `folder`, labelled `version`. The caller resumes and proves after.
     pub async fn load(&self, folder: &str, version: PolicyVersion) -> Result<(), EngineError> {
-        // Together: vLLM's pause waits for 20 ms more when all has stopped.
+        // In one call: vLLM's pause waits for another 20 ms when all has stopped.
         let both = async { tokio::join!(self.pause(), self.start_update()) };
         let (paused, started) = in_time("pause", STANDS_STILL, both).await?;
         paused?;
         if let Err(error) = started {
             // An orchestrator that died in the middle of an update left it open, and no other can begin. The label does
-            // not matter: nothing is asked of the engine before it has proved what is loaded now.
+            // not matter: the engine gets no requests before it has proved what is loaded now.
             tracing::info!(engine = self.url(), %error, "closing an update that was left open");
             if self.finish_update("left open").await.is_err() {
                 return Err(error);
@@ -99,7 +99,7 @@ impl EngineClient {
         self.administer(call, path, Some(&label)).await.map(drop)
     }
 
-    /// What the engine calls the weights that it serves now.
+    /// The label under which the engine serves its weights now.
     pub(super) async fn weight_label(&self, within: Duration) -> Result<String, EngineError> {
         let info = self
             .get_within("weight_info", "/weight_info", within)
@@ -107,20 +107,20 @@ impl EngineClient {
         parse("weight_info", &info).map(|info: WeightInfo| info.weight_version)
     }
 
-    /// Of the tensors that each worker of the engine was given.
+    /// Digests of the tensors that each worker of the engine was given.
     pub(super) async fn weight_digests(&self) -> Result<Vec<DigestResult>, EngineError> {
         let call = serde_json::json!({"method": "primerl_weight_digest", "args": []});
         self.workers(&call).await
     }
 
-    /// Check that every worker of the engine holds tensors of this digest, and the engine this label.
+    /// Checks that every worker of the engine holds tensors of this digest, and that the engine has this label.
     pub async fn prove(&self, named: &Named, expected: &str) -> Result<(), EngineError> {
         check_digests(&self.weight_digests().await?, expected)?;
         self.check_label(named, STANDS_STILL).await
     }
 
-    /// Check that the engine says of its weights what it was told of them, and has the adapter that it was told to load:
-    /// a process that was started since does not.
+    /// Check that the engine reports the weights that it was asked to load, and has the adapter that it was asked to
+    /// load: a process that was started since does not.
     ///
     /// Engines answer between two steps: `within` has room for one.
     pub(super) async fn check_label(
@@ -151,7 +151,7 @@ impl EngineClient {
     }
 }
 
-/// What came of a call that is to be answered within `limit`.
+/// The result of a call that should be answered within `limit`.
 pub(super) async fn in_time<T>(
     call: &'static str,
     limit: Duration,

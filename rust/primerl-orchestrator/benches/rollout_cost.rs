@@ -90,7 +90,7 @@ async fn measure(turns: usize) {
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
-    // `cargo test --benches` only has to see that it builds.
+    // `cargo test --benches` only has to check that it builds.
     if std::env::args().any(|argument| argument == "--test") {
         return;
     }

@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p primerl-orchestrator --bench streams`
 //!
-//! The orchestrator is a process of its own; engines and clients run here, on the same two cores. Printed are
+//! The orchestrator is a separate process; engines and clients run here, on the same two cores. It prints
 //! * tokens for each second of the orchestrator's CPU, with an engine that gives them as fast as it can;
 //! * what the gateway adds to a token's way, from the end of the engine's step to the client: the same streams straight from
 //!   the engines and through the gateway, medians and 99th percentiles, of the tokens behind each stream's first (those
@@ -33,11 +33,11 @@ use std::time::{Duration, Instant};
 
 const STREAMS: usize = 1_000;
 const TOKENS: usize = 300;
-/// Of the engine that serves all; of the first of several.
+/// Pace of the engine that serves all; of the first of several.
 const PACE: Duration = Duration::from_millis(100);
 const FIRST_PACE: Duration = Duration::from_millis(90);
 const ENGINES: usize = 8;
-/// Of each stream at that pace, and how many of them are not measured: by then all streams run.
+/// Tokens of each stream at that pace, and how many of them are not measured: by then all streams run.
 const PACED_TOKENS: usize = 80;
 const FIRST_TOKENS: usize = 20;
 /// The tiny model's tokens begin with the characters from `!` on.
@@ -53,7 +53,7 @@ struct Scene {
     _place: Place,
 }
 
-/// A mock that says one letter, its own token of the tiny model's, and notes the end of each step.
+/// A mock that always says one letter, a token of the tiny model, and notes the end of each step.
 struct Paced {
     engine: Engine,
     letter: u32,
@@ -108,7 +108,7 @@ impl Paced {
         }
     }
 
-    /// One that steps this often, large enough for all streams.
+    /// An engine that steps this often, large enough for all streams.
     async fn alone(step_latency: Duration) -> Vec<Paced> {
         vec![Paced::start(FIRST_LETTER, 1024, step_latency).await]
     }

@@ -1,4 +1,4 @@
-//! Where the orchestrator listens, and who may reach it there.
+//! The address on which the orchestrator listens, and the peers that may use it.
 
 use crate::config::Config;
 use crate::failure::RunError;
@@ -10,11 +10,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 use tokio::net::TcpListener;
 
-/// Where the run's other processes find the orchestrator.
+/// The URL of the orchestrator for the run's other processes.
 pub(crate) const ADDRESS_FILE: &str = "run/orchestrator.json";
 
-/// Bind what the config says. Where it leaves the port to the operating system, a run that goes on takes the port it had
-/// before, if that is free: workers, engines and trainer still know it.
+/// Binds the address in the config. If it leaves the port to the operating system, a resumed run takes its earlier port
+/// if that is free: workers, engines and trainer still know it.
 ///
 /// # Errors
 /// The address cannot be bound.
@@ -33,7 +33,7 @@ pub(crate) async fn listen(config: &Config) -> Result<TcpListener, RunError> {
     })
 }
 
-/// Who reaches the orchestrator can end the run and read what it trains on.
+/// Anyone who reaches the orchestrator can end the run and read its training data.
 pub(crate) fn check_exposure(
     address: SocketAddr,
     run_key: Option<&Secret>,

@@ -1,4 +1,5 @@
-//! What the endpoints share. Built whole before the first request; every field is immutable or guards itself.
+//! State that the endpoints share. It is complete before the first request; every field is immutable or has its own
+//! lock.
 
 use crate::config::Config;
 use crate::envs::joining::FirstWorkers;
@@ -21,7 +22,7 @@ use tokio::sync::watch;
 pub struct App {
     pub config: Config,
     pub core_config: primerl_core::Config,
-    /// By environment.
+    /// Indexed by environment.
     pub samplings: Vec<Sampling>,
     /// Address for peers that do not say how they reached us.
     pub url: String,
@@ -34,18 +35,18 @@ pub struct App {
     pub failures: Failures,
     /// Which trainer has the run.
     pub holder: Holder,
-    /// With whom the other workers of each environment are compared.
+    /// The first worker of each environment, with which the others are compared.
     pub first_workers: FirstWorkers,
-    /// Set once the run is over and recorded; the reason.
+    /// The reason, once the run is over and recorded.
     pub finished: watch::Receiver<Option<String>>,
     pub origin: Instant,
-    /// For people who look at the run.
+    /// The page for people.
     pub page: Arc<Page>,
-    /// The status at the end, for those who ask when the driver is gone. Written once.
+    /// The final status, for requests after the driver has ended. Written once.
     pub last_status: OnceLock<serde_json::Value>,
 }
 
-/// What was made before.
+/// The parts that were created before.
 pub(crate) struct Parts {
     pub gateway: Arc<Service>,
     pub failures: Failures,
@@ -104,13 +105,13 @@ impl App {
             .collect()
     }
 
-    /// What callers are told once the driver is gone.
+    /// The answer to callers once the driver is gone.
     pub fn over(&self) -> ApiError {
         self.failures.over()
     }
 
-    /// The worker never got these leases, or lost them: without a word they would block their groups until the
-    /// rollout's deadline.
+    /// The worker never got these leases, or lost them: unreported, they would block their groups until the rollout's
+    /// deadline.
     pub fn lease_lost(&self, worker: WorkerId, rollouts: &[RolloutId]) {
         report_lost_leases(&self.driver, worker, rollouts);
     }

@@ -1,6 +1,6 @@
-//! The batches of a run: written when they are cut, checked whenever they are read from the spool. The journal knows the
-//! checksum of each ([`Event::BatchWritten`]); one that is gone, damaged or of another run is cut again from the journal,
-//! and refused where the journal does not reach back so far.
+//! The batches of a run: written when they are cut, checked whenever they are read from the spool. The journal knows
+//! the checksum of each ([`Event::BatchWritten`]); one that is missing, damaged or of another run is cut again from the
+//! journal, or refused if the journal does not reach back so far.
 
 use crate::failure::RunError;
 use bytes::Bytes;
@@ -20,21 +20,22 @@ pub(crate) struct Batches {
     spool: Spool,
     journal: PathBuf,
     driver: DriverHandle,
-    /// What the journal knows, of each rank's part.
+    /// What the journal knows of each rank's part.
     known: BTreeMap<Step, Vec<u64>>,
-    /// One body a rank, by step.
+    /// The encoded bodies of all ranks, by step.
     encoded: BTreeMap<Step, Vec<Bytes>>,
 }
 
-/// Why what is in the spool cannot be given as it is.
+/// Why the spool's files cannot be used as they are.
 enum Problem {
-    /// The journal knows no checksum of it: the run was killed before it was noted, or is of an earlier version.
+    /// The journal has no checksum of it: the run was killed before the checksum was recorded, or an earlier version
+    /// wrote the batch.
     Unknown(Bytes),
     Wrong(String),
 }
 
 impl Batches {
-    /// `core`: as the journal left it.
+    /// `core`: the state at the journal's end.
     pub fn new(output_dir: &Path, core: &Core, driver: DriverHandle) -> Batches {
         Batches {
             spool: Spool::new(output_dir, core.config().data_ranks),
@@ -49,7 +50,7 @@ impl Batches {
         &self.spool
     }
 
-    /// Have the batch in the spool. After a restart it may be there already.
+    /// Ensures that the batch is in the spool. After a restart it may be there already.
     pub fn add(&mut self, batch: &PackedBatch) -> Result<(), RunError> {
         if self.is_as_known(batch) {
             return Ok(());
@@ -62,7 +63,7 @@ impl Batches {
         Ok(())
     }
 
-    /// The body for one rank, whose checksum is the journal's.
+    /// The body for one rank, whose checksum matches the journal's.
     pub fn body(&mut self, step: Step, rank: u32) -> Result<Bytes, RunError> {
         let cached = self.encoded.get(&step);
         if let Some(body) = cached.and_then(|ranks| ranks.get(rank as usize)) {
@@ -107,7 +108,7 @@ impl Batches {
         }
     }
 
-    /// Batches of steps before this one are not needed any more. `keep`: their files stay all the same.
+    /// Batches of steps before this one are no longer needed. `keep`: their files stay anyway.
     pub fn forget(&mut self, before: Step, keep: bool) -> Result<(), RunError> {
         self.known = self.known.split_off(&before);
         match keep {
@@ -138,7 +139,7 @@ impl Batches {
             && ranks.all(|rank| self.read(batch.step, rank).is_ok())
     }
 
-    /// What is in the spool under this step and says something else is set aside first.
+    /// Moves another batch's files in the spool under this step to `replaced_spool` first.
     fn write(&mut self, batch: &PackedBatch) -> Result<Vec<Bytes>, RunError> {
         let step = batch.step;
         let ranks = 0..batch.ranks.len() as u32;
@@ -152,7 +153,7 @@ impl Batches {
         if there.iter().any(|(body, read)| !is_the_same(read, body)) {
             let place = self.spool.set_aside(step)?;
             tracing::warn!(
-                "spool/step_{step} is not the batch that the journal tells of: it was moved to {}, and is written anew",
+                "spool/step_{step} is not the batch that the journal describes: it was moved to {} and is written again",
                 place.display()
             );
         }

@@ -59,7 +59,7 @@ where
         match Arguments::try_parse_from(program.chain(arguments.into_iter().map(Into::into))) {
             Ok(arguments) => arguments,
             Err(error) => {
-                // Nobody is left to tell if stderr is gone.
+                // If stderr is closed, the message has no reader.
                 let _ = error.print();
                 return error.exit_code();
             }
@@ -71,12 +71,13 @@ where
             return EXIT_FAILED;
         }
     };
-    // Before anything that takes long: where Python handles the signals, none would end a model that is being read.
+    // Before anything that takes long: if Python handled the signals, none would end the process while it reads a
+    // model.
     let stopping = Stopping::default();
     let watching = runtime.block_on(async { Signals::install() });
     runtime.spawn(stop_on_signal(watching, stopping.clone()));
     let code = answer(&arguments, functions, &runtime, &stopping);
-    // A request that renders on a blocking thread must not hold up the exit.
+    // A request that renders on a blocking thread must not delay the exit.
     runtime.shutdown_background();
     code
 }
@@ -117,7 +118,7 @@ fn refuse(error: &ConfigError) -> i32 {
 async fn serve(prepared: Prepared, stopping: &Stopping) -> i32 {
     let outcome = async {
         let listener = listen(prepared.config()).await?;
-        // Stopped in order from here on: whoever finds the run can do it.
+        // From here on a stop is orderly: any process that finds the run can stop it.
         stopping.is_prepared.store(true, Ordering::Release);
         let running = prepared.start(listener).await?;
         let is_over = running.is_over();
@@ -142,10 +143,10 @@ fn report(error: &Arc<RunError>) -> i32 {
     }
 }
 
-/// How far the command is, for whoever stops it.
+/// How far the command is, for the code that stops it.
 #[derive(Clone, Default)]
 struct Stopping {
-    /// Written once, before the run starts: until then there is nothing to bring to an end.
+    /// Written once, before the run starts: until then there is nothing to stop.
     is_prepared: Arc<AtomicBool>,
     shutdown: CancellationToken,
 }
@@ -153,7 +154,7 @@ struct Stopping {
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
-    /// None where it is ignored (`nohup`), and where that cannot be known.
+    /// `None` if it is ignored (`nohup`), or if that cannot be known.
     hangup: Option<Signal>,
 }
 
@@ -184,7 +185,7 @@ impl Signals {
     }
 }
 
-/// Whether this process was started with SIGHUP ignored, as Linux tells it.
+/// Whether this process was started with SIGHUP ignored, as Linux reports it.
 fn hangup_is_ignored() -> Option<bool> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let mask = status
@@ -194,13 +195,13 @@ fn hangup_is_ignored() -> Option<bool> {
     Some(mask & (1 << (SignalKind::hangup().as_raw_value() - 1)) != 0)
 }
 
-/// SIGINT, SIGTERM and SIGHUP are one path; the second one does not wait, and neither does one that comes before the
-/// run has started.
+/// SIGINT, SIGTERM and SIGHUP are handled in the same way; the second signal ends the process at once, and so does one
+/// that comes before the run has started.
 async fn stop_on_signal(signals: std::io::Result<Signals>, stopping: Stopping) {
     let mut signals = match signals {
         Ok(signals) => signals,
         Err(error) => {
-            tracing::warn!(%error, "signals cannot be handled; the run stops hard");
+            tracing::warn!(%error, "signals cannot be handled; they end the run abruptly");
             return;
         }
     };

@@ -1,7 +1,7 @@
-//! Custom advantages: a function of the user's, called for one group after the other on a thread of its own.
+//! Custom advantages: a user's function, called for one group after the other on a separate thread.
 //!
-//! The function is whoever embeds the orchestrator's to give (the Python package does); the core waits for its answer
-//! with a deadline, so a function that hangs costs groups, and in the end the run, but holds up nothing else.
+//! The program that embeds the orchestrator gives the function (the Python package does); the core waits for its answer
+//! with a deadline, so a function that hangs costs groups, and in the end the run, but delays nothing else.
 
 use crate::config::{AlgorithmType, Config};
 use primerl_core::Event;
@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 
 /// Finds and calls the functions that `algorithm.path` names.
 pub trait CustomAdvantages: Send + Sync {
-    /// Find the function `module:function`; called before the run starts.
+    /// Finds the function `module:function`; called before the run starts.
     ///
     /// # Errors
     /// Why there is no such function.
     fn load(&self, path: &str) -> Result<(), String>;
 
-    /// The advantages of one group: for each of the request's samples one value a token. May take long.
+    /// The advantages of one group: one value per token for each of the request's samples. May take long.
     ///
     /// # Errors
-    /// What went wrong, for a person to read.
+    /// What went wrong, for people.
     fn compute(
         &self,
         request: &AdvantagesRequest,
@@ -31,7 +31,7 @@ pub trait CustomAdvantages: Send + Sync {
     ) -> Result<Vec<Vec<f32>>, String>;
 }
 
-/// Find every function the config names.
+/// Finds every function that the config names.
 pub(crate) fn load(
     config: &Config,
     functions: Option<&dyn CustomAdvantages>,
@@ -68,13 +68,13 @@ struct Job {
     asked: Instant,
 }
 
-/// The way to the thread.
+/// The handle of the thread.
 #[derive(Clone, Debug)]
 pub(crate) struct AdvantagesThread(mpsc::Sender<Job>);
 
 impl AdvantagesThread {
-    /// The thread ends when every `AdvantagesThread` is gone, and nobody waits for it to: it may hang in the function.
-    /// `environments` are names by environment.
+    /// The thread ends when every `AdvantagesThread` is gone, and no one waits for its end: it may hang in the
+    /// function. `environments` are names by environment.
     pub fn start(
         functions: Arc<dyn CustomAdvantages>,
         environments: Vec<String>,
@@ -102,7 +102,7 @@ impl AdvantagesThread {
 
     pub fn compute(&self, request: Arc<AdvantagesRequest>) {
         let asked = Instant::now();
-        // The thread is there for as long as the driver is.
+        // The thread lives as long as the driver does.
         let _ = self.0.send(Job { request, asked });
     }
 }

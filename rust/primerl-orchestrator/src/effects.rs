@@ -1,4 +1,4 @@
-//! Carrying out what the core decided. Nothing here waits: slow work is handed to tasks and threads of its own.
+//! Carries out what the core decided. Nothing here waits: slow work goes to other tasks and threads.
 
 use crate::app::{App, report_lost_leases};
 use crate::custom::AdvantagesThread;
@@ -16,15 +16,15 @@ use tokio::sync::oneshot;
 
 pub(crate) struct Effects {
     pub rollouts: Arc<Rollouts>,
-    /// By environment.
+    /// Indexed by environment.
     pub samplings: Vec<Sampling>,
     pub workers: Arc<Workers>,
     pub engines: Arc<Engines>,
     pub recorder: Recorder,
     pub driver: DriverHandle,
-    /// Where the program can call custom functions.
+    /// Set if the program can call custom functions.
     pub advantages: Option<AdvantagesThread>,
-    /// In on-policy distillation.
+    /// Set in on-policy distillation.
     pub teacher: Option<Teacher>,
 }
 
@@ -47,14 +47,14 @@ impl Effects {
         }
     }
 
-    /// Whether `rollout` runs, and at this worker.
+    /// Whether `rollout` runs on this worker.
     pub fn is_open(&self, rollout: RolloutId, worker: WorkerId) -> bool {
         self.rollouts
             .get(rollout)
             .is_some_and(|open| open.worker == worker)
     }
 
-    /// From now on the gateway answers for these rollouts.
+    /// Opens these rollouts: the gateway answers for them from now on.
     pub fn open(&self, worker: WorkerId, leased: &[LeasedRollout]) {
         for lease in leased {
             self.rollouts.open(
@@ -71,17 +71,17 @@ impl Effects {
         report_lost_leases(&self.driver, worker, leased);
     }
 
-    /// Have the core written, as it was after event `number`.
+    /// Has a snapshot of the core written, as it was after event `number`.
     pub fn snapshot(&self, number: u64, core: Box<Core>) {
         self.recorder.snapshot(number, core);
     }
 
-    /// Have it written beside the trainer's checkpoint of `step`.
+    /// Has it written next to the trainer's checkpoint of `step`.
     pub fn keep_state(&self, step: Step, number: u64, core: Box<Core>) {
         self.recorder.keep_state(step, number, core);
     }
 
-    /// Answers to leases are the driver's; everything else is done here. `waiter` belongs to a batch.
+    /// The driver answers leases; everything else is done here. `waiter` waits for a batch.
     pub fn carry_out(&self, effect: Effect, waiter: Option<oneshot::Sender<BatchReply>>) {
         match effect {
             Effect::CancelRollout {

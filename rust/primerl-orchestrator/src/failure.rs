@@ -40,7 +40,7 @@ pub enum RunError {
     #[error(transparent)]
     Skip(#[from] SkipError),
     #[error(
-        "{path} holds a run that was begun with {name} = {was}, and now {name} = {is}: go on with the same config, or \
+        "{path} holds a run that was begun with {name} = {was}, and now {name} = {is}: resume with the same config, or \
          begin a new run in another --output-dir (--clean-output-dir deletes this one)"
     )]
     Changed {
@@ -59,7 +59,7 @@ pub enum RunError {
         why: String,
     },
     #[error(
-        "{path} is not the batch of step {step} that the journal tells of ({problem}), and it cannot be written again \
+        "{path} is not the batch of step {step} that the journal describes ({problem}), and it cannot be written again \
          ({why}): it is given to no trainer; go back to a checkpoint (--ckpt.resume-step), or begin a new run in another \
          --output-dir"
     )]
@@ -92,7 +92,7 @@ pub enum RunError {
     )]
     TrainerNotBack { seconds: f64, why: String },
     #[error(
-        "{who} has waited for {waiting_for} for {seconds:.0} s, and nothing goes on without it"
+        "{who} has waited for {waiting_for} for {seconds:.0} s, and nothing can continue without it"
     )]
     Stuck {
         who: String,
@@ -110,7 +110,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// What the user gave is wrong, as opposed to something that happened.
+    /// Whether the user's input is wrong, in contrast to something that happened.
     pub fn is_input(&self) -> bool {
         matches!(
             self,
@@ -138,7 +138,7 @@ impl From<WriteError> for RunError {
     }
 }
 
-/// Where any part reports that the run cannot go on.
+/// Where any part reports that the run cannot continue.
 #[derive(Clone, Debug)]
 pub struct Failures(Arc<watch::Sender<Option<Arc<RunError>>>>);
 
@@ -149,7 +149,7 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// The first failure is kept, later ones are its consequences.
+    /// Keeps the first failure; later ones are its consequences.
     pub fn fail(&self, error: RunError) {
         self.0.send_if_modified(|failure| {
             if failure.is_some() {
@@ -166,7 +166,7 @@ impl Failures {
         self.0.borrow().clone()
     }
 
-    /// Wait for the first failure.
+    /// Waits for the first failure.
     pub async fn wait(&self) -> Arc<RunError> {
         let mut receiver = self.0.subscribe();
         loop {
@@ -191,7 +191,7 @@ impl RunEnd for Failures {
     }
 
     fn fail(&self, unanswered: Unanswered) {
-        // Others that wait for it have seen the same.
+        // Other waiters have seen the same error.
         if self.get().is_none() {
             Failures::fail(self, unanswered.into());
         }

@@ -1,5 +1,5 @@
-//! A run goes back to a checkpoint of its trainer: it becomes what it was when that came to the disk. What it did after
-//! that is set aside.
+//! A run goes back to a checkpoint of its trainer: it returns to the state it had when that checkpoint was written.
+//! What it did after that is set aside.
 //!
 //! ```text
 //! journal.going_back/     put together: what came before, the checkpoint's snapshot, GONE_BACK
@@ -8,7 +8,7 @@
 //! checkpoints/, weights/  later steps are renamed to replaced_step_<j>
 //! spool, steps.jsonl, evals.jsonl become what that journal says; then GONE_BACK is removed
 //! ```
-//! A process that is killed leaves the run as it was, or gone back: whoever starts next ends what was begun
+//! A process that is killed leaves the run as it was, or gone back: the next start completes what was begun
 //! ([`complete`]).
 
 use crate::failure::RunError;
@@ -22,14 +22,14 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// In the journal of a run that has gone back, until everything else has, too.
+/// Is in the journal of a run that has gone back, until everything else has, too.
 const GONE_BACK: &str = "gone_back.json";
 
 #[derive(Debug, Deserialize, Serialize)]
 struct GoneBack {
-    /// Of the checkpoint.
+    /// Step of the checkpoint.
     step: Step,
-    /// The last one that was cut by then.
+    /// The last step that was cut by then.
     cut: Step,
     ranks: u32,
 }
@@ -59,11 +59,11 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Make the run in `output_dir`, which nobody else may be at, what it was at the checkpoint of `step`.
+/// Returns the run in `output_dir`, which no other process may use, to its state at the checkpoint of `step`.
 ///
 /// # Errors
-/// The checkpoint has no part of the orchestrator's, or is of a run with another config: nothing has changed. Or the
-/// folder cannot be written.
+/// The checkpoint has no orchestrator state, or is of a run with another config: nothing has changed. Or the folder
+/// cannot be written.
 pub(crate) fn go_back(output_dir: &Path, step: Step, identity: &Identity) -> Result<(), RunError> {
     let places = Places::of(output_dir);
     let state = State::new(output_dir, step);
@@ -86,7 +86,7 @@ pub(crate) fn go_back(output_dir: &Path, step: Step, identity: &Identity) -> Res
     Ok(())
 }
 
-/// What a process that was killed while it went back has left to do, if there was one.
+/// Completes going back, if a process was killed while it did that.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -94,7 +94,7 @@ pub(crate) fn complete(output_dir: &Path) -> Result<(), RunError> {
     let places = Places::of(output_dir);
     let moved = match (places.building.exists(), places.journal.exists()) {
         (true, false) => rename(&places.building, &places.journal),
-        // It is not known to be whole.
+        // It may be incomplete.
         (true, true) => remove_all(&places.building),
         (false, _) => Ok(()),
     };
@@ -120,7 +120,7 @@ pub(crate) fn complete(output_dir: &Path) -> Result<(), RunError> {
         let number = keys.iter().find_map(|key| line[key].as_u64());
         number.is_some_and(|number| number > last.0)
     };
-    // An evaluation of another model than the policy says which version was newest then.
+    // An evaluation of another model than the policy records which version was newest then.
     let versions = ["version", "policy_at_the_time"];
     let set_aside = |name, goes: &dyn Fn(&serde_json::Value) -> bool| {
         let moved = set_lines_aside(output_dir, name, goes);
@@ -155,7 +155,8 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
     sync_folder(to.parent().unwrap_or(to))
 }
 
-/// What the trainer has saved of steps after `step`, so that it goes on from there. As it does it itself.
+/// Sets aside what the trainer has saved of steps after `step`, so that it resumes from there. The trainer does the
+/// same itself.
 fn set_folders_aside(folder: &Path, step: Step) -> io::Result<()> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -175,8 +176,8 @@ fn set_folders_aside(folder: &Path, step: Step) -> io::Result<()> {
     Ok(())
 }
 
-/// Moves lines of a file of JSON lines to the end of `replaced_<name>`. That is written first: whoever is killed in
-/// between moves them again. The result is how many.
+/// Moves lines of a file of JSON lines to the end of `replaced_<name>`. That is written first: a process that was
+/// killed in between moves them again. The result is how many.
 pub(crate) fn set_lines_aside(
     output_dir: &Path,
     name: &str,

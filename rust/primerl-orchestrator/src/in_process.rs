@@ -1,6 +1,6 @@
-//! The orchestrator inside another program: its own runtime, blocking calls with bounded waits.
+//! The orchestrator inside another program: a separate runtime, and blocking calls with bounded waits.
 //!
-//! The HTTP server runs as ever, for engines and environment workers; the trainer's side is called directly.
+//! The HTTP server runs as usual, for engines and environment workers; the trainer's side is called directly.
 
 use crate::address::listen;
 use crate::app::App;
@@ -39,7 +39,7 @@ pub enum InProcessError {
 
 type Outcome = Result<ExitReason, Arc<RunError>>;
 
-/// A run in this process. Dropping it stops the run hard; [`InProcess::shutdown`] stops it in order.
+/// A run in this process. Dropping it stops the run abruptly; [`InProcess::shutdown`] stops it in order.
 pub struct InProcess {
     app: Arc<App>,
     shutdown: CancellationToken,
@@ -47,7 +47,7 @@ pub struct InProcess {
     runtime: Runtime,
 }
 
-/// The answer to a call that is under way.
+/// The answer to a call in progress.
 pub struct Pending<T> {
     answer: Receiver<T>,
     task: tokio::task::AbortHandle,
@@ -72,8 +72,7 @@ impl<T> Drop for Pending<T> {
 }
 
 impl InProcess {
-    /// Check everything, then bind `host:port` and start.
-    /// `functions` calls custom algorithms.
+    /// Checks everything, then binds `host:port` and starts. `functions` calls custom algorithms.
     pub fn start(
         config: Config,
         functions: Option<Arc<dyn CustomAdvantages>>,
@@ -88,7 +87,7 @@ impl InProcess {
             })
             .map_err(Arc::new)?;
         let app = Arc::clone(running.app());
-        // Another process would train beside the caller.
+        // Another process would train alongside the caller.
         app.holder.hold(Identity::own());
         let file = app.config.output_dir.join("logs/orchestrator.log");
         log::to_file(&app.config.log.level, &file)
@@ -112,7 +111,7 @@ impl InProcess {
         &self.app.url
     }
 
-    /// Ask for a rank's batch of `step`, for as long as it takes. `None`: there are no more.
+    /// Requests a rank's batch of `step`, for as long as it takes. `None`: there are no more.
     pub fn next_batch(
         &self,
         step: u64,
@@ -133,7 +132,7 @@ impl InProcess {
         })
     }
 
-    /// Publish weights as policy version `version`. The result is known once it is durable.
+    /// Publishes weights as policy version `version`. The result is known once it is durable.
     pub fn publish_weights(
         &self,
         version: u64,
@@ -147,7 +146,7 @@ impl InProcess {
         })
     }
 
-    /// The trainer goes on after `step` (0: begins). The result is known once it is durable.
+    /// The trainer continues after `step` (0: begins). The result is known once it is durable.
     pub fn resume_after(&self, step: u64) -> Pending<Result<(), InProcessError>> {
         let app = Arc::clone(&self.app);
         self.spawn(async move {
@@ -157,19 +156,19 @@ impl InProcess {
         })
     }
 
-    /// Batches up to `step` will not be asked for again. The result is known once it is durable.
+    /// Batches up to `step` will not be requested again. The result is known once it is durable.
     pub fn checkpoint_saved(&self, step: u64) -> Pending<Result<(), InProcessError>> {
         let app = Arc::clone(&self.app);
         self.spawn(async move {
             match endpoints::checkpoint_saved(&app, Step(step), None).await {
-                // The last checkpoint comes when all is trained: nobody will ask for batches.
+                // The last checkpoint comes when all is trained: no batches will be requested any more.
                 Err(error) if error.code == Some(RUN_OVER) => Ok(()),
                 outcome => outcome.map_err(InProcessError::Refused),
             }
         })
     }
 
-    /// As `GET /status`; the last one once the run has stopped.
+    /// Like `GET /status`; the final status after the run has stopped.
     pub fn status(&self) -> serde_json::Value {
         match self.runtime.block_on(status::collect(&self.app)) {
             Ok(status) => status,
@@ -177,13 +176,13 @@ impl InProcess {
         }
     }
 
-    /// Ask the run to end; returns at once.
+    /// Asks the run to end; returns at once.
     pub fn request_shutdown(&self, reason: String) {
         self.app.driver.send(Event::ShutdownRequested { reason });
         self.shutdown.cancel();
     }
 
-    /// Why the run has ended, once it has and everything is written; `None` if that takes longer than `patience`.
+    /// Why the run has ended, after everything was written; `None` if that takes longer than `patience`.
     pub fn wait_for_end(&self, patience: Duration) -> Option<Outcome> {
         let mut outcome = self.outcome.clone();
         self.runtime.block_on(async {
@@ -192,7 +191,7 @@ impl InProcess {
         })
     }
 
-    /// The failure of the run goes before the answer of a call it has cut off.
+    /// The failure of the run has priority over the answer of a call that it has cut off.
     fn spawn<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, InProcessError>> + Send + 'static,

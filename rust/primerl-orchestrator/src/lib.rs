@@ -3,8 +3,8 @@
 //! * [`driver`]: the thread that owns the core.
 //! * [`envs`]: environment workers and their leases (both ends).
 //! * [`trainer`]: which trainer has the run.
-//! * [`page`]: what a run does, in a browser.
-//! * [`telemetry`]: what is counted of a run.
+//! * [`page`]: a run's page in the browser.
+//! * [`telemetry`]: a run's metrics.
 //!
 //! [`run`] is one orchestrator from start to end; [`run_command`] is the command line around it.
 

@@ -1,4 +1,4 @@
-//! Where log lines go: stderr for the command, the run's own file inside another program.
+//! The destination of log lines: stderr for the command, the run's log file inside another program.
 
 use parking_lot::Mutex;
 use std::fs::File;
@@ -15,7 +15,7 @@ fn filter(level: &str) -> EnvFilter {
     EnvFilter::try_from_env(ENVIRONMENT_VARIABLE).unwrap_or_else(|_| EnvFilter::new(level))
 }
 
-/// Log to stderr. A log that the program has set up already stays.
+/// Logs to stderr. If the program has set up a log already, that one stays.
 pub(crate) fn to_stderr(level: &str) {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter(level))
@@ -40,7 +40,7 @@ impl<'a> MakeWriter<'a> for ToFile {
     }
 }
 
-/// Log to `path`, from now on. A log that the program has set up already stays.
+/// Logs to `path`, from now on. If the program has set up a log already, that one stays.
 pub(crate) fn to_file(level: &str, path: &Path) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;

@@ -1,5 +1,5 @@
-//! What has to be looked at once a second: rates, whether any engine is left, whether the trainer lives, and whether
-//! anything waits for longer than it may.
+//! Checks once per second: rates, whether any engine is left, whether the trainer lives, and whether any wait is too
+//! long.
 
 use crate::app::App;
 use crate::failure::RunError;
@@ -12,14 +12,15 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// All engines gone for this long is an error in the log, repeated as often as `REPEAT`.
+/// Log an error if all engines are gone for this long, again every `REPEAT`.
 const PATIENCE_S: f64 = 30.0;
 const REPEAT: Duration = Duration::from_secs(10);
 /// A driver that takes no message for this long hangs.
 const STUCK: Duration = Duration::from_secs(20);
-/// A driver that is slower is late, and seen in the waits.
+/// A slower driver is late, and appears in the waits.
 const LATE: Duration = Duration::from_secs(2);
-/// Later than this by its own timer, the orchestrator was itself suspended, and has yet to read what came meanwhile.
+/// If its own timer fires later than this, the orchestrator itself was suspended, and has yet to read what came
+/// meanwhile.
 const STALL: Duration = Duration::from_secs(5);
 /// An engine that never served may still be starting: large models take minutes.
 const START_UP_S: f64 = 600.0;
@@ -80,7 +81,7 @@ pub(crate) async fn watch(app: Arc<App>, stop: CancellationToken) {
     }
 }
 
-/// Whether the driver comes to its messages: one ping at a time.
+/// Whether the driver processes messages: one ping at a time.
 #[derive(Default)]
 struct Pulse(Option<(oneshot::Receiver<()>, Waiting)>);
 
@@ -92,7 +93,7 @@ impl Pulse {
             return;
         }
         let waits = &app.telemetry.waits;
-        // Once a second, and as a rule over within a millisecond.
+        // Once per second, and usually finished within a millisecond.
         let waiting = waits.begin_unseen(
             "the monitor",
             "the driver",
@@ -104,7 +105,7 @@ impl Pulse {
     }
 }
 
-/// Names every wait that is overdue; the error of one that the run cannot do without.
+/// Names every overdue wait; returns the error of one that the run cannot continue without.
 fn stuck(app: &App) -> Option<RunError> {
     let mut fatal = None;
     for wait in app.telemetry.waits.take_overdue(REPEAT) {

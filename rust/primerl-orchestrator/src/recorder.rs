@@ -1,8 +1,8 @@
-//! The thread that writes what a run produces: spool, `steps.jsonl`, `evals.jsonl`, snapshots of the core, its part of
-//! the trainer's checkpoints. Jobs are done
-//! in order, so a batch is on disk before its first answer, and everything is on disk before the run counts as finished.
+//! The thread that writes a run's files: spool, `steps.jsonl`, `evals.jsonl`, snapshots of the core, the orchestrator's
+//! part of the trainer's checkpoints. Jobs are done in order, so a batch is on disk before its first answer, and
+//! everything is on disk before the run counts as finished.
 //!
-//! After a restart the core says again what it had said since the last snapshot: what is on disk is not written twice.
+//! After a restart the core repeats its effects since the last snapshot: what is on disk is not written again.
 
 use crate::app::App;
 use crate::batches::Batches;
@@ -23,10 +23,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
-/// The version that was newest when another model than the policy was measured.
+/// The newest version when another model than the policy was measured.
 const MEASURED_AT: &str = "policy_at_the_time";
 
-/// A disk that works on one thing for this long is as good as gone.
+/// A disk that works on one job for this long counts as lost.
 const STUCK: Duration = Duration::from_secs(25);
 
 enum Job {
@@ -36,18 +36,18 @@ enum Job {
         rank: u32,
         waiter: oneshot::Sender<BatchReply>,
     },
-    /// Batches of earlier steps are not needed any more.
+    /// Batches of earlier steps are no longer needed.
     Forget(Step),
     Evaluated(EvaluationReport),
     Snapshot(u64, Box<Core>),
-    /// The core after so many events, beside the trainer's checkpoint of a step.
+    /// The core after so many events, to be kept next to the trainer's checkpoint of a step.
     State(Step, u64, Box<Core>),
     Finished(String),
     Failed(String),
 }
 
 impl Job {
-    /// What the thread waits for while it does this, and what becomes of a wait that is too long.
+    /// What the thread waits for during this job, and the result of a wait that is too long.
     fn described(&self) -> (String, Overdue) {
         match self {
             Job::Cut(batch) => (
@@ -76,17 +76,17 @@ impl Job {
     }
 }
 
-/// The way to the thread.
+/// The handle of the thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Recorder(mpsc::Sender<Job>);
 
-/// Where things go, and what the run must not change.
+/// The run's folders, and the settings that it must keep.
 pub(crate) struct Place {
     pub output_dir: PathBuf,
     pub identity: Identity,
-    /// Batches that are not needed any more are kept all the same.
+    /// Keep batches that are no longer needed.
     pub keep_spool: bool,
-    /// Larger than this, a journal loses its oldest events.
+    /// A journal larger than this loses its oldest events.
     pub journal_bytes: u64,
 }
 
@@ -173,9 +173,9 @@ impl Recorder {
 
 struct Writer {
     place: Place,
-    /// Names by environment.
+    /// Names, indexed by environment.
     environments: Vec<String>,
-    /// By environment: the model that is measured in place of the policy.
+    /// By environment: the model that is measured instead of the policy.
     other_models: Vec<Option<String>>,
     /// By environment: the training environment that it validates.
     validated: Vec<Option<String>>,
@@ -183,9 +183,9 @@ struct Writer {
     telemetry: Arc<Telemetry>,
     finished: watch::Sender<Option<String>>,
     batches: Batches,
-    /// What `steps.jsonl` and `evals.jsonl` have.
+    /// The entries of `steps.jsonl` and `evals.jsonl`.
     steps: BTreeSet<Step>,
-    /// Of each evaluation, how often what had failed was measured again.
+    /// For each evaluation, how often failed rollouts were measured again.
     evaluated: BTreeMap<(u32, PolicyVersion), u64>,
 }
 
@@ -290,7 +290,8 @@ impl Writer {
         Ok(())
     }
 
-    /// The line before goes to `replaced_evals.jsonl`; a process that is killed on the way has either there.
+    /// Moves the earlier line to `replaced_evals.jsonl`; a process that is killed meanwhile leaves one of the two
+    /// lines.
     fn replace_evaluation(&self, line: serde_json::Value) -> Result<(), RunError> {
         let is_of = |other: &serde_json::Value| {
             let same = |key| other[key] == line[key];

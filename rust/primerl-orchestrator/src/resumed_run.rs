@@ -1,4 +1,4 @@
-//! A run begins, or goes on where its journal ends.
+//! A run begins, or resumes where its journal ends.
 
 use crate::app::App;
 use crate::config::Config;
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Fields of the core's config that are no part of what a run is: they may change between two starts of it.
+/// Fields of the core's config that do not identify a run: they may change between two starts.
 const MAY_CHANGE: [&str; 2] = ["max_steps", "timeouts"];
 
-/// Whether what goes by this name of an identity may change, too. Journals of before it could hold it.
+/// Whether the identity's entry of this name may change, too. Journals of earlier versions could hold it.
 fn may_change(name: &str, run: &Identity) -> bool {
     let is_interval =
         name.starts_with("environments.") && name.ends_with(".role.evaluate.interval");
@@ -25,16 +25,16 @@ fn may_change(name: &str, run: &Identity) -> bool {
     is_interval || (name == "batch_size" && only_evaluates)
 }
 
-/// What the driver starts with.
+/// The driver's initial state.
 pub(crate) struct ResumedRun {
     pub core: Core,
     pub journal: Journal,
-    /// `None` for a new run; else what the core has decided and may not be on disk yet.
+    /// `None` for a new run; otherwise the core's decisions that may not be on disk yet.
     pub owed: Option<Vec<Effect>>,
 }
 
-/// What a run must not change half-way: everything the core is told but [`MAY_CHANGE`], how rollouts are sampled, and
-/// the model's shape, tokenizer and template. Its weights are the trainer's: their hash is that of version 0.
+/// What must stay the same when a run resumes: the core's whole config except [`MAY_CHANGE`], how rollouts are sampled,
+/// and the model's shape, tokenizer and template. Its weights are the trainer's: their hash is that of version 0.
 pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity {
     let mut identity = Identity::new();
     let mut values = serde_json::json!(core);
@@ -50,7 +50,7 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
             replayed,
             template_kwargs,
         } = sampling;
-        // In the words of a version that knew no more of it: its runs go on.
+        // As an earlier version with fewer settings wrote it: its runs can be resumed.
         let sampled = format!(
             "Sampling {{ temperature: {temperature:?}, max_tokens: {max_tokens:?}, rollout_max_tokens: \
              {rollout_max_tokens:?} }}"
@@ -65,13 +65,13 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
             identity.insert(name, serde_json::json!(kwargs).to_string());
         }
     }
-    // What is usual is left out: runs of before these keys go on.
+    // Defaults are omitted: runs from before these keys can be resumed.
     if config.client_type != ClientType::default() {
         identity.insert("client_type".into(), config.client_type.as_str().into());
     }
     if let Some(teacher) = &config.teacher {
         let name = &teacher.client.model;
-        // Where it is reached may change: a server that was restarted has another port.
+        // The URL may change: a server that was restarted has another port.
         identity.insert("teacher".into(), name.clone());
     }
     for environment in &config.eval.env {
@@ -89,7 +89,7 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
         "tokenizer_config.json",
         "chat_template.jinja",
     ] {
-        // Which of them a model has is checked elsewhere.
+        // Which of them a model has is checked in another place.
         if let Ok(bytes) = std::fs::read(config.model.path.join(name)) {
             let digest = format!("{:016x}", xxh3_64(&bytes));
             identity.insert(format!("the model's {name}"), digest);
@@ -118,7 +118,7 @@ fn flatten(prefix: &str, value: &serde_json::Value, into: &mut Identity) {
 }
 
 impl ResumedRun {
-    /// Go on with the journal in `folder`, or begin it with `core`.
+    /// Resumes the journal in `folder`, or starts it with `core`.
     ///
     /// # Errors
     /// The journal is damaged, cannot be written, or is of a run with another config.
@@ -130,7 +130,7 @@ impl ResumedRun {
             path: folder.to_owned(),
             source,
         })?;
-        // In this order: a run that is killed in between has a beginning, and no events.
+        // In this order: a run that is killed in between has a first snapshot, and no events.
         journal::write_snapshot(folder, 0, identity, &core)?;
         let journal = Journal::resume(folder, &Tail::default()).map_err(RunError::Journal)?;
         Ok(ResumedRun {
@@ -140,7 +140,7 @@ impl ResumedRun {
         })
     }
 
-    /// Whether a run in `folder`, if any, goes on with this config.
+    /// Whether a run in `folder`, if any, can be resumed with this config.
     ///
     /// # Errors
     /// The journal is damaged, or is of a run with another config.
@@ -183,7 +183,7 @@ impl ResumedRun {
         })
     }
 
-    /// What a run that only evaluates has measured as failed is to be measured once more. Of one that begins, nothing is.
+    /// Marks the failed rollouts of a run that only evaluates, so that they are measured once more. A new run has none.
     ///
     /// # Errors
     /// The journal cannot be written.
@@ -196,19 +196,19 @@ impl ResumedRun {
     }
 }
 
-/// Leave an event that cannot be played back out of the journal in `folder`.
+/// Skips an event of the journal in `folder` that cannot be played back.
 ///
 /// # Errors
 /// It is not there, or the journal cannot be written.
 pub(crate) fn skip(folder: &Path, event: u64) -> Result<(), RunError> {
     match journal::skip(folder, event)? {
         Skipped::Covered => tracing::warn!(
-            "--skip-event {event}: a snapshot covers this event, so it is not played back; nothing was left out, and the \
-             flag is not needed any more"
+            "--skip-event {event}: a snapshot covers this event, so it is not played back; nothing was skipped, and \
+             the flag is not needed any more"
         ),
         Skipped::LeftOut { path, offset, copy } => tracing::warn!(
-            "event {event}, at byte {offset} of {}, is left out from now on: what it said is lost to the run; the file as \
-             it was is {}",
+            "event {event}, at byte {offset} of {}, is skipped from now on: the run loses what the event recorded; the \
+             file as it was is {}",
             path.display(),
             copy.display()
         ),
@@ -216,18 +216,18 @@ pub(crate) fn skip(folder: &Path, event: u64) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Look, beside the run, at the files of its journal that this start did not read.
+/// Checks, in the background, the files of the run's journal that this start did not read.
 pub(crate) fn look_at_unread(folder: PathBuf, stop: CancellationToken) -> std::io::Result<()> {
     let after = journal::newest(&folder)?;
     let look = move || {
         for problem in journal::check_unread(&folder, after, || stop.is_cancelled()) {
             tracing::warn!(
-                "{problem}. The run continues, since a newer snapshot covers what was in it; `primerl trace` cannot tell of \
-                 the time before, and batches of then cannot be cut again"
+                "{problem}. The run continues, since a newer snapshot covers what was in it; `primerl trace` cannot \
+                 show the time before, and batches of then cannot be cut again"
             );
         }
     };
-    // Nobody waits for it: it ends with the run at the latest.
+    // No task waits for it: it ends with the run at the latest.
     let thread = std::thread::Builder::new().name("journal-check".into());
     thread.spawn(look).map(drop)
 }
@@ -266,7 +266,7 @@ pub(crate) fn same_run(folder: &Path, was: &Identity, is: &Identity) -> Result<(
     })
 }
 
-/// Make the shell know what the core knows: open rollouts with their conversations, workers, engines.
+/// Gives the shell the core's state: open rollouts with their conversations, workers, engines.
 pub(crate) fn restore(app: &App, core: &Core) {
     app.gateway.gateway.rollouts.begin_at(core.next_rollout());
     for open in core.open_rollouts() {
@@ -308,11 +308,11 @@ mod tests {
         let first = ResumedRun::open(&path, core(), &of(&config())).expect("begins");
         assert!(first.owed.is_none());
         drop(first);
-        let again = ResumedRun::open(&path, core(), &of(&config())).expect("goes on");
+        let again = ResumedRun::open(&path, core(), &of(&config())).expect("resumes");
         assert_eq!(again.owed.map(|owed| owed.len()), Some(0));
         let mut other = config();
         other.environments[0].ratio = 2.0;
-        ResumedRun::check(&path, &of(&config())).expect("goes on");
+        ResumedRun::check(&path, &of(&config())).expect("can be resumed");
         let checked = ResumedRun::check(&path, &of(&other)).expect_err("is refused");
         let error = ResumedRun::open(&path, core(), &of(&other))
             .err()
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn how_often_is_evaluated_may_change_and_how_many_run_where_nothing_is_trained() {
+    fn the_evaluation_interval_may_change_and_the_batch_size_if_nothing_is_trained() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let of = |config: &primerl_core::Config| {
             let mut identity = Identity::new();
@@ -346,9 +346,9 @@ mod tests {
         };
         let path = begun("trains", &every(Some(3)));
         let now = every(None);
-        ResumedRun::check(&path, &of(&now)).expect("goes on");
+        ResumedRun::check(&path, &of(&now)).expect("can be resumed");
         let core = Core::new(now.clone()).expect("a valid config");
-        let resumed = ResumedRun::open(&path, core, &of(&now)).expect("goes on");
+        let resumed = ResumedRun::open(&path, core, &of(&now)).expect("resumes");
         assert_eq!(Changes::between(resumed.core.config(), &now), None);
         let larger = primerl_core::Config {
             batch_size: 8,
@@ -365,7 +365,7 @@ mod tests {
         };
         let path = begun("evaluates", &only(4));
         let core = Core::new(only(32)).expect("a valid config");
-        let resumed = ResumedRun::open(&path, core, &of(&only(32))).expect("goes on");
+        let resumed = ResumedRun::open(&path, core, &of(&only(32))).expect("resumes");
         assert_eq!(resumed.core.config().batch_size, 32);
     }
 

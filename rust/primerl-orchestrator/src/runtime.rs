@@ -2,8 +2,8 @@
 
 use std::num::NonZero;
 
-/// Threads for half of the cores: the engines', workers' and trainer's processes need the others, and a thread that is
-/// awake anyway serves a request cheaper than one that has to be woken. `TOKIO_WORKER_THREADS` says otherwise.
+/// Threads for half of the cores: the processes of engines, workers and trainer need the others, and a thread that is
+/// awake serves a request at less cost than one that has to be woken. `TOKIO_WORKER_THREADS` overrides this.
 pub(crate) fn build() -> std::io::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.enable_all().thread_name("primerl-orchestrator");

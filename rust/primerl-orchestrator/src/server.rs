@@ -51,7 +51,7 @@ pub(crate) fn routes(app: &App) -> Routes<Arc<App>> {
         .merge(page::routes(Arc::clone(&app.page)))
 }
 
-/// Whether anyone may ask for it: it holds no data of the run.
+/// Whether it is served without a key: it holds no data of the run.
 pub(crate) fn is_open(path: &str) -> bool {
     path == "/health" || page::is_asset(path)
 }

@@ -1,5 +1,5 @@
-//! What lies in the output folder and is not of this run's journal: a journal that lost its last events, or all of them,
-//! leaves batches and lines of steps behind that it does not know. They are moved, not deleted: taken for its own, they
+//! Files in the output folder that are not of this run's journal: a journal that lost its last events, or all of them,
+//! leaves batches and lines of steps that it does not know. They are moved, not deleted: if the run used them, they
 //! would be trained again, or be in the place of those that it is about to write.
 
 use crate::failure::RunError;
@@ -27,7 +27,7 @@ pub(crate) fn set_aside(output_dir: &Path, core: &Core) -> Result<(), RunError> 
     lines(output_dir, "steps.jsonl", &|line| {
         line["step"].as_u64().is_some_and(|step| step >= next.0)
     })?;
-    // Nothing is measured before weights are published, except of other models.
+    // Nothing is measured before weights are published, except other models.
     if let Some(published) = core.published_version() {
         lines(output_dir, "evals.jsonl", &|line| {
             let version = line["version"].as_u64();

@@ -81,7 +81,7 @@ async fn a_rollout_takes_no_key_but_its_own() {
         "{message}"
     );
 
-    // A rollout that never was, and one that cannot be, are answered in the same words.
+    // A rollout that never existed, and one that cannot exist, get the same answer.
     for rollout in ["999999", "none"] {
         let base_url = mine
             .base_url
@@ -92,7 +92,7 @@ async fn a_rollout_takes_no_key_but_its_own() {
         };
         assert_eq!(chat(&unknown, "s", &hello()).await, (401, foreign.clone()));
     }
-    // A large body is not waited for.
+    // The server does not wait for a large body.
     let large = json!({"messages": [user(&"x".repeat(2 << 20))]});
     assert_eq!(chat(&with_key(&mine, ""), "s", &large).await.0, 401);
     let models = stranger()
@@ -114,7 +114,7 @@ async fn a_rollout_takes_no_key_but_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rollout_that_is_over_is_told_to_its_owner_only() {
+async fn only_its_owner_learns_that_a_rollout_is_over() {
     let scene = Scene::new().await;
     let lease = scene.worker.one().await;
     assert_eq!(chat(&lease, "s", &hello()).await.0, 200);
@@ -132,7 +132,7 @@ async fn status_of(request: RequestBuilder, key: Option<&str>) -> u16 {
     request.send().await.unwrap().status().as_u16()
 }
 
-/// How an env worker's client gets on that shows this key.
+/// The result of an env worker's client with this key.
 fn registers(url: &str, api_key: Option<&str>) -> Result<(), String> {
     let client = EnvClient::start(Options {
         orchestrator_url: url.into(),
@@ -223,7 +223,7 @@ fn opened_by(path: &str) -> Opens {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_route_is_opened_by_its_own_key_alone() {
     let place = Place::new();
-    // Nothing is configured, as for most who start a run: the key is made.
+    // Nothing is configured, as in most runs: the key is generated.
     let prepared = Prepared::new(place.config("", ""), None).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let running = prepared.with_run_key(None).start(listener).await.unwrap();
@@ -262,7 +262,7 @@ async fn every_route_is_opened_by_its_own_key_alone() {
                 (Some(run_key), opens == Opens::Rollout),
             ];
             for (key, is_refused) in refused {
-                // What is let in would act: a POST to /shutdown ends the run. OPTIONS is taken by no route.
+                // Accepted requests would act: a POST to /shutdown ends the run. No route accepts OPTIONS.
                 if is_refused || method == Method::OPTIONS {
                     let status = ask(key).await;
                     assert_eq!(status == 401, is_refused, "{method} {at} {key:?}: {status}");
@@ -276,7 +276,7 @@ async fn every_route_is_opened_by_its_own_key_alone() {
     running.wait(shutdown).await.unwrap();
 }
 
-/// What an agent could have done to its run with its rollout's key, before there always was a run's key.
+/// What an agent could have done to its run with its rollout's key, before every run had a key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_cannot_report_its_reward_or_end_the_run() {
     let scene = Scene::new().await;
@@ -349,11 +349,11 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// All that this process logs, however unimportant.
+/// Everything that this process logs, at any level.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
-/// Of all tests, from the first one that asks.
+/// The log of all tests, from the first one that asks.
 static LOG: LazyLock<Log> = LazyLock::new(|| {
     let log = Log::default();
     let writer = log.clone();
@@ -380,7 +380,7 @@ impl Write for Log {
     }
 }
 
-/// Everything the run writes and says, but the file that is there to hold the secret.
+/// Everything the run writes and prints, except the file that holds the secret.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_that_is_written_or_said_holds_a_key() {
     LazyLock::force(&LOG);

@@ -1,4 +1,4 @@
-//! Peers that take more than their share, over sockets without a client's manners.
+//! Clients that use more than their share, over raw sockets.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 const SHORT: Duration = Duration::from_millis(300);
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// Limits of which a test shortens the one it is about.
+/// The limits; each test shortens the one that it tests.
 fn limits() -> Limits {
     Limits {
         connections: 1024,
@@ -45,7 +45,7 @@ async fn connect(orchestrator: &Orchestrator) -> TcpStream {
     TcpStream::connect(address).await.unwrap()
 }
 
-/// All that comes until the other side closes; a reset is an end too.
+/// All data until the other side closes; a reset is an end too.
 async fn rest(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut bytes));
@@ -56,7 +56,7 @@ async fn rest(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What comes in answer, without waiting for the connection's end.
+/// The data that arrives as an answer, without waiting for the connection's end.
 async fn answer(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     let whole = async {
@@ -72,11 +72,11 @@ async fn answer(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Send `piece` again and again until the other side has had enough; how often it was sent.
+/// Sends `piece` again and again until the other side stops reading; returns how often it was sent.
 async fn drip(stream: &mut TcpStream, piece: &[u8]) -> u32 {
     let begun = Instant::now();
     for sent in 0.. {
-        assert!(begun.elapsed() < PATIENCE, "it goes on for ever");
+        assert!(begun.elapsed() < PATIENCE, "it continues for ever");
         if stream.write_all(piece).await.is_err() {
             return sent;
         }
@@ -103,7 +103,7 @@ async fn a_client_that_says_nothing_or_never_comes_to_an_end_is_cut() {
         .await
         .unwrap();
     drip(&mut slow, b"y").await;
-    // Between two requests it may rest for longer.
+    // Between two requests it may be idle for longer.
     let mut kept = connect(&orchestrator).await;
     for _ in 0..2 {
         kept.write_all(b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n")
@@ -145,7 +145,7 @@ async fn large_and_many_headers_are_refused() {
     let orchestrator = start(
         &place,
         Limits {
-            // The refusal is out by then.
+            // The refusal has been sent by then.
             headers: 3 * SHORT,
             ..limits()
         },
@@ -231,7 +231,7 @@ async fn a_body_without_end_is_refused() {
         refusal.starts_with("HTTP/1.1 413") && refusal.contains("request_too_large"),
         "{refusal}"
     );
-    // Not announced: what comes after the refusal is thrown away, and the refusal is heard.
+    // Not announced: data after the refusal is dropped, and the client gets the refusal.
     let head = head.replace("content-length: 1048577", "transfer-encoding: chunked");
     let mut stream = connect(&orchestrator).await;
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -260,7 +260,7 @@ async fn large_bodies_have_a_limit_together() {
     first.write_all(head.as_bytes()).await.unwrap();
     tokio::time::sleep(SHORT).await;
     second.write_all(head.as_bytes()).await.unwrap();
-    // The first never sends its body, and gives its room back at its own deadline; by then the second has had a third of
+    // The first never sends its body, and releases its room at its own deadline; by then the second has used a third of
     // its time, and gets the room.
     assert!(rest(&mut first).await.starts_with("HTTP/1.1 408"));
     second.write_all(&vec![b'['; 1 << 20]).await.unwrap();
@@ -274,7 +274,7 @@ fn resident_bytes() -> usize {
     pages * 4096
 }
 
-/// Each asks for more than the buffers hold, and reads none of it.
+/// Each requests more than the buffers hold, and reads none of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_that_do_not_read_hold_no_memory_and_are_cut() {
     let place = Place::new();

@@ -1,5 +1,5 @@
-//! Custom advantages: Python functions for `primerl_orchestrator`. What they are given and may answer is decided in
-//! `primerl.advantages`; columns cross as bytes, one call a group.
+//! Custom advantages: Python functions for `primerl_orchestrator`. `primerl.advantages` defines their arguments and
+//! results; columns cross as bytes, one call per group.
 
 use parking_lot::Mutex;
 use primerl_core::effect::AdvantagesRequest;
@@ -20,7 +20,7 @@ pub fn functions() -> Arc<dyn CustomAdvantages> {
 
 #[derive(Default)]
 struct PythonFunctions {
-    /// By path. Written before the run, read by its one thread.
+    /// Functions by path. Written before the run, read by its one thread.
     loaded: Mutex<BTreeMap<String, Py<PyAny>>>,
 }
 

@@ -1,4 +1,4 @@
-//! Servers that are no engines of the run: conversions of `primerl_engines::clients`.
+//! Servers that are not engines of the run: conversions of `primerl_engines::clients`.
 
 use crate::errors::PrimerlError;
 use crate::interrupt::interruptible;
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::time::Duration;
 
-/// What a server says of its models, whatever that is: `(status, body)`.
+/// A server's list of models, whatever it is: `(status, body)`.
 #[pyfunction]
 #[pyo3(signature = (base_url, *, api_key_env = None, within_s))]
 pub fn ask_models(

@@ -28,7 +28,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(3);
 
 type End = Result<(), ServerError>;
 
-/// Threads of a running engine. Gone once it was stopped.
+/// Threads of a running engine. `None` after it was stopped.
 struct Running {
     runtime: Runtime,
     ended: Receiver<End>,
@@ -39,7 +39,7 @@ pub struct InferenceEngine {
     running: Mutex<Option<Running>>,
     shutdown: CancellationToken,
     address: SocketAddr,
-    /// Threads do not survive a fork, so a child must not believe it has an engine.
+    /// Threads do not survive a fork, so a child must not use the engine.
     process: u32,
 }
 
@@ -75,7 +75,7 @@ impl InferenceEngine {
         let (sender, ended) = channel();
         let stop = shutdown.clone();
         runtime.spawn(async move {
-            // Nobody listens any more when the engine was stopped and given up.
+            // There is no receiver any more if the engine was stopped and abandoned.
             let _ = sender.send(primerl_engine::run(config, backend, listener, stop).await);
         });
         let engine = InferenceEngine {
@@ -97,7 +97,7 @@ impl InferenceEngine {
         format!("http://{}", self.address)
     }
 
-    /// Waits until the engine has ended, at most `timeout_s`; says whether it has. Signals are handled meanwhile.
+    /// Waits until the engine has ended, at most `timeout_s`; returns whether it has. Handles signals meanwhile.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         self.check_process()?;
         let timeout = Duration::try_from_secs_f64(timeout_s)
@@ -120,7 +120,7 @@ impl InferenceEngine {
         }
     }
 
-    /// Ends the engine: requests in flight are answered with what they have. Stopping twice is harmless.
+    /// Ends the engine: requests in flight are answered with the tokens they have. Stopping twice is harmless.
     fn stop(slf: &Bound<'_, Self>) -> PyResult<()> {
         let (py, engine) = (slf.py(), slf.get());
         engine.check_process()?;
@@ -144,7 +144,7 @@ impl InferenceEngine {
             return Ok(());
         }
         Err(PyRuntimeError::new_err(
-            "this engine runs in the process that forked this one; create an engine of its own in the child",
+            "this engine runs in the process that forked this one; create a separate engine in the child",
         ))
     }
 
@@ -171,7 +171,7 @@ impl InferenceEngine {
             return;
         };
         if let Some(engine) = running.take() {
-            // What it ended with no longer matters: it was asked to.
+            // Its result no longer matters: it was asked to end.
             let _ = engine.ended.recv_timeout(STOP_DEADLINE);
             engine.runtime.shutdown_background();
         }
@@ -189,7 +189,7 @@ impl Drop for InferenceEngine {
     }
 }
 
-/// Rust's log lines, unless the process has set up a place for them already.
+/// Prints Rust's log lines, unless the process has set up a destination for them already.
 fn log_to_stderr() {
     let filter =
         tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());

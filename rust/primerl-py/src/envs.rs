@@ -12,12 +12,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 use std::time::Duration;
 
-/// Exit code of a worker whose environment has blocked it until it was given up.
+/// Exit code of a worker that was given up because its environment blocked it.
 const BLOCKED: i32 = 4;
-/// What runs at the exit of a process may wait for what its main thread holds.
+/// Exit handlers of a process may wait for what its main thread holds.
 const EXIT_WITHIN: Duration = Duration::from_secs(5);
 
-/// Python has no part in it: the code that blocks may hold its lock.
+/// Without Python: the code that blocks may hold the GIL.
 fn end_process(reason: &str) {
     eprintln!("error: {reason}");
     std::thread::spawn(|| {
@@ -200,7 +200,7 @@ fn notice(py: Python<'_>, notice: Notice) -> PyResult<Py<PyAny>> {
     })
 }
 
-/// Registers with an orchestrator and holds its leases, on a thread of its own.
+/// Registers with an orchestrator and holds its leases, on a separate thread.
 #[pyclass(frozen, module = "primerl._core")]
 pub struct EnvClient {
     client: Client,
@@ -278,12 +278,13 @@ impl EnvClient {
         Ok(())
     }
 
-    /// The event loop has turned: to be said about once a second.
+    /// The event loop has turned: call this about once a second.
     fn turned(&self) {
         self.client.turned();
     }
 
-    /// Where the event loop is held up, and by which rollout: by a thread beside it, for as long as it does not turn.
+    /// Where the event loop is held up, and by which rollout: reported by a watcher thread while the loop does not
+    /// turn.
     #[pyo3(signature = (at, rollout))]
     fn held(&self, at: Option<String>, rollout: Option<u64>) {
         self.client.held(at, rollout.map(RolloutId));

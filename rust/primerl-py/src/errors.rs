@@ -34,7 +34,7 @@ pub fn fork_error(py: Python<'_>, message: String, reason: &str) -> PyErr {
     error.unwrap_or_else(|error| error)
 }
 
-/// The words of an error and of everything that caused it.
+/// The messages of an error and of everything that caused it.
 pub fn with_causes(error: &dyn Error) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::path::PathBuf;
 
-/// The tokens of a model's tokenizer, by which the masks of an answer follow from its grammar. Methods release the GIL.
+/// The tokens of a model's tokenizer, from which a grammar computes the masks of an answer. Methods release the GIL.
 #[pyclass(frozen, module = "primerl._core")]
 pub struct GrammarMasks(Vocabulary);
 
@@ -27,7 +27,7 @@ impl GrammarMasks {
         })
     }
 
-    /// Names vocabulary and library: equal ones give equal masks.
+    /// Identifies vocabulary and library: equal ones give equal masks.
     #[getter]
     fn identity(&self) -> &str {
         self.0.identity()
@@ -48,7 +48,7 @@ impl GrammarMasks {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// The different masks of an answer one after another, and of each token its mask's place among them.
+    /// The different masks of an answer one after another, and the index of each token's mask among them.
     fn replay<'py>(
         &self,
         py: Python<'py>,

@@ -35,7 +35,7 @@ fn convert<'py>(
     pythonize::pythonize(py, &answer).map_err(|error| PrimerlError::new_err(error.to_string()))
 }
 
-/// What the journal in an output folder tells; nothing is written.
+/// What the journal in an output folder contains; writes nothing.
 #[pyfunction]
 #[pyo3(signature = (output_dir, what = "summary", number = None))]
 pub fn inspect_run<'py>(
@@ -49,7 +49,7 @@ pub fn inspect_run<'py>(
     convert(py, answer)
 }
 
-/// Rollouts that evaluations counted, each converted when it is asked for: its tokens take ten times the room in Python.
+/// Rollouts that evaluations counted, each converted on access: its tokens need ten times the memory in Python.
 #[pyclass]
 pub struct EvaluatedRollouts {
     rollouts: std::vec::IntoIter<MeasuredRollout>,
@@ -68,7 +68,7 @@ impl EvaluatedRollouts {
     }
 }
 
-/// What evaluations of the run in an output folder measured, rollout by rollout.
+/// The results of the evaluations of the run in an output folder, rollout by rollout.
 #[pyfunction]
 pub fn evaluated_rollouts(py: Python<'_>, output_dir: PathBuf) -> PyResult<EvaluatedRollouts> {
     let found = interruptible(py, move || inspect::evaluated(&output_dir))?;
@@ -104,7 +104,7 @@ pub fn inspect_buffer<'py>(
     convert(py, answer)
 }
 
-/// What was trained in some steps: every sample, and the tokens of a share of them.
+/// The samples of some steps, and the tokens of a share of them.
 #[pyfunction]
 #[pyo3(signature = (output_dir, steps, share = 1.0))]
 pub fn inspect_samples<'py>(

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// How often a blocked call looks for signals.
 pub const SIGNALS: Duration = Duration::from_millis(100);
 
-/// Do `work` without the GIL, on a thread of its own. A signal whose handler raises leaves it there, to end with the
+/// Does `work` without the GIL, on a separate thread. A signal whose handler raises leaves it there, to end with the
 /// process or by itself.
 pub fn interruptible<T: Send + 'static>(
     py: Python<'_>,
@@ -18,7 +18,7 @@ pub fn interruptible<T: Send + 'static>(
     std::thread::Builder::new()
         .name("primerl-work".into())
         .spawn(move || {
-            // Whoever was interrupted does not listen.
+            // A caller that was interrupted does not listen.
             let _ = sender.send(work());
         })?;
     loop {

@@ -51,7 +51,7 @@ impl Reader {
             let number = Number::from_f64(float.value());
             number
                 .map(Value::Number)
-                .ok_or_else(|| self.refuse(&format!("{} is no JSON", float.value())))
+                .ok_or_else(|| self.refuse(&format!("{} is not JSON", float.value())))
         } else if let Ok(list) = value.cast::<PyList>() {
             self.items(list.iter())
         } else if let Ok(tuple) = value.cast::<PyTuple>() {
@@ -80,7 +80,7 @@ impl Reader {
         } else {
             let kind = value.get_type().name();
             let kind = kind.map_or_else(|_| "unknown".to_owned(), |name| name.to_string());
-            Err(self.refuse(&format!("a value of type {kind} is no JSON")))
+            Err(self.refuse(&format!("a value of type {kind} is not JSON")))
         }
     }
 
@@ -105,7 +105,7 @@ impl Reader {
         for (key, value) in entries {
             let key = match key.cast::<PyString>() {
                 Ok(key) => self.text(key)?,
-                Err(_) => return Err(self.refuse(&format!("the key {key} is no text"))),
+                Err(_) => return Err(self.refuse(&format!("the key {key} is not a string"))),
             };
             self.place.push(Step::Key(key.clone()));
             map.insert(key, self.value(&value)?);

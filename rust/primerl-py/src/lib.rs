@@ -1,4 +1,5 @@
-//! Python bindings of primerl. This crate is a list: every class and function is a thin conversion of something that lives in a Rust crate.
+//! Python bindings of primerl. This crate is a list: every class and function is a thin conversion of something that
+//! lives in a Rust crate.
 mod advantages;
 mod clients;
 mod engine;

@@ -23,7 +23,7 @@ fn run_error(error: &(dyn std::error::Error + 'static)) -> PyErr {
 #[pyfunction]
 pub fn orchestrate(py: Python<'_>, argv: Vec<String>) -> i32 {
     let code = py.detach(|| primerl_orchestrator::run_command(argv, Some(functions())));
-    // A Ctrl-C was answered by the command's own orderly stop; Python must not raise it a second time.
+    // The command's own orderly stop has handled a Ctrl-C; Python must not raise it a second time.
     let _ = py.check_signals();
     code
 }
@@ -108,7 +108,7 @@ impl Orchestrator {
             .detach(|| InProcess::start(config, Some(functions())))
             .map_err(|error| run_error(&error))?;
         *this.run.lock() = Some(Arc::new(run));
-        // Journal and spool are closed before the interpreter goes.
+        // The journal and the spool are closed before the interpreter ends.
         let shutdown = slf.getattr("shutdown")?;
         py.import("atexit")?
             .call_method1("register", (shutdown, "the interpreter exits"))?;

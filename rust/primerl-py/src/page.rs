@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-/// Answers under way at the end.
+/// Time for answers in progress at the end.
 const DRAIN: Duration = Duration::from_millis(500);
 
 /// Serves the page until it is stopped.

@@ -25,7 +25,7 @@ fn owned<T: DeserializeOwned>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         .map_err(|message| render_error(value.py(), message))
 }
 
-/// What a template is given besides the messages, as Python passes it. `now`: seconds since 1970.
+/// The variables of a template besides the messages, as Python passes them. `now`: seconds since 1970.
 fn template_options(
     py: Python<'_>,
     add_generation_prompt: bool,
@@ -37,7 +37,7 @@ fn template_options(
     let time = |seconds| {
         let since = Duration::try_from_secs_f64(seconds).ok();
         let time = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
-        time.ok_or_else(|| render_error(py, format!("now: {seconds} is no time since 1970")))
+        time.ok_or_else(|| render_error(py, format!("now: {seconds} is not a time since 1970")))
     };
     let template_kwargs = given("template_kwargs", template_kwargs)?;
     Ok(RenderOptions {
@@ -64,10 +64,10 @@ pub fn check_parser(py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<
     }
 }
 
-/// A stretch of an answer: kind, text, and the sampled tokens from a first to before a last.
+/// A part of an answer: kind, text, and the range of its sampled tokens.
 type Stretch = (&'static str, String, usize, usize);
 
-/// What sampled ids stand for.
+/// The meaning of sampled ids.
 #[pyclass(frozen, module = "primerl._core")]
 pub struct ParsedAnswer(Parsed);
 
@@ -112,7 +112,7 @@ impl ParsedAnswer {
 /// An answer that arrives id by id.
 #[pyclass(frozen, module = "primerl._core")]
 pub struct AnswerStream {
-    /// None once it is finished.
+    /// `None` once it is finished.
     stream: Mutex<Option<InnerStream>>,
     renderer: Py<Renderer>,
 }
@@ -144,7 +144,7 @@ impl AnswerStream {
 }
 
 impl AnswerStream {
-    /// Without the GIL; an error where the answer is finished.
+    /// Runs without the GIL; an error if the answer is finished.
     fn work<T: Send>(
         &self,
         py: Python<'_>,

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde::Serialize;
 
-/// What `simulate` hands over.
+/// The result of `simulate`.
 #[derive(Serialize)]
 struct Simulated {
     report: Report,
@@ -19,7 +19,7 @@ struct Simulated {
     picture: String,
 }
 
-/// Play a plan in virtual time. Releases the GIL while it does; Ctrl-C ends it.
+/// Plays a plan in virtual time. Releases the GIL meanwhile; Ctrl-C ends it.
 #[pyfunction]
 #[pyo3(signature = (plan, what_if = true))]
 pub fn simulate<'py>(

@@ -4,8 +4,8 @@
 //!
 //! The events are those of a run with 10,240 rollouts in flight: groups of 8, batches of 512, rollouts of 1 to 7 turns
 //! (mean 4) of 64 prompt and 256 sampled tokens, leases, results, heartbeats, engine loads, versions. They are appended
-//! as the driver does: whoever reports a rollout waits for the disk, and the disk is asked at most every 10 ms. A restart
-//! reads them from the page cache. Prints events a second of wall time and of CPU time, and bytes an event.
+//! as the driver does: a worker that reports a rollout waits for the disk, and the disk is asked at most every 10 ms. A
+//! restart reads them from the page cache. Prints events a second of wall time and of CPU time, and bytes an event.
 //! 400,000 events; with `--full` 2,000,000 (several gigabytes in the folder for temporary files).
 
 #![allow(clippy::unwrap_used, reason = "a bench may panic")]

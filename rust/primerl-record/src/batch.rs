@@ -1,14 +1,14 @@
-//! A rank's part of a batch as the trainer takes it: a msgpack header, and all columns behind it as little-endian bytes
-//! for `torch.frombuffer`. The columns are written here, once, straight from the tokens of the turns.
+//! A rank's part of a batch as the trainer reads it: a msgpack header, followed by all columns as little-endian bytes
+//! for `torch.frombuffer`. The columns are written here, once, directly from the tokens of the turns.
 //!
 //! ```text
 //! {"header": bin(msgpack map), "columns": bin, "xxh3": bin(XXH3-64 of all bytes before this key, little-endian)}
 //! ```
-//! The columns of one micro-batch of N tokens follow those of the one before: `token_ids` i32, `logprobs` f32,
+//! The columns of one micro-batch of N tokens follow those of the previous one: `token_ids` i32, `logprobs` f32,
 //! `advantages` f32, `versions` i32, `temperatures` f32, `loss_mask` u8, each `[N]`, then zeros up to the next multiple
-//! of [`ALIGNMENT`]; then the header's `extra_columns`, f32 `[N]`, each with its zeros: `teacher_logprobs` where a teacher
-//! scored the tokens, `ce_weights`, 1 or 0, where it wrote some of them. The first one begins at a multiple of it too, counted from the body's start, so that a reader can
-//! use them where they are.
+//! of [`ALIGNMENT`]; then the header's `extra_columns`, f32 `[N]`, each with its zeros: `teacher_logprobs` if a teacher
+//! scored the tokens, `ce_weights`, 1 or 0, if it wrote some of them. The first column also begins at a multiple of
+//! [`ALIGNMENT`], counted from the body's start, so that a reader can use the columns in place.
 
 use bytes::Bytes;
 use primerl_core::pack::{Advantage, GrammarRun, MicroBatch, PackedBatch, TruncatedRun};
@@ -19,9 +19,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Of a micro-batch's first column, in bytes; a multiple of every value's size.
+/// Alignment of a micro-batch's first column, in bytes; a multiple of every value's size.
 const ALIGNMENT: usize = 16;
-/// Of all columns together.
+/// Size of one token in all columns together.
 const BYTES_PER_TOKEN: usize = 5 * 4 + 1;
 /// msgpack of a map of three entries and the first one's key, and of the second one's key.
 const HEADER_KEY: &[u8] = b"\x83\xa6header";
@@ -29,12 +29,12 @@ const COLUMNS_KEY: &[u8] = b"\xa7columns";
 /// The third key, with msgpack's mark of 8 bytes; the checksum of everything before it follows and ends the body.
 const CHECKSUM_KEY: &[u8] = b"\xa4xxh3\xc4\x08";
 const CHECKSUM_BYTES: usize = 8;
-/// What a body began with before it ended with its checksum: a map of two entries.
+/// The first bytes of a body from before bodies ended with a checksum: a map of two entries.
 const UNCHECKED: u8 = 0x82;
 /// msgpack's mark of bytes whose length follows in four bytes, big-endian.
 const BIN_32: u8 = 0xc6;
 
-/// The batch has not that rank, or more in it than the format can say.
+/// The batch does not have that rank, or the rank holds more than the format can express.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot encode step {step} for the spool: {problem}")]
 pub struct EncodeError {
@@ -47,11 +47,11 @@ struct Header<'a> {
     step: Step,
     rank: u32,
     ranks: u32,
-    /// Over all ranks.
+    /// Number over all ranks.
     loss_tokens: u64,
     metrics: &'a BTreeMap<String, f64>,
     micro_batches: Vec<MicroBatchHeader>,
-    /// Makes the columns begin where they should.
+    /// Padding that aligns the first column.
     padding: &'a serde_bytes::Bytes,
 }
 
@@ -66,17 +66,17 @@ struct MicroBatchHeader {
     rollouts: Vec<RolloutId>,
     /// `[S]`
     environments: Vec<EnvironmentId>,
-    /// Which tokens were sampled from fewer than all.
+    /// Tokens that were sampled from a truncated distribution.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     truncations: Vec<TruncationHeader>,
-    /// Which answers were sampled by a grammar.
+    /// Answers that were sampled with a grammar.
     #[serde(skip_serializing_if = "Grammars::is_empty")]
     grammars: Grammars,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     extra_columns: Vec<ExtraColumn>,
 }
 
-/// A column that not every micro-batch has.
+/// A column that only some micro-batches have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum ExtraColumn {
@@ -85,7 +85,7 @@ enum ExtraColumn {
 }
 
 impl ExtraColumn {
-    /// Those of a micro-batch, in order.
+    /// Those values of a micro-batch, in order.
     fn of(micro_batch: &MicroBatch) -> Vec<ExtraColumn> {
         let given = [
             (ExtraColumn::TeacherLogprobs, micro_batch.is_scored()),
@@ -96,7 +96,7 @@ impl ExtraColumn {
     }
 }
 
-/// Tokens `begin..end` of the N were sampled so.
+/// Tokens `begin..end` of the N were sampled in this way.
 #[derive(Serialize)]
 struct TruncationHeader {
     begin: usize,
@@ -106,11 +106,11 @@ struct TruncationHeader {
     min_p: f32,
 }
 
-/// Different grammars, and the answers that they hold for.
+/// Different grammars, and the answers that they apply to.
 #[derive(Default, Serialize)]
 struct Grammars {
     kinds: Vec<Arc<Grammar>>,
-    /// First token among the N, the token after the last, and the place among `kinds`.
+    /// First token among the N, the token after the last, and the index into `kinds`.
     runs: Vec<(usize, usize, usize)>,
 }
 
@@ -182,7 +182,7 @@ impl From<&MicroBatch> for MicroBatchHeader {
     }
 }
 
-/// The bytes of the answer and of the spool.
+/// The bytes of the HTTP answer and of the spool.
 pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, EncodeError> {
     let failed = |problem: String| EncodeError {
         step: batch.step.0,
@@ -212,7 +212,7 @@ pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, EncodeError> {
     Ok(Bytes::from(body.0))
 }
 
-/// The checksum that a body ends with, where its bytes have it.
+/// The checksum that a body ends with, if it has one.
 pub fn checksum(body: &[u8]) -> Option<u64> {
     let (content, stated) = checked(body)?;
     (xxh3_64(content) == stated).then_some(stated)
@@ -223,7 +223,8 @@ pub fn is_unchecked(body: &[u8]) -> bool {
     body.first() == Some(&UNCHECKED)
 }
 
-/// Whether a body that was read says what `encode` says: the same bytes, or those of before bodies had a checksum.
+/// Whether a body that was read equals what `encode` writes: the same bytes, or those from before bodies had a
+/// checksum.
 pub fn is_the_same(read: &[u8], encoded: &[u8]) -> bool {
     let before = || -> Option<bool> {
         let (content, _) = checked(encoded)?;
@@ -232,7 +233,7 @@ pub fn is_the_same(read: &[u8], encoded: &[u8]) -> bool {
     read == encoded || before().unwrap_or(false)
 }
 
-/// What comes before the checksum, and the checksum.
+/// The bytes before the checksum, and the checksum.
 fn checked(body: &[u8]) -> Option<(&[u8], u64)> {
     let (content, end) = body.split_at_checked(
         body.len()
@@ -242,7 +243,7 @@ fn checked(body: &[u8]) -> Option<(&[u8], u64)> {
     Some((content, u64::from_le_bytes(stated.try_into().ok()?)))
 }
 
-/// Where the columns begin behind a header of that many bytes.
+/// Where the columns begin after a header of that many bytes.
 fn frame(header: usize) -> usize {
     HEADER_KEY.len() + 5 + header + COLUMNS_KEY.len() + 5
 }
@@ -276,7 +277,7 @@ fn header(
 struct Body(Vec<u8>);
 
 impl Body {
-    /// Announces so many bytes.
+    /// Writes the header of so many bytes.
     fn bytes_of(&mut self, length: usize) -> Result<(), String> {
         let length = u32::try_from(length)
             .map_err(|_| format!("{length} bytes are too many for one answer: raise data_ranks"))?;
@@ -370,7 +371,7 @@ impl Body {
         self.0.resize(self.0.len() + bytes, 0);
     }
 
-    /// In pieces that stay in the cache: one value after the other would be several times slower.
+    /// In pieces that stay in the cache: value by value would be several times slower.
     fn values<T>(&mut self, values: &[T], to_bytes: impl Fn(&T) -> [u8; 4]) {
         let mut piece = [0_u8; 4096];
         for values in values.chunks(piece.len() / 4) {

@@ -1,12 +1,12 @@
-//! The orchestrator's part of a trainer's checkpoint: what the run goes back to together with it.
+//! The orchestrator's part of a trainer's checkpoint: the state to which the run goes back together with the trainer.
 //!
 //! ```text
 //! <output_dir>/checkpoints/step_<k>/orchestrator/step_<j>/rank_<r>.msgpack    batches that were cut already, j > k
 //!                                                <events>.snapshot            the core, when the trainer told of it
 //! ```
-//! The trainer makes the folder, empty, with its own part, and deletes it all. Where it is not there, the trainer's
-//! checkpoints are on another machine, or that one was deleted already: nothing is kept then. The snapshot comes last, so
-//! where there is one, all of it is there.
+//! The trainer creates the folder, empty, with its own part, and deletes it as a whole. If it does not exist, the
+//! trainer's checkpoints are on another machine, or that one was already deleted: nothing is kept then. The snapshot is
+//! written last, so a folder with a snapshot is complete.
 
 use crate::journal::{self, Identity, Snapshot};
 use crate::spool::Spool;
@@ -15,7 +15,7 @@ use primerl_service::files::{WriteError, sync_folder};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A state that is being put together.
+/// A state that is being written.
 const WRITING: &str = "run/state_of_checkpoint";
 
 #[derive(Debug)]
@@ -72,7 +72,8 @@ impl State {
         journal::write_snapshot(&self.writing, number, identity, core)
     }
 
-    /// The snapshot last. Renamed, not written there: a folder that is being deleted must not come to be again.
+    /// The snapshot comes last. It is renamed, not written in place: a folder that is being deleted must not be created
+    /// again.
     fn settle(&self) -> io::Result<()> {
         let mut entries = std::fs::read_dir(&self.writing)?.collect::<io::Result<Vec<_>>>()?;
         entries.sort_by_key(|entry| entry.path().is_file());
@@ -85,10 +86,10 @@ impl State {
         Ok(())
     }
 
-    /// What was kept.
+    /// The kept state.
     ///
     /// # Errors
-    /// Nothing was, or it cannot be read: why, for people.
+    /// There is none, or it cannot be read: why, for people.
     pub fn read(&self) -> Result<Snapshot, String> {
         if !self.folder.is_dir() {
             return Err("it was saved by an earlier version of primerl".into());
@@ -109,7 +110,7 @@ impl State {
     }
 }
 
-/// A file, or a folder with all in it, should it be there.
+/// Links a file, or a folder with all its files, if it exists.
 pub fn remove_all(path: &Path) -> io::Result<()> {
     let removed = match path.is_dir() {
         true => std::fs::remove_dir_all(path),

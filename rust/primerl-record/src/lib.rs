@@ -1,4 +1,4 @@
-//! What a run writes and how it is read again. It knows the core and files, and nothing of servers.
+//! The files that a run writes, and how they are read again. Depends on the core and on files, not on servers.
 //!
 //! * [`journal`]: every event of the run, and the whole core from time to time.
 //! * [`spool`], [`batch`]: batches as the trainer takes them.

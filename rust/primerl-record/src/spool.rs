@@ -1,5 +1,5 @@
-//! Cut batches on disk, as the trainer takes them: `<output_dir>/spool/step_<k>/rank_<r>.msgpack`. A batch stays until a
-//! checkpoint of the trainer covers it. Whether a file is the batch that the journal tells of, `batches` looks at.
+//! Cut batches on disk, as the trainer takes them: `<output_dir>/spool/step_<k>/rank_<r>.msgpack`. A batch stays until
+//! a checkpoint of the trainer covers it. `batches` checks whether a file is the batch that the journal describes.
 
 use bytes::Bytes;
 use primerl_core::Step;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct Spool {
     folder: PathBuf,
-    /// What is not of this run's journal goes here.
+    /// Batches that are not of this run's journal are moved here.
     replaced: PathBuf,
     ranks: u32,
 }
@@ -36,12 +36,12 @@ impl Spool {
         Ok(())
     }
 
-    /// What is there, unchecked.
+    /// The files as they are, unchecked.
     pub fn read(&self, step: Step, rank: u32) -> std::io::Result<Bytes> {
         std::fs::read(self.file(step, rank)).map(Bytes::from)
     }
 
-    /// Move the batch of `step` to `replaced_spool`, under a name that is free there; where it is then.
+    /// Moves the batch of `step` to `replaced_spool`, under an unused name; returns where it is then.
     pub fn set_aside(&self, step: Step) -> Result<PathBuf, WriteError> {
         let from = self.of_step(step);
         let names = std::iter::once(format!("step_{step}"))
@@ -63,26 +63,26 @@ impl Spool {
         }
     }
 
-    /// Steps from `first` on of which something is there, in order.
+    /// Steps from `first` on that have files, in order.
     pub fn steps_from(&self, first: Step) -> Result<Vec<Step>, WriteError> {
         let mut steps = self.steps()?;
         steps.retain(|step| *step >= first);
         Ok(steps)
     }
 
-    /// Bytes of what [`Spool::read`] reads; `None` where there is nothing to read.
+    /// Size of what [`Spool::read`] reads, bytes; `None` if there is nothing to read.
     pub fn size(&self, step: Step, rank: u32) -> Option<u64> {
         let found = std::fs::metadata(self.file(step, rank)).ok()?;
         found.is_file().then_some(found.len())
     }
 
-    /// The batch of `step` in `folder`, which has the spool's layout then; the same files where the disk allows it.
+    /// The batch of `step` in `folder`, which then has the spool's layout; hard links if the disk allows it.
     pub fn link(&self, step: Step, folder: &Path) -> std::io::Result<()> {
         link_all(&self.of_step(step), &folder.join(format!("step_{step}")))
     }
 
-    /// Make the spool have the batches of steps after `after` and up to `cut`, those it lacks out of `folder`, and none
-    /// of later steps.
+    /// Makes the spool have the batches of steps after `after` and up to `cut`, with missing ones from `folder`, and
+    /// none of later steps.
     pub fn go_back(&self, after: Step, cut: Step, folder: &Path) -> Result<(), WriteError> {
         let failed = |source| WriteError {
             path: self.folder.clone(),
@@ -98,7 +98,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Delete the batches of steps before this one.
+    /// Deletes the batches of steps before this one.
     pub fn forget(&self, before: Step) -> Result<(), WriteError> {
         self.remove(|step| step < before)
     }
@@ -124,7 +124,7 @@ impl Spool {
         for entry in entries {
             let name = entry.map_err(failed)?.file_name();
             let number = name.to_str().and_then(|name| name.strip_prefix("step_"));
-            // As this writes them: `step_07` is somebody else's.
+            // Only names that this module writes: `step_07` is from another program.
             let number = number.and_then(|digits| {
                 let step: u64 = digits.parse().ok()?;
                 (step.to_string() == digits).then_some(Step(step))
@@ -144,7 +144,7 @@ impl Spool {
     }
 }
 
-/// Files of a folder, linked into another one, which is made.
+/// Links the files of a folder into a new one.
 fn link_all(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(to)?;
     for entry in std::fs::read_dir(from)? {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_aside_is_kept_beside_what_was_before() {
+    fn what_is_set_aside_is_kept_next_to_earlier_files() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let spool = Spool::new(folder.path(), 1);
         for (byte, name) in [(7, "step_5"), (8, "step_5.2")] {

@@ -1,4 +1,4 @@
-//! A simulated run on disk, for tests of whatever reads one.
+//! A simulated run on disk, for tests of code that reads one.
 
 use crate::batch::encode;
 use crate::journal::{Journal, write_snapshot};
@@ -96,7 +96,7 @@ impl Run {
         self.folder.path()
     }
 
-    /// Forgets all but the last `keeps` events; the core as it was before them, and how many are gone.
+    /// Drops all but the last `keeps` events; returns the core before them, and how many were dropped.
     pub fn prune(&self, keeps: usize) -> (u64, Core) {
         let before = self.events.len() - keeps;
         let config = self.simulator.core.config().clone();

@@ -12,7 +12,7 @@ from primerl.config.schema.rl import RLConfig
 
 CHANGED = re.compile(
     r"(?<=holds a run that was begun with )(?P<name>.+?) = (?P<was>.*?), and now (?P=name) = (?P<now>.*?)"
-    r"(?=: go on with)",
+    r"(?=: resume with)",
     re.DOTALL,
 )
 ENVIRONMENT = re.compile(r"environments\.(\d+)(?:\.(.+))?")

@@ -67,7 +67,7 @@ fn ids_logprobs_and_alternatives_are_read() {
         .iter()
         .map(|run| (run.version.0, run.n_tokens));
     assert_eq!(runs.collect::<Vec<_>>(), [(3, 2)]);
-    // Of three, the sampled one counts where it is one of the two most likely.
+    // Three ids have the same text: the sampled one counts where it is one of the two most likely.
     let top = [vec![(9, -0.5), (8, -1.5)], vec![(256, -0.1), (7, -3.0)]];
     assert_eq!(generated.top, top);
 }
@@ -117,7 +117,7 @@ fn every_way_to_sample_is_named() {
     )
     .expect("is written");
     let body: Value = serde_json::from_slice(&body).expect("is JSON");
-    // What is left out would come from the model's generation_config.json.
+    // Omitted settings would come from the model's generation_config.json.
     for (name, value) in [
         ("temperature", json!(0.7)),
         ("top_p", json!(1.0)),

@@ -8,13 +8,13 @@ use serde_json::Value;
 /// One answer, as text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatAnswer {
-    /// As the server names it; some give a dated name for the one that was asked for.
+    /// The name that the server gives; some servers return a dated name for the requested one.
     pub model: String,
     pub message: Message,
     pub finish: FinishReason,
-    /// The stop sequence that ended it, where the server says it.
+    /// The stop sequence that ended it, if the server reports it.
     pub stop: Option<String>,
-    /// By the server's own count; 0 where it does not say.
+    /// Counted by the server; 0 if it does not say.
     pub prompt_tokens: u32,
     pub completion_tokens: u32,
 }
@@ -31,7 +31,7 @@ struct Body {
 struct Choice {
     message: Message,
     finish_reason: Option<String>,
-    /// vLLM's: the stop sequence, or the id of a stop token.
+    /// From vLLM: the stop sequence, or the id of a stop token.
     #[serde(default)]
     stop_reason: Value,
 }
@@ -50,7 +50,7 @@ impl ChatAnswer {
             (Some("length" | "content_filter"), _) => FinishReason::Length,
             (other, _) => return Err(format!("finish_reason is {other:?}")),
         };
-        // Counted by the server, in whatever way it likes: an answer is none the worse without it.
+        // Counted by the server, in its own way: an answer without counts is still valid.
         let counted = |name: &str| {
             let count = body.usage[name].as_u64();
             count
@@ -68,7 +68,7 @@ impl ChatAnswer {
     }
 }
 
-/// What clients are shown of a message. Servers name reasoning in two ways, and add fields of their own.
+/// The parts of a message that clients see. Servers name reasoning in two ways, and add their own fields.
 fn own_words(message: Message) -> Message {
     let mut extra = message.extra;
     let reasoning = message
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_refused() {
+    fn an_invalid_answer_is_refused() {
         assert!(
             parse(json!({"choices": []}))
                 .expect_err("none")

@@ -1,4 +1,4 @@
-//! Servers that answer: how engines are asked, and clients of other servers.
+//! Servers that answer: the route of the run's engines, and clients of other servers.
 
 use super::parse_base_url;
 use primerl_service::config_error::{ConfigError, field};
@@ -7,14 +7,14 @@ use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 
-/// Who turns messages into tokens, and what comes back.
+/// Which side turns messages into tokens, and what the answer contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientType {
-    /// We render; engines take and give token ids.
+    /// Our renderer makes the ids; engines take and give token ids.
     #[default]
     Renderer,
-    /// The engine renders, and says which ids it was given and sampled.
+    /// The engine renders, and reports the ids of the prompt and of the sample.
     OpenaiChatCompletionsToken,
     /// Messages in, text out.
     OpenaiChatCompletions,
@@ -29,7 +29,7 @@ impl ClientType {
         }
     }
 
-    /// What the run's own engines may be asked with.
+    /// The client types of the run's own engines.
     pub fn check_for_training(self) -> Result<(), ConfigError> {
         match self {
             ClientType::Renderer | ClientType::OpenaiChatCompletionsToken => Ok(()),
@@ -48,14 +48,14 @@ impl ClientType {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClientConfig {
-    /// As SDKs take it, with `/v1` where the server has it; several where any of them may be asked.
+    /// URLs as SDKs take them, with `/v1` if the server has it; several if any of them may be asked.
     #[serde(rename = "base_url", deserialize_with = "one_or_many")]
     pub base_urls: Vec<String>,
     /// The name of the model there.
     pub model: String,
     /// The environment variable that holds the key; `None` sends none.
     pub api_key_env: Option<String>,
-    /// How it is asked; `None`: as it has to be for what it is there for.
+    /// Which route to use; `None`: the one that the server's purpose needs.
     pub client_type: Option<ClientType>,
     /// Longest time of one answer, seconds.
     #[serde(default = "default_timeout")]
@@ -98,7 +98,7 @@ fn is_variable(name: &str) -> bool {
 }
 
 impl ClientConfig {
-    /// `name` is that of the table; `wanted`, what the server is asked for.
+    /// `name` is that of the table; `wanted` is the client type that the server's purpose needs.
     pub fn validate(&self, name: &str, wanted: ClientType) -> Result<(), ConfigError> {
         let key = |key: &str| format!("{name}.{key}");
         self.validate_urls(&key("base_url"), wanted)?;
@@ -114,11 +114,11 @@ impl ClientConfig {
             .as_deref()
             .is_some_and(|name| !is_variable(name))
         {
-            // Not shown: it may be the key.
+            // The value is not shown: it may be the key.
             return Err(field(
                 &key("api_key_env"),
-                "is no name of an environment variable (capitals, digits and _)",
-                "put the key into a variable and give the variable's name, or leave it out where no key is needed",
+                "is not the name of an environment variable (capitals, digits and _)",
+                "put the key into a variable and give the variable's name, or unset it if no key is needed",
             ));
         }
         let given = self.client_type.unwrap_or(wanted);
@@ -130,8 +130,8 @@ impl ClientConfig {
                 _ => "which is for engines: messages go to this server, and text comes back",
             };
             let problem = format!("is {}, {why}", given.as_str());
-            let mend = format!("use {}, or leave it out", wanted.as_str());
-            return Err(field(&key("client_type"), problem, mend));
+            let hint = format!("use {}, or unset it", wanted.as_str());
+            return Err(field(&key("client_type"), problem, hint));
         }
         if !(0.001..=366.0 * 86_400.0).contains(&self.timeout_s) {
             return Err(field(
@@ -144,11 +144,11 @@ impl ClientConfig {
     }
 
     fn validate_urls(&self, key: &str, wanted: ClientType) -> Result<(), ConfigError> {
-        let mend = "give a URL like http://host:port/v1";
+        let hint = "give a URL like http://host:port/v1";
         let mut seen = Vec::new();
         for url in &self.base_urls {
-            let url = parse_base_url(url).map_err(|problem| field(key, problem, mend))?;
-            // What scores is asked beside the OpenAI routes: with and without their prefix it is one server.
+            let url = parse_base_url(url).map_err(|problem| field(key, problem, hint))?;
+            // Scoring has its route outside the OpenAI prefix: URLs with and without the prefix are the same server.
             let root = url.strip_suffix("/v1").unwrap_or(&url).to_owned();
             if seen.contains(&root) {
                 return Err(field(
@@ -160,7 +160,7 @@ impl ClientConfig {
             seen.push(root);
         }
         match (seen.len(), wanted) {
-            (0, _) => Err(field(key, "names no server", mend)),
+            (0, _) => Err(field(key, "names no server", hint)),
             (1, _) | (_, ClientType::Renderer) => Ok(()),
             (count, _) => Err(field(
                 key,

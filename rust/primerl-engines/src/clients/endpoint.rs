@@ -1,4 +1,4 @@
-//! One server of OpenAI's chat completions: what it is asked, how often, for how long.
+//! One server of OpenAI's chat completions: its requests, how often and how long they are tried.
 
 use super::ClientConfig;
 use super::answer::ChatAnswer;
@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 /// Attempts at one answer.
 const MAX_ATTEMPTS: u32 = 6;
 const FIRST_BACKOFF: Duration = Duration::from_millis(250);
-/// No server's word about when to come again counts for more.
+/// Longest `Retry-After` that counts.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
-/// A server that is out of order is told of so often.
+/// Least time between two warnings about a server that fails.
 const BETWEEN_WARNINGS: Duration = Duration::from_secs(60);
 
-/// What is asked.
+/// The settings of a request.
 #[derive(Debug, Serialize)]
 pub struct ChatRequest<'a> {
     pub model: &'a str,
@@ -30,7 +30,7 @@ pub struct ChatRequest<'a> {
     pub max_completion_tokens: u32,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     pub stop: &'a [String],
-    /// Further fields.
+    /// Further fields of the request.
     #[serde(flatten)]
     pub others: Map<String, Value>,
 }
@@ -48,7 +48,7 @@ pub fn with_messages(messages: &[u8], others: &[u8]) -> Bytes {
     let mut body = b"{\"messages\":".to_vec();
     body.extend_from_slice(messages);
     body.push(b',');
-    // A comma takes the place of its brace.
+    // A comma replaces the opening brace.
     body.extend_from_slice(&others[1..]);
     body.into()
 }
@@ -81,7 +81,7 @@ impl Endpoint {
         &self.url
     }
 
-    /// Over all rollouts that ask it.
+    /// The outage over all rollouts that use the server.
     pub fn outage(&self) -> &Outage {
         &self.outage
     }
@@ -91,7 +91,7 @@ impl Endpoint {
         self.server.model()
     }
 
-    /// One answer; asked again where that may help, until the deadline.
+    /// One answer; the request is repeated if that may help, until the deadline.
     pub async fn ask(
         &self,
         request: &ChatRequest<'_>,
@@ -111,7 +111,7 @@ impl Endpoint {
             if error.is_outage() {
                 self.outage.failed(&error);
             }
-            // Of many rollouts that are refused together, and again and again.
+            // Many rollouts may be refused together, again and again.
             if self.outage.is_news(Instant::now(), BETWEEN_WARNINGS) {
                 tracing::warn!(url = self.url, %error, attempt, "a request of another server failed");
             }

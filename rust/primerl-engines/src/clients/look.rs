@@ -6,10 +6,10 @@ use primerl_service::config_error::ConfigError;
 use primerl_service::tls;
 use std::time::Duration;
 
-/// Of an answer; lists of models are shorter.
+/// Largest answer in bytes; lists of models are shorter.
 const LARGEST: usize = 1 << 20;
 
-/// What it said, whatever that is.
+/// The server's error, whatever it is.
 #[derive(Debug)]
 pub struct Said {
     pub status: u16,
@@ -29,14 +29,15 @@ pub enum LookError {
     Runtime(#[from] std::io::Error),
 }
 
-/// Asks the first server of the table for its models, by the connection that a run has, which costs nothing. Blocks.
+/// Asks the first server of the table for its models, over the same connection that a run uses; this costs nothing.
+/// Blocks.
 pub fn look(config: &ClientConfig, within: Duration) -> Result<Said, LookError> {
     let server = Server::open("", config)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let said = runtime.block_on(ask(&server, within));
-    // A resolver that hangs is not waited for.
+    // Does not wait for a resolver that hangs.
     runtime.shutdown_background();
     said
 }
@@ -50,15 +51,15 @@ async fn ask(server: &Server, within: Duration) -> Result<Said, LookError> {
             false => within,
         })),
         Err(error) => {
-            let mend = match tls::mend(&error, &url) {
+            let hint = match tls::mend(&error, &url) {
                 Some(_) => "",
-                // Some that speak TLS say nothing at all to one that does not.
+                // Some servers that speak TLS send no answer at all to a client that does not.
                 None if closes_at_once(&error) && !tls::is_https(&url) => {
                     "; does it speak TLS, and want https:// for http://?"
                 }
                 None => "; give the address of a server that runs",
             };
-            Err(LookError::Unanswered(server.told(error) + mend))
+            Err(LookError::Unanswered(server.told(error) + hint))
         }
     }
 }

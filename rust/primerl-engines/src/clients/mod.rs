@@ -1,11 +1,11 @@
-//! Servers that are no engines of the run: whoever is measured against the policy, and teachers.
+//! Servers that are not engines of the run: models measured against the policy, and teachers.
 //!
 //! ```text
 //! [..client] table ─> Server (URL, model, key) ─ Endpoint: messages in, text out
 //!                                              └ Scorer: token ids in, their log-probabilities out
 //! ```
-//! The key is read from the environment variable that the table names, once, and goes nowhere but into the header of a
-//! request: what a server says is searched for it before it is shown.
+//! The key is read from the environment variable that the table names, once, and is used only in the header of a
+//! request: it is removed from a server's messages before they are shown.
 
 mod answer;
 mod config;

@@ -1,4 +1,4 @@
-//! What a server says of its models, as OpenAI's `/v1/models`.
+//! The models that a server lists, as in OpenAI's `/v1/models`.
 
 use serde::Deserialize;
 
@@ -10,8 +10,8 @@ pub struct Models {
 #[derive(Clone, Debug, Deserialize)]
 pub struct ModelCard {
     pub id: String,
-    /// Of an adapter: the model that it adapts.
+    /// The model that an adapter adapts.
     pub parent: Option<String>,
-    /// Prompt and answer together, tokens.
+    /// Context length, prompt and answer together, tokens.
     pub max_model_len: Option<u32>,
 }

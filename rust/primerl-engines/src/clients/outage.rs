@@ -1,23 +1,23 @@
-//! Whether a server that is asked answers at all. Time is passed in.
+//! Whether a server that is asked answers at all. The time is an argument.
 
 use parking_lot::Mutex;
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// Somebody else who asks within this time goes on waiting for those who have given up.
+/// A request within this time after others gave up counts as the same wait.
 const SAME_WAIT: Duration = Duration::from_secs(60);
 
-/// A server that nothing goes on without has answered nobody for too long.
+/// A server that the run cannot continue without has answered no request for too long.
 #[derive(Debug, thiserror::Error)]
 #[error("{name}: {problem}; see {table}")]
 pub struct Unanswered {
     name: String,
     problem: String,
-    /// Of the config.
+    /// Name of the server's table in the config.
     table: String,
 }
 
-/// Of one server, over all requests to it.
+/// Outage of one server, over all requests to it.
 #[derive(Debug, Default)]
 pub struct Outage(Mutex<State>);
 
@@ -25,25 +25,25 @@ pub struct Outage(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     pending: usize,
-    /// Of the last answer, or of the first request since nobody was waiting for one.
+    /// Time of the last answer, or of the first request after a time without waiting requests.
     since: Option<Instant>,
-    /// How long those waited in vain who had given up before that, and when they did.
+    /// How long earlier requests waited in vain before they gave up, and when they did.
     before: Duration,
     given_up: Option<Instant>,
-    /// What a request last failed with since the last answer.
+    /// The last request's failure since the last answer.
     last: Option<String>,
-    /// Requests that were not let in since the last answer.
+    /// Requests in a row that the server refused to let in since the last answer.
     shut_out: u32,
     news: News,
 }
 
-/// Many requests fail together: one of them is told of.
+/// Rate limit for warnings: many requests fail together, and one of them is reported.
 #[derive(Debug, Default)]
 pub struct News {
     told: Option<Instant>,
 }
 
-/// Somebody waits for an answer, until this is dropped.
+/// A request waits for an answer until this is dropped.
 #[derive(Debug)]
 pub struct Pending<'a>(&'a Outage);
 
@@ -69,12 +69,12 @@ impl Outage {
         Pending(self)
     }
 
-    /// Whether a failure should be told of: not again within `repeat`, unless there was an answer since.
+    /// Whether a failure should be reported: not again within `repeat`, unless there was an answer since.
     pub fn is_news(&self, now: Instant, repeat: Duration) -> bool {
         self.0.lock().news.is_due(now, repeat)
     }
 
-    /// A request failed, and that is no answer.
+    /// A request failed without an answer.
     pub fn failed(&self, error: &dyn Display) {
         self.0.lock().last = Some(error.to_string());
     }
@@ -83,7 +83,7 @@ impl Outage {
         let mut state = self.0.lock();
         state.pending -= 1;
         if state.pending == 0 {
-            // What was told is not told again because others ask now.
+            // A reported failure is not reported again because other requests wait now.
             state.before = state.silence(now);
             state.since = None;
             state.given_up = Some(now);
@@ -92,7 +92,7 @@ impl Outage {
 }
 
 impl News {
-    /// Whether it is to be told now: not again within `repeat`, unless it was over meanwhile.
+    /// Whether to report now: not again within `repeat`, unless it was over meanwhile.
     pub fn is_due(&mut self, now: Instant, repeat: Duration) -> bool {
         let is_due = self
             .told
@@ -103,14 +103,14 @@ impl News {
         is_due
     }
 
-    /// What comes next is told at once.
+    /// The next problem is reported at once.
     pub fn is_over(&mut self) {
         self.told = None;
     }
 }
 
 impl Pending<'_> {
-    /// The server said something that can be used, or that no is its answer.
+    /// The server gave a usable answer, or a refusal of this one request.
     pub fn answered(&self, now: Instant) {
         let mut state = self.0.0.lock();
         state.since = Some(now);
@@ -125,19 +125,19 @@ impl Pending<'_> {
         self.0.failed(error);
     }
 
-    /// So many requests in a row were not let in, with this one.
+    /// This many requests in a row were not let in, including this one.
     pub fn shut_out(&self) -> u32 {
         let mut state = self.0.0.lock();
         state.shut_out = state.shut_out.saturating_add(1);
         state.shut_out
     }
 
-    /// For how long it has not answered anybody who waits.
+    /// For how long it has answered none of the waiting requests.
     pub fn silence(&self, now: Instant) -> Duration {
         self.0.0.lock().silence(now)
     }
 
-    /// What a request last failed with, if there was no answer since.
+    /// The last request's failure, if there was no answer since.
     pub fn last(&self) -> Option<String> {
         self.0.0.lock().last.clone()
     }
@@ -147,8 +147,8 @@ impl Pending<'_> {
         self.0.is_news(now, repeat)
     }
 
-    /// What ends the run, of a server that has answered nobody for longer than `limit`; `table` of the config names it, and
-    /// `last` is what it failed with.
+    /// The error that ends the run when a server has answered no request for longer than `limit`; `table` names it in
+    /// the config, and `last` is its last failure.
     pub fn given_up(
         &self,
         now: Instant,
@@ -179,7 +179,7 @@ mod tests {
     use crate::clients::EndpointError;
 
     #[test]
-    fn silence_is_of_those_who_wait_and_ends_with_an_answer() {
+    fn silence_counts_while_requests_wait_and_ends_with_an_answer() {
         let (outage, began) = (Outage::default(), Instant::now());
         let at = |seconds| began + Duration::from_secs(seconds);
         let minute = Duration::from_secs(60);
@@ -201,13 +201,13 @@ mod tests {
         assert!(outage.is_news(at(75), minute) && !outage.is_news(at(76), minute));
         drop((first, second));
         assert!(!outage.begin(at(80)).is_news(at(81), minute));
-        // Nobody waited meanwhile.
+        // No request was waiting meanwhile.
         let third = outage.begin(at(500));
         assert_eq!(third.silence(at(501)), Duration::from_secs(1));
     }
 
     #[test]
-    fn those_who_give_up_have_waited_for_those_who_ask_next() {
+    fn requests_that_give_up_count_for_the_next_ones() {
         let (outage, began) = (Outage::default(), Instant::now());
         let at = |seconds| began + Duration::from_secs(seconds);
         let ends = |pending: Pending<'_>, seconds| {
@@ -228,7 +228,7 @@ mod tests {
             (Duration::from_secs(3), None)
         );
         ends(third, 53);
-        // It was not asked for anything for a while, and may be another one by now.
+        // The server got no request for a while, and may be another one by now.
         let fourth = outage.begin(at(200));
         assert_eq!(fourth.silence(at(201)), Duration::from_secs(1));
     }

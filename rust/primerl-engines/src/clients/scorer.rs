@@ -1,4 +1,4 @@
-//! An engine that says how likely it finds tokens it did not sample: `prompt_logprobs` of vLLM's `/inference/v1/generate`.
+//! An engine that scores tokens that it did not sample: `prompt_logprobs` of vLLM's `/inference/v1/generate`.
 
 use super::ClientConfig;
 use super::models::Models;
@@ -10,7 +10,7 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// A model in fp32 gives no lower log-probability, nats; what is lower stands for something else.
+/// A model in fp32 gives no lower log-probability, nats; a lower value is a placeholder.
 const LOWEST: f32 = -1000.0;
 
 /// A server that lives answers these at once; a machine whose cores are all busy needs some room.
@@ -19,11 +19,11 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Scorer {
     server: Server,
-    /// Without the `/v1` of its OpenAI routes.
+    /// The URL without the `/v1` of its OpenAI routes.
     root: String,
 }
 
-/// Of one place in the prompt: by id, of the token there and of the most likely ones.
+/// The log-probabilities at one place in the prompt, by id: the token there and the most likely ones.
 type Entries = HashMap<String, Entry>;
 
 #[derive(Deserialize)]
@@ -43,7 +43,7 @@ struct Tokenized {
 }
 
 impl Scorer {
-    /// One for each server of the table, which `name` names.
+    /// One scorer for each server of the table called `name`.
     pub fn open_all(name: &str, config: &ClientConfig) -> Result<Vec<Scorer>, ConfigError> {
         let servers = Server::open_all(name, config)?.into_iter();
         let scorer = |server: Server| {
@@ -64,7 +64,7 @@ impl Scorer {
         self.server.timeout()
     }
 
-    /// Who it is, for people.
+    /// Its description for people.
     pub fn describe(&self) -> String {
         format!("the teacher ({} at {})", self.server.model(), self.root)
     }
@@ -72,7 +72,7 @@ impl Scorer {
     /// Log-probability of each token, nats, at temperature 1; 0 for the first. `[N]`
     ///
     /// # Errors
-    /// With one that may pass, for how long the server wants to be left alone.
+    /// If the failure may pass, the error says how long the server asked not to be called.
     pub async fn score(
         &self,
         token_ids: &[u32],
@@ -87,7 +87,7 @@ impl Scorer {
             .map_err(|problem| (self.server.malformed(&problem), None))
     }
 
-    /// The server answers at all; not every one has a route for that.
+    /// Checks that the server answers at all; not every server has a route for that.
     ///
     /// # Errors
     /// As [`Scorer::score`].
@@ -99,10 +99,10 @@ impl Scorer {
         }
     }
 
-    /// Tokens that the model takes, prompt and answer together; `None` where the server does not say.
+    /// Context length of the model, prompt and answer together, tokens; `None` if the server does not say.
     ///
     /// # Errors
-    /// As [`Scorer::score`]; a server that lists its models, and not this one, is a refusal.
+    /// As [`Scorer::score`]; it is a refusal if the server lists its models, and this one is not among them.
     pub async fn max_model_len(&self) -> Result<Option<u32>, (EndpointError, Option<Duration>)> {
         let url = format!("{}/v1/models", self.root);
         let answer = match self.server.get(&url, LOOK_TIMEOUT).await {
@@ -131,7 +131,7 @@ impl Scorer {
         })
     }
 
-    /// The ids that the server makes of a text; `None` where it has no route for that.
+    /// The server's token ids for a text; `None` if it has no route for that.
     pub async fn tokenize(
         &self,
         text: &str,
@@ -139,7 +139,7 @@ impl Scorer {
         let body =
             json!({"model": self.server.model(), "prompt": text, "add_special_tokens": false});
         let answer = match self.post("tokenize", &body).await {
-            // A route that is not there, in whatever words; a model that is not there is vLLM's 404, too.
+            // The route does not exist, in whatever words; vLLM also returns 404 for a model that does not exist.
             Err((EndpointError::Status { status, message }, _))
                 if matches!(status, 400 | 404 | 405 | 501)
                     && !message.contains("does not exist") =>
@@ -163,7 +163,7 @@ impl Scorer {
     }
 }
 
-/// Of an answer to a request with `prompt_logprobs`: the log-probability of each token, nats; 0 for the first. `[N]`
+/// Reads an answer to a request with `prompt_logprobs`: the log-probability of each token, nats; 0 for the first. `[N]`
 pub fn scored_logprobs(answer: &[u8], token_ids: &[u32]) -> Result<Vec<f32>, String> {
     let scored = serde_json::from_slice(answer).map_err(|error| {
         format!("{error}; it has to be an engine with vLLM's /inference/v1/generate")
@@ -191,9 +191,9 @@ fn of_tokens(scored: Scored, token_ids: &[u32]) -> Result<Vec<f32>, String> {
         let entry =
             entry.ok_or_else(|| format!("prompt_logprobs of token {at} are not of {id}"))?;
         match entry.logprob {
-            // Sums of rounded numbers may end above 0 by a hair.
+            // Sums of rounded numbers may end slightly above 0.
             above if (0.0..1e-3).contains(&above) => Ok(0.0),
-            // vLLM writes -9999 for what cannot be.
+            // vLLM writes -9999 for an impossible token.
             logprob if (LOWEST..0.0).contains(&logprob) => Ok(logprob),
             logprob => Err(format!(
                 "the log-probability of token {at} is {logprob}, which no model gives: not within {LOWEST} and 0"
@@ -203,8 +203,8 @@ fn of_tokens(scored: Scored, token_ids: &[u32]) -> Result<Vec<f32>, String> {
     token_ids.iter().zip(given).enumerate().map(one).collect()
 }
 
-/// Mean and largest difference of two scores of one text, nats; the first token, which nothing precedes, does not count.
-/// The mean is no number where one of them holds such.
+/// Mean and largest difference of two scores of one text, nats; the first token, which nothing precedes, does not
+/// count. The mean is NaN if one of the scores holds NaN.
 pub fn distance(one: &[f32], other: &[f32]) -> (f64, f64) {
     let pairs = one.iter().zip(other).skip(1);
     let differences = pairs.map(|(one, other)| f64::from((one - other).abs()));

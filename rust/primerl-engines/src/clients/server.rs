@@ -1,4 +1,4 @@
-//! One server that is no engine of the run: its address, its key, what it says when it refuses.
+//! One server that is not an engine of the run: its address, its key, its refusals.
 
 use super::ClientConfig;
 use bytes::Bytes;
@@ -13,11 +13,11 @@ use std::time::Duration;
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// vLLM, and others, close a connection that was idle for 5 s; a reused one must be younger.
 pub const IDLE_CONNECTION: Duration = Duration::from_secs(3);
-/// Letters shown of what a server says.
+/// Characters shown of a server's message.
 const SHOWN: usize = 500;
-/// Of an answer; the log-probabilities of a million tokens take as much.
+/// Largest answer, bytes; the log-probabilities of a million tokens need as much.
 const LARGEST_ANSWER: usize = 256 << 20;
-/// Of a refusal; what is longer says nothing more.
+/// Largest body of a refusal; more of it would not help.
 const LARGEST_REFUSAL: usize = 64 << 10;
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -50,7 +50,7 @@ impl EndpointError {
         matches!(self, EndpointError::Deadline { .. }) || (self.is_retryable() && !is_malformed)
     }
 
-    /// Nobody is let in: the key is not good any more, or the account is empty.
+    /// The server refuses every request: the key is no longer valid, or the account is empty.
     pub fn is_shut(&self) -> bool {
         matches!(
             self,
@@ -61,7 +61,7 @@ impl EndpointError {
         )
     }
 
-    /// Nobody is let in, or the model is gone; or it is this one request that the server will not have.
+    /// The server refuses every request, or the model is gone; or the server refuses this one request.
     pub fn may_be_shut(&self) -> bool {
         matches!(
             self,
@@ -81,12 +81,12 @@ impl EndpointError {
 /// `http[s]://host[:port][/path]` without a trailing slash, or what is wrong with it.
 pub fn parse_base_url(url: &str) -> Result<String, String> {
     let parsed =
-        reqwest::Url::parse(url).map_err(|error| format!("`{url}` is no URL ({error})"))?;
+        reqwest::Url::parse(url).map_err(|error| format!("`{url}` is not a URL ({error})"))?;
     if !matches!(parsed.scheme(), "http" | "https") {
         return Err(format!("`{url}` is neither http nor https"));
     }
     if !parsed.username().is_empty() || parsed.password().is_some() {
-        // Not shown: it holds a password.
+        // The URL is not shown: it holds a password.
         return Err(
             "has a user or a password; name the variable that holds the key in api_key_env".into(),
         );
@@ -101,19 +101,19 @@ pub fn parse_base_url(url: &str) -> Result<String, String> {
 
 #[derive(Debug)]
 pub(super) struct Server {
-    /// Of the config's table.
+    /// Name of the config's table.
     name: String,
     base_url: String,
     model: String,
     key: Option<Secret>,
-    /// Named where the server refuses the key.
+    /// The variable, named when the server refuses the key.
     key_variable: Option<String>,
     timeout: Duration,
     client: reqwest::Client,
 }
 
 impl Server {
-    /// The first of the table's servers, as [`Server::open_all`].
+    /// The first of the table's servers; see [`Server::open_all`].
     pub(super) fn open(name: &str, config: &ClientConfig) -> Result<Server, ConfigError> {
         Server::open_at(
             name,
@@ -122,8 +122,8 @@ impl Server {
         )
     }
 
-    /// `name` is that of the table, empty for that of the whole file. The key is read now: a run must not find out at its
-    /// end that there is none.
+    /// `name` is that of the table, empty for the whole file's. The key is read now: a missing key must not be found at
+    /// the end of a run.
     pub(super) fn open_all(name: &str, config: &ClientConfig) -> Result<Vec<Server>, ConfigError> {
         let urls = config.base_urls.iter();
         urls.map(|url| Server::open_at(name, config, url)).collect()
@@ -133,16 +133,16 @@ impl Server {
         Server::open_over(name, config, url, tls::client)
     }
 
-    /// `client` is one for that URL.
+    /// `client` is the HTTP client for that URL.
     pub(super) fn open_over(
         name: &str,
         config: &ClientConfig,
         url: &str,
         client: impl FnOnce(&str) -> Result<reqwest::ClientBuilder, NoAuthorities>,
     ) -> Result<Server, ConfigError> {
-        let refuse = |key: &str, problem: String, mend: &str| {
+        let refuse = |key: &str, problem: String, hint: &str| {
             let table = if name.is_empty() { "" } else { "." };
-            Err(field(&format!("{name}{table}{key}"), problem, mend))
+            Err(field(&format!("{name}{table}{key}"), problem, hint))
         };
         let base_url = match parse_base_url(url) {
             Ok(url) => url,
@@ -155,7 +155,7 @@ impl Server {
             Some(variable) => match std::env::var(variable).ok().filter(|key| !key.is_empty()) {
                 Some(key) => Some(Secret::new(key)),
                 None => {
-                    let problem = format!("names {variable}, which is not set (or is no text)");
+                    let problem = format!("names {variable}, which is not set (or is not text)");
                     return refuse("api_key_env", problem, "set it for the process of the run");
                 }
             },
@@ -215,7 +215,7 @@ impl Server {
         self.timeout
     }
 
-    /// One answer of status 200. With an error, for how long the server wants to be left alone.
+    /// One answer of status 200. An error says how long the server asked not to be called.
     pub(super) async fn post(
         &self,
         url: &str,
@@ -227,7 +227,7 @@ impl Server {
         self.send(request.timeout(timeout).body(body)).await
     }
 
-    /// As [`Server::post`].
+    /// See [`Server::post`].
     pub(super) async fn get(
         &self,
         url: &str,
@@ -236,7 +236,7 @@ impl Server {
         self.send(self.client.get(url).timeout(timeout)).await
     }
 
-    /// Up to that many bytes of an answer of any status.
+    /// Reads up to that many bytes of an answer of any status.
     pub(super) async fn look(
         &self,
         url: &str,
@@ -253,7 +253,7 @@ impl Server {
         let error = error.without_url();
         let text = self.cleaned(&chain(&error));
         match tls::mend(&error, self.base_url()) {
-            Some(mend) => format!("{text}; {mend}"),
+            Some(hint) => format!("{text}; {hint}"),
             None => text,
         }
     }
@@ -298,7 +298,8 @@ impl Server {
                 let place = place.map(|place| String::from_utf8_lossy(place.as_bytes()));
                 let place = self.cleaned(&place.unwrap_or_default());
                 format!(
-                    "it answers from elsewhere ({place}), where the key would go too: give that as base_url"
+                    "redirected to {place}; not followed, because the API key would be sent there. Set base_url to \
+                     that URL"
                 )
             }
             (401 | 403, Some(variable)) => format!("{message} (the key is that of {variable})"),
@@ -307,8 +308,8 @@ impl Server {
         }
     }
 
-    /// Servers repeat what they were sent, at any length, and a terminal obeys control characters. The key is taken out
-    /// before the text is cut, which could leave a part of it.
+    /// Servers repeat what they were sent, at any length, and a terminal obeys control characters. The key is removed
+    /// before the text is cut, because a cut could leave a part of the key.
     fn cleaned(&self, text: &str) -> String {
         let text = match &self.key {
             Some(key) => text.replace(key.reveal(), "***"),
@@ -325,7 +326,7 @@ impl Server {
     }
 }
 
-/// Up to that many bytes of a body, and whether they are all.
+/// Reads up to that many bytes of a body, and whether they are all.
 pub async fn beginning(mut answer: Response, most: usize) -> reqwest::Result<(Vec<u8>, bool)> {
     let mut body = Vec::new();
     while let Some(chunk) = answer.chunk().await? {
@@ -351,7 +352,7 @@ fn headers(key: Option<&Secret>) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// `Retry-After` in seconds; the form with a date is not heeded.
+/// `Retry-After` in seconds; the form with a date is ignored.
 fn seconds(value: &HeaderValue) -> Option<Duration> {
     let seconds: f64 = value.to_str().ok()?.parse().ok()?;
     Duration::try_from_secs_f64(seconds).ok()

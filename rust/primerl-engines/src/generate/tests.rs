@@ -49,7 +49,7 @@ fn what_the_model_cannot_have_sampled_is_refused() {
     };
     let mut above = answer(versions(3));
     above["choices"][0]["logprobs"]["content"][1]["logprob"] = 5.0.into();
-    assert!(refused(above).contains("5 is no log-probability"));
+    assert!(refused(above).contains("5 is not a log-probability"));
     let mut foreign = answer(versions(3));
     foreign["choices"][0]["token_ids"][2] = 8.into();
     foreign["choices"][0]["logprobs"]["content"][2]["token_id"] = 8.into();

@@ -8,7 +8,7 @@ fn seconds(count: f64) -> Duration {
 }
 
 #[test]
-fn three_bad_looks_in_a_row_lose_it_and_three_good_ones_bring_it_back() {
+fn three_failed_checks_in_a_row_lose_it_and_three_good_ones_bring_it_back() {
     let (mut health, now) = (Health::default(), Instant::now());
     for _ in 0..4 {
         health.looked_bad();
@@ -159,7 +159,10 @@ fn an_engine_far_behind_the_others_for_long_is_slow_until_it_keeps_up() {
     engine.serve(100, 1.0, 60.0, Some(100.0));
     assert!(!engine.health.is_slow());
     engine.serve(100, 1.0, 1.0, None);
-    assert!(!engine.health.is_slow(), "there is nobody to be behind");
+    assert!(
+        !engine.health.is_slow(),
+        "there is no other engine to be behind"
+    );
 }
 
 /// It answers no request in all that time.
@@ -209,7 +212,7 @@ fn an_engine_that_was_started_again_is_not_judged_by_its_new_counter() {
 }
 
 #[test]
-fn a_slow_engine_that_nobody_uses_gets_another_chance() {
+fn an_unused_slow_engine_gets_another_chance() {
     let mut engine = Serving::new();
     engine.serve(60, 1.0, 1.0, Some(100.0));
     assert!(engine.health.is_slow());
@@ -218,7 +221,7 @@ fn a_slow_engine_that_nobody_uses_gets_another_chance() {
 }
 
 #[test]
-fn an_engine_that_is_never_up_to_date_is_said_to_be_behind() {
+fn an_engine_that_is_never_up_to_date_is_reported_as_behind() {
     let (mut health, start) = (Health::default(), Instant::now());
     let at = |count: u32| start + seconds(f64::from(count));
     let looks = |health: &mut Health, from: u32, until: u32, is_behind: bool| {
@@ -239,7 +242,7 @@ fn an_engine_that_is_never_up_to_date_is_said_to_be_behind() {
 }
 
 #[test]
-fn late_looks_make_it_slow_and_timely_ones_end_it() {
+fn late_checks_make_it_slow_and_timely_ones_end_it() {
     let mut health = Health::default();
     let late = seconds(2.5);
     (0..2).for_each(|_| health.looked_good(late));
@@ -275,8 +278,8 @@ fn anything() -> impl Strategy<Value = (u64, Seen)> {
 }
 
 proptest! {
-    /// Whatever is seen: the only engine is lost by nothing but bad looks, and whoever was taken out has waited and
-    /// has looked good before it returns.
+    /// Whatever is seen: only bad health checks remove the only engine, and an engine that was removed has waited and
+    /// has passed checks before it returns.
     #[test]
     fn nothing_but_silence_loses_the_only_engine(story in prop::collection::vec(anything(), 1..200)) {
         let (mut health, mut now, mut made, mut good) = (Health::default(), Instant::now(), 0.0, 0);

@@ -1,4 +1,4 @@
-//! Whether a safetensors file holds the bytes that a manifest tells of.
+//! Whether a safetensors file holds the bytes that a manifest describes.
 
 use super::{ManifestError, Tensor};
 use serde::Deserialize;
@@ -149,6 +149,6 @@ mod tests {
         fs::write(&file, whole).expect("writes");
         fs::write(&manifest, b"").expect("writes");
         let error = verify(&manifest, PolicyVersion(2)).expect_err("is empty");
-        assert!(error.to_string().contains("is no manifest"), "{error}");
+        assert!(error.to_string().contains("is not a manifest"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! The least of an HTTP client: kept connections, one request at a time on each, bodies of known length.
+//! A minimal HTTP client: connections that stay open, one request at a time on each, bodies of known length.
 
 use std::cell::RefCell;
 use std::io::Write;
@@ -24,7 +24,7 @@ impl Client {
         }
     }
 
-    /// POST; `headers` are whole lines, each with its end.
+    /// POST; `headers` are whole lines, each with its line end.
     pub async fn post(&self, path: &str, headers: &str, body: &[u8]) -> Result<(u16, Vec<u8>)> {
         let kept = self.idle.borrow_mut().pop();
         let mut connection = match kept {

@@ -5,13 +5,13 @@
 //! The orchestrator runs as its own process. This process has the rest, as cheap as it gets, for both share the machine:
 //! 4 mock engines (half of a rollout's time is theirs: 32 tokens, a step at a time), 8 scripted workers of 1,280 rollouts
 //! each (before its one chat request a rollout waits for the other half, on average), and a trainer that takes batches
-//! of 1,024 and publishes tiny weights. A rollout takes `S` seconds, 4.5 when left out, so the offered load is
+//! of 1,024 and publishes tiny weights. A rollout takes `S` seconds, 4.5 by default, so the offered load is
 //! 10,240 / S rollouts a second.
 //!
 //! After 20,000 rollouts of warm-up, 60,000 are measured (250,000 and 200,000 with `--full`): rollouts a second, CPU of
 //! the orchestrator, the delay of its decisions (from an event's arrival in the inbox to the last of its effects issued),
 //! and whether its memory grows. Each of the 12,000 connections has a buffer that its requests fill one after the other
-//! before it is used anew, so memory is flat from about 20 requests a connection on.
+//! before it is used again, so memory is flat from about 20 requests a connection on.
 
 #![allow(clippy::unwrap_used, reason = "a bench may panic")]
 
@@ -58,7 +58,8 @@ fn toml(place: &Place) -> String {
         .replace("long_poll_s = 2.0", "long_poll_s = 10.0")
 }
 
-/// Engines that answer after `seconds`, on a thread of their own; the addresses, and what keeps them running.
+/// Engines that answer after `seconds`, on a separate thread; returns the addresses, and the handle that keeps them
+/// running.
 fn engines(seconds: f64) -> (Runtime, Vec<String>) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -100,7 +101,7 @@ fn engines(seconds: f64) -> (Runtime, Vec<String>) {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let has = |name: &str| arguments.iter().any(|argument| argument == name);
-    // `cargo test --benches` only has to see that it builds.
+    // `cargo test --benches` only has to check that it builds.
     if !has("--bench") {
         return;
     }

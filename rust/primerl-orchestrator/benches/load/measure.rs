@@ -1,4 +1,4 @@
-//! The orchestrator's process, and what is seen of it from outside.
+//! The orchestrator's process, and what can be measured of it from outside.
 
 use super::common::{client, orchestrate};
 use super::world::World;
@@ -56,7 +56,7 @@ fn histogram(metrics: &str, name: &str) -> Vec<(f64, f64)> {
     buckets.collect()
 }
 
-/// Where the share lies, in milliseconds: at most the upper bound of its bucket.
+/// The value of this quantile, in milliseconds: at most the upper bound of its bucket.
 fn quantile(before: &[(f64, f64)], after: &[(f64, f64)], share: f64) -> String {
     let counts: Vec<(f64, f64)> = before
         .iter()
@@ -115,7 +115,7 @@ impl Orchestrator {
         print_memory(&memory);
     }
 
-    /// Until that many have finished; what is looked at meanwhile is in flight and in memory.
+    /// Runs until that many have finished; meanwhile measures rollouts in flight and memory.
     async fn wait_for(&mut self, world: &World, rollouts: u64, memory: &mut Vec<f64>) {
         let mut progress = (world.finished.get(), Instant::now());
         while world.finished.get() < rollouts {
@@ -136,7 +136,7 @@ impl Orchestrator {
     }
 
     pub fn stop(mut self) {
-        // What it does at its end is no part of this.
+        // Its end is not part of the measurement.
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

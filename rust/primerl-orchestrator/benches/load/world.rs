@@ -30,7 +30,7 @@ pub struct Load {
     pub seconds_before_chat: f64,
 }
 
-/// What has been seen so far.
+/// The observations so far.
 #[derive(Default)]
 pub struct World {
     /// Rollouts whose result was accepted.

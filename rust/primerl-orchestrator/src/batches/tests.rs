@@ -13,7 +13,7 @@ fn file(run: &Run, step: Step, rank: u32) -> PathBuf {
     Spool::new(run.path(), RANKS).file(step, rank)
 }
 
-/// The run as its journal tells of it once every batch of the spool was noted.
+/// The run as its journal shows it once every batch of the spool was noted.
 fn noted(run: &Run) -> Core {
     let mut core = run.simulator.core.clone();
     for step in kept(run) {
@@ -37,7 +37,7 @@ fn kept(run: &Run) -> Vec<Step> {
     steps.map(Step).collect()
 }
 
-/// Where in a body the columns begin that hold something, and how many tokens the first micro-batch has.
+/// Where the non-empty columns begin in a body, and how many tokens the first micro-batch has.
 fn columns_of(body: &[u8]) -> (usize, usize) {
     #[derive(serde::Deserialize)]
     struct Frame {
@@ -58,7 +58,7 @@ fn columns_of(body: &[u8]) -> (usize, usize) {
     (end - frame.columns.len(), header.micro_batches[0].tokens)
 }
 
-/// As somebody might have written it who knows the format.
+/// A body written by someone who knows the format.
 fn with_its_checksum(mut body: Vec<u8>) -> Vec<u8> {
     let end = body.len() - 8;
     let content = end - b"\xa4xxh3\xc4\x08".len();
@@ -68,7 +68,7 @@ fn with_its_checksum(mut body: Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
-fn a_token_an_advantage_or_a_logprob_that_changed_is_given_to_nobody() {
+fn a_token_an_advantage_or_a_logprob_that_changed_is_given_to_no_trainer() {
     let run = Run::new(3);
     let core = noted(&run);
     let step = kept(&run)[0];
@@ -139,7 +139,7 @@ fn what_the_journal_does_not_reach_back_to_is_refused() {
         "--ckpt.resume-step",
     ];
     assert!(expected.iter().all(|words| text.contains(words)), "{text}");
-    // Also where the journal knows nothing: a batch of before checksums were noted says itself that it is damaged.
+    // Also if the journal knows nothing: a batch from before checksums were recorded shows itself that it is damaged.
     fs::write(&path, &damaged).expect("is written");
     let error = open(&run, &run.simulator.core).body(step, 1);
     let text = error.expect_err("is refused").to_string();
@@ -147,7 +147,7 @@ fn what_the_journal_does_not_reach_back_to_is_refused() {
 }
 
 #[test]
-fn a_batch_of_which_nothing_is_noted_is_held_against_the_journal() {
+fn a_batch_without_a_recorded_checksum_is_compared_with_the_journal() {
     let run = Run::new(3);
     let core = &run.simulator.core;
     let step = kept(&run)[0];
@@ -155,14 +155,14 @@ fn a_batch_of_which_nothing_is_noted_is_held_against_the_journal() {
     let whole = fs::read(&path).expect("is in the spool");
     assert_eq!(open(&run, core).body(step, 0).expect("is whole"), whole);
     assert!(!run.path().join("replaced_spool").exists());
-    // Of another run of the same shape.
+    // A batch of another run with the same shape.
     let mut other = whole.clone();
     let (begin, _) = columns_of(&other);
     other[begin] ^= 1;
     fs::write(&path, with_its_checksum(other)).expect("is written");
     assert_eq!(open(&run, core).body(step, 0).expect("is cut again"), whole);
     assert!(run.path().join("replaced_spool").exists());
-    // As earlier versions wrote it: it stays, and has a checksum from now on.
+    // An earlier version's batch: it stays, and has a checksum from now on.
     fs::remove_dir_all(run.path().join("replaced_spool")).expect("is removed");
     let mut earlier = whole[..whole.len() - 15].to_vec();
     earlier[0] = 0x82;
@@ -175,7 +175,7 @@ fn a_batch_of_which_nothing_is_noted_is_held_against_the_journal() {
 }
 
 #[test]
-fn what_is_cut_takes_the_place_of_what_lay_there() {
+fn a_new_batch_replaces_an_existing_one() {
     let run = Run::new(3);
     let core = &run.simulator.core;
     let step = kept(&run)[0];

@@ -1,4 +1,4 @@
-//! What the driver and the journal owe each other: when events are handed over and synced, and what waits until they are.
+//! How the driver and the journal work together: when events are passed on and synced, and what waits until they are.
 
 use super::*;
 
@@ -14,7 +14,7 @@ impl Driver {
         reached.error.clone().map_or(Ok(()), Err)
     }
 
-    /// When the journal's writer is to be given what it has not been given yet.
+    /// When the journal's writer gets the events that it does not have yet.
     pub(super) fn next_flush(&self) -> Option<Instant> {
         let sync = (self.urgency != Urgency::Nobody).then_some(self.next_sync);
         let written = self.flush_now.then_some(self.may_flush_at);
@@ -46,7 +46,7 @@ impl Driver {
         self.journal.request_sync()
     }
 
-    /// Copies share their tokens, so this takes no time that anyone would notice.
+    /// Copies share their tokens, so this takes no noticeable time.
     pub(super) fn take_snapshot(&mut self, number: u64) {
         if self.core.finished().is_some() {
             return;
@@ -56,8 +56,8 @@ impl Driver {
         self.wait_for_journal(number, Durable::Snapshot(core));
     }
 
-    /// What a run goes back to together with the trainer's checkpoint of `step`. The events so far end a segment, so that
-    /// none of them need be written anew then.
+    /// The state to which a run goes back together with the trainer's checkpoint of `step`. The events so far end a
+    /// segment, so that none of them has to be written again then.
     pub(super) fn keep_state(&mut self, step: Step, number: u64) -> Result<(), JournalError> {
         if self.core.finished().is_some() {
             return Ok(());
@@ -80,7 +80,7 @@ impl Driver {
 
     pub(super) fn withholds_what_goes_before(&self, effect: &Effect) -> bool {
         let mut durable = self.durable.iter();
-        // Alone of those that are not durable, it follows another.
+        // The only non-durable effect that has to follow another one.
         matches!(effect, Effect::Batch { .. })
             && durable
                 .any(|(_, what)| matches!(what, Durable::Effect(other, _) if effect.follows(other)))
@@ -94,7 +94,7 @@ impl Driver {
         }
     }
 
-    /// Carry out what the journal's progress allows.
+    /// Carries out what the journal's progress allows.
     pub(super) fn release(
         &mut self,
         progress: &mut watch::Receiver<Progress>,
@@ -141,7 +141,7 @@ impl Driver {
                 None => {}
             }
         }
-        // It has moved: what waits now, waits anew.
+        // The disk has moved: the waits start again.
         self.journal_wait = None;
         if !self.durable.is_empty() || !self.written.is_empty() {
             self.note_wait();

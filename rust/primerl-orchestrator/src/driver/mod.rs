@@ -1,5 +1,5 @@
-//! What owns the core, on a thread of its own. Everything that happens comes here as an event, in one order; every event
-//! goes into the journal before its effects are carried out, and durable effects wait until it is on disk.
+//! The owner of the core, on a separate thread. Everything that happens arrives here as an event, in one order; every
+//! event goes into the journal before its effects are carried out, and durable effects wait until it is on disk.
 //!
 //! ```text
 //! handlers, supervisors ──(event, who waits)──> inbox ──> core.handle ──> effects ──> gateway, engines, workers
@@ -27,39 +27,40 @@ use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-/// Events taken from the inbox before the journal is asked to sync and effects of time are looked at.
+/// Number of events that are taken from the inbox before the journal is asked to sync and timers are checked.
 const GROUP: usize = 64;
-/// A deadline that the core leaves in the past must not make the driver spin.
+/// A deadline of the core in the past must not make the driver spin.
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
-/// Events that nobody waits for stay in memory for at most this long.
+/// Events that no one waits for stay in memory for at most this long.
 const FLUSH: Duration = Duration::from_millis(200);
 
-/// A sync that can wait is asked for this long after the one before: each costs the disk, and a CPU, as much as handling
-/// several events.
+/// A sync that can wait is asked for this long after the previous one: each costs the disk, and a CPU, as much as
+/// handling several events.
 const BETWEEN_SYNCS: Duration = Duration::from_millis(10);
-/// Likewise for what only has to outlive this process: each wakes the journal's thread, and that wakes the driver.
+/// The same for events that only have to outlive this process: each sync wakes the journal's thread, which wakes the
+/// driver.
 const BETWEEN_FLUSHES: Duration = Duration::from_millis(2);
 
-/// A disk that does not take an event for this long is as good as gone.
+/// A disk that does not take an event for this long counts as lost.
 const STUCK: Duration = Duration::from_secs(20);
-/// The core is written whole after so many bytes of events: what a restart has to play back.
+/// A snapshot of the core is written after this many bytes of events, which a restart has to play back.
 const BETWEEN_SNAPSHOTS: u64 = 64 << 20;
 
 /// Who waits for the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Urgency {
     Nobody,
-    /// Somebody whose answer may come together with others'.
+    /// A waiter whose answer may come together with others'.
     Soon,
-    /// Somebody who holds up the run: the trainer.
+    /// A waiter that delays the run: the trainer.
     Now,
 }
 
-/// What waits until the journal is on disk.
+/// Effects that wait until the journal is on disk.
 enum Durable {
     Effect(Effect, Option<oneshot::Sender<BatchReply>>),
     Snapshot(Box<Core>),
-    /// Beside the trainer's checkpoint of this step.
+    /// To be kept next to the trainer's checkpoint of this step.
     State(Step, Box<Core>),
     Accepted(oneshot::Sender<bool>, bool),
     Verdict(oneshot::Sender<Result<(), String>>, Result<(), String>),
@@ -74,23 +75,23 @@ pub(crate) struct Driver {
     origin: Instant,
     /// The core's time at `origin`: that of the last event before a restart.
     began: Time,
-    /// Waiting for durability, in the order of their events' numbers.
+    /// Effects that wait for durability, in the order of their events' numbers.
     durable: VecDeque<(u64, Durable)>,
-    /// Waiting for the operating system to have an event, in the order of numbers.
+    /// Effects that wait until the operating system has an event, in the order of numbers.
     written: VecDeque<(u64, oneshot::Sender<()>)>,
-    /// While something waits for the journal.
+    /// Set while something waits for the journal.
     journal_wait: Option<Waiting>,
-    /// Bytes of the journal when the core was last written whole.
+    /// Size of the journal at the last snapshot of the core, bytes.
     snapshot_at: u64,
-    /// Of what was added to them since the journal was last asked to sync.
+    /// How urgent the events are that were added since the journal was last asked to sync.
     urgency: Urgency,
-    /// Somebody waits to whom it is enough that the operating system has an event.
+    /// A waiter needs only that the operating system has an event.
     flush_now: bool,
     next_sync: Instant,
     may_flush_at: Instant,
     replies: HashMap<RequestId, Reply>,
     last_tick: Instant,
-    /// When events that nobody waits for are handed to the journal's writer.
+    /// When events that no one waits for are given to the journal's writer.
     flush_at: Option<Instant>,
 }
 
@@ -118,17 +119,17 @@ impl Driver {
         }
     }
 
-    /// Carry out what a run that was restarted still owes, before anyone can ask.
+    /// Carries out what a restarted run still has to do, before any request is answered.
     ///
     /// # Errors
     /// The journal cannot be written.
     pub async fn go_on(&mut self, owed: Vec<Effect>) -> Result<(), JournalError> {
         for effect in owed {
             match effect {
-                // What had ended may go on by now.
+                // A run that had ended may be able to continue by now.
                 Effect::Finished { .. } | Effect::Failed { .. } => {}
-                // Answers to requests of before the restart: who waited for them has gone, and asks again. A lease
-                // that its worker does not name is handed out again.
+                // Answers to requests from before the restart: those who waited have gone, and ask again. A lease that
+                // its worker does not name is handed out again.
                 Effect::Lease { .. }
                 | Effect::NoLease { .. }
                 | Effect::BatchNotReady { .. }
@@ -145,9 +146,10 @@ impl Driver {
             self.effects.carry_out(effect, None);
         }
         self.handle(Event::Restarted, None)?;
-        // The next restart begins here: a process that is killed again and again would play back ever more.
+        // The next restart begins here: otherwise a process that is killed again and again would play back more each
+        // time.
         self.take_snapshot(self.journal.appended());
-        // And after this one's numbers, which are given out from here on.
+        // It also comes after this start's numbers, which are used from here on.
         self.wait_until_durable().await?;
         if let Some(reason) = self.core.finished() {
             let reason = reason.to_owned();
@@ -176,7 +178,7 @@ impl Driver {
                     Ok(()) => self.release(&mut progress),
                     Err(_) => Err(JournalError::Stopped),
                 },
-                // What is due is done below.
+                // Due timers are handled below.
                 () = tokio::time::sleep_until(flush_at.into()), if self.flush_at.is_some() => Ok(()),
                 () = tokio::time::sleep_until(tick.into()) => {
                     self.last_tick = Instant::now();
@@ -209,7 +211,7 @@ impl Driver {
     fn take(&mut self, message: Message) -> Result<(), JournalError> {
         match message {
             Message::Status(reply) => {
-                // The asker may have hung up.
+                // The client may have hung up.
                 let _ = reply.send((self.core.status(), self.now()));
                 Ok(())
             }
@@ -232,7 +234,7 @@ impl Driver {
 
     fn handle(&mut self, event: Event, reply: Option<Reply>) -> Result<(), JournalError> {
         let now = self.now();
-        // A run that is asked to stop can be started again: what the journal says of it must not be its end.
+        // A run that is asked to stop can be started again: its journal must not record an end.
         let number = match event {
             Event::ShutdownRequested { .. } => self.journal.appended(),
             _ => self.journal.append(now, &event)?,
@@ -286,7 +288,7 @@ impl Driver {
             .handle_time
             .observe(started.elapsed().as_secs_f64());
         for effect in effects {
-            // Workers that are told of the end leave; a crash that undid it would leave the run without them.
+            // Workers that learn of the end leave; a crash that undid the end would leave the run without them.
             let ends = matches!(effect, Effect::NoLease { finished: true, .. });
             if effect.is_durable() || ends || self.withholds_what_goes_before(&effect) {
                 let waiter = self.batch_waiter(&effect);
@@ -304,7 +306,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Why the core will not do as the trainer says.
+    /// Why the core refuses the trainer's request.
     fn refusal(&self, event: &Event) -> Option<String> {
         match event {
             Event::WeightsPublished {
@@ -356,7 +358,7 @@ impl Driver {
                 finished,
             } => {
                 if let Some(Reply::Lease(waiter)) = self.replies.remove(&request) {
-                    // A waiter that hung up will not ask for the answer.
+                    // A client that hung up will not ask for the answer.
                     let _ = waiter.send(LeaseReply::Nothing { reason, finished });
                 }
             }

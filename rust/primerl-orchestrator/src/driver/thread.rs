@@ -1,20 +1,21 @@
-//! The driver's own thread. As a task among the HTTP server's, it would wait behind every request that is ready before
-//! it; here it waits for nothing but a core.
+//! The driver's thread. As a task among the HTTP server's tasks, it would wait behind every ready request; here it
+//! waits only for a CPU core.
 
 use super::Driver;
 use primerl_service::inbox::Inbox;
 use tokio_util::sync::CancellationToken;
 
-/// Run `driver` until `stop`, or until the journal cannot be written. The result fires when it has ended, whichever way.
+/// Runs `driver` until `stop`, or until the journal cannot be written. The result fires when it has ended, in whatever
+/// way.
 ///
 /// # Errors
-/// There can be no such thread.
+/// The thread cannot be started.
 pub(crate) fn start(
     driver: Driver,
     inbox: Inbox,
     stop: CancellationToken,
 ) -> std::io::Result<CancellationToken> {
-    // Its own clock as well: one shared with the server would wake the server for each of the driver's deadlines.
+    // With its own timer, too: a timer shared with the server would wake the server for each of the driver's deadlines.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()?;

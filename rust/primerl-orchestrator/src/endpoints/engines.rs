@@ -1,4 +1,4 @@
-//! Where engines join.
+//! The endpoint where engines join.
 
 use crate::app::App;
 use axum::extract::State;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 #[derive(Debug, Deserialize)]
 pub struct JoinRequest {
     url: String,
-    /// An engine that joins under it takes the place of the one that had it.
+    /// An engine that joins under this name takes the place of the one that had it.
     #[serde(default)]
     name: Option<String>,
 }
@@ -33,7 +33,10 @@ pub async fn join(
     let writer = Arc::clone(&app);
     let write = move || writer.engines.write_records(&writer.config.output_dir);
     if let Ok(Err(error)) = tokio::task::spawn_blocking(write).await {
-        tracing::warn!(%error, problem = %error.source, "after a restart, engines may be looked for where they were");
+        tracing::warn!(
+            %error, problem = %error.source,
+            "cannot write the engine records; after a restart, engines may be looked for at their old addresses"
+        );
     }
     Ok(encoding.ok(&JoinAnswer { engine }))
 }

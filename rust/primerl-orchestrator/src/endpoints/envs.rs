@@ -22,11 +22,11 @@ use std::time::Duration;
 
 /// Heartbeats within one worker timeout: two may be lost.
 const HEARTBEATS_PER_TIMEOUT: f64 = 4.0;
-/// Bytes kept of what an environment says of its error.
+/// Bytes that are kept of an environment's error message.
 const LONGEST_ERROR: usize = 16 * 1024;
-/// Characters kept of where a worker is blocked, or of how it ended.
+/// Characters that are kept of where a worker is blocked, or of how it ended.
 const LONGEST_PLACE: usize = 300;
-/// No worker needs more at once, and a mistyped number must not drain the queue.
+/// No worker needs more at once, and a mistyped number must not empty the queue.
 const MAX_LEASES: u32 = 4096;
 
 fn worker_unknown(app: &App, worker: WorkerId) -> ApiError {
@@ -39,7 +39,7 @@ fn worker_unknown(app: &App, worker: WorkerId) -> ApiError {
     }
 }
 
-/// Every call of a worker is a sign of life; the core is told as often as a heartbeat would.
+/// Every call of a worker is a sign of life; it is reported to the core as often as a heartbeat would be.
 fn check_known(app: &App, worker: WorkerId) -> Result<(), ApiError> {
     let interval = Duration::from_secs_f64(app.config.timeouts.worker_s / HEARTBEATS_PER_TIMEOUT);
     let due = app
@@ -100,7 +100,7 @@ fn environment_of(app: &App, request: &RegisterRequest) -> Result<EnvironmentId,
         .map(|(environment, _)| environment)
 }
 
-/// The environment of this name, and of this role where one is asked for.
+/// The environment of this name, and of this role if one is given.
 pub(super) fn environment_named(
     app: &App,
     name: &str,
@@ -136,7 +136,7 @@ fn leased_together(app: &App, environment: EnvironmentId, request: &RegisterRequ
     }
 }
 
-/// A whole group has to fit: into the worker, and into the run.
+/// A whole group has to fit into the worker and into the run.
 fn check_room(
     app: &App,
     environment: EnvironmentId,
@@ -160,8 +160,9 @@ fn check_room(
     Err(ApiError::conflict(GROUP_TOO_LARGE, message))
 }
 
-/// Workers are leased indices, so all must list the same examples, by the same code. A group goes to any of them, so all
-/// must take it whole, or none. One that passes, and came before all others, is what these are compared with.
+/// Workers are leased indices, so all must list the same examples, with the same code. A group goes to any of them, so
+/// all must take it whole, or none. A worker that passes, and came before all others, is the one with which these are
+/// compared.
 fn check_listed(
     app: &App,
     environment: EnvironmentId,
@@ -231,7 +232,8 @@ pub async fn lease(
     Ok(encoding.ok(&answer))
 }
 
-/// The address under which this worker reached us: from another machine it is not the one we listen on.
+/// The address under which this worker reached the orchestrator: from another machine it differs from the address that
+/// the server listens on.
 fn root_url(app: &App, headers: &HeaderMap) -> String {
     match headers
         .get(header::HOST)
@@ -277,7 +279,7 @@ pub async fn heartbeat(
     }))
 }
 
-/// Whether its environment keeps the worker's event loop from running, where the core does not know yet.
+/// Whether its environment blocks the worker's event loop, if the core does not know yet.
 fn tell_of_block(app: &App, body: &HeartbeatRequest) {
     let Some(still) = body.still_s.map(primerl_core::Duration::from_secs_f64) else {
         return;
@@ -296,7 +298,7 @@ fn tell_of_block(app: &App, body: &HeartbeatRequest) {
     }
 }
 
-/// A line of code has no business to be longer.
+/// A reference to a line of code is never longer.
 fn short(place: &str) -> String {
     place.chars().take(LONGEST_PLACE).collect()
 }
@@ -319,7 +321,7 @@ pub async fn result(
     Ok(encoding.ok(&ResultAnswer { accepted }))
 }
 
-/// Journal and records keep it; the whole of it is in the worker's log.
+/// Journal and records keep this part; the worker's log has the whole text.
 fn shorten(message: &mut String) {
     if message.len() > LONGEST_ERROR {
         let end = (0..=LONGEST_ERROR).rfind(|at| message.is_char_boundary(*at));

@@ -1,7 +1,8 @@
-//! What a worker that joins from another machine is told of its environment.
+//! What a worker that joins from another machine learns about its environment.
 //!
-//! It has no file of the run: the settings of its environment, its limits, and what the first worker listed come from
-//! here. Secrets are not among them: they are variables of the run's own workers, and only their names are told.
+//! The worker has no file of the run: the settings of its environment, its limits, and the examples that the first
+//! worker listed come from here. Secrets are not among them: they are variables of the run's own workers, and only
+//! their names are sent.
 
 use super::envs::environment_named;
 use crate::app::App;
@@ -25,13 +26,13 @@ pub struct Asked {
 struct Told<'a> {
     environment: &'a str,
     role: WorkerRole,
-    /// Of the verifiers environment.
+    /// Id of the verifiers environment.
     id: &'a str,
     model: String,
     limits: RolloutLimits,
-    /// As the launcher wrote it.
+    /// The table as the launcher wrote it.
     worker: &'a Map<String, Value>,
-    /// `None` until one has registered.
+    /// `None` until a worker has registered.
     first: Option<First>,
 }
 

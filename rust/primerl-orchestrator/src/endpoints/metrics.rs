@@ -1,4 +1,4 @@
-//! `/metrics`: what is counted where it happens, and what the core and the engines say at this moment, as OpenMetrics.
+//! `/metrics`: counters from all parts, and the current state of core and engines, as OpenMetrics.
 
 use crate::app::App;
 use primerl_core::counters::Counters;
@@ -8,16 +8,16 @@ use primerl_engines::EngineStatus;
 use primerl_service::cpu::process_cpu_seconds;
 use std::fmt::{self, Write};
 
-/// What a metric is.
+/// The type of a metric.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It may fall.
+    /// A gauge may decrease.
     Gauge,
-    /// It only grows, within one start of the run and, where the core counts, over all of them.
+    /// A counter only grows, within one start of the run or, for the core's counters, over all of them.
     Counter,
 }
 
-/// Samples are of labels, as they are written, and a value.
+/// Samples: labels, in their text form, and a value.
 type Samples = Vec<(String, f64)>;
 
 struct Text(String);
@@ -124,7 +124,7 @@ fn rollouts(text: &mut Text, rollouts: &RolloutStatus) -> fmt::Result {
             filtered,
         ),
         ("stale", "Rollouts that became too old to be trained", stale),
-        ("failed", "Rollouts that came to nothing", failed),
+        ("failed", "Rollouts that failed", failed),
         (
             "cancelled",
             "Rollouts that were not needed any more, or lost with their worker",
@@ -143,7 +143,7 @@ fn rollouts(text: &mut Text, rollouts: &RolloutStatus) -> fmt::Result {
         ),
         (
             "errored",
-            "Failed rollouts of which the environment said so",
+            "Rollouts whose environment reported a failure",
             errored,
         ),
     ] {
@@ -182,7 +182,7 @@ fn process(text: &mut Text, app: &App) -> fmt::Result {
 }
 
 fn environments(text: &mut Text, status: &Status) -> fmt::Result {
-    // Names are escaped as a string of Rust's is.
+    // Names are escaped like a Rust string.
     let of_each = |value: &dyn Fn(&primerl_core::status::EnvironmentStatus) -> f64| -> Samples {
         let each = status.environments.iter();
         each.map(|one| (format!("{{environment={:?}}}", one.name), value(one)))
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_typed_as_such_and_every_metric_has_a_help_of_its_own() {
+    fn counters_are_typed_as_such_and_every_metric_has_its_own_help() {
         let mut text = Text(String::new());
         let status = RolloutStatus {
             in_flight: 3,

@@ -1,4 +1,4 @@
-//! The endpoints of the run's own processes, of people and of tools. Those of agents are the gateway's.
+//! The endpoints for the run's own processes, for people and for tools. The gateway has those for agents.
 
 pub(crate) mod engines;
 pub(crate) mod envs;

@@ -1,4 +1,5 @@
-//! What rollouts wait for: the model, or the code of their environment. The gateway knows when each last asked for something.
+//! What rollouts wait for: the model, or the code of their environment. The gateway knows when each rollout made its
+//! last request.
 
 use crate::app::App;
 use primerl_core::WorkerId;
@@ -8,20 +9,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What lasts for less is how rollouts work.
+/// Shorter waits are normal for rollouts.
 const WORTH_NAMING_S: f64 = 10.0;
-/// So many workers are named.
+/// Number of workers that are named.
 const MOST_NAMED: usize = 3;
 
-/// Some rollouts of one environment, all at the same thing.
+/// Rollouts of one environment that all wait for the same thing.
 struct Waiting {
     rollouts: Vec<Arc<Rollout>>,
-    /// The longest of them.
+    /// The longest wait among them.
     seconds: f64,
 }
 
 impl Waiting {
-    /// Those that have been at it for long; `None` where there are none.
+    /// Rollouts that have waited for long; `None` if there are none.
     fn long(rollouts: Vec<(Arc<Rollout>, Instant)>) -> Option<Waiting> {
         let timed = rollouts.into_iter();
         let timed = timed.map(|(rollout, since)| (rollout, since.elapsed().as_secs_f64()));
@@ -58,7 +59,7 @@ impl Waiting {
         )
     }
 
-    /// Seconds until the first of them has to have ended.
+    /// Seconds until the first of them must have ended.
     fn left(&self) -> f64 {
         let now = Instant::now();
         let ends = self.rollouts.iter().map(|rollout| rollout.deadline);
@@ -68,8 +69,8 @@ impl Waiting {
     }
 }
 
-/// Of each environment: its rollouts that are in its own code, and those that wait for the model. `blocked` workers are named
-/// by the core.
+/// Each environment's rollouts that are in its own code, and those that wait for the model. The core names the
+/// `blocked` workers.
 pub fn waits(
     app: &App,
     environments: &[String],

@@ -16,7 +16,7 @@ use primerl_service::waits::Waits;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// An engine that is down for longer is a line in the waits.
+/// An engine that is down for longer gets a line in the waits.
 const DOWN_IS_A_WAIT_S: f64 = 1.0;
 
 pub async fn health() -> Response {
@@ -57,7 +57,7 @@ pub async fn collect(app: &App) -> Result<Value, RunOver> {
         elapsed,
     );
     waits.extend(waits_for_others(&workers, &refused));
-    // Whoever holds nobody up comes last.
+    // Usual waits come last.
     waits.sort_by_key(|wait| wait["usual"] == true);
     Ok(json!({
         "run": {
@@ -127,7 +127,7 @@ fn rollouts_wait(app: &App, workers: &[WorkerStatus], environments: &[String]) -
     rollout_waits::waits(app, environments, &names.collect(), &blocked)
 }
 
-/// Environments whose workers were all refused.
+/// Environments all of whose workers were refused.
 fn waits_for_others(
     workers: &[WorkerStatus],
     refused: &[RefusedStatus],

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 pub struct BatchRequest {
     step: Step,
     rank: u32,
-    /// It trains the step before: it takes the batch should it be there, and does not wait.
+    /// It trains the previous step: it takes the batch if it is there, and does not wait.
     #[serde(default)]
     ahead: bool,
     #[serde(default)]
@@ -29,7 +29,7 @@ pub struct BatchRequest {
 #[derive(Debug, Serialize)]
 struct NotReady {
     waiting_for: String,
-    /// Weights that the trainer is to write again: no engine can load what it wrote.
+    /// Weights that the trainer has to write again: no engine can load its files.
     #[serde(skip_serializing_if = "Option::is_none")]
     publish_again: Option<BrokenWeights>,
 }
@@ -42,16 +42,16 @@ pub struct WeightsRequest {
     trainer: Option<Identity>,
 }
 
-/// A trainer asks for the run, before all else.
+/// A trainer asks for the run, before any other request.
 #[derive(Debug, Deserialize)]
 pub struct BeginRequest {
     trainer: Identity,
 }
 
-/// Its launcher starts a trainer.
+/// The launcher starts a trainer.
 #[derive(Debug, Deserialize)]
 pub struct StartingRequest {
-    /// How long it may take to begin. Left out: at the run's start others look after that.
+    /// How long it may take to begin. Omitted at the run's start, when other checks cover it.
     #[serde(default)]
     within_s: Option<f64>,
     /// Why it is started again.
@@ -64,14 +64,14 @@ pub struct HeartbeatRequest {
     #[serde(rename = "step")]
     _step: u64,
     doing: String,
-    /// The trainer's last words: its silence from now on is no failure.
+    /// The trainer says goodbye: its silence from now on is not a failure.
     #[serde(default)]
     leaving: bool,
     #[serde(default)]
     trainer: Option<Identity>,
 }
 
-/// The step that the trainer goes on after.
+/// The step after which the trainer continues.
 #[derive(Debug, Deserialize)]
 pub struct ResumeRequest {
     step: Step,
@@ -81,9 +81,9 @@ pub struct ResumeRequest {
 
 #[derive(Debug, Deserialize)]
 pub struct CheckpointRequest {
-    /// Batches up to here are not needed any more.
+    /// Batches up to here are no longer needed.
     step: Step,
-    /// The checkpoint that has just come to the disk.
+    /// The checkpoint that was just written to the disk.
     #[serde(default)]
     saved: Option<Step>,
     #[serde(default)]
@@ -104,7 +104,7 @@ fn admit(app: &App, trainer: Option<&Identity>) -> Result<(), ApiError> {
     admitted.map_err(|why| ApiError::conflict("trainer_taken", why))
 }
 
-/// A trainer gets the run, or is told which other one has it; a long poll while that may be gone.
+/// Gives the run to a trainer, or reports which other one has it; a long poll while the other may be gone.
 pub async fn begin(
     State(app): State<Arc<App>>,
     Wire { body, encoding }: Wire<BeginRequest>,
@@ -138,7 +138,7 @@ pub async fn begin(
     }
 }
 
-/// The launcher says that its trainer is being started.
+/// The launcher reports that its trainer is being started.
 pub async fn starting(
     State(app): State<Arc<App>>,
     Wire { body, encoding }: Wire<StartingRequest>,
@@ -218,7 +218,7 @@ pub async fn batch(
     }
 }
 
-/// Check the manifest and tell the core; the result is durable.
+/// Checks the manifest and reports the weights to the core; the result is durable.
 pub async fn publish(app: &App, version: PolicyVersion, path: PathBuf) -> Result<(), ApiError> {
     app.telemetry.trainer.heard();
     let checked = path.clone();
@@ -246,14 +246,14 @@ pub async fn weights(
     Ok(encoding.ok(&Empty {}))
 }
 
-/// The trainer goes on after `step`; durable.
+/// The trainer continues after `step`; durable.
 pub async fn resume_after(app: &App, step: Step) -> Result<(), ApiError> {
     app.telemetry.trainer.heard();
     let resumed = app.driver.trainer_resumed(step).await;
     resumed
         .map_err(|_| app.over())?
         .map_err(|why| ApiError::conflict("step_not_resumable", why).param("step"))?;
-    tracing::info!(%step, "the trainer goes on after this step");
+    tracing::info!(%step, "the trainer continues after this step");
     Ok(())
 }
 
@@ -266,7 +266,7 @@ pub async fn resume(
     Ok(encoding.ok(&Empty {}))
 }
 
-/// Batches up to `step` will not be asked for again; durable. `saved`: the checkpoint beside which the run's state is
+/// Batches up to `step` will not be requested again; durable. `saved`: the checkpoint next to which the run's state is
 /// to be kept.
 pub async fn checkpoint_saved(app: &App, step: Step, saved: Option<Step>) -> Result<(), ApiError> {
     app.telemetry.trainer.heard();

@@ -1,8 +1,8 @@
 //! The worker's half of the environment leases: registers, leases rollouts, sends heartbeats and results.
 //!
-//! It runs on a thread of its own and never calls its owner, so a busy owner (a reward function that blocks
-//! Python's event loop) loses no lease: heartbeats go on, and say for how long the owner has been busy ([`pulse`]). What the
-//! owner has to know comes as [`Notice`]s.
+//! It runs on a separate thread and never calls its owner, so a busy owner (a reward function that blocks Python's
+//! event loop) loses no lease: heartbeats continue, and report for how long the owner has been busy ([`pulse`]). The
+//! owner gets [`Notice`]s.
 //!
 //! ```text
 //! registered ──lease──> held ──report──> reporting ──answered──> gone
@@ -12,7 +12,7 @@
 //! Who waits for what, and what ends the wait:
 //! - the lease loop waits for free capacity (ended by `report` or `release`), then for the long poll (the server);
 //! - a report is sent until it is answered, also over a new registration;
-//! - all of them end when the orchestrator has not answered anything for `give_up`: [`End::Unreachable`].
+//! - all of them end when the orchestrator has answered nothing for `give_up`: [`End::Unreachable`].
 
 mod calls;
 mod loops;
@@ -42,32 +42,32 @@ use tokio_util::sync::CancellationToken;
 pub struct Options {
     /// `http://host:port`
     pub orchestrator_url: String,
-    /// The run's key, where it has one.
+    /// The run's key, if it has one.
     pub api_key: Option<Secret>,
     pub registration: RegisterRequest,
     /// Most rollouts held at once.
     pub max_concurrent: u32,
-    /// The client ends when the orchestrator answered nothing for this long.
+    /// The client ends when the orchestrator has answered nothing for this long.
     pub give_up: Duration,
-    /// Ends the process: called, with the reason, when the orchestrator has given this worker up since the owner does not
-    /// move, and it still does not. Nobody else could tell the owner.
+    /// Ends the process: called with the reason when the orchestrator has given this worker up because the owner does
+    /// not move, and it still does not. There is no other way to inform the owner.
     pub end_process: fn(&str),
 }
 
-/// Something the owner has to know.
+/// A message for the owner.
 #[derive(Debug)]
 pub enum Notice {
     Registered(RegisterAnswer),
     Leased(Vec<Lease>),
-    /// Stop these and [`EnvClient::release`] them; nothing is to be reported.
+    /// Stop these rollouts and [`EnvClient::release`] them; do not report them.
     Cancelled(Vec<RolloutId>),
-    /// The orchestrator does not know this worker any more: stop all rollouts; they are released already.
+    /// The orchestrator does not know this worker any more: stop all rollouts; they are already released.
     LeasesVoid,
     Answered {
         call: u64,
         answer: Result<Answer, CallError>,
     },
-    /// Something that the client mends by itself (or cannot mend), for the log.
+    /// A problem that the client repairs by itself (or cannot repair), for the log.
     Problem(String),
     /// No more leases. After [`End::Finished`] rollouts that still run may be reported.
     Ended(End),
@@ -83,7 +83,7 @@ pub enum End {
         seconds: u64,
         reason: String,
     },
-    /// The orchestrator does not want this worker: a mistake in a config, which waiting does not mend.
+    /// The orchestrator refuses this worker: a mistake in a config, which waiting does not fix.
     #[error("orchestrator {url} refused: {reason}")]
     Refused { url: String, reason: String },
 }
@@ -100,14 +100,14 @@ pub enum StartError {
     Http(#[from] reqwest::Error),
 }
 
-/// What the orchestrator gave this process.
+/// The registration that the orchestrator gave this process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Registration {
     worker: WorkerId,
     heartbeat: Duration,
     /// Rollouts that are leased only together.
     together: u32,
-    /// Until a lease is answered, whatever comes of it.
+    /// Longest time until a lease request is answered.
     long_poll: Duration,
 }
 
@@ -116,12 +116,11 @@ struct Shared {
     http: reqwest::Client,
     mailbox: Mailbox,
     calls: Calls,
-    /// Current registration; `None` while there is none. Written by `register_loop` and by whoever sees a 410.
+    /// Current registration; `None` while there is none. Written by `register_loop` and by any loop that gets a 410.
     registration: watch::Sender<Option<Registration>>,
-    /// Written by the lease loop, the owner's thread and the report tasks; never held over an await.
-    /// Taken before `registration` where both are.
+    /// If both are needed, this one is taken before `registration`.
     rollouts: Mutex<Rollouts>,
-    /// Told when `rollouts` shrank.
+    /// Notified when `rollouts` has shrunk.
     shrank: Notify,
     /// When the orchestrator answered last, and what went wrong since. Written after every request.
     contact: Mutex<Contact>,
@@ -203,8 +202,8 @@ impl EnvClient {
         self.shared.mailbox.take()
     }
 
-    /// The rollout ended: send its outcome (until it is answered) and lease another in its place.
-    /// A rollout that is not held (any more) is ignored: nobody waits for it.
+    /// The rollout ended: send its outcome (until it is answered) and lease another in its place. A rollout that is not
+    /// held (any more) is ignored: no one waits for it.
     pub fn report(&self, rollout: RolloutId, outcome: Outcome) {
         {
             let mut rollouts = self.shared.rollouts.lock();
@@ -229,13 +228,13 @@ impl EnvClient {
         self.shared.shrank.notify_waiters();
     }
 
-    /// The owner's event loop has turned; to be said about once a second. One that does not for
-    /// [`BLOCKED_AFTER`](primerl_core::event::BLOCKED_AFTER) is told of as blocked by its environment.
+    /// The owner's event loop has turned; call this about once a second. One that does not for
+    /// [`BLOCKED_AFTER`](primerl_core::event::BLOCKED_AFTER) is reported as blocked by its environment.
     pub fn turned(&self) {
         self.shared.pulse.turned();
     }
 
-    /// Where the owner's event loop is held up, and by which rollout: for as long as it does not turn.
+    /// Where the owner's event loop is held up, and by which rollout, while it does not turn.
     pub fn held(&self, at: Option<String>, by: Option<RolloutId>) {
         self.shared.pulse.held(Held { at, by });
     }
@@ -248,7 +247,7 @@ impl EnvClient {
         self.shared.calls.abort(call);
     }
 
-    /// Waits for outstanding reports, says goodbye, and stops the thread; all of it within `patience`.
+    /// Waits for outstanding reports, says goodbye, and stops the thread, all within `patience`.
     pub fn leave(&self, patience: Duration) {
         let Some(thread) = self.thread.lock().take() else {
             return;

@@ -1,4 +1,4 @@
-//! How a worker may differ from the first one of its environment.
+//! Compares a worker with the first one of its environment.
 
 use super::wire::{Listing, RegisterRequest};
 use parking_lot::Mutex;
@@ -9,18 +9,18 @@ use serde::Serialize;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Of the first worker.
+/// What the first worker registered.
 #[derive(Serialize)]
 pub(crate) struct First {
     examples: u32,
-    /// `None`: it registered with a version that did not say, or before a restart.
+    /// `None`: it registered with a version that reports none, or before a restart.
     listing: Option<Listing>,
 }
 
 /// The first worker of each environment, with which the others are compared.
 #[derive(Debug, Default)]
 pub struct FirstWorkers {
-    /// Held while a worker is compared: of two that come at once one is the first.
+    /// Held while a worker is compared: if two come at once, one is the first.
     known: Mutex<Known>,
 }
 
@@ -30,16 +30,16 @@ struct Known {
     listings: HashMap<EnvironmentId, Listing>,
 }
 
-/// What a worker has otherwise than the first one, for people.
+/// How a worker differs from the first one, for people.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Difference {
-    /// What the first one said.
+    /// What the first worker reported.
     WholeGroups(bool),
     Examples(String),
 }
 
 impl FirstWorkers {
-    /// Those of before a restart: as the core knows them, and as they are in the output folder.
+    /// The first workers from before a restart, as known to the core and from the output folder.
     pub(crate) fn restore(
         &self,
         listed: impl Iterator<Item = (EnvironmentId, Listed)>,
@@ -58,7 +58,7 @@ impl FirstWorkers {
         Some(First { examples, listing })
     }
 
-    /// Takes the worker in: as the first one, where there is none, else if it is like that one.
+    /// Accepts the worker: as the first one, if there is none, or if it equals that one.
     pub(crate) fn admit(
         &self,
         environment: EnvironmentId,
@@ -70,7 +70,7 @@ impl FirstWorkers {
             return Err(difference);
         }
         if known.take(environment, asked) {
-            // Once an environment and start, so it may wait for the disk.
+            // Once per environment and start, so it may wait for the disk.
             write(&output_dir.join(FILE), &known.listings);
         }
         Ok(())
@@ -110,7 +110,7 @@ impl Known {
         (!found.is_empty()).then(|| Difference::Examples(found.join(", ")))
     }
 
-    /// Of a worker that differs in nothing. Returns whether its listing is new.
+    /// Records a worker that differs in nothing. Returns whether its listing is new.
     fn take(&mut self, environment: EnvironmentId, asked: &RegisterRequest) -> bool {
         let said = Listed {
             examples: asked.examples,
@@ -121,7 +121,7 @@ impl Known {
             return false;
         };
         let known = self.listings.entry(environment).or_default();
-        // After a restart the versions may be others.
+        // After a restart the versions may differ.
         let is_new = known.packages.is_empty();
         if is_new {
             known.clone_from(listing);
@@ -156,17 +156,18 @@ fn other_examples(first: &Listing, own: &Listing) -> &'static str {
     }
 }
 
-/// In the output folder: which examples the first workers listed, for workers that join after a restart.
+/// The file in the output folder with the examples that the first workers listed, for workers that join after a
+/// restart.
 const FILE: &str = "run/listings.json";
 
 fn write(path: &Path, listings: &HashMap<EnvironmentId, Listing>) {
     let bytes = serde_json::to_vec(&listings.iter().collect::<Vec<_>>()).unwrap_or_default();
     if let Err(error) = write_whole(path, &bytes) {
-        tracing::warn!(%error, "what env workers list is not known after a restart");
+        tracing::warn!(%error, "cannot save which examples env workers list; after a restart they are not known");
     }
 }
 
-/// Those of before a restart. Without versions of packages: a run may go on with others.
+/// The listings from before a restart. They have no versions of packages: a run may continue with others.
 fn read(output_dir: &Path) -> HashMap<EnvironmentId, Listing> {
     let path = output_dir.join(FILE);
     let bytes = match std::fs::read(&path) {
@@ -176,7 +177,10 @@ fn read(output_dir: &Path) -> HashMap<EnvironmentId, Listing> {
     let found: Vec<(EnvironmentId, Listing)> = match serde_json::from_slice(&bytes) {
         Ok(found) => found,
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "the next worker says what is listed");
+            tracing::warn!(
+                path = %path.display(), %error,
+                "the file of listed examples is unreadable; the next worker to register defines the list"
+            );
             return HashMap::new();
         }
     };
@@ -210,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn of_workers_that_come_at_once_one_is_the_first() {
+    fn one_of_several_workers_that_come_at_once_is_the_first() {
         const WORKERS: u32 = 4;
         let folder = tempfile::tempdir().expect("a temporary folder");
         let first_workers = FirstWorkers::default();
@@ -233,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_compared_with_the_first_one_in_all_that_it_said() {
+    fn others_are_compared_with_the_first_one_in_all_that_it_registered() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         std::fs::create_dir(folder.path().join("run")).expect("a folder");
         let (workers, environment) = (FirstWorkers::default(), EnvironmentId(0));
@@ -302,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn where_examples_differ_is_said_as_far_as_it_is_known() {
+    fn the_error_says_where_examples_differ_as_far_as_it_is_known() {
         let one = listing("a", "b", "1");
         assert!(other_examples(&one, &listing("a", "c", "1")).contains("another last one"));
         assert!(other_examples(&one, &listing("c", "b", "1")).contains("another first one"));

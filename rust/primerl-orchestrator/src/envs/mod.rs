@@ -1,4 +1,4 @@
-//! Environment workers: the wire between them and the orchestrator, and both of its ends.
+//! Environment workers: the protocol between them and the orchestrator, and both of its ends.
 
 pub mod client;
 pub(crate) mod joining;

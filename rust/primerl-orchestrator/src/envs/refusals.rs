@@ -1,4 +1,4 @@
-//! Workers that were turned away: a run that has no other ones waits for what it refuses, and has to say so.
+//! Workers that were refused: a run without other workers waits for one, and has to report why.
 
 use parking_lot::Mutex;
 use primerl_core::EnvironmentId;
@@ -18,7 +18,7 @@ struct Refused {
 #[derive(Clone, Debug, Serialize)]
 pub struct RefusedStatus {
     pub environment: String,
-    /// Registrations turned away since one was accepted.
+    /// Registrations refused since one was accepted.
     pub refused: u64,
     /// The last one's name.
     pub name: String,

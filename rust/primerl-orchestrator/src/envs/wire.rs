@@ -17,12 +17,12 @@ pub const LEASE: &str = "/envs/lease";
 pub const HEARTBEAT: &str = "/envs/heartbeat";
 pub const RESULT: &str = "/envs/result";
 pub const LEAVE: &str = "/envs/leave";
-/// What a worker that joins is told of its environment (JSON).
+/// What a worker that joins learns about its environment (JSON).
 pub const CONFIG: &str = "/envs/config";
 
 /// `code` of the 410 that tells a worker to register again: the orchestrator does not know its number (any more).
 pub const WORKER_UNKNOWN: &str = "worker_unknown";
-/// `code` of the 410 for a worker that was given up since its environment blocked it: where it still does, the process
+/// `code` of the 410 for a worker that was given up because its environment blocked it: if it still does, the process
 /// cannot register again and has to end.
 pub const WORKER_BLOCKED: &str = "worker_blocked";
 /// `code` of the 404 for an environment that the run does not have.
@@ -30,10 +30,10 @@ pub const ENVIRONMENT_UNKNOWN: &str = "environment_unknown";
 /// `code` of the 409 for a worker that lists other examples than the first worker of its environment, or has other
 /// versions of its packages.
 pub const EXAMPLES_DIFFER: &str = "examples_differ";
-/// `code` of the 409 for a worker that wants whole groups where the first one of its environment did not, or the other
-/// way round.
+/// `code` of the 409 for a worker that wants whole groups although the first one of its environment did not, or the
+/// other way round.
 pub const WHOLE_GROUPS_DIFFER: &str = "whole_groups_differ";
-/// `code` of the 409 for a worker that wants whole groups which it, or the run, has no room for.
+/// `code` of the 409 for a worker that wants whole groups for which it, or the run, has no room.
 pub const GROUP_TOO_LARGE: &str = "group_too_large";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ pub struct RegisterRequest {
     /// Most rollouts that the worker runs at once, if it says so.
     #[serde(default)]
     pub max_concurrent: Option<u32>,
-    /// What else has to be the same for all of them; `None`: an older worker does not say.
+    /// Further values that must be the same for all of them; `None`: an older worker reports none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listing: Option<Listing>,
 }
@@ -68,12 +68,12 @@ pub struct RegisterRequest {
 /// Which examples a worker lists, and by which code.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listing {
-    /// Of the examples, in order.
+    /// Digest of the examples, in order.
     pub digest: String,
-    /// Of the first and of the last one.
+    /// Digest of the first example, and of the last one.
     pub first: String,
     pub last: String,
-    /// Versions by name: the environment's package where it is installed as one, and verifiers.
+    /// Versions by name: the environment's package, if it is installed as one, and verifiers.
     pub packages: BTreeMap<String, String>,
 }
 
@@ -85,15 +85,15 @@ pub struct RegisterAnswer {
     pub model: String,
     /// Seconds between heartbeats.
     pub heartbeat_s: f64,
-    /// Rollouts that are leased only together: those of a group where groups are whole, else 1.
+    /// Number of rollouts that are leased only together: those of a group if groups are whole, else 1.
     #[serde(default = "one")]
     pub leased_together: u32,
-    /// Seconds after which a lease is answered, also when there is none.
+    /// Seconds after which a lease is answered even if it is empty.
     #[serde(default = "longest")]
     pub long_poll_s: f64,
 }
 
-/// Of an orchestrator that does not say: it takes less.
+/// The longest poll of an orchestrator that does not report one: it accepts less.
 fn longest() -> f64 {
     120.0
 }
@@ -105,7 +105,8 @@ fn one() -> u32 {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRequest {
     pub worker: WorkerId,
-    /// At most this many rollouts, at least 1; of whole groups as few as reach it, at least one group.
+    /// At most this many rollouts, at least 1; with whole groups, the fewest groups that reach this number, and at
+    /// least one.
     pub max: u32,
 }
 
@@ -126,7 +127,7 @@ pub struct Lease {
     pub example: ExampleIndex,
     /// Base URL of the rollout's OpenAI-compatible endpoint, ending in `/v1`.
     pub base_url: String,
-    /// What its SDK sends as API key; good for this rollout alone.
+    /// The API key for its SDK; valid for this rollout alone.
     pub api_key: Secret,
     /// Sampling parameters as in a chat request: `temperature`, `max_tokens`, ...
     pub sampling: serde_json::Map<String, serde_json::Value>,
@@ -139,10 +140,10 @@ pub struct HeartbeatRequest {
     pub worker: WorkerId,
     /// Leased and not yet reported.
     pub running: Vec<RolloutId>,
-    /// Seconds since its event loop last turned; `None`: an older worker does not say.
+    /// Seconds since its event loop last turned; `None`: an older worker does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub still_s: Option<f64>,
-    /// Where its event loop is held up, and by which rollout, as far as that can be told.
+    /// Where its event loop is held up, and by which rollout, as far as that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_at: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -151,7 +152,7 @@ pub struct HeartbeatRequest {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeartbeatAnswer {
-    /// Stop these, report nothing for them.
+    /// Stop these, and do not report them.
     pub cancel: Vec<RolloutId>,
     pub finished: bool,
 }
@@ -172,14 +173,14 @@ pub struct ResultAnswer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaveRequest {
     pub worker: WorkerId,
-    /// How it ended, as whoever had started it says; `None`: the worker says goodbye itself.
+    /// How it ended, as reported by the process that started it; `None`: the worker says goodbye itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaveAnswer {
-    /// What it ran, and is handed out again.
+    /// The rollouts that it ran, which are leased again.
     #[serde(default)]
     pub rollouts: Vec<LeftRollout>,
 }
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_of_before_whole_groups_is_understood() {
+    fn a_worker_from_before_whole_groups_is_understood() {
         let body = serde_json::json!(
             {"environment": "e", "role": "train", "name": "w", "pid": 1, "examples": 3}
         );

@@ -1,4 +1,4 @@
-//! The environment workers that registered, what each was leased, and what it has to be told at its next heartbeat.
+//! The environment workers that registered, what each was leased, and what it gets with its next heartbeat's answer.
 
 use parking_lot::Mutex;
 use primerl_core::{EnvironmentId, RolloutId, WorkerId};
@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// A lease that the worker does not list as running this long after it was sent has been lost on the way.
+/// A lease that the worker does not list as running this long after it was sent was lost on the way.
 const LEASE_SETTLES: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -15,14 +15,14 @@ struct Worker {
     name: String,
     environment: EnvironmentId,
     last_seen: Instant,
-    /// When the core last heard of it.
+    /// When its last sign of life was reported to the core.
     told: Instant,
     /// Leased and not closed.
     leased: HashMap<RolloutId, Instant>,
-    /// Cancelled, and not yet seen to have stopped.
+    /// Cancelled, and not yet known to have stopped.
     cancelled: HashSet<RolloutId>,
     running: usize,
-    /// Its environment's code keeps its event loop from running, as it last said.
+    /// Its environment's code blocks the worker's event loop, according to its last heartbeat.
     is_blocked: bool,
 }
 
@@ -34,7 +34,7 @@ pub struct WorkerStatus {
     pub environment: String,
     pub last_seen_s: f64,
     pub running: usize,
-    /// Its environment's code keeps its event loop from running.
+    /// Its environment's code blocks the worker's event loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocked: Option<Blocked>,
 }
@@ -42,21 +42,22 @@ pub struct WorkerStatus {
 #[derive(Clone, Debug, Serialize)]
 pub struct Blocked {
     pub since_s: f64,
-    /// The line of code, where that is known.
+    /// The line of code, if it is known.
     pub at: Option<String>,
-    /// Whose code it is, where that is known.
+    /// The rollout whose code it is, if it is known.
     pub rollout: Option<RolloutId>,
 }
 
-/// What a heartbeat brings to light.
+/// What a heartbeat shows.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Heartbeat {
     pub cancel: Vec<RolloutId>,
-    /// Leased, but the worker does not know of them.
+    /// Leased, but unknown to the worker.
     pub lost: Vec<RolloutId>,
 }
 
-/// Written by the endpoints (a worker speaks) and by the driver (the core decides); held for a few map operations.
+/// Written by the endpoints (for requests of a worker) and by the driver (for the core's decisions); held for a few map
+/// operations.
 #[derive(Debug, Default)]
 pub struct Workers {
     workers: Mutex<Table>,
@@ -68,7 +69,7 @@ pub struct Workers {
 struct Table {
     next: u64,
     by_id: HashMap<WorkerId, Worker>,
-    /// Those that were given up since their environments blocked them, and why: their processes have to end.
+    /// Workers that were given up because their environments blocked them, and why: their processes have to end.
     blocked: HashMap<WorkerId, String>,
 }
 
@@ -88,7 +89,7 @@ impl Worker {
 }
 
 impl Workers {
-    /// A new number for a process; also the number of its predecessor of the same name, which is gone.
+    /// A new number for a process; also returns the number of its predecessor of the same name, which is gone.
     pub fn register(&self, name: &str, environment: EnvironmentId) -> (WorkerId, Option<WorkerId>) {
         let mut table = self.workers.lock();
         let id = WorkerId(table.next);
@@ -106,8 +107,8 @@ impl Workers {
         (id, predecessor)
     }
 
-    /// Take up the workers that were registered before a restart, and what they were leased. `next` is the number of
-    /// the next one.
+    /// Restores the workers that were registered before a restart, and their leases. `next` is the number of the next
+    /// one.
     pub fn restore<'a>(
         &self,
         workers: impl Iterator<Item = (WorkerId, EnvironmentId, &'a str)>,
@@ -126,7 +127,8 @@ impl Workers {
         }
     }
 
-    /// Note a sign of life. `None`: unknown, it has to register. `Some(true)`: the core was not told for `interval`.
+    /// Notes a sign of life. `None`: unknown, it has to register. `Some(true)`: none was reported to the core for
+    /// `interval`.
     pub fn seen(&self, id: WorkerId, interval: Duration) -> Option<bool> {
         let mut table = self.workers.lock();
         let worker = table.by_id.get_mut(&id)?;
@@ -158,7 +160,7 @@ impl Workers {
         }
     }
 
-    /// Compare what the worker runs with what it was leased. `None`: unknown worker.
+    /// Compares what the worker runs with its leases. `None`: unknown worker.
     pub fn heartbeat(&self, id: WorkerId, running: &[RolloutId]) -> Option<Heartbeat> {
         let mut table = self.workers.lock();
         let worker = table.by_id.get_mut(&id)?;
@@ -166,8 +168,8 @@ impl Workers {
         worker.last_seen = now;
         worker.told = now;
         worker.running = running.len();
-        // A crash took the lease from the journal, or the word to stop it from us. One whose report is on its way is
-        // listed too; its worker does not mind.
+        // A crash took the lease from the journal, or the request to stop it from this process. A rollout whose report
+        // is on its way is listed too; its worker ignores that.
         let unknown = running
             .iter()
             .filter(|rollout| !worker.leased.contains_key(rollout));
@@ -182,7 +184,8 @@ impl Workers {
             .map(|(rollout, _)| *rollout)
             .collect();
         lost.sort_unstable();
-        // A lease that is on its way may be cancelled before the worker lists it: keep telling until it settled.
+        // A lease that is on its way may be cancelled before the worker lists it: repeat the request until it has
+        // settled.
         let settled = |rollout: &RolloutId| match worker.leased.get(rollout) {
             Some(since) => now.duration_since(*since) >= LEASE_SETTLES,
             None => true,
@@ -200,7 +203,7 @@ impl Workers {
         Some(Heartbeat { cancel, lost })
     }
 
-    /// Forget a worker; what it was leased and has not reported, or `None` if it was not known.
+    /// Removes a worker; returns its leases that it has not reported, or `None` if it was not known.
     pub fn remove(&self, id: WorkerId) -> Option<Vec<RolloutId>> {
         let worker = self.workers.lock().by_id.remove(&id);
         self.removed.notify_waiters();
@@ -217,12 +220,12 @@ impl Workers {
         }
     }
 
-    /// Why the process of a worker that is not known any more has to end, if it has to.
+    /// Why the process of an unknown worker has to end, if it has to.
     pub fn why_it_ends(&self, id: WorkerId) -> Option<String> {
         self.workers.lock().blocked.get(&id).cloned()
     }
 
-    /// Note whether the worker's environment blocks it. Returns whether the core has to hear of it: while it is blocked,
+    /// Notes whether the worker's environment blocks it. Returns whether to report it to the core: while it is blocked,
     /// and once when it is no longer.
     pub fn note_block(&self, id: WorkerId, is_blocked: bool) -> bool {
         let mut table = self.workers.lock();
@@ -233,7 +236,7 @@ impl Workers {
         is_blocked || was_blocked
     }
 
-    /// Wait until every worker has left or was lost.
+    /// Waits until every worker has left or was lost.
     pub async fn wait_until_empty(&self) {
         loop {
             let removed = self.removed.notified();
@@ -291,7 +294,7 @@ mod tests {
         let id = WorkerId(4);
         let known = [(id, EnvironmentId(0), "w")].into_iter();
         workers.restore(known, [(id, RolloutId(9))].into_iter(), WorkerId(7));
-        // Whose number lies before those that are open: cancelled before the crash, or lost in an earlier one.
+        // A rollout with a lower number than the open ones: cancelled before the crash, or lost in an earlier one.
         let running = [RolloutId(8), RolloutId(9), RolloutId(10)];
         let told = workers.heartbeat(id, &running).expect("is known");
         assert_eq!(told.cancel, [RolloutId(8), RolloutId(10)]);
@@ -300,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancellation_is_told_until_the_worker_has_stopped() {
+    fn a_cancellation_is_repeated_until_the_worker_has_stopped() {
         let workers = Workers::default();
         let (id, _) = workers.register("w", EnvironmentId(0));
         workers.leased(id, [RolloutId(1), RolloutId(2)].into_iter());

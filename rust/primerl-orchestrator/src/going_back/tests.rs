@@ -31,7 +31,7 @@ fn said(folder: &Path) -> Vec<String> {
     said
 }
 
-/// A run of five events that has a state after the third.
+/// A run of five events with a state after the third.
 fn begun() -> tempfile::TempDir {
     let place = tempfile::tempdir().expect("a temporary folder");
     let output_dir = place.path();
@@ -84,7 +84,7 @@ fn has_gone_back(output_dir: &Path) {
     assert_eq!(said(&journal_in(output_dir)), ["one", "two", "three"]);
     let all = ["one", "two", "three", "four", "five"];
     assert_eq!(said(&output_dir.join("replaced_journal")), all);
-    // No step was cut by then; what is of version 2 is of the checkpoint itself.
+    // No step was cut by then; the files of version 2 belong to the checkpoint itself.
     assert_eq!(
         ["steps.jsonl", "evals.jsonl"].map(|name| lines_of(output_dir, name)),
         [1, 3]
@@ -100,10 +100,10 @@ fn has_gone_back(output_dir: &Path) {
     assert!(is_there("checkpoints/replaced_step_3") && is_there("weights/replaced_step_3"));
     assert!(!is_there("checkpoints/replaced_step_3/old"));
     assert!(!output_dir.join("journal.going_back").exists());
-    // And what is written now is not in the journal that was left.
+    // New events are not in the journal that was set aside.
     let core = Core::new(config()).expect("a valid config");
     let mut resumed_run =
-        ResumedRun::open(&journal_in(output_dir), core, &Identity::new()).expect("goes on");
+        ResumedRun::open(&journal_in(output_dir), core, &Identity::new()).expect("resumes");
     say(&mut resumed_run, "another");
     drop(resumed_run);
     assert_eq!(
@@ -124,18 +124,18 @@ fn is_as_it_was(output_dir: &Path) {
 }
 
 #[test]
-fn everything_becomes_what_it_was() {
+fn the_whole_run_returns_to_its_earlier_state() {
     let place = begun();
     complete(place.path()).expect("there is nothing to do");
     is_as_it_was(place.path());
     go_back(place.path(), STEP, &Identity::new()).expect("goes back");
     has_gone_back(place.path());
-    // And once more, from what came after.
+    // The same again, from the new events.
     go_back(place.path(), STEP, &Identity::new()).expect("goes back");
     assert_eq!(said(&journal_in(place.path())), ["one", "two", "three"]);
 }
 
-/// The steps of `go_back` up to one of them, as of a process that was killed there.
+/// Runs the steps of `go_back` up to one of them, like a process that was killed there.
 fn killed_after(output_dir: &Path, last: usize) {
     let places = Places::of(output_dir);
     let state = State::new(output_dir, STEP);
@@ -166,7 +166,7 @@ fn killed_after(output_dir: &Path, last: usize) {
 }
 
 #[test]
-fn whoever_is_killed_leaves_one_or_the_other() {
+fn a_process_that_is_killed_leaves_one_or_the_other_state() {
     for last in 0..=4 {
         let place = begun();
         killed_after(place.path(), last);

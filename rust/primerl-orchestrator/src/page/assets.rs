@@ -1,5 +1,5 @@
-//! The page itself: a few files that are part of the program. They hold no data, so they are served without a key; and a
-//! strict policy forbids everything that is not one of them, so what a model writes can never become part of the page.
+//! The page itself: a few files that are part of the program. They hold no data, so they are served without a key; and
+//! a strict policy forbids all other sources, so a model's text can never become part of the page.
 
 use super::Page;
 use axum::extract::Path;
@@ -62,7 +62,7 @@ fn file(kind: &'static str, content: &'static str) -> Response {
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
-        // Another version of the program may be there tomorrow, at the same address.
+        // Tomorrow another version of the program may be at the same address.
         (header::CACHE_CONTROL, "no-cache"),
         (OPENER, "same-origin"),
     ];

@@ -1,4 +1,4 @@
-//! What the page asks for.
+//! The endpoints of the page.
 
 use super::{Page, assets};
 use axum::extract::rejection::{PathRejection, QueryRejection};
@@ -18,15 +18,15 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A question waits so long for what is not read yet, and is answered with what is known.
+/// How long a request waits for data that was not read yet; then it is answered with the known data.
 pub const PATIENCE: Duration = Duration::from_millis(500);
-/// A question waits so long for those before it.
+/// How long a request waits for earlier ones.
 const QUEUE: Duration = Duration::from_secs(10);
 const ROLLOUTS: usize = 50;
 const MOST_ROLLOUTS: usize = 500;
 const EVALUATIONS: usize = 1_000;
 
-/// All but what is going on now, which is asked of who runs.
+/// All routes except those of the run's current state, which the run itself answers.
 pub fn routes<S: Clone + Send + Sync + 'static>(page: Arc<Page>) -> Routes<S> {
     assets::routes()
         .route("/page/curves", get(curves))
@@ -37,7 +37,7 @@ pub fn routes<S: Clone + Send + Sync + 'static>(page: Arc<Page>) -> Routes<S> {
         .with_state(page)
 }
 
-/// Reads from the run's files, one question after the other and not on a thread that serves the run.
+/// Reads from the run's files, one request after the other and not on a thread that serves the run.
 async fn reading<T: Send + 'static>(
     page: Arc<Page>,
     read: impl FnOnce(&Page) -> Result<T, ApiError> + Send + 'static,
@@ -66,12 +66,12 @@ fn answer(value: &Value) -> Response {
     (headers, value.to_string()).into_response()
 }
 
-/// The path or the query is not what it should be.
+/// The path or the query is invalid.
 fn malformed(problem: impl std::fmt::Display) -> ApiError {
     ApiError::invalid(problem.to_string())
 }
 
-/// Of a run that goes on: `status` is asked at most every half second, however many look.
+/// Current state of a run in progress: `status` is asked at most every half second, however many pages are open.
 pub async fn now<E: Into<ApiError>>(
     page: Arc<Page>,
     status: impl Future<Output = Result<Value, E>>,
@@ -91,19 +91,19 @@ async fn refreshed<E: Into<ApiError>>(
     status: impl Future<Output = Result<Value, E>>,
 ) -> Result<Arc<Value>, ApiError> {
     let _asks = page.asks_status.lock().await;
-    // Somebody else may have asked while this one waited.
+    // Another request may have asked while this one waited.
     if let Some(status) = page.fresh_status() {
         return Ok(status);
     }
     let mut status = status.await.map_err(Into::into)?;
-    // They have an endpoint of their own, in pages.
+    // They have a separate endpoint, in pages.
     status["evaluations"] = Value::Null;
     let status = Arc::new(status);
     *page.status.lock() = Some((Instant::now(), Arc::clone(&status)));
     Ok(status)
 }
 
-/// Of a run that is over, or that another process runs.
+/// Current state of a run that is over, or that another process runs.
 pub(super) async fn now_of_files(page: Arc<Page>) -> Result<Response, ApiError> {
     let value = reading(page, |page| {
         let over::Summary { end, status } = over::Summary::read(&page.output_dir);
@@ -118,7 +118,7 @@ pub(super) async fn now_of_files(page: Arc<Page>) -> Result<Response, ApiError> 
     Ok(answer(&value.await?))
 }
 
-/// What goes on; `end` is how it ended, where that is known.
+/// The current state; `end` is how the run ended, if that is known.
 fn told(page: &Page, status: &Value, end: &Value, is_live: bool) -> Value {
     let problem = page.curves.lock().refresh().err();
     let rows = page.curves.lock().rows();
@@ -147,7 +147,7 @@ fn told(page: &Page, status: &Value, end: &Value, is_live: bool) -> Value {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CurvesQuery {
-    /// Comma-separated; none gives the names only.
+    /// Comma-separated; without it, only the names are returned.
     #[serde(default)]
     names: String,
     from: Option<u64>,
@@ -164,7 +164,7 @@ async fn curves(
     let names: Vec<String> = names.map(str::to_owned).collect();
     if names.len() > MOST_CURVES {
         let problem = format!(
-            "{} curves are asked for, at most {MOST_CURVES} are told",
+            "{} curves were requested, at most {MOST_CURVES} are returned",
             names.len()
         );
         return Err(malformed(problem).param("names"));
@@ -178,7 +178,7 @@ async fn curves(
     of_curves(page, move |curves| curves.answer(&wanted)).await
 }
 
-/// Of the lines that are written by now.
+/// Reads curves of the lines that are written by now.
 async fn of_curves(
     page: Arc<Page>,
     read: impl FnOnce(&Curves) -> Value + Send + 'static,

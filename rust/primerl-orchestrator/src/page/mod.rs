@@ -1,4 +1,4 @@
-//! The live page: what a run does and what its model writes, for people, at `/`.
+//! The live page: a run's progress and its model's text, for people, at `/`.
 //!
 //! ```text
 //! /                    the page; /page/assets/… its script and style (no data: no key is needed for them)
@@ -8,9 +8,9 @@
 //! /page/rollouts       the last rollouts, a line each, filtered, in pages
 //! /page/rollouts/{id}  one of them: its turns; …/turns/{n}: the tokens of one
 //! ```
-//! Everything is read from the run's files, so the same page shows a run that is over ([`Prepared`]). Reading is done on
-//! one blocking thread at a time and the journal followed by a thread of its own ([`Reader`]): requests of the run never
-//! wait for somebody who looks at it.
+//! Everything is read from the run's files, so the same page shows a run that is over ([`Prepared`]). Reading uses one
+//! blocking thread at a time, and a separate thread follows the journal ([`Reader`]): requests of the run never wait
+//! for the page.
 
 mod assets;
 mod endpoints;
@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
-/// For so long a status is good enough for everybody who looks.
+/// How long a status is reused for all viewers.
 const STATUS_LASTS: Duration = Duration::from_millis(500);
 
 /// The page of one run.
@@ -41,20 +41,20 @@ pub struct Page {
     /// Without it, tokens are shown by their ids.
     renderer: Option<Arc<Renderer>>,
     data_ranks: u32,
-    /// `primerl eval`: nothing is trained.
+    /// Set in `primerl eval`: nothing is trained.
     only_evaluates: bool,
     reader: Reader,
     curves: Mutex<Curves>,
     shelf: Mutex<Shelf>,
     status: Mutex<Option<(Instant, Arc<Value>)>>,
-    /// Held by the one who asks for the status; the others wait for its answer.
+    /// Held by the request that asks for the status; the others wait for its answer.
     asks_status: tokio::sync::Mutex<()>,
-    /// Who may read now.
+    /// Permits to read from the files.
     turn: Arc<Semaphore>,
 }
 
 impl Page {
-    /// Of a run that goes on here.
+    /// The page of a run that this process runs.
     pub(crate) fn new(
         output_dir: &Path,
         renderer: Option<Arc<Renderer>>,
@@ -100,7 +100,7 @@ impl Page {
         Some(Arc::clone(status))
     }
 
-    /// The events of one rollout, which are read where they were not lately.
+    /// The events of one rollout, which are read if they were not read lately.
     fn told(&self, id: primerl_core::RolloutId) -> Result<Arc<Told>, ApiError> {
         let (record, places) = {
             let known = self.reader.settled(endpoints::PATIENCE);

@@ -15,12 +15,12 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// A run whose files are there.
+/// A run with its files.
 pub struct Prepared(Arc<Page>);
 
 impl Prepared {
-    /// Tokens are written out by the tokenizer in `model`; without one, or where it cannot be read, they are shown by
-    /// their ids.
+    /// The tokenizer in `model` gives the tokens' text; without one, or if it cannot be read, they are shown by their
+    /// ids.
     ///
     /// # Errors
     /// The folder holds no journal, or a damaged one.
@@ -42,7 +42,7 @@ impl Prepared {
         Ok(Prepared(Page::of_files(output_dir, renderer, config)))
     }
 
-    /// Until `stop`. It asks nobody for a key: `listener` should be on loopback.
+    /// Serves until `stop`. It does not ask for a key: `listener` should be on loopback.
     ///
     /// # Errors
     /// The listener fails.

@@ -1,4 +1,4 @@
-//! The output folder, of one orchestrator at a time.
+//! The lock of the output folder: one orchestrator at a time.
 
 use crate::failure::RunError;
 use std::fs::File;
@@ -11,7 +11,7 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, RunError> {
     })
 }
 
-/// Two orchestrators in one folder would mix their journals. The lock is the kernel's, so a crash leaves none behind.
+/// Two orchestrators in one folder would mix their journals. The kernel holds the lock, so a crash leaves none behind.
 pub(super) fn lock_folder(output_dir: &Path) -> Result<File, RunError> {
     let path = output_dir.join("run/orchestrator.lock");
     let failed = |source| RunError::OutputFolder {

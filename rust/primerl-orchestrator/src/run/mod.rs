@@ -46,14 +46,14 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// A config whose every claim was checked.
+/// A config after all its checks.
 pub struct Prepared {
     config: Config,
     core: Core,
     renderer: Arc<Renderer>,
-    /// By environment: who answers in place of the engines.
+    /// By environment: the server that answers instead of the engines.
     endpoints: Vec<Option<Arc<Endpoint>>>,
-    /// Who scores what the policy samples.
+    /// The teacher that scores the policy's samples.
     scorers: Vec<Scorer>,
     identity: Identity,
     functions: Option<Arc<dyn CustomAdvantages>>,
@@ -61,13 +61,13 @@ pub struct Prepared {
     limits: Limits,
     /// The checkpoint that the run goes back to.
     goes_back_to: Option<Step>,
-    /// What a run that only evaluates has measured as failed is measured once more.
+    /// Whether a run that only evaluates measures its failed rollouts once more.
     measures_again: bool,
-    /// An event of the journal that cannot be played back, and is left out.
+    /// An event of the journal that cannot be played back, and is skipped.
     skips: Option<u64>,
 }
 
-/// Run to the end. `shutdown` asks for an early, orderly one.
+/// Runs to the end. `shutdown` asks for an early, orderly one.
 pub async fn run(
     config: Config,
     listener: TcpListener,
@@ -83,8 +83,8 @@ pub async fn run(
 }
 
 impl Prepared {
-    /// Check the config and load the model's tokenizer and template. Takes up to seconds, writes nothing.
-    /// `functions` calls custom algorithms; without it a config that names one is refused.
+    /// Checks the config and loads the model's tokenizer and template. Takes up to seconds, writes nothing. `functions`
+    /// calls custom algorithms; without it a config that names one is refused.
     pub fn new(
         config: Config,
         functions: Option<Arc<dyn CustomAdvantages>>,
@@ -123,7 +123,7 @@ impl Prepared {
         })
     }
 
-    /// Go back to the checkpoint that the trainer has saved of this step.
+    /// Goes back to the checkpoint that the trainer has saved of this step.
     pub fn going_back_to(self, step: Option<Step>) -> Prepared {
         Prepared {
             goes_back_to: step,
@@ -131,7 +131,7 @@ impl Prepared {
         }
     }
 
-    /// Measure once more what a run that only evaluates has measured as failed.
+    /// Measures failed rollouts once more, in a run that only evaluates.
     pub fn measuring_again(self, measures_again: bool) -> Prepared {
         Prepared {
             measures_again,
@@ -139,7 +139,7 @@ impl Prepared {
         }
     }
 
-    /// Leave this event of the journal out, from this start on.
+    /// Skips this event of the journal, from this start on.
     pub fn skipping(self, event: Option<u64>) -> Prepared {
         Prepared {
             skips: event,
@@ -147,7 +147,7 @@ impl Prepared {
         }
     }
 
-    /// Another key than the environment's; `None`: one that is made and kept in the output folder.
+    /// Another key than the environment's; `None`: one that is generated and kept in the output folder.
     pub fn with_run_key(self, run_key: Option<Secret>) -> Prepared {
         Prepared { run_key, ..self }
     }
@@ -160,7 +160,7 @@ impl Prepared {
         &self.config
     }
 
-    /// Whether this config goes on with the run that its folder holds, if any. Writes nothing.
+    /// Whether this config can resume the run that its folder holds, if any. Writes nothing.
     pub fn check_folder(&self) -> Result<(), RunError> {
         let folder = absolute(&self.config.output_dir)?.join("journal");
         ResumedRun::check(&folder, &self.identity)
@@ -269,7 +269,7 @@ impl Prepared {
     }
 }
 
-/// The driver, with everything that a run before it left.
+/// The driver, with the state that an earlier start left.
 async fn begin(resumed: ResumedRun, effects: Effects, app: &App) -> Result<Driver, RunError> {
     let ResumedRun {
         core,
@@ -279,7 +279,7 @@ async fn begin(resumed: ResumedRun, effects: Effects, app: &App) -> Result<Drive
     if owed.is_some() {
         resumed_run::restore(app, &core);
         let (step, rollouts) = (core.next_step(), core.open_rollouts().count());
-        tracing::info!(next_step = %step, rollouts, "going on with the run in this folder");
+        tracing::info!(next_step = %step, rollouts, "resuming the run in this folder");
     }
     let mut driver = Driver::new(core, journal, effects, app);
     if let Some(owed) = owed {

@@ -1,4 +1,4 @@
-//! A run that goes on, until its end.
+//! A run in progress, until its end.
 
 use crate::address::ADDRESS_FILE;
 use crate::app::App;
@@ -19,18 +19,18 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// How long a disk may take for what is still to be written at the end.
+/// How long the last writes to the disk may take at the end.
 const LAST_WRITES: Duration = Duration::from_secs(10);
 /// How long workers have to notice that the run has finished.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// After a request to stop, everything that is still open is cut off after this.
+/// After a request to stop, everything that is still open is cut off after this time.
 const DRAIN: Duration = Duration::from_secs(4);
 
-/// Why a run ended well.
+/// Why a run ended without a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExitReason(pub String);
 
-/// A run that is going on.
+/// A run in progress.
 pub struct Running {
     pub(super) app: Arc<App>,
     pub(super) stop: CancellationToken,
@@ -39,9 +39,9 @@ pub struct Running {
     /// Fires when the driver has ended.
     pub(super) driver: CancellationToken,
     pub(super) recorder: JoinHandle<()>,
-    /// There was nothing left to do: nobody is told where we are.
+    /// There was nothing left to do: the server's address is not announced.
     pub(super) is_over: bool,
-    /// Held as long as the folder is ours.
+    /// Locked while this process uses the folder.
     pub(super) _lock: File,
 }
 
@@ -59,17 +59,17 @@ impl Running {
         &self.app.url
     }
 
-    /// What opens the model calls of a rollout, as in its lease.
+    /// The key for the model calls of a rollout, as in its lease.
     pub fn rollout_key(&self, rollout: RolloutId) -> Secret {
         self.app.gateway.gateway.access.rollout_key(rollout)
     }
 
-    /// Paths of all routes that are served, as axum writes them.
+    /// Paths of all served routes, as axum writes them.
     pub fn paths(&self) -> Vec<String> {
         server::routes(&self.app).paths().to_vec()
     }
 
-    /// Tell where we are, and look for the engines that do not join by themselves.
+    /// Announces the server's address, and looks for the engines that do not join by themselves.
     pub(super) fn announce(&self, output_dir: &Path) -> Result<(), RunError> {
         for engine in &self.app.config.engines {
             // Checked by the config's validation.
@@ -93,7 +93,7 @@ impl Running {
         Ok(())
     }
 
-    /// Until the end, whichever it is.
+    /// Runs until the end, whichever it is.
     pub async fn wait(mut self, shutdown: CancellationToken) -> Result<ExitReason, Arc<RunError>> {
         let outcome = self.wait_for_end(&shutdown).await;
         match &outcome {
@@ -107,11 +107,11 @@ impl Running {
                     }
                 }
             }
-            // Said where it failed, and by whoever started this.
+            // Logged where it failed, and by the caller.
             Err(error) => tracing::debug!(%error, "the run ends"),
         }
         if let Ok(status) = status::collect(&self.app).await {
-            // Nobody else writes it.
+            // No other process writes it.
             let _ = self.app.last_status.set(status);
         }
         self.stop().await;
@@ -180,14 +180,16 @@ impl Running {
         {
             tracing::warn!("the driver did not stop in time");
         }
-        // The driver held the journal and the way to the recorder: both end by themselves, after their last write.
+        // The driver held the journal and the recorder's handle: both end by themselves, after their last write.
         let given_up = Instant::now() + LAST_WRITES;
         while !recorder.is_finished() && Instant::now() < given_up {
-            // Not awaited on a thread: a machine that is short of threads may refuse one more.
+            // No thread is used to wait: a machine that is short of threads may refuse one more.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         if !recorder.is_finished() {
-            tracing::error!("the disk does not take the last records; they are given up");
+            tracing::error!(
+                "the last records could not be written to the disk in time; they are lost"
+            );
         }
         tracing::info!(
             cpu_s = process_cpu_seconds(),

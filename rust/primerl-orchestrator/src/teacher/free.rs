@@ -1,11 +1,11 @@
-//! Waiting for a place that comes free.
+//! Waits for a free place.
 
 use std::pin::pin;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-/// What `take` gives in the end: tried again when something is `free`, and when nothing was for `pause`, after `idle`.
+/// Returns the result of `take`: tries again when something is `free`, and when nothing was for `pause`, after `idle`.
 pub(super) async fn take<T>(
     free: &Notify,
     pause: Duration,
@@ -14,7 +14,7 @@ pub(super) async fn take<T>(
 ) -> T {
     loop {
         let mut told = pin!(free.notified());
-        // Before it tries: of two places that come free between that and the wait, two are told.
+        // Before it tries: if two places come free between that and the wait, two waiters are woken.
         told.as_mut().enable();
         if let Some(taken) = take() {
             return taken;
@@ -34,7 +34,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     #[tokio::test]
-    async fn of_two_that_tried_in_vain_both_get_the_places_that_come_free_meanwhile() {
+    async fn two_waiters_both_get_the_places_that_come_free_meanwhile() {
         let (free, places) = (Notify::new(), Cell::new(0));
         let try_one = || {
             let left = places.get();
@@ -53,7 +53,7 @@ mod tests {
                 free.notify_one();
                 None
             },
-            || panic!("is told"),
+            || panic!("is woken"),
         ));
         let first = take(
             &free,
@@ -62,14 +62,14 @@ mod tests {
                 if first_tried.replace(true) {
                     return try_one();
                 }
-                // The other one tries in the same moment.
+                // The other one tries at the same moment.
                 assert!(second.as_mut().now_or_never().is_some());
                 None
             },
-            || panic!("is told"),
+            || panic!("is woken"),
         );
         let both = timeout(Duration::from_secs(20), first).await;
-        assert!(both.is_ok(), "one was not told");
+        assert!(both.is_ok(), "one was not woken");
         assert_eq!(places.get(), 0);
     }
 }

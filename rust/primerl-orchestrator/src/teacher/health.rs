@@ -1,4 +1,4 @@
-//! Whether one of several teachers gets requests. Time is passed in.
+//! Whether one of several teachers gets requests. The time is an argument.
 //!
 //! ```text
 //!            proved                 a request or a look failed
@@ -7,19 +7,20 @@
 //!                      │  └─────────────────────────────────────────┘                          │
 //!                      └───────── three good looks in a row, then proved ──────────────────────┘
 //! ```
-//! Only one that is well gets requests. One that has some and answers none for long is out, well or suspected, if another
-//! is well. After each failure it may be another process, so it is proved again.
+//! Only a teacher that is well gets requests. A teacher that has requests and answers none for long is out, well or
+//! suspected, if another one is well. After each failure it may be another process, so it is proved again.
 
 use std::time::{Duration, Instant};
 
-/// Failed looks, or failed requests, in a row before a teacher is given up, and good looks before it is taken back.
+/// Failed health checks, or failed requests, in a row before a teacher is given up, and good checks before it is taken
+/// back.
 const IN_A_ROW: u32 = 3;
-/// A teacher that has requests and answers none for so long stands still, if another one is well.
+/// A teacher that has requests and answers none for this long hangs, if another one is well.
 pub(super) const FIRST_PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Nobody knows yet whether it is the run's teacher.
+    /// It is not known yet whether it is the run's teacher.
     Unproved,
     Well,
     Suspected,
@@ -30,7 +31,7 @@ pub(super) enum Phase {
 pub(super) struct Health {
     phase: Phase,
     pub running: usize,
-    /// Of its last answer, or of the first request since it had none.
+    /// Time of its last answer, or of the first request since it had none.
     quiet_since: Option<Instant>,
     failed_requests: u32,
     failed_looks: u32,
@@ -73,7 +74,7 @@ impl Health {
         self.quiet_since.get_or_insert(now);
     }
 
-    /// A request ended, whether or not the teacher had a part in that.
+    /// A request ended, whether or not the teacher was involved in that.
     pub fn ended(&mut self) {
         self.running -= 1;
         if self.running == 0 {
@@ -105,7 +106,7 @@ impl Health {
         }
     }
 
-    /// Whether it is to be proved now.
+    /// Whether to prove it now.
     pub fn looked_well(&mut self) -> bool {
         self.failed_looks = 0;
         self.good_looks += 1;
@@ -130,11 +131,11 @@ impl Health {
         self.good_looks = 0;
     }
 
-    /// For how long it has answered none of its requests, if that is too long. Who was only slow is given more time
-    /// when it comes back: two slow teachers would else hand their requests to and fro for ever.
+    /// For how long it has answered none of its requests, if that is too long. A teacher that was only slow gets more
+    /// time when it returns: otherwise two slow teachers would pass their requests back and forth for ever.
     pub fn stands_still(&mut self, now: Instant) -> Option<Duration> {
         let quiet = now.saturating_duration_since(self.quiet_since?);
-        // One that is suspected keeps the requests that it has until it is given up.
+        // A suspected teacher keeps its requests until it is given up.
         let has_requests = matches!(self.phase, Phase::Well | Phase::Suspected);
         if !has_requests || quiet < self.patience {
             return None;
@@ -170,13 +171,13 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_back_after_three_good_looks_in_a_row() {
+    fn it_comes_back_after_three_good_checks_in_a_row() {
         let mut health = well();
         health.take_out();
         assert!(!health.looked_well() && !health.looked_well());
         health.look_failed();
         assert!(!health.looked_well() && !health.looked_well() && health.looked_well());
-        // What failed in the proof counts as a look.
+        // A failure in the proof counts as a failed health check.
         health.look_failed();
         assert!(health.is_out() && !health.looked_well());
     }
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_stands_still_is_given_more_time_the_next_time() {
+    fn a_teacher_that_hangs_gets_more_time_the_next_time() {
         let (mut health, began) = (well(), Instant::now());
         let at = |seconds| began + Duration::from_secs(seconds);
         assert_eq!(health.stands_still(at(1000)), None);
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_suspected_does_not_keep_its_requests() {
+    fn a_suspected_teacher_does_not_keep_its_requests() {
         let (mut health, began) = (well(), Instant::now());
         health.begin(began);
         health.request_failed();

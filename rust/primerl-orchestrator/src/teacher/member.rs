@@ -12,19 +12,19 @@ pub(super) struct Member {
     pub scorer: Scorer,
     /// Held for a few instructions, by requests and by its own task.
     pub state: Mutex<State>,
-    /// Something failed: look at it now.
+    /// Something failed: check it now.
     pub suspect: Notify,
 }
 
 #[derive(Debug)]
 pub(super) struct State {
     pub health: Health,
-    /// Cancelled when it is taken out: its requests go to others at once.
+    /// Cancelled when it is taken out: its requests go to other servers at once.
     pub lost: CancellationToken,
-    /// What it last failed with.
+    /// Its last failure.
     pub last: Option<String>,
     pub news: News,
-    /// Tokens that it takes, to be compared with the longest sample once that is known.
+    /// Its context length, to be compared with the longest sample once that is known.
     pub room: Option<u32>,
 }
 
@@ -44,7 +44,7 @@ impl Member {
         }
     }
 
-    /// A place on it, if it may be asked and has fewer than `most` requests.
+    /// A place on it, if it may get requests and has fewer than `most`.
     pub fn take(&self, most: usize) -> Option<Place<'_>> {
         let mut state = self.state.lock();
         if !state.health.is_well() || state.health.running >= most {
@@ -55,7 +55,7 @@ impl Member {
         Some(Place { member: self, lost })
     }
 
-    /// It gets no request, and those that it has end now.
+    /// It gets no requests, and its current ones end now.
     pub fn take_out(&self, why: &str) {
         let mut state = self.state.lock();
         state.health.take_out();
@@ -70,12 +70,12 @@ impl Member {
         std::mem::take(&mut state.lost).cancel();
     }
 
-    /// A request failed, or did not find the run's teacher there.
+    /// A request failed, or reached a server that is not the run's teacher.
     pub fn request_failed(&self, error: &EndpointError) {
         if matches!(error, EndpointError::Status { status, .. } if *status < 500)
             && !is_another(error)
         {
-            // It has too much to do.
+            // The server is overloaded.
             self.state.lock().last = Some(error.to_string());
             return;
         }
@@ -110,19 +110,19 @@ impl Member {
         tracing::warn!(
             why,
             moved,
-            "{} is left out until it answers again; its requests go to others",
+            "{} gets no requests until it answers again; the other servers get them",
             self.scorer.describe()
         );
         lost.cancel();
     }
 
-    /// Whether somebody should be told of a failure now.
+    /// Whether to report a failure now.
     pub fn is_news(&self, repeat: Duration) -> bool {
         self.state.lock().news.is_due(Instant::now(), repeat)
     }
 }
 
-/// Its model or its key is another than when it was proved: it may have been started anew.
+/// Its model or its key differs from when it was proved: it may have been restarted.
 pub(super) fn is_another(error: &EndpointError) -> bool {
     matches!(error, EndpointError::Status { status, .. } if matches!(status, 401 | 403 | 404 | 405))
 }

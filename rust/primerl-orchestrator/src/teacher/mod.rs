@@ -6,9 +6,9 @@
 //!              └─────────────┘ at once, or by a deadline: another one
 //! one task a server: looks at it each second, proves it (`proof`) before it gets requests
 //! ```
-//! A request that may succeed later is made again for as long as the group waits. When no server answers anything for
-//! `timeouts.no_engine_s` the run ends, with their last words: what was sampled stays in the journal, and is scored when
-//! the run goes on.
+//! A request that may succeed later is repeated for as long as the group waits. When no server answers anything for
+//! `timeouts.no_engine_s` the run ends, with the servers' last errors: what was sampled stays in the journal, and is
+//! scored when the run resumes.
 
 mod free;
 mod health;
@@ -34,18 +34,18 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// Samples that one server is given at a time. An engine batches them.
+/// Samples that one server gets at a time. An engine batches them.
 const AT_A_TIME: usize = 64;
 const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 const BETWEEN_WARNINGS: Duration = Duration::from_secs(60);
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
-/// Of a short text; samples, which are longer, may take `timeout_s`.
+/// Longest wait for the score of a short text; samples, which are longer, may take `timeout_s`.
 const LONGEST_PROOF: Duration = Duration::from_secs(60);
 /// A group that waits for longer is named in the log.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// The way to the teacher. Clones share it.
+/// The handle of the teacher. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Teacher(Arc<Inner>);
 
@@ -56,13 +56,13 @@ struct Inner {
     /// A place on a server may be free.
     free: Notify,
     outage: Outage,
-    /// What the first server said that was proved.
+    /// The first proved server's answers to the proof.
     reference: Mutex<Option<Said>>,
-    /// A sample was scored: the run goes on with the servers that it has.
+    /// A sample was scored: the run continues with the servers that it has.
     has_scored: AtomicBool,
 }
 
-/// What it is made of.
+/// The parts of a teacher.
 pub(crate) struct Parts {
     pub renderer: Arc<Renderer>,
     pub driver: DriverHandle,
@@ -72,18 +72,17 @@ pub(crate) struct Parts {
     pub stop: CancellationToken,
     /// Longest time of one group.
     pub timeout: Duration,
-    /// The run ends when nothing was answered for so long.
+    /// The run ends when nothing was answered for this long.
     pub limit: Duration,
     /// Longest sample that is trained, tokens.
     pub seq_len: u32,
 }
 
 impl Teacher {
-    /// Asks the servers at once what they make of a text: a wrong teacher must not be found out at the end of the first
-    /// group.
+    /// Asks the servers at once to score a text: a wrong teacher must not be found only after the first group.
     ///
     /// # Panics
-    /// Outside of a runtime.
+    /// Called outside of a runtime.
     pub fn start(parts: Parts, scorers: Vec<Scorer>) -> Teacher {
         let teacher = Teacher(Arc::new(Inner {
             parts,
@@ -100,20 +99,20 @@ impl Teacher {
         }
         let inner = Arc::clone(&teacher.0);
         teacher.spawn(async move {
-            // One that is not there is found out before any group waits for it.
+            // A server that does not exist is found before any group waits for it.
             let pending = inner.outage.begin(Instant::now());
             inner.place(&pending, None).await;
         });
         teacher
     }
 
-    /// Carry out [`primerl_core::Effect::ScoreByTeacher`].
+    /// Carries out [`primerl_core::Effect::ScoreByTeacher`].
     pub fn score(&self, request: Arc<TeacherRequest>) {
         let inner = Arc::clone(&self.0);
         self.spawn(async move {
             let group = request.group;
             let scored = tokio::time::timeout(inner.parts.timeout, inner.group(&request)).await;
-            // Past that time the core has given the group up.
+            // After that time the core has given the group up.
             if let Ok(result) = scored {
                 inner
                     .parts
@@ -172,7 +171,7 @@ impl Inner {
                     return Ok(TokenLogprobs(scores.into()));
                 }
                 Some(Err(error)) => error,
-                // Another one is asked, or this one when it is back.
+                // Another server is asked, or this one when it is back.
                 None => {
                     failed = Some(at);
                     continue;
@@ -219,8 +218,8 @@ impl Inner {
         others.any(|(_, member)| member.state.lock().health.is_well())
     }
 
-    /// A place on the server with the fewest requests; not on the one that `failed` with this request, if another is well.
-    /// It waits for as long as there is none; when that is too long, the run ends.
+    /// A place on the server with the fewest requests; not on the server that `failed` this request, if another one is
+    /// well. Waits until there is one; if that takes too long, the run ends.
     async fn place(&self, pending: &Pending<'_>, failed: Option<usize>) -> (usize, Place<'_>) {
         let idle = || {
             if !self.any_is_well() {
@@ -272,7 +271,7 @@ impl Inner {
         }
     }
 
-    /// Looks at one server for as long as the run lasts.
+    /// Watches one server until the run ends.
     async fn watch(&self, at: usize) {
         let member = &self.members[at];
         let mut ticks = tokio::time::interval(BETWEEN_LOOKS);
@@ -294,7 +293,7 @@ impl Inner {
             if is_to_be_proved {
                 tokio::select! {
                     () = self.prove(member) => {}
-                    // Where computing hangs the proof does, too: its requests do not wait for that.
+                    // If computing hangs, the proof hangs too: its requests do not wait for that.
                     () = self.left_out_as_still(at) => {}
                 }
             }
@@ -307,7 +306,7 @@ impl Inner {
         }
     }
 
-    /// Whether it stands still, while another is well: its requests go there.
+    /// Whether it hangs while another one is well: then its requests go there.
     fn leave_out_if_still(&self, at: usize) -> bool {
         if !self.another_is_well(at) {
             return false;
@@ -355,7 +354,7 @@ impl Inner {
         }
         if !was_proved && !said.knows_vocabulary {
             tracing::warn!(
-                "{name} does not say how it tokenizes: nobody knows whether it has the model's vocabulary"
+                "{name} does not say how it tokenizes: it is unknown whether it has the model's vocabulary"
             );
         }
         self.free.notify_waiters();
@@ -381,7 +380,8 @@ impl Inner {
         }
     }
 
-    /// Tokens, and whether it is known: engines may have room for less than `seq_len`, and say so when they are reached.
+    /// Context length in tokens, and whether it is known: engines may have room for less than `seq_len`, and report it
+    /// when a request exceeds it.
     fn longest_sample(&self) -> (u32, bool) {
         let seq_len = self.parts.seq_len;
         match self.parts.engines.max_model_len() {
@@ -400,7 +400,7 @@ impl Inner {
         }
     }
 
-    /// At the start that is a mistake in the config; later, a server that nobody should use.
+    /// At the start that is a mistake in the config; later, a server that must not be used.
     fn refuse(&self, member: &Member, problem: String) {
         let name = member.scorer.describe();
         if !self.has_scored.load(Ordering::Relaxed) {

@@ -5,13 +5,14 @@ use primerl_engines::clients::{EndpointError, Scorer, distance};
 use primerl_render::Renderer;
 use std::time::Duration;
 
-/// Words, letters, digits, spaces, newlines, accents, other scripts and an emoji: vocabularies differ somewhere here.
+/// Words, letters, digits, spaces, newlines, accents, other scripts and an emoji: any two vocabularies differ on some
+/// of these.
 const PROBE: &str = "The quick brown fox jumps over the lazy dog, and then there is another thing: 12345.678 + 90\n\n\tif (x != y) \
                      { return  \"Größe\"; }\r\n# Привет, мир! 知識は力なり 🙂 https://example.org/a_b?c=d%20e \\begin{equation}";
-/// Tokens of it that are scored.
+/// Number of its tokens that are scored.
 const SCORED: usize = 64;
-/// Servers of one model are as far apart as half precision and other kernels make them, a tenth of this; those of two
-/// models by more. Mean of the differences, nats.
+/// Servers of one model differ by half precision and other kernels, a tenth of this; servers of two models differ by
+/// more. Mean of the differences, nats.
 const SAME_MODEL: f64 = 0.1;
 
 #[derive(Debug, thiserror::Error)]
@@ -32,18 +33,18 @@ impl ProofError {
     }
 }
 
-/// What a server says of the text.
+/// A server's answers about the text.
 #[derive(Clone, Debug)]
 pub(super) struct Said {
     pub name: String,
     pub scores: Vec<f32>,
-    /// Prompt and answer together, tokens; `None` where it does not say.
+    /// Context length, prompt and answer together, tokens; `None` if the server does not say.
     pub max_model_len: Option<u32>,
-    /// It has the run's vocabulary; nobody knows where it has no route to ask.
+    /// Whether it is known to have the run's vocabulary; unknown if it has no route to ask.
     pub knows_vocabulary: bool,
 }
 
-/// Asks a server for all that can be said of it alone; what takes longer than `longest` has failed.
+/// Asks a server for all that it can report by itself; what takes longer than `longest` has failed.
 pub(super) async fn ask(
     scorer: &Scorer,
     renderer: &Renderer,
@@ -78,15 +79,15 @@ async fn ask_all(scorer: &Scorer, renderer: &Renderer) -> Result<Said, ProofErro
     })
 }
 
-/// Tokens that are scored, beside the one that is always sampled.
+/// Tokens that are scored, in addition to the one that is always sampled.
 fn scored(max_model_len: Option<u32>) -> usize {
     max_model_len.map_or(SCORED, |most| SCORED.min(most.saturating_sub(1) as usize))
 }
 
-/// Two servers, or one at two times, have the same model.
+/// Whether two servers, or one server at two times, have the same model.
 pub(super) fn agree(before: &Said, now: &Said) -> Result<(), ProofError> {
     let (mean, _) = distance(&before.scores, &now.scores);
-    // Not `>`, which nothing that is no number is.
+    // `!(x <= max)` instead of `x > max`, so that NaN fails.
     if mean <= SAME_MODEL {
         return Ok(());
     }
@@ -152,14 +153,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_proof_has_a_time_of_its_own() {
+    async fn a_proof_has_a_separate_timeout() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let chatml = primerl_render::testing::CHATML;
         let end = ("<|im_end|>", true);
         primerl_render::testing::write_model(folder.path(), &[end], &[], chatml, end.0, end.0)
             .expect("writes");
         let renderer = Renderer::load(folder.path()).expect("loads");
-        // It takes connections, and no more.
+        // A server that accepts connections and never answers.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
         let config = ClientConfig {
             base_urls: vec![format!(

@@ -1,4 +1,4 @@
-//! Prometheus metrics, in a registry of their own.
+//! Prometheus metrics, in a separate registry.
 
 use super::TrainerClock;
 use parking_lot::Mutex;
@@ -8,15 +8,15 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 
-/// Counted by whoever does the work.
+/// Counters, each updated by the code that does the work.
 pub struct Telemetry {
     registry: Registry,
     pub gateway: Arc<GatewayMetrics>,
     /// Seconds between an event's sending and its handling.
     pub event_delay: Histogram,
-    /// Seconds the core takes for an event.
+    /// Seconds the core needs for an event.
     pub handle_time: Histogram,
-    /// Seconds between an event's sending and the issue of its effects; those that wait for the disk wait after that.
+    /// Seconds between an event's sending and the issue of its effects, without the wait of durable ones for the disk.
     pub effect_delay: Histogram,
     pub trainer: TrainerClock,
     pub waits: Waits,
@@ -61,7 +61,7 @@ impl Telemetry {
         );
     }
 
-    /// The registry's text, to be followed by gauges.
+    /// The registry's text; the caller appends gauges.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
         prometheus_client::encoding::text::encode_registry(&mut text, &self.registry)?;

@@ -1,4 +1,4 @@
-//! What people and tools see of a run: metrics, the trainer's waiting, CPU time.
+//! Observability of a run for people and tools: metrics, the trainer's waits, CPU time.
 
 mod metrics;
 mod trainer;

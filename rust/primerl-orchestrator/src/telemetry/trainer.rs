@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// Written by the trainer's endpoints; of several ranks the first to ask and the first to be answered count.
+/// Written by the trainer's endpoints; with several ranks, the first request and the first answer count.
 #[derive(Debug, Default)]
 pub struct TrainerClock(Mutex<State>);
 
@@ -14,7 +14,7 @@ struct State {
     waited: Duration,
     ended: Option<Instant>,
     last_seen: Option<Instant>,
-    /// It has sent a heartbeat, and has not taken its leave: silence means that it hangs or is dead.
+    /// It has sent a heartbeat, and has not said goodbye: silence means that it hangs or is dead.
     beats: bool,
     doing: String,
     /// Its launcher starts it again, and it has not begun yet.
@@ -33,12 +33,12 @@ struct Starting {
 pub enum Overdue {
     /// It fell silent.
     Silent { silent: Duration, doing: String },
-    /// It was started again, and nothing was heard of it in the time that a start may take.
+    /// It was started again, and sent nothing within the time that a start may take.
     NotBack { within: Duration, why: String },
 }
 
 impl TrainerClock {
-    /// A rank asks; repeated asking for the same batch is one wait.
+    /// A rank asks; repeated requests for the same batch are one wait.
     pub fn asked(&self) {
         let mut state = self.0.lock();
         let now = Instant::now();
@@ -56,7 +56,7 @@ impl TrainerClock {
         }
     }
 
-    /// The trainer was told that there are no more batches: waiting for the end of the run is not idling.
+    /// The trainer knows that there are no more batches: waiting for the end of the run is not idling.
     pub fn ended(&self) {
         let mut state = self.0.lock();
         state.waiting_since = None;
@@ -75,8 +75,8 @@ impl TrainerClock {
         state.starting = None;
     }
 
-    /// Its launcher starts it again, as it ended by `why`: what was due of its predecessor is not due of it, until it begins
-    /// or `within` has passed.
+    /// The launcher starts the trainer again, because it ended by `why`: the deadlines of the earlier one do not apply
+    /// until the new one begins or `within` has passed.
     pub fn is_started(&self, within: Duration, why: String) {
         let mut state = self.0.lock();
         state.beats = false;
@@ -88,7 +88,7 @@ impl TrainerClock {
         });
     }
 
-    /// This process was itself suspended for so long: nobody could be heard.
+    /// This process was itself suspended for so long: it could not receive heartbeats.
     pub fn postpone(&self, by: Duration) {
         let mut state = self.0.lock();
         state.last_seen = Some(Instant::now());
@@ -97,7 +97,7 @@ impl TrainerClock {
         }
     }
 
-    /// Whether it has been silent for longer than it may be.
+    /// Whether it has been silent for too long.
     pub fn overdue(&self, patience: Duration) -> Option<Overdue> {
         if let Some(silent) = self.silent_for().filter(|silent| *silent > patience) {
             let doing = self.doing();
@@ -108,7 +108,7 @@ impl TrainerClock {
         (since.elapsed() > within).then_some(Overdue::NotBack { within, why })
     }
 
-    /// For how long a trainer that should send heartbeats has been silent. A training loop of one's own need not.
+    /// For how long a trainer that should send heartbeats has been silent. A custom training loop need not send any.
     fn silent_for(&self) -> Option<Duration> {
         let state = self.0.lock();
         state
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_started_again_has_the_time_of_a_start() {
+    fn a_restarted_trainer_has_the_time_of_a_start() {
         let (trainer, none) = (TrainerClock::default(), Duration::ZERO);
         trainer.beat("optimizer".into(), false);
         assert!(matches!(

@@ -1,14 +1,14 @@
-//! Which trainer has the run. There is one, until it has left or is known to be gone; another that comes meanwhile is
-//! refused, and one that comes back after it was replaced.
+//! Decides which trainer has the run. There is one, until it has left or is known to be gone; another that comes
+//! meanwhile is refused, and so is one that returns after it was replaced.
 //!
-//! A trainer is known by an id that all of its ranks send with every request, so whoever was replaced, for whatever reason,
-//! gets no batch and publishes nothing. It is known to be gone
-//! - by its own last word, or its launcher's, which starts it again;
+//! A trainer is known by an id that all of its ranks send with every request, so a trainer that was replaced, for
+//! whatever reason, gets no batch and publishes nothing. It is known to be gone
+//! - by its own goodbye, or by its launcher's report, which starts it again;
 //! - on this machine, by its process: its number and the time of its start;
-//! - elsewhere, by its silence, for half of `timeouts.trainer_s` (beats come every 2 s): no proof, but if it lives it is refused
-//!   from then on.
+//! - on another machine, by its silence, for half of `timeouts.trainer_s` (heartbeats come every 2 s): this is no
+//!   proof, but if it lives it is refused from then on.
 //!
-//! It is kept in `run/trainer.json`, so that no other slips in while the orchestrator is started again.
+//! The holder is kept in `run/trainer.json`, so that no other trainer can take the run while the orchestrator restarts.
 
 use super::process::{self, Place};
 use parking_lot::Mutex;
@@ -22,19 +22,20 @@ use tokio::sync::futures::Notified;
 
 const FILE: &str = "run/trainer.json";
 
-/// A trainer, as it says itself; of several ranks, the leading one.
+/// A trainer, as it identifies itself; with several ranks, the leading one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Of this start of it.
+    /// Id of this start of the trainer.
     pub id: String,
     pub pid: u32,
     pub host: String,
-    /// What `pid` is a number of, and when that process began. Left out where the system has no word for it.
+    /// The machine and the namespace that `pid` belongs to, and when that process began. Omitted if the system does not
+    /// report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<Place>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began: Option<u64>,
-    /// Of the launcher that has started it, and ends it with itself.
+    /// Id of the launcher that started it, and ends it when it ends itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launcher: Option<String>,
 }
@@ -67,13 +68,13 @@ impl Identity {
     }
 }
 
-/// What a trainer that comes is told.
+/// The answer to a trainer that asks for the run.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     Yours,
     /// Why not.
     Refused(String),
-    /// Whether the one before lives is not known; by then it is.
+    /// Whether the previous trainer lives is not known; it is known at this time.
     Unknown(Instant, String),
 }
 
@@ -103,7 +104,7 @@ struct Held {
 }
 
 impl Holder {
-    /// The one of before a restart has to be heard of, or to be known to be gone, as any other.
+    /// The trainer from before a restart has to send a heartbeat, or to be known to be gone, like any other.
     pub fn open(output_dir: &Path, patience: Duration) -> Holder {
         let path = output_dir.join(FILE);
         let known = std::fs::read(&path).ok();
@@ -144,12 +145,12 @@ impl Holder {
         }
     }
 
-    /// Its process has ended; or, where nobody can look at that, it has been silent for too long.
+    /// Its process has ended; or, if its process cannot be checked, it has been silent for too long.
     fn is_gone(&self, held: &Held) -> bool {
         held.has_ended() || (!held.is_seen() && held.heard + self.patience <= Instant::now())
     }
 
-    /// A request of a trainer that has the run; one that says nothing of itself may take it where no other has.
+    /// A request of a trainer that has the run; a trainer without an identity may take the run if no other has it.
     pub fn admit(&self, identity: Option<&Identity>) -> Result<(), String> {
         let mut state = self.state.lock();
         let Some(identity) = identity else {
@@ -179,7 +180,8 @@ impl Holder {
         }
     }
 
-    /// A launcher, which alone has the run's folder, starts its trainer: whatever a launcher had started before is gone.
+    /// A launcher, which alone may use the run's folder, starts its trainer: a trainer that an earlier launcher started
+    /// is gone.
     pub fn is_started_again(&self) {
         let mut state = self.state.lock();
         let was_launched = |held: &&Held| held.identity.launcher.is_some();
@@ -188,8 +190,8 @@ impl Holder {
         }
     }
 
-    /// Resolves when the trainer that has the run is heard of, or leaves it, from this call on: who calls it before looking
-    /// misses nothing.
+    /// Resolves when the trainer that has the run sends a heartbeat, or leaves it, from this call on: a caller that
+    /// calls this before looking misses nothing.
     pub fn changed(&self) -> Notified<'_> {
         self.heard.notified()
     }
@@ -203,7 +205,7 @@ impl Holder {
         });
     }
 
-    /// For the status.
+    /// For `/status`.
     pub fn known(&self) -> Option<(u32, String)> {
         let state = self.state.lock();
         let held = state.holder.as_ref()?;
@@ -248,7 +250,7 @@ impl Holder {
         }
     }
 
-    /// What cannot be kept is lost with this process, and only then of any use.
+    /// If it cannot be written, it is lost with this process, and only needed then.
     fn keep(&self, identity: Option<&Identity>) {
         let kept = match identity {
             Some(identity) => serde_json::to_vec(identity)
@@ -260,7 +262,7 @@ impl Holder {
             },
         };
         if let Err(error) = kept {
-            tracing::warn!(path = %self.path.display(), %error, "which trainer has the run cannot be kept");
+            tracing::warn!(path = %self.path.display(), %error, "cannot save which trainer has the run");
         }
     }
 }
@@ -286,7 +288,7 @@ impl State {
 }
 
 impl Held {
-    /// Whether its process can be looked at.
+    /// Whether its process can be checked.
     fn is_seen(&self) -> bool {
         self.is_own || self.identity.is_here()
     }
@@ -298,7 +300,7 @@ impl Held {
     fn in_words(&self) -> String {
         let Identity { pid, host, .. } = &self.identity;
         let seconds = self.heard.elapsed().as_secs_f64();
-        format!("process {pid} on {host}, heard of {seconds:.1} s ago")
+        format!("process {pid} on {host}, last heartbeat {seconds:.1} s ago")
     }
 
     fn refusal(&self) -> String {

@@ -1,8 +1,9 @@
-//! Whether a process of this machine still is the one that it was. Linux tells by files; elsewhere nothing is known.
+//! Whether a process of this machine is still the same one. Linux has files for this; on other systems nothing is
+//! known.
 
 use serde::{Deserialize, Serialize};
 
-/// One start of a machine, and one of its sets of process numbers (a container has its own).
+/// One start of a machine, and one of its process namespaces (each container has its own).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Place(pub(super) String);
@@ -16,8 +17,8 @@ impl Place {
     }
 }
 
-/// When the process began, in the kernel's ticks since the machine did; `None` where there is none, or it has ended and
-/// nobody has asked for its exit code.
+/// When the process began, in the kernel's ticks since the machine started; `None` if there is no such process, or it
+/// has ended and its exit code was not collected.
 pub(crate) fn began(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Its name, in brackets, may hold anything.

@@ -55,7 +55,7 @@ fn what_the_journal_does_not_know_is_moved_and_kept() {
     assert_eq!(names.map(|name| count(&place, name)), [0, 3]);
     let names = ["evals.jsonl", "replaced_evals.jsonl"];
     assert_eq!(names.map(|name| count(&place, name)), [2, 2]);
-    // And nothing more the next time.
+    // The next time nothing is left to do.
     set_aside(place.path(), &core_that_published(Some(0))).expect("there is nothing to do");
     assert_eq!(names.map(|name| count(&place, name)), [2, 2]);
 }

@@ -1,4 +1,4 @@
-//! Mock engines on ports of their own, each in a runtime of its own: killing it cuts its connections, as with a process.
+//! Mock engines on separate ports, each in a separate runtime: killing it cuts its connections, as with a process.
 
 use primerl_engine::mock::{MockConfig, fold};
 use primerl_engine::{Backend, Config, MockBackend};
@@ -14,7 +14,7 @@ pub struct Engine {
     mock: MockConfig,
     stop: CancellationToken,
     task: JoinHandle<()>,
-    /// `None` once it was taken down.
+    /// `None` after it was stopped.
     runtime: Option<Runtime>,
 }
 
@@ -35,7 +35,7 @@ impl Engine {
         Engine::run(config, listener, mock, backend).await
     }
 
-    /// One that renders messages with the model in `folder`.
+    /// An engine that renders messages with the model in `folder`.
     pub async fn start_rendering(mock: MockConfig, folder: &Path) -> Engine {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -84,7 +84,7 @@ impl Engine {
             .unwrap();
         let task = runtime.spawn(async move {
             let listener = TcpListener::from_std(listener).unwrap();
-            // How a faulty mock ends is told by what its clients see.
+            // A faulty mock's end is checked by what its clients see.
             let _ = primerl_engine::run(config, backend, listener, shutdown).await;
         });
         Engine {
@@ -97,13 +97,13 @@ impl Engine {
         }
     }
 
-    /// Answers what runs with what it has, then closes.
+    /// Answers running requests with the tokens they have, then closes.
     pub async fn stop(mut self) {
         self.stop.cancel();
         (&mut self.task).await.unwrap();
     }
 
-    /// Closes without a word.
+    /// Closes abruptly, without a goodbye.
     pub async fn kill(mut self) -> (u16, MockConfig) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -120,7 +120,7 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// A runtime cannot be dropped where async code runs.
+    /// A runtime cannot be dropped in async code.
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();

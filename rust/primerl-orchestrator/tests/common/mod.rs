@@ -24,7 +24,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// No test waits longer for anything.
+/// Longest wait in any test.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The run's key of the orchestrators here.
@@ -182,7 +182,7 @@ pub fn all_proved(status: &Value) -> bool {
         .all(|engine| !engine["version"].is_null())
 }
 
-/// Of an orchestrator or an engine, in the Prometheus text format.
+/// Metrics of an orchestrator or an engine, in the Prometheus text format.
 pub async fn metrics(url: &str) -> String {
     let answer = client().get(format!("{url}/metrics")).send().await.unwrap();
     answer.text().await.unwrap()
@@ -222,7 +222,7 @@ pub async fn chat(lease: &Lease, session: &str, body: &Value) -> (u16, Value) {
     chat_with(&client(), lease, session, body).await
 }
 
-/// The same over connections that are kept.
+/// The same over open connections.
 pub async fn chat_with(
     http: &reqwest::Client,
     lease: &Lease,
@@ -239,7 +239,8 @@ pub async fn chat_with(
     (status, answer.json().await.unwrap_or(Value::Null))
 }
 
-/// Send until the orchestrator, which may just be restarted, has answered in full; repeats are marked as SDKs mark them.
+/// Sends until the orchestrator, which may just be restarting, has answered in full; repeats are marked as SDKs mark
+/// them.
 pub async fn persistently(request: RequestBuilder) -> reqwest::Response {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     for attempt in 0.. {

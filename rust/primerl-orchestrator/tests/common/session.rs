@@ -1,4 +1,4 @@
-//! One start of a run, with a worker at it.
+//! One start of a run, with a worker.
 
 use super::Orchestrator;
 use super::engine::Engine;

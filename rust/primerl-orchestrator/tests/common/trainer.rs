@@ -35,14 +35,14 @@ pub struct MicroBatch {
     pub extra_columns: Vec<String>,
 }
 
-/// Different grammars, and the answers they hold for: first token, the token after the last, which grammar.
+/// Different grammars, and the answers they apply to: first token, the token after the last, index of the grammar.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Grammars {
     pub kinds: Vec<Value>,
     pub runs: Vec<(u64, u64, usize)>,
 }
 
-/// Tokens of a micro-batch that were sampled so.
+/// Tokens of a micro-batch that were sampled in this way.
 #[derive(Clone, Debug, Deserialize)]
 pub struct TruncatedRun {
     pub begin: u64,
@@ -99,7 +99,7 @@ impl Batch {
 }
 
 impl MicroBatch {
-    /// `columns`: beginning with its own, in the order of `docs/architecture.md`.
+    /// `columns`: the required ones first, in the order of `docs/architecture.md`.
     fn sequences(&self, columns: &[u8]) -> Vec<Sequence> {
         let n = self.tokens;
         let words = |column: usize| i32s(&columns[4 * n * column..][..4 * n]);
@@ -141,7 +141,7 @@ impl MicroBatch {
     }
 }
 
-/// Write the weights of a version, as `docs/architecture.md` says; the result is the manifest's path.
+/// Writes the weights of a version in the format of `docs/architecture.md`; returns the manifest's path.
 pub fn write_weights(output: &Path, version: u64) -> String {
     let folder = output.join(format!("broadcasts/step_{version}"));
     std::fs::create_dir_all(&folder).unwrap();
@@ -174,7 +174,7 @@ pub async fn publish(url: &str, output: &Path, version: u64) {
     publish_with(&client(), url, output, version).await;
 }
 
-/// Tell that training goes on after `step`.
+/// Report that training continues after `step`.
 pub async fn resume(url: &str, step: u64) {
     let (status, body) = post(&client(), url, "/trainer/resume", &json!({"step": step})).await;
     assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
@@ -231,7 +231,7 @@ async fn batch_bytes_with(http: &Client, url: &str, step: u64, rank: u32) -> Opt
     }
 }
 
-/// Train to the end; the result is every batch of rank 0.
+/// Trains to the end; returns every batch of rank 0.
 pub async fn train(url: String, output: std::path::PathBuf) -> Vec<Batch> {
     train_after(0, url, output).await
 }

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-/// What whoever comes too late is told: a run that was stopped waits for nobody.
+/// The answer to requests that come too late: a run that was stopped waits for no one.
 const RUN_OVER: u16 = 410;
 
 pub fn registration(environment: &str, role: WorkerRole, name: &str) -> RegisterRequest {
@@ -62,7 +62,7 @@ impl Worker {
         .await
     }
 
-    /// Lease until there is a rollout.
+    /// Leases until there is a rollout.
     pub async fn one(&self) -> Lease {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
@@ -119,7 +119,7 @@ impl Worker {
         }
     }
 
-    /// Lease and run rollouts of `turns` turns until the run is over.
+    /// Leases and runs rollouts of `turns` turns until the run is over.
     pub async fn work(self, turns: usize) {
         let mut running = JoinSet::new();
         loop {

@@ -1,4 +1,4 @@
-//! What engines report of their load, and what becomes of it.
+//! The load that engines report, and its effects.
 
 use crate::common::engine::Engine;
 use crate::common::trainer;
@@ -18,7 +18,7 @@ min_per_engine = 1
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_whose_requests_wait_is_given_fewer() {
+async fn an_engine_whose_requests_wait_gets_fewer() {
     let place = Place::new();
     let extra = "oversampling_factor = 2.0\nmax_async_level = 2";
     let started = Instant::now();
@@ -35,7 +35,7 @@ async fn an_engine_whose_requests_wait_is_given_fewer() {
     let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
     let worker = tokio::spawn(worker.work(2));
     trainer::publish(&orchestrator.url, &place.output(), 0).await;
-    // The engine's own limit falls first; what the core starts follows with the next word of it.
+    // The engine's own limit falls first; the core's follows with the next report.
     orchestrator
         .until("the limit falls, with one engine to serve", |status| {
             let engine = status["engines"][0]["limit"].as_u64();
@@ -44,7 +44,7 @@ async fn an_engine_whose_requests_wait_is_given_fewer() {
         .await;
     orchestrator.shutdown.cancel();
     orchestrator.end().await.unwrap();
-    // It may find nobody to say goodbye to.
+    // The orchestrator may be gone when it says goodbye.
     worker.abort();
     engine.stop().await;
 
@@ -62,5 +62,5 @@ async fn an_engine_whose_requests_wait_is_given_fewer() {
     let begun = entries
         .iter()
         .any(|journal::Entry(_, event)| matches!(event, Event::SamplingStarted { .. }));
-    assert!(begun, "the core is told when a rollout begins to sample");
+    assert!(begun, "the core knows when a rollout begins to sample");
 }

@@ -207,7 +207,7 @@ async fn an_answer_that_crosses_an_update_is_sampled_again_by_the_new_weights() 
     let (answer, status) = answer_over_an_update(1.0).await;
     assert!(is_of_version(&answer, 1));
     assert_eq!(status["sampled_again"], 1);
-    assert_eq!(status["failovers"], 0, "nobody failed");
+    assert_eq!(status["failovers"], 0, "no engine failed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -15,7 +15,8 @@ fn command(config: &Path) -> Command {
     command
 }
 
-/// The console script of the wheel is held to the same file (`tests/test_packaging.py`): one definition, two shells.
+/// The console script of the wheel is compared with the same file (`tests/test_packaging.py`): one definition, two
+/// shells.
 #[test]
 fn help_is_that_of_the_console_script() {
     let output = Command::new(env!("CARGO_BIN_EXE_primerl-orchestrate"))
@@ -34,7 +35,7 @@ fn write(place: &Place, toml: &str) -> std::path::PathBuf {
     path
 }
 
-/// Run with this config; it has to be refused with exit code 2, with `words` in the message, nothing written.
+/// Runs with this config; it has to be refused with exit code 2, with `words` in the message, and nothing written.
 fn refused(place: &Place, toml: &str, words: &[&str]) {
     let Output { status, stderr, .. } = command(&write(place, toml)).output().unwrap();
     let message = String::from_utf8_lossy(&stderr);
@@ -82,12 +83,12 @@ fn signal(child: &Child, name: &str) {
     assert!(status.success());
 }
 
-/// Nothing has begun: there is nothing to bring to an end, and nothing may swallow the signal.
+/// Nothing has started: there is nothing to stop, and the signal must not be lost.
 #[test]
 fn a_signal_before_the_run_has_begun_ends_it_at_once() {
     for (name, number) in [("TERM", 15), ("HUP", 1), ("INT", 2)] {
         let place = Place::new();
-        // It is read for as long as nobody writes to it.
+        // It is read for as long as no one writes to it.
         let fifo = place.path("orchestrator.toml");
         assert!(
             Command::new("mkfifo")
@@ -97,7 +98,7 @@ fn a_signal_before_the_run_has_begun_ends_it_at_once() {
                 .success()
         );
         let mut child = command(&fifo).spawn().unwrap();
-        // Opened by both ends once it reads, with its handlers in place.
+        // Both ends open it once the process reads, with its handlers installed.
         let writer = std::fs::OpenOptions::new().write(true).open(&fifo).unwrap();
         signal(&child, name);
         assert_eq!(child.wait().unwrap().code(), Some(128 + number), "{name}");

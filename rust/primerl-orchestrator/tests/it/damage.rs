@@ -17,7 +17,7 @@ async fn start(place: &Place, engine: &Engine) -> Session {
     Session::start(prepared(place.config(SETTINGS, "")), engine).await
 }
 
-/// Train these steps, without a checkpoint.
+/// Trains these steps, without a checkpoint.
 async fn train(
     session: &Session,
     place: &Place,
@@ -38,7 +38,7 @@ fn spooled(output: &Path, step: u64) -> PathBuf {
     output.join(format!("spool/step_{step}/rank_0.msgpack"))
 }
 
-/// Changes one bit of what a step trains; the result is what is there then.
+/// Changes one bit of a step's batch; returns the changed bytes.
 fn damage(output: &Path, step: u64) -> Vec<u8> {
     let mut body = std::fs::read(spooled(output, step)).unwrap();
     let middle = body.len() / 2;
@@ -60,7 +60,7 @@ fn noted(output: &Path) -> BTreeSet<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_batch_is_cut_again_or_given_to_nobody() {
+async fn a_damaged_batch_is_cut_again_or_given_to_no_trainer() {
     let place = Place::new();
     let output = place.output();
     let engine = Engine::start(MockConfig::default()).await;

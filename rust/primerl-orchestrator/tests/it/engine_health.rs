@@ -1,4 +1,4 @@
-//! Engines that come back elsewhere, that say they are well and are not, and that can never serve the run.
+//! Engines that return at another address, that report to be well and are not, and that can never serve the run.
 
 use crate::common::engine::Engine;
 use crate::common::worker::Worker;
@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Its place, its number and its requests' way to it are the same; nobody looks for it where it was.
+/// Its place, its number and the path of its requests are the same; it is not looked for at its old place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_comes_back_elsewhere_takes_its_place_by_name() {
+async fn an_engine_that_returns_at_another_address_takes_its_place_by_name() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     let join_as = async |engine: &Engine, name: &str| {
@@ -71,7 +71,7 @@ async fn an_engine_that_comes_back_elsewhere_takes_its_place_by_name() {
     let seats: Value = serde_json::from_str(&seats).unwrap();
     let names = seats.as_array().unwrap().iter().map(|seat| &seat["name"]);
     assert_eq!(names.collect::<Vec<_>>(), ["a", "c"]);
-    // Nobody looks for `b` at the address of `c`, where the journal has it.
+    // The journal has `b` at the address of `c`; it is not looked for there.
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     let engines = orchestrator.status().await["engines"].clone();
     let engines = engines.as_array().unwrap().iter();
@@ -83,7 +83,7 @@ async fn an_engine_that_comes_back_elsewhere_takes_its_place_by_name() {
     c.stop().await;
 }
 
-/// What answers every route that an engine is looked at by, but fails or never ends its requests.
+/// A server that answers every route of a health check, but fails or never ends its requests.
 async fn broken_engine(good: &str, mode: Broken) -> (String, tokio::task::JoinHandle<()>) {
     let good = good.to_owned();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -144,11 +144,11 @@ enum Broken {
     Fails,
     Hangs,
     NeverPauses,
-    /// From then on it fails its requests, and its label cannot be had.
+    /// From then on its requests fail, and its label cannot be read.
     Sticks(&'static AtomicBool),
 }
 
-/// It says that it is well, and its metrics stand still or its answers are errors: the rules on requests find it.
+/// It reports that it is well, and its metrics stand still or its answers are errors: the rules on requests notice it.
 async fn is_taken_out(mode: Broken, reason: &str) {
     let place = Place::new();
     let toml = place
@@ -217,7 +217,7 @@ async fn an_engine_that_makes_no_tokens_is_taken_out_though_it_says_that_it_is_w
     is_taken_out(Broken::Hangs, "has made no token for").await;
 }
 
-/// As a server does whose computing process was stopped: it is named long before an update has to end.
+/// Like a server whose computing process was stopped: it is named long before an update has to end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_does_not_pause_for_new_weights_is_named() {
     let place = Place::new();
@@ -239,7 +239,7 @@ async fn an_engine_that_does_not_pause_for_new_weights_is_named() {
     sound.stop().await;
 }
 
-/// The only one, whose server says that it is well: nobody else would ever find out.
+/// The only engine, whose server reports that it is well: no other engine would ever find out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_does_not_say_what_it_serves_is_given_up() {
     static STUCK: AtomicBool = AtomicBool::new(false);
@@ -276,7 +276,7 @@ async fn an_engine_that_does_not_say_what_it_serves_is_given_up() {
     behind.stop().await;
 }
 
-/// All that vLLM lacks by itself is said at once, and the run ends long before `no_engine_s`.
+/// Everything that vLLM lacks by itself is reported at once, and the run ends long before `no_engine_s`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_can_never_serve_the_run_ends_it_by_name() {
     let place = Place::new();

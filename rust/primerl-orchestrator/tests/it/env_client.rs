@@ -23,10 +23,10 @@ const LONG_POLL: Duration = Duration::from_millis(200);
 
 #[derive(Default)]
 struct Script {
-    /// Rollouts to hand out.
+    /// Rollouts that the server will lease.
     offered: VecDeque<u64>,
     lease_sizes: Vec<u32>,
-    /// Calls for leases that are never answered, as on a connection that a network has forgotten.
+    /// Calls for leases that are never answered, as on a dead connection.
     lost: u32,
     registrations: u64,
     /// Rollouts that are leased only together; 0 is 1.
@@ -35,9 +35,9 @@ struct Script {
     /// Statuses with which the next results are answered; 200 when empty.
     result_statuses: VecDeque<StatusCode>,
     heartbeats: Vec<Vec<RolloutId>>,
-    /// What the last of them said of the owner.
+    /// What the last heartbeat reported about the owner.
     last_heartbeat: Option<HeartbeatRequest>,
-    /// Why heartbeats are answered by a 410: the worker was given up, since its owner did not move.
+    /// Why heartbeats are answered by a 410: the worker was given up, because its owner did not move.
     blocked: Option<String>,
     /// Retry counts of the chat requests seen.
     chats: Vec<String>,
@@ -189,7 +189,7 @@ impl Server {
     }
 }
 
-/// Whose process was to end, and why.
+/// The process that was to end, and why.
 static ENDED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn start(url: &str, environment: &str, max_concurrent: u32, give_up: Duration) -> EnvClient {
@@ -239,7 +239,7 @@ fn leased(notice: &Notice) -> Option<Vec<RolloutId>> {
 }
 
 #[test]
-fn a_call_for_leases_that_nobody_answers_is_made_again() {
+fn an_unanswered_call_for_leases_is_repeated() {
     let server = Server::start();
     server.script.lock().lost = 1;
     server.script.lock().offered.push_back(1);
@@ -275,7 +275,7 @@ fn holds_no_more_than_its_capacity_and_fills_what_becomes_free() {
             .iter()
             .all(|size| *size <= 2)
     );
-    // What is not held is not reported.
+    // A rollout that is not held is not reported.
     client.report(first[1], Outcome::default());
     client.leave(PATIENCE);
     let script = server.script.lock();
@@ -330,7 +330,7 @@ fn a_report_is_sent_until_it_is_answered_also_under_a_new_number() {
 }
 
 #[test]
-fn a_result_that_is_refused_is_told_and_not_sent_again() {
+fn a_refused_result_is_reported_and_not_sent_again() {
     let server = Server::start();
     server
         .script
@@ -379,7 +379,7 @@ fn silence_ends_the_client_with_the_reason() {
 }
 
 #[test]
-fn a_worker_that_is_not_wanted_is_told_why() {
+fn a_refused_worker_learns_why() {
     let server = Server::start();
     let client = start(&server.url, "unknown", 1, PATIENCE);
     let end = until(&client, "end", |notice| match notice {
@@ -412,7 +412,7 @@ fn a_model_call_is_answered_once_and_says_how_often_it_was_tried() {
     assert_eq!(status, 200);
     assert_eq!(server.script.lock().chats, ["0"]);
 
-    // A port that nobody listens on: all attempts fail.
+    // A port without a listener: all attempts fail.
     let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let nobody = format!("http://{}/chat", free.local_addr().expect("bound"));
     drop(free);

@@ -1,4 +1,4 @@
-//! Parts that die, hang or lie.
+//! Parts that die, hang or report false data.
 
 use crate::common::engine::{Engine, expected_logprobs};
 use crate::common::worker::Worker;
@@ -82,7 +82,7 @@ async fn a_restarted_engine_is_brought_up_to_date_before_its_first_request() {
     let lease = worker.one().await;
     let body = json!({"messages": [user("hi")], "return_token_ids": true});
     assert_eq!(chat(&lease, "s", &body).await.0, 200);
-    // Restarted so quickly that no health check fails: its first answer gives it away.
+    // Restarted so quickly that no health check fails: its first answer shows it.
     let engine = Engine::restart(engine.kill().await).await;
     let (status, answer) = chat(&lease, "s", &body).await;
     assert_eq!(status, 200, "{answer}");
@@ -160,7 +160,7 @@ async fn an_engine_that_lies_about_its_weights_gets_no_traffic() {
     liar.stop().await;
 }
 
-/// What it answers before it is found out is held back, and another engine answers.
+/// Its answers before the fault is found are held back, and another engine answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_computes_with_other_weights_than_it_proved_is_found_out() {
     let place = Place::new();
@@ -353,7 +353,7 @@ async fn a_trainer_that_is_started_again_has_the_time_of_a_start() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_trainer_is_refused_and_told_who_the_first_is() {
+async fn a_second_trainer_is_refused_and_learns_who_the_first_is() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "trainer_s = 60.0")).await;
     let identity = |id: &str| json!({"id": id, "pid": 4711, "host": format!("node-{id}")});
@@ -367,7 +367,7 @@ async fn a_second_trainer_is_refused_and_told_who_the_first_is() {
     let (status, answer) = {
         let asking = orchestrator.post("/trainer/begin", &asked);
         tokio::pin!(asking);
-        // The first is heard of while the second asks.
+        // The first sends heartbeats while the second asks.
         loop {
             tokio::select! {
                 answer = &mut asking => break answer,
@@ -396,7 +396,7 @@ async fn a_second_trainer_is_refused_and_told_who_the_first_is() {
     }
     let process = &orchestrator.status().await["trainer"]["process"];
     assert_eq!(*process, json!({"pid": 4711, "host": "node-a"}));
-    // One that has left makes room.
+    // A trainer that has left makes room.
     let mut last = beat("a");
     last["leaving"] = json!(true);
     assert_eq!(orchestrator.post("/trainer/heartbeat", &last).await.0, 200);
@@ -459,7 +459,7 @@ async fn weights_that_are_not_due_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_run_answers_whoever_waits() {
+async fn a_stopped_run_answers_every_waiting_request() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "w").await;
@@ -523,7 +523,7 @@ async fn workers_that_list_other_examples_are_refused_and_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_gateway_saw_of_a_failed_rollout_goes_before_what_its_worker_says() {
+async fn what_the_gateway_saw_of_a_failed_rollout_overrides_its_workers_report() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     let engine = Engine::start(MockConfig::default()).await;
@@ -537,7 +537,7 @@ async fn what_the_gateway_saw_of_a_failed_rollout_goes_before_what_its_worker_sa
             exception: Some(exception.into()),
             ..RolloutError::default()
         }),
-        // No worker's word.
+        // Not reported by a worker.
         refusal: Some(Refusal {
             code: "engine_unavailable".into(),
             status: 503,
@@ -559,7 +559,7 @@ async fn what_the_gateway_saw_of_a_failed_rollout_goes_before_what_its_worker_sa
     assert!(worker.result(lease.rollout, failed("ProviderError")).await);
     let model = lease.rollout;
 
-    // An agent that went on after a refusal.
+    // An agent that continued after a refusal.
     let lease = worker.one().await;
     assert_eq!(chat(&lease, "s", &too_long).await.0, 400);
     assert_eq!(chat(&lease, "s", &short).await.0, 200);
@@ -588,7 +588,7 @@ async fn what_the_gateway_saw_of_a_failed_rollout_goes_before_what_its_worker_sa
     assert_eq!(end.reason.as_deref(), Some("model"));
 }
 
-/// What the trainer that waits for a batch is told.
+/// The answer to the trainer that waits for a batch.
 async fn told_to_publish_again(url: &str) -> Value {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
@@ -619,7 +619,7 @@ async fn weights_that_no_engine_can_load_are_asked_for_again() {
         (
             "an empty manifest",
             |folder| std::fs::write(folder.join("manifest.json"), b"").unwrap(),
-            "is no manifest",
+            "is not a manifest",
         ),
         (
             "no weights",
@@ -652,7 +652,7 @@ async fn weights_that_no_engine_can_load_are_asked_for_again() {
         assert_eq!(told["version"], 0, "{name}");
         let why = told["why"].as_str().unwrap();
         assert!(why.contains(words), "{name}: {why}");
-        // Written again, they are what was published before.
+        // Written again, they are the same as those published before.
         trainer::publish(&orchestrator.url, &place.output(), 0).await;
         orchestrator
             .until("the engine is proved", |status| {

@@ -1,4 +1,4 @@
-//! The gateway as an environment or an agent meets it.
+//! The gateway as seen by an environment or an agent.
 
 use crate::common::engine::Engine;
 use crate::common::worker::{Worker, outcome};
@@ -129,7 +129,7 @@ async fn a_conversation_is_extended_by_its_own_ids_and_new_messages_only() {
         messages.push(answer["choices"][0]["message"].clone());
         messages.push(user("next"));
     }
-    // An answer that was edited is rendered anew.
+    // An edited answer is rendered again.
     messages[1]["content"] = "something else".into();
     let (status, answer) = scene.ask(&messages, json!({})).await;
     assert_eq!(status, 200);
@@ -160,7 +160,7 @@ async fn prompts_with_control_tokens_in_their_text_are_counted() {
         messages.push(answer["choices"][0]["message"].clone());
         messages.push(user(next));
     }
-    // Rendered anew as a whole.
+    // The whole conversation is rendered again.
     messages[1]["content"] = "something else".into();
     assert_eq!(scene.ask(&messages, json!({})).await.0, 200);
     let metrics = crate::common::metrics(&scene.orchestrator.url).await;
@@ -307,7 +307,7 @@ async fn refusals_before_any_handler_have_the_shape_of_the_routes_dialect() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_template_would_leave_out_is_refused_by_its_field() {
+async fn what_the_template_would_omit_is_refused_by_its_field() {
     let scene = Scene::new().await;
     let misspelt = [
         user("hi"),
@@ -321,7 +321,7 @@ async fn what_the_template_would_leave_out_is_refused_by_its_field() {
         error["message"].as_str().unwrap().contains("asistant"),
         "{answer}"
     );
-    // The tiny model's template does not look at tools.
+    // The tiny model's template ignores tools.
     let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
     let (status, answer) = scene.ask(&[user("hi")], json!({"tools": tools})).await;
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("tools")));
@@ -331,7 +331,7 @@ async fn what_the_template_would_leave_out_is_refused_by_its_field() {
             json!({"tools": tools, "tool_choice": "none"}),
         )
         .await;
-    assert_eq!(status, 200, "the model is not told of them");
+    assert_eq!(status, 200, "the model does not see them");
     scene.end().await;
 }
 
@@ -425,7 +425,7 @@ async fn the_same_question_twice_is_two_samples() {
     scene.end().await;
 }
 
-/// Answers of two rollouts to the same two questions, the later lease's first where `reversed`.
+/// Answers of two rollouts to the same two questions; the later lease asks first if `reversed`.
 async fn answers_of_two(reversed: bool) -> Vec<Vec<Value>> {
     let scene = Scene::new().await;
     let leases = [scene.lease.clone(), scene.worker.one().await];

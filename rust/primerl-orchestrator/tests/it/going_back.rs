@@ -1,4 +1,4 @@
-//! A run goes back to a checkpoint of its trainer, with everything that it was then.
+//! A run goes back to a checkpoint of its trainer, with its whole state at that time.
 
 use crate::common::engine::Engine;
 use crate::common::session::Session;
@@ -21,7 +21,7 @@ async fn start(place: &Place, engine: &Engine, back_to: Option<u64>) -> Session 
     Session::start(prepared.going_back_to(back_to.map(Step)), engine).await
 }
 
-/// Train these steps, and tell of a checkpoint after each, which is kept where there is a folder for it.
+/// Trains these steps, and reports a checkpoint after each, which is kept if there is a folder for it.
 async fn train(
     session: &Session,
     place: &Place,
@@ -47,7 +47,7 @@ async fn train(
     batches
 }
 
-/// What the trainer makes of a checkpoint.
+/// The trainer's part of a checkpoint.
 fn folder_for(output: &Path, step: u64) -> PathBuf {
     let folder = output.join(format!("checkpoints/step_{step}/orchestrator"));
     std::fs::create_dir_all(&folder).unwrap();
@@ -92,7 +92,7 @@ async fn a_run_goes_back_to_what_it_was_at_a_checkpoint() {
     let first = train(&session, &place, 1..=6).await;
     session.stop().await;
 
-    // What was cut by then and not trained yet is there with the core, and nothing else.
+    // Batches that were cut by then and not trained yet are kept with the core, and nothing else.
     let kept = names(&folder);
     let snapshot = kept
         .iter()
@@ -134,7 +134,7 @@ async fn a_run_goes_back_to_what_it_was_at_a_checkpoint() {
     session.worker.abort();
     assert!(end.0.contains("all 8 steps are trained"), "{end:?}");
 
-    // Two timelines with one beginning: each step once, each rollout once, and the counters add up.
+    // Two timelines with the same beginning: each step once, each rollout once, and the counters add up.
     let mut trained = first[..2].to_vec();
     trained.extend(again);
     assert_eq!(rollouts(&trained).len(), 8 * 8);
@@ -147,7 +147,7 @@ async fn a_run_goes_back_to_what_it_was_at_a_checkpoint() {
     let counters = restored.core.counters();
     assert_eq!(counters.trained, 8 * 8);
     assert_eq!(counters.dispatched, counters.ended());
-    // The whole story can be told, from its beginning, and so can the one that was left.
+    // The whole run can be shown from its beginning, and so can the one that was replaced.
     for name in ["journal", "replaced_journal"] {
         let mut events = 0;
         let tail = journal::read_from(&output.join(name), 0, |_, _| events += 1).unwrap();

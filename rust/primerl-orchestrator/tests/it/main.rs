@@ -1,6 +1,6 @@
-//! Whole orchestrators over HTTP, in one program: each program of tests links the crate once more.
+//! Whole orchestrators over HTTP, in one program: each test program links the crate again.
 //!
-//! `access` and `limits` have programs of their own, since they look at the log and the memory of their process.
+//! `access` and `limits` are separate programs, because they check the log and the memory of their process.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

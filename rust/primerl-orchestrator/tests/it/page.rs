@@ -1,4 +1,4 @@
-//! The live page: its files, its data while a run goes on and afterwards, and who may see them.
+//! The live page: its files, its data during a run and afterwards, and who may see them.
 
 use crate::common::engine::{Engine, expected_logprobs};
 use crate::common::trainer::{self, Batch};
@@ -14,7 +14,7 @@ use std::path::Path;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// Asks until `reached`: what is on its way to the disk is seen a moment later.
+/// Repeats the request until `reached`: data on its way to the disk is visible a moment later.
 async fn until(url: &str, reached: impl Fn(&Value) -> bool) -> Value {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
@@ -39,7 +39,7 @@ async fn refusal(http: &Client, url: &str) -> (u16, Value) {
 async fn check_rollout(url: &str, id: u64, batch: &Batch, turns: usize) {
     let told = get(&format!("{url}/page/rollouts/{id}")).await;
     assert_eq!(
-        (&told["fate"], &told["step"]),
+        (&told["fate"], &told["step"]), // words: allow
         (&json!("trained"), &json!(1))
     );
     assert_eq!(told["turn_list"].as_array().unwrap().len(), turns);
@@ -88,7 +88,7 @@ async fn serve_files(output: &Path, model: &Path) -> (String, CancellationToken)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_is_seen_while_it_goes_on_and_when_it_is_over() {
+async fn a_run_is_shown_during_and_after_it() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     let url = orchestrator.url.clone();
@@ -105,7 +105,7 @@ async fn a_run_is_seen_while_it_goes_on_and_when_it_is_over() {
     let body = trainer::batch_bytes(&url, 1, 0).await.unwrap();
     let batch = Batch::decode(&body);
 
-    let trained = format!("{url}/page/rollouts?step=1&fate=trained&environment=task");
+    let trained = format!("{url}/page/rollouts?step=1&fate=trained&environment=task"); // words: allow
     let list = until(&trained, |list| list["matching"] == 8).await;
     let rollouts = list["rollouts"].as_array().unwrap();
     assert_eq!(rollouts.len(), 8);
@@ -157,7 +157,7 @@ async fn a_run_is_seen_while_it_goes_on_and_when_it_is_over() {
         ("rollouts/x", 400, "x"),
         (&format!("rollouts/{}/turns/7", ids[0]), 404, "no turn 7"),
         ("rollouts?fat=trained", 400, "fat"),
-        ("rollouts?fate=lost", 400, "lost"),
+        ("rollouts?fate=lost", 400, "lost"), // words: allow
         ("rollouts?order=oldest", 400, "oldest"),
         ("rollouts?min_reward=much", 400, "min_reward"),
         ("curves?points=-1", 400, "points"),
@@ -178,18 +178,18 @@ async fn a_run_is_seen_while_it_goes_on_and_when_it_is_over() {
     working.abort();
     engine.stop().await;
     let (url, stop) = serve_files(&place.output(), &place.path("model")).await;
-    let trained = format!("{url}/page/rollouts?step=1&fate=trained&environment=task");
+    let trained = format!("{url}/page/rollouts?step=1&fate=trained&environment=task"); // words: allow
     let after = until(&trained, |list| list["is_up_to_date"] == true).await;
     assert_eq!(after["rollouts"], list["rollouts"]);
     check_rollout(&url, ids[0], &batch, 2).await;
-    // Nobody wrote how it ended: its counts are those of the journal.
+    // There is no summary of how it ended: its counts come from the journal.
     let now = until(&format!("{url}/page/now"), |now| !now["status"].is_null()).await;
     assert_eq!(
         (&now["is_live"], &now["end"]),
         (&json!(false), &Value::Null)
     );
     // Steps were cut ahead, too.
-    let all = get(&format!("{url}/page/rollouts?fate=trained")).await;
+    let all = get(&format!("{url}/page/rollouts?fate=trained")).await; // words: allow
     assert_eq!(now["status"]["rollouts"]["trained"], all["matching"]);
     assert!(now["status"]["run"]["step"].as_u64() >= Some(1));
     std::fs::create_dir_all(place.output().join("run")).unwrap();
@@ -237,7 +237,7 @@ async fn the_page_needs_no_key_and_its_data_do() {
         assets += 1;
     }
     assert_eq!(assets, 3);
-    // Nothing of the page is elsewhere, and nothing of it is written into the text.
+    // The page loads nothing from other servers, and its text contains no data.
     assert!(!text.contains("http") && !text.contains("<style") && !text.contains("style="));
     let nothing = stranger()
         .get(format!("{url}/page/assets/../now"))

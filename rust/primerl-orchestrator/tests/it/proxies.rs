@@ -1,4 +1,4 @@
-//! Variables that name a proxy are for the world outside: nothing of a run is asked through one.
+//! Variables that name a proxy are for other traffic: no request of a run goes through a proxy.
 
 use crate::common::engine::Engine;
 use crate::common::worker::registration;
@@ -27,7 +27,7 @@ const PROXIES: [&str; 6] = [
     "all_proxy",
 ];
 
-/// Counts who comes, and serves nobody.
+/// Counts connections, and answers none.
 fn trap() -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, visitors) = (
@@ -44,8 +44,8 @@ fn trap() -> (SocketAddr, Arc<AtomicUsize>) {
     (address, visitors)
 }
 
-/// The environment of a process is read by its clients, and changed in a child only: this program once more, for the test
-/// below alone.
+/// A process's clients read its environment, which only a child can change: this program runs again, for the test below
+/// alone.
 #[test]
 fn no_client_asks_through_a_proxy() {
     let (address, visitors) = trap();
@@ -62,10 +62,10 @@ fn no_client_asks_through_a_proxy() {
     assert!(output.status.success(), "{said}");
     assert!(said.contains("1 passed"), "{said}");
     let came = visitors.load(Ordering::SeqCst);
-    assert_eq!(came, 1, "the client that was to come, and nobody else");
+    assert_eq!(came, 1, "the client that was to come, and no other");
 }
 
-/// Every kind of client, and one that does go through the proxy: the variables are there, and are heeded.
+/// Every kind of client, and one that does use the proxy: the variables are set, and have an effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a part of no_client_asks_through_a_proxy, in a process of its own"]
 async fn a_run_behind_a_proxy() {
@@ -80,7 +80,7 @@ async fn a_run_behind_a_proxy() {
         .build()
         .unwrap();
     let lost = heeds.get(format!("{}/health", engine.url)).send().await;
-    assert!(lost.is_err(), "the proxy serves nobody");
+    assert!(lost.is_err(), "the proxy answers no request");
 
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     orchestrator.join(&engine.url).await;

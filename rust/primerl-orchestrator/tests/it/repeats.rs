@@ -1,4 +1,4 @@
-//! Requests that come again, while they are answered or after; clients that go; engines that fail under a stream.
+//! Repeated requests, during the answer or after it; clients that disconnect; engines that fail in a stream.
 
 use crate::common::engine::{Engine, expected_logprobs};
 use crate::common::worker::Worker;
@@ -122,7 +122,7 @@ async fn a_marked_repeat_joins_the_running_answer_and_an_unmarked_one_samples() 
     let plain = tokio::spawn(content(scene.request(json!({}))));
     scene.running("a request without a key runs", 1).await;
     let another = tokio::spawn(content(scene.request(json!({}))));
-    scene.running("and another beside it", 2).await;
+    scene.running("and another in parallel", 2).await;
     let (plain, another) = (plain.await.unwrap(), another.await.unwrap());
     assert_ne!(plain, another);
     assert_eq!(scene.sampled().await, 36);
@@ -137,14 +137,14 @@ async fn a_marked_repeat_joins_the_running_answer_and_an_unmarked_one_samples() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_goes_on_for_the_clients_that_stay() {
+async fn an_answer_continues_for_the_clients_that_stay() {
     let scene = Scene::new(paced(Duration::from_millis(100))).await;
     let keyed = || {
         let request = scene.request(json!({"stream": true}));
         request.header("idempotency-key", "one")
     };
     let mut first = keyed().send().await.unwrap();
-    // It has begun with the first of twelve tokens: the second joins in the midst of the answer.
+    // It has begun with the first of twelve tokens: the second joins in the middle of the answer.
     assert!(first.chunk().await.unwrap().is_some());
     let mut second = keyed().send().await.unwrap();
     drop(first);
@@ -174,7 +174,7 @@ async fn the_retry_of_a_repeat_gets_the_repeats_answer_running_and_over() {
     assert_eq!(retry, second, "it joined");
     assert_eq!(ask(1).await, second, "it was recorded");
     assert_eq!(scene.sampled().await, 24);
-    // A repeat that its client gives up: its retry is sampled anew.
+    // A repeat that its client gives up: its retry is sampled again.
     let request = scene.request(json!({}));
     let given_up = tokio::spawn(async move { request.send().await });
     scene.running("another repeat", 1).await;
@@ -231,7 +231,7 @@ async fn a_stop_sequence_ends_the_engines_request_and_the_next_turn_extends() {
     let prompt = next["prompt_token_ids"].as_array().unwrap();
     assert!(
         prompt.starts_with(&before),
-        "what was sampled is what goes on"
+        "what was sampled is what is continued"
     );
     assert_eq!(prompt[before.len()], 256, "and the turn is closed");
     scene.end().await;
@@ -256,7 +256,7 @@ fn tokens_of(text: &str) -> (Vec<i32>, Vec<f32>) {
 }
 
 impl Scene {
-    /// The engine is killed, and another process comes at its address.
+    /// The engine is killed, and another process starts at its address.
     async fn with_another_engine(self) -> Scene {
         let address = self.engine.kill().await;
         Scene {
@@ -276,14 +276,14 @@ impl Scene {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_engine_goes_on_with_a_stream_whose_engine_died() {
+async fn another_engine_continues_a_stream_whose_engine_died() {
     let scene = Scene::new(paced(Duration::from_millis(100))).await;
     let form = json!({"stream": true, "return_token_ids": true, "logprobs": true});
     let mut answer = scene.request(form).send().await.unwrap();
     assert_eq!(answer.status(), 200);
     let mut text = Vec::new();
     while streamed(&String::from_utf8_lossy(&text)).0.len() < 3 {
-        text.extend(answer.chunk().await.unwrap().expect("goes on"));
+        text.extend(answer.chunk().await.unwrap().expect("continues"));
     }
     let scene = scene.with_another_engine().await;
     while let Some(piece) = answer.chunk().await.unwrap() {
@@ -293,7 +293,7 @@ async fn another_engine_goes_on_with_a_stream_whose_engine_died() {
     let (said, last) = streamed(&text);
     assert_eq!((said.len(), last.as_str()), (12, "[DONE]"), "{text}");
     assert!(text.contains("\"finish_reason\":\"length\""), "{text}");
-    // One turn, and each token as its engine scored it behind the ones before.
+    // One turn, and each token as its engine scored it after the earlier ones.
     assert_eq!(scene.sampled().await, 12);
     let (ids, logprobs) = tokens_of(&text);
     let first = text.split("\n\n").next().unwrap();
@@ -309,9 +309,9 @@ async fn another_engine_goes_on_with_a_stream_whose_engine_died() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_engine_goes_on_with_a_request_that_has_stop_sequences() {
+async fn another_engine_continues_a_request_that_has_stop_sequences() {
     let scene = Scene::new(paced(Duration::from_millis(100))).await;
-    // Never sampled: only the way that such requests take is wanted.
+    // Never sampled: only the path of such requests is tested.
     let request = scene.request(json!({"stop": ["!"], "return_token_ids": true}));
     let answer = tokio::spawn(async move { request.send().await.unwrap() });
     scene.running("it began", 1).await;
@@ -332,7 +332,7 @@ async fn another_engine_goes_on_with_a_request_that_has_stop_sequences() {
     scene.end().await;
 }
 
-/// Of vLLM's names.
+/// Reads a metric by vLLM's name.
 fn metric(text: &str, name: &str) -> f64 {
     let prefix = format!("vllm:{name}");
     let line = text.lines().find(|line| line.starts_with(&prefix));
@@ -348,7 +348,7 @@ async fn wait_for_metrics(url: &str, reached: impl Fn(&str) -> bool) {
     }
 }
 
-/// A scene whose rollout may sample so many tokens.
+/// A scene whose rollout may sample this many tokens.
 async fn with_budget(tokens: u32, mock: MockConfig) -> Scene {
     let sampling = "[sampling]\nmax_tokens = 12\n";
     let place = Place::new();
@@ -385,7 +385,7 @@ async fn requests_at_a_time_do_not_sample_more_than_the_budget_together() {
         });
     }
     lengths.sort_unstable();
-    // Whoever came second waited for what the first might have left, and was cut where all was spent.
+    // The second request waited for what the first might have left, and was cut when all was spent.
     assert_eq!(lengths, [0, 8, 12]);
     assert_eq!(scene.sampled().await, 20);
     scene.end().await;
@@ -414,7 +414,7 @@ async fn a_rollout_ends_in_order_when_its_tokens_are_used_up() {
     let refused = scene.request(json!({})).send().await.unwrap();
     assert_eq!(refused.status(), 400);
     let refused: Value = refused.json().await.unwrap();
-    // What harnesses know as the end of a conversation.
+    // Harnesses treat this as the end of a conversation.
     assert_eq!(refused["error"]["code"], "context_length_exceeded");
     let message = refused["error"]["message"].as_str().unwrap();
     assert!(message.contains("may sample 20 in all"), "{message}");

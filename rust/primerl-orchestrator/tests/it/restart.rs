@@ -1,4 +1,4 @@
-//! The orchestrator is killed, and started again with the same command: the run goes on, nothing is lost, nothing is
+//! The orchestrator is killed, and started again with the same command: the run resumes, nothing is lost, nothing is
 //! trained twice.
 
 use crate::common::engine::{Engine, expected_logprobs};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The native binary, with one output folder over all its lives.
+/// The native binary, with one output folder for all its starts.
 struct Process {
     config: PathBuf,
     output: PathBuf,
@@ -39,7 +39,7 @@ impl Process {
         process
     }
 
-    /// Where it is found; `None` if it has ended: the run was over.
+    /// Its address; `None` if it has ended: the run was over.
     fn wait_until_up(&mut self) -> Option<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -86,7 +86,7 @@ impl Process {
             .sum()
     }
 
-    /// Waits until so much more was written, or the process has ended.
+    /// Waits until this much more was written, or the process has ended.
     fn wait_for_growth(&mut self, bytes: u64) -> bool {
         let enough = self.journal_bytes() + bytes;
         let deadline = Instant::now() + PATIENCE;
@@ -102,7 +102,7 @@ impl Process {
 }
 
 impl Process {
-    /// Runs the command until it ends by itself; the result is what it said.
+    /// Runs the command until it ends by itself; returns its output.
     fn spawn_and_wait(place: &Place) -> String {
         let before = std::fs::read_to_string(log_file(&place.output())).unwrap_or_default();
         let mut child = spawn(&place.path("orchestrator.toml"), &place.output());
@@ -242,7 +242,7 @@ async fn a_run_survives_kills_at_any_moment() {
     }
     check(&batches, &place.output(), STEPS);
     let carried = carried_over(&place.output());
-    assert!(carried >= 10, "{carried} rollouts went on over a restart");
+    assert!(carried >= 10, "{carried} rollouts continued over a restart");
     assert!(process.log().contains("the run has finished"));
     engine.stop().await;
 }
@@ -262,7 +262,7 @@ async fn turn(lease: &Lease, messages: &[Value], retries: u32) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_in_mid_rollout_goes_on_after_a_restart() {
+async fn an_agent_in_mid_rollout_continues_after_a_restart() {
     let place = Place::new();
     let mut process = Process::start(&place, "");
     let engine = Engine::start(MockConfig::default()).await;
@@ -318,7 +318,7 @@ async fn stored_responses_outlive_restarts() {
         let lease = lease.clone();
         async move { call(&lease, Method::GET, &path, Value::Null).await }
     };
-    // One that goes on by reference, with another's instructions between, and one that sends its items again.
+    // One that continues by reference, with another's instructions between, and one that sends its items again.
     let (_, first) =
         ask(json!({"input": "one", "instructions": "be brief", "metadata": {"a": "b"}})).await;
     let (_, second) = ask(json!({"input": "two", "previous_response_id": first["id"]})).await;
@@ -366,9 +366,9 @@ async fn stored_responses_outlive_restarts() {
             _ => None,
         })
         .collect();
-    // What goes on from a response goes on from its turn, before a restart and after.
+    // A request that continues a response continues from its turn, before a restart and after.
     let extended = turns.iter().filter(|turn| turn.parent.is_some()).count();
-    // The first is gone on from without its instructions, so under another system message.
+    // The first is continued without its instructions, so under another system message.
     assert_eq!((turns.len(), extended), (17, 10));
     let notes = |words: &str| {
         let of =
@@ -379,7 +379,7 @@ async fn stored_responses_outlive_restarts() {
     engine.stop().await;
 }
 
-/// The same body three times, to sample it anew each time; what is marked is a retry.
+/// The same body three times, to sample it again each time; what is marked is a retry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn retries_of_repeats_get_their_own_answers_after_a_restart() {
     let place = Place::new();
@@ -405,7 +405,7 @@ async fn retries_of_repeats_get_their_own_answers_after_a_restart() {
     process.kill_and_restart();
     let again = turn(&lease, &messages, 1).await;
     assert_eq!((&again["id"], said(&again)), (&second["id"], said(&second)));
-    // The third is being sampled when the orchestrator dies: its retry is neither of the others.
+    // The third is being sampled when the orchestrator dies: its retry is different from the others.
     let status = crate::common::get(&format!("{}/status", process.url)).await;
     let before = status["tokens"]["sampled"].as_u64();
     let (lease_, messages_) = (lease.clone(), messages.clone());
@@ -464,7 +464,7 @@ async fn a_second_orchestrator_and_another_config_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_that_is_over_says_so_and_goes_on_when_given_more_steps() {
+async fn a_run_that_is_over_says_so_and_continues_with_more_steps() {
     let place = Place::new();
     let mut process = Process::start(&place, "max_steps = 2");
     let engine = Engine::start(MockConfig::default()).await;
@@ -489,7 +489,7 @@ async fn a_run_that_is_over_says_so_and_goes_on_when_given_more_steps() {
     engine.stop().await;
 }
 
-/// A run of 4 steps, and what came of it.
+/// A run of 4 steps, and its result.
 async fn run_to_the_end(process: &Process, place: &Place) {
     let url = process.url.clone();
     let worker = Worker::register(&url, "task", WorkerRole::Train, "a").await;
@@ -500,9 +500,9 @@ async fn run_to_the_end(process: &Process, place: &Place) {
     check(&batches, &place.output(), 4);
 }
 
-/// `hinder` does something to the folder of a running orchestrator, which ends with `words`; once `mend` has put it
-/// right, the run goes on to its end.
-async fn hindered(hinder: impl Fn(&Path), words: [&str; 2], mend: impl Fn(&Path)) {
+/// `hinder` does something to the folder of a running orchestrator, which ends with `words`; once `repair` has undone
+/// it, the run resumes and completes.
+async fn hindered(hinder: impl Fn(&Path), words: [&str; 2], repair: impl Fn(&Path)) {
     let place = Place::new();
     let mut process = Process::start(&place, "");
     let engine = Engine::start(MockConfig::default()).await;
@@ -525,7 +525,7 @@ async fn hindered(hinder: impl Fn(&Path), words: [&str; 2], mend: impl Fn(&Path)
     let log = process.log();
     assert_eq!(code, Some(1), "{log}");
     assert!(words.iter().all(|word| log.contains(word)), "{log}");
-    mend(&place.output());
+    repair(&place.output());
     process.restart();
     run_to_the_end(&process, &place).await;
     engine.stop().await;
@@ -547,7 +547,7 @@ async fn a_disk_that_hangs_is_named() {
     let steps = |output: &Path| output.join("steps.jsonl");
     hindered(
         |output| {
-            // Nobody reads it: whoever opens it to write waits.
+            // Without a reader, a process that opens it to write waits.
             let made = Command::new("mkfifo").arg(steps(output)).status().unwrap();
             assert!(made.success());
         },
@@ -569,7 +569,7 @@ async fn an_update_that_was_left_open_is_closed() {
     engine.stop().await;
 }
 
-/// A limit that an example brought, and the conversation that met it, are known as before.
+/// An example's limit, and the conversation that met it, are the same after a restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_of_a_rollout_outlive_restarts() {
     let place = Place::new();

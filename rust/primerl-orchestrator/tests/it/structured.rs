@@ -74,7 +74,7 @@ fn obeys(text: &Value) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_dialects_words_for_a_schema_are_obeyed_and_recorded() {
+async fn every_dialects_field_for_a_schema_is_enforced_and_recorded() {
     let scene = Scene::new().await;
     let named = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema()}});
     let flat = json!({"type": "json_schema", "name": "n", "schema": schema()});
@@ -163,7 +163,7 @@ async fn what_cannot_be_promised_is_refused_with_its_reason() {
 
 /// Two rollouts of a group are trained; each answer of theirs has its grammar.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_trainer_is_told_by_which_grammar_each_answer_was_sampled() {
+async fn the_trainer_gets_the_grammar_of_each_answer() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(config(&place)).await;
     let engine = Engine::start_rendering(MockConfig::default(), &place.path("model")).await;
@@ -212,7 +212,7 @@ async fn the_trainer_is_told_by_which_grammar_each_answer_was_sampled() {
     }
 }
 
-/// An engine that enforces what it is told, and does not say what that was: vLLM is one.
+/// An engine that enforces the constraints it gets, and does not report them: vLLM is one.
 async fn silent_engine(good: &str) -> (String, tokio::task::JoinHandle<()>) {
     let good = good.to_owned();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -25,7 +25,7 @@ fn letters() -> MockConfig {
     }
 }
 
-/// Always says the same: a teacher that says nothing is not learnt from.
+/// Always says the same: the model does not learn from a teacher without text.
 fn talkative(place: &Place) -> MockConfig {
     let renderer = primerl_render::Renderer::load(&place.path("model")).unwrap();
     let encode = |text| renderer.tokenizer().encode(text).unwrap();
@@ -71,7 +71,7 @@ async fn a_teacher_scores_every_token_that_is_trained() {
     let batches = run(&place, "opd", &teacher, 2).await;
     assert_eq!(batches.len(), 4);
     for sequence in batches.iter().flat_map(Batch::sequences) {
-        // The teacher's weights are those it began with.
+        // The teacher has the run's first weights.
         let mut expected = expected_logprobs(&sequence.ids, &vec![0; sequence.ids.len()]);
         expected[0] = 0.0;
         assert_eq!(sequence.extra["teacher_logprobs"], expected);
@@ -90,7 +90,7 @@ async fn a_teachers_answers_are_learnt_as_the_model_writes_them() {
         let mut taught = 0;
         for sequence in batch.sequences() {
             let ids: Vec<u32> = sequence.ids.iter().map(|id| *id as u32).collect();
-            // Two turns of one conversation, which goes on.
+            // Two turns of one conversation, which continues.
             let begun = text(&ids).matches("<|im_start|>assistant\n").count();
             assert_eq!(begun, 2, "{}", text(&ids));
             let weights = &sequence.extra["ce_weights"];
@@ -159,13 +159,13 @@ async fn several_teachers_share_the_requests_and_those_of_a_killed_one_go_to_the
     let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
     let working = tokio::spawn(worker.work(2));
     let training = tokio::spawn(trainer::train(orchestrator.url.clone(), place.output()));
-    // Beyond the proof's one.
+    // In addition to the proof's request.
     until_answered(&killed.url, 4.0).await;
     until_answered(&kept.url, 4.0).await;
     let address = killed.kill().await;
     let before = answered(&kept.url).await;
     until_answered(&kept.url, before + 16.0).await;
-    // It comes back at the same place, is proved, and gets requests again.
+    // It returns at the same address, is proved, and gets requests again.
     let back = Engine::restart(address).await;
     until_answered(&back.url, 4.0).await;
     let seen = orchestrator.status().await;
@@ -199,8 +199,8 @@ async fn until_answered(url: &str, requests: f64) {
     }
 }
 
-/// Passes `good` on until it is proved. Then it keeps a request without an answer, fails one, and computes nothing any
-/// more, but says that it is well. Tells when the request that it kept was taken from it.
+/// Passes requests on to `good` until it is proved. Then it keeps a request without an answer, fails one, and computes
+/// nothing more, but reports that it is well. Notices when the kept request is cancelled.
 async fn hanging_teacher(good: &str) -> (String, CancellationToken) {
     let good = good.to_owned();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -294,7 +294,7 @@ async fn teachers_of_two_checkpoints_are_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_teacher_without_room_for_the_longest_sample_is_found_out_at_the_start() {
+async fn a_teacher_without_room_for_the_longest_sample_is_refused_at_the_start() {
     for (room, is_refused) in [(512, true), (513, false)] {
         let place = Place::new();
         let mock = MockConfig {
@@ -325,7 +325,7 @@ async fn failure(place: &Place, url: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_teacher_with_another_vocabulary_or_name_is_found_out_at_the_start() {
+async fn a_teacher_with_another_vocabulary_or_name_is_refused_at_the_start() {
     let place = Place::new();
     let other = place.path("other");
     write_other_model(&other);
@@ -372,7 +372,7 @@ fn write_other_model(folder: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_teacher_that_is_not_there_ends_the_run_by_name() {
+async fn a_missing_teacher_ends_the_run_by_name() {
     let place = Place::new();
     let gone = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let url = format!("http://{}", gone.local_addr().unwrap());
@@ -394,7 +394,7 @@ fn a_teacher_without_a_mode_and_a_mode_without_a_teacher_are_refused() {
     let teacher = "[teacher.client]\nbase_url = \"http://127.0.0.1:1/v1\"\nmodel = \"m\"\n";
     let said = refused("", teacher);
     assert!(
-        said.contains("leave it out, or set training_mode"),
+        said.contains("leave it out, or set training_mode"), // words: allow
         "{said}"
     );
     let several = teacher.replace(

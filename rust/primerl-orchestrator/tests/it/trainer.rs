@@ -1,4 +1,4 @@
-//! What a trainer says is believed only where it can be true, and answered once it is on disk.
+//! A trainer's reports are accepted only if they can be true, and answered once they are on disk.
 
 use crate::common::engine::Engine;
 use crate::common::trainer;
@@ -11,7 +11,7 @@ use primerl_record::journal;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Refused with this code and words.
+/// Refused with this code and message.
 async fn refused(orchestrator: &Orchestrator, path: &str, body: Value, code: &str, words: &str) {
     let (status, answer) = orchestrator.post(path, &body).await;
     assert_eq!(status, 409, "{answer}");
@@ -20,7 +20,7 @@ async fn refused(orchestrator: &Orchestrator, path: &str, body: Value, code: &st
     assert!(message.contains(words), "{message}");
 }
 
-/// Steps of the checkpoints in the journal, as it lies on disk.
+/// Steps of the checkpoints in the journal on disk.
 fn checkpoints(output: &Path) -> Vec<Step> {
     let mut steps = Vec::new();
     let note = |_, journal::Entry(_, event)| {
@@ -93,7 +93,7 @@ async fn what_a_trainer_cannot_have_done_is_refused() {
     let noted = checkpoints(&output).split_off(before);
     assert_eq!(noted, [Step(1)], "it was answered before it was on disk");
     assert_eq!(trainer::batch_bytes(&url, 1, 0).await, None);
-    // A stop that was asked for does not wait for workers: what this one reports then might find nobody.
+    // A requested stop does not wait for workers: the orchestrator may be gone when this one reports.
     worker.abort();
     orchestrator.shutdown.cancel();
     orchestrator.end().await.unwrap();

@@ -1,5 +1,5 @@
 //! Rollouts that are not sampled at temperature 1 from all tokens: whose log-probabilities are believed, and what the
-//! trainer is told.
+//! trainer receives.
 
 use crate::common::engine::Engine;
 use crate::common::trainer::{self, Batch};
@@ -42,7 +42,7 @@ async fn an_engine_with_raw_logprobs_gets_no_traffic_where_they_would_be_wrong()
             })
             .await;
         assert_eq!(status["engines"][0]["version"], json!(null), "{lines}");
-        // Another one may serve.
+        // Another engine may serve.
         let good = Engine::start(processed()).await;
         orchestrator.join(&good.url).await;
         orchestrator
@@ -57,7 +57,7 @@ async fn an_engine_with_raw_logprobs_gets_no_traffic_where_they_would_be_wrong()
     }
 }
 
-/// Every trained token has the log-probability of what it was sampled from.
+/// Every trained token has its log-probability under the distribution it was sampled from.
 fn check_tokens(batches: &[Batch], temperature: f32, truncation: Truncation) {
     let mock = processed();
     for batch in batches {
@@ -86,7 +86,7 @@ fn check_tokens(batches: &[Batch], temperature: f32, truncation: Truncation) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_trainer_is_told_how_every_token_was_sampled() {
+async fn the_trainer_learns_how_every_token_was_sampled() {
     let place = Place::new();
     let lines = "temperature = 0.5\ntruncated = \"replay\"\ntop_p = 0.9\ntop_k = 5\nmin_p = 0.01";
     let orchestrator = Orchestrator::start(sampling(&place, lines)).await;

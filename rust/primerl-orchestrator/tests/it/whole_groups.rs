@@ -29,7 +29,7 @@ fn whole(name: &str) -> RegisterRequest {
     }
 }
 
-/// One group, all of which came with one answer although one rollout was asked for.
+/// One group, leased whole in one answer although one rollout was requested.
 async fn one_group(worker: &Worker) -> Vec<Lease> {
     let mut leases = Vec::new();
     while leases.is_empty() {
@@ -86,7 +86,7 @@ async fn workers_that_cannot_take_whole_groups_are_refused_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_group_goes_on_whole_after_a_restart_and_is_begun_anew_whole_without_its_worker() {
+async fn a_whole_group_continues_after_a_restart_and_starts_again_without_its_worker() {
     let place = Place::new();
     let engine = Engine::start(MockConfig::default()).await;
     let orchestrator = Orchestrator::start(place.config("", "")).await;
@@ -103,7 +103,7 @@ async fn a_group_goes_on_whole_after_a_restart_and_is_begun_anew_whole_without_i
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     orchestrator.until("the engine is proved", all_proved).await;
     doomed.url.clone_from(&orchestrator.url);
-    // The worker runs the rest of the group: nothing of it is given to anybody, and none is to be stopped.
+    // The worker runs the rest of the group: none of it is leased to another worker, and none is to be stopped.
     let running: Vec<RolloutId> = leases[1..].iter().map(|lease| lease.rollout).collect();
     assert_eq!(doomed.heartbeat(&running).await.unwrap().cancel, []);
     assert!(doomed.result(leases[1].rollout, outcome("s", 0.0)).await);
@@ -120,7 +120,7 @@ async fn a_group_goes_on_whole_after_a_restart_and_is_begun_anew_whole_without_i
     assert_eq!(status["voided"], json!({"group_incomplete": 2}));
     assert_eq!(status["cancelled"], json!({"worker_lost": 2}));
 
-    // What is trained is one run of each group.
+    // One run of each group is trained.
     for lease in fresh.iter().chain(&again) {
         turn(lease).await;
         let reward = f64::from(u8::from(lease.rollout.0 % 2 == 0));

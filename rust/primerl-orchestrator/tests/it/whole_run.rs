@@ -170,7 +170,7 @@ async fn a_synchronous_run_is_on_policy() {
     engine.stop().await;
 }
 
-/// Every answer is longer than one character, so every example is easy: all come back when none is left.
+/// Every answer is longer than one character, so every example is easy: all return when none is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_that_filters_files_its_examples() {
     let place = Place::new();
@@ -203,7 +203,7 @@ async fn a_run_that_filters_files_its_examples() {
     assert!(moved >= 4.0, "{moved} examples were filed as easy");
 }
 
-/// The trainer gets the metrics of the batch, of all and by environment, as `steps.jsonl` has them.
+/// The trainer gets the metrics of the batch, in total and by environment, as in `steps.jsonl`.
 fn check_metrics(batch: &trainer::Batch, line: &serde_json::Value) {
     for (name, value) in &batch.metrics {
         assert_eq!(line[name].as_f64(), Some(*value), "{name}");

@@ -1,4 +1,4 @@
-//! A Python object as a [`Backend`]: columns go out and come back as bytes, one call a step.
+//! A Python object as a [`Backend`]: columns cross as bytes in both directions, one call per step.
 //!
 //! The methods it must have are those of `primerl.inference.torch.step.TorchBackend`.
 
@@ -120,7 +120,7 @@ fn float32<'py>(py: Python<'py>, values: impl Iterator<Item = f32>) -> Bound<'py
     PyByteArray::new(py, &values.flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
 }
 
-/// The keyword arguments of `forward`; its docstring says what they mean.
+/// The keyword arguments of `forward`; its docstring explains them.
 fn columns<'py>(py: Python<'py>, batch: &Batch, max_len: u64) -> PyResult<Bound<'py, PyDict>> {
     let columns = PyDict::new(py);
     let sequences = &batch.sequences;
@@ -228,14 +228,15 @@ fn sampling_columns(py: Python<'_>, batch: &Batch, columns: &Bound<'_, PyDict>) 
     columns.set_item(intern!(py, "top"), top)
 }
 
-/// Which tokens the rows with a grammar may have. Called when the logits are there: the masks were computed meanwhile.
+/// The tokens that the rows with a grammar may have. Called when the logits are ready: the masks were computed
+/// meanwhile.
 #[pyclass(frozen, module = "primerl._core")]
 struct AllowedTokens(Vec<(i64, Allowed)>);
 
 #[pymethods]
 impl AllowedTokens {
-    /// Rows, and the masks of those rows one after another. A row without a mask is left out: the engine discards what is
-    /// sampled there.
+    /// Rows, and the masks of those rows one after another. A row without a mask is omitted: the engine discards what
+    /// is sampled there.
     fn __call__<'py>(&self, py: Python<'py>) -> (Bound<'py, PyByteArray>, Bound<'py, PyByteArray>) {
         let mut rows = Vec::new();
         let mut words: Vec<u8> = Vec::new();

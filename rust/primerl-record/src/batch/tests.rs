@@ -120,7 +120,7 @@ fn batch(samples: Vec<Weighted>, ranks: usize) -> PackedBatch {
     }
 }
 
-/// The columns, read from the bytes one value after the other.
+/// Reads the columns from the bytes, value by value.
 fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
     let frame: Frame = rmp_serde::from_slice(body).expect("is a map");
     let header: DecodedHeader = rmp_serde::from_slice(&frame.header).expect("is a map");
@@ -197,7 +197,7 @@ fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
             match name.as_str() {
                 "teacher_logprobs" => columns.teacher_logprobs = values,
                 "ce_weights" => columns.ce_weights = values,
-                other => panic!("nobody knows {other}"),
+                other => panic!("unknown column {other}"),
             }
             take((4 * n).next_multiple_of(16) - 4 * n);
         }
@@ -210,7 +210,7 @@ fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
 
 #[test]
 fn the_bytes_are_the_columns() {
-    // Longer than a piece, and of every remainder.
+    // Longer than a piece, and with every remainder.
     let lengths = [1, 2, 3, 1023, 1024, 1025, 3500, 17];
     let samples = lengths.into_iter().enumerate();
     let samples = samples.map(|(rollout, tokens)| weighted(rollout as u64, tokens));
@@ -233,7 +233,7 @@ fn the_bytes_are_the_columns() {
     ));
 }
 
-/// As a teacher wrote it.
+/// A sample that a teacher wrote.
 fn taught(rollout: u64) -> Weighted {
     let answer = taught_turn(&[1, 2, 3], &[4, 5]);
     let id = RolloutId(rollout);
@@ -252,7 +252,7 @@ fn taught(rollout: u64) -> Weighted {
 }
 
 #[test]
-fn what_a_teacher_says_is_a_column_of_its_own() {
+fn a_teachers_scores_are_a_separate_column() {
     let scored = |rollout: u64, tokens: u32| {
         let own = weighted(rollout, tokens);
         let scores = (0..own.sample.len()).map(|at| -(at as f32));
@@ -278,7 +278,7 @@ fn what_a_teacher_says_is_a_column_of_its_own() {
 }
 
 #[test]
-fn where_nothing_is_truncated_nothing_is_said() {
+fn without_truncation_there_are_no_columns_for_it() {
     let said = |tokens| {
         let body = encode(&batch(vec![weighted(0, tokens)], 1), 0).expect("encodes");
         let frame: Frame = rmp_serde::from_slice(&body).expect("is a map");

@@ -14,11 +14,11 @@ pub struct BufferAnswer {
     pub report: BufferReport,
     /// The next step to be cut.
     pub next_step: primerl_core::Step,
-    /// Of the example that was asked about.
+    /// The example that was asked about.
     pub example: Option<ExampleHistory>,
 }
 
-/// The pools of each environment; of one example, its history.
+/// The pools of each environment; for one example, its history.
 ///
 /// # Errors
 /// The journal cannot be read, or there is no such training environment or example.

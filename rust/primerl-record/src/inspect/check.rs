@@ -1,4 +1,4 @@
-//! Whether the journal keeps its promises: played from its first event, with every invariant looked at after each.
+//! Checks the journal: plays it from its first event, and checks every invariant after each event.
 
 use super::fates::{End, rollouts_of};
 use super::play::{Beginning, JournalSummary, Moment, Observer, journal_of, play};
@@ -18,7 +18,7 @@ use std::path::Path;
 /// The first invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Broken {
-    /// The event after which it does not; `None` for what is wrong beside the journal.
+    /// The event after which it does not; `None` for what is wrong outside the journal.
     pub event: Option<u64>,
     pub at_s: Option<f64>,
     pub what: String,
@@ -31,7 +31,7 @@ pub struct CheckReport {
     pub steps: u64,
     /// Rollouts trained since the run began.
     pub rollouts_trained: u64,
-    /// Batches that can still be had, and are in the spool.
+    /// Batches that can still be requested, and are in the spool.
     pub batches_kept: u64,
     /// Batches that were cut when the orchestrator ended and are not in the spool yet: its next start writes them.
     pub batches_owed: u64,
@@ -40,7 +40,7 @@ pub struct CheckReport {
 
 struct Checker {
     spool: Spool,
-    /// Counted from what was told, to be held against the core's own.
+    /// Counted from what was reported, to be compared with the core's own.
     counters: Counters,
     next_step: Step,
     last_rollout: Option<RolloutId>,
@@ -87,7 +87,7 @@ impl Checker {
         if counted != self.counters {
             let told = self.counters;
             return Err(format!(
-                "the core counts {counted:?}, its words add up to {told:?}"
+                "the core counts {counted:?}, its effects add up to {told:?}"
             ));
         }
         let kept = moment.core.batches_kept_from();
@@ -95,7 +95,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Numbers only go up; the answers of one event come by request.
+    /// Numbers only increase; the answers of one event come in the order of requests.
     fn leased(&mut self, mut rollouts: Vec<RolloutId>) -> Result<(), String> {
         rollouts.sort_unstable();
         for id in rollouts {
@@ -115,7 +115,8 @@ impl Checker {
         }
         self.next_step = step.next();
         self.cut_by.insert(step, moment.number);
-        // A rollout leaves the living once: one that was trained before, or never leased, is not among those that end now.
+        // A rollout leaves the set of open ones once: one that was trained before, or never leased, is not among those
+        // that end now.
         let trained = moment.ended.iter().filter_map(|fate| match fate.end {
             End::Trained(at) if at == step => Some(fate.life.rollout),
             _ => None,
@@ -132,10 +133,11 @@ impl Checker {
         self.check_spooled(batch)
     }
 
-    /// What the trainer gets is what the journal tells of, byte by byte but for a checksum that earlier versions left out.
+    /// The trainer gets exactly the batch that the journal describes, byte by byte except for a checksum that earlier
+    /// versions did not write.
     fn check_spooled(&self, batch: &PackedBatch) -> Result<(), String> {
         for rank in 0..batch.ranks.len() as u32 {
-            // Whether it has to be there is asked at the end.
+            // Whether it has to exist is checked at the end.
             let Ok(spooled) = self.spool.read(batch.step, rank) else {
                 continue;
             };
@@ -143,7 +145,7 @@ impl Checker {
             if !is_the_same(&spooled, &told) {
                 let step = batch.step;
                 return Err(format!(
-                    "spool/step_{step}/rank_{rank}.msgpack is not the batch that the journal tells of"
+                    "spool/step_{step}/rank_{rank}.msgpack is not the batch that the journal describes"
                 ));
             }
         }
@@ -161,7 +163,7 @@ impl Checker {
     }
 }
 
-/// Of the counters: leases and ends. Whether a rollout was also truncated, say, is no end.
+/// The leases and ends among the counters. Whether a rollout was also truncated, for example, is not an end.
 fn ends_of(counters: Counters) -> Counters {
     Counters {
         truncated: 0,
@@ -191,7 +193,7 @@ fn check_tokens(batch: &PackedBatch, config: &Config) -> Result<(), String> {
     if trained != batch.loss_tokens {
         let told = batch.loss_tokens;
         return Err(format!(
-            "the batch of step {step} has {trained} tokens to train, and says {told}"
+            "the batch of step {step} has {trained} tokens to train, and reports {told}"
         ));
     }
     let is_scored = micro_batches().all(|own| own.is_empty() || own.is_scored());
@@ -216,7 +218,7 @@ impl Observer for Checker {
     }
 }
 
-/// Plays everything that is kept of the journal, and says what does not hold.
+/// Plays everything that is kept of the journal, and reports what does not hold.
 ///
 /// # Errors
 /// The journal cannot be read: it is damaged, or there is none.
@@ -238,7 +240,7 @@ pub fn check(output_dir: &Path) -> Result<CheckReport, InspectError> {
             event: None,
             at_s: None,
             what: format!(
-                "the next step is {}, but the last one that was cut is the one before step {}",
+                "the next step is {}, but the last one that was cut precedes step {}",
                 core.next_step(),
                 checker.next_step
             ),
@@ -250,7 +252,7 @@ pub fn check(output_dir: &Path) -> Result<CheckReport, InspectError> {
     Ok(report)
 }
 
-/// The spool holds every batch that can still be had. What was cut last may be missing, if nothing shows that it was
+/// The spool holds every batch that can still be requested. The last batch may be missing, if nothing shows that it was
 /// ever written: the orchestrator was killed at that moment, or is about to write it.
 fn check_spool(
     output_dir: &Path,
@@ -266,7 +268,7 @@ fn check_spool(
     if missing.is_empty() {
         return Ok(());
     }
-    // A run that goes on may have covered them since.
+    // A run that continues may have covered them since.
     let folder = journal_of(output_dir)?;
     let kept_from = journal::restore(&folder)?.core.batches_kept_from();
     let newest_snapshot = journal::newest(&folder).map_err(InspectError::Spool)?;
@@ -329,7 +331,7 @@ mod tests {
         }
     }
 
-    /// What a core that broke its promise would say.
+    /// The effect of a core that broke its promise.
     fn said(checker: &mut Checker, batch: PackedBatch) -> String {
         let core = Core::new(config()).expect("a valid config");
         let moment = Moment {

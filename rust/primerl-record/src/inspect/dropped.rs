@@ -1,4 +1,4 @@
-//! What came to nothing, and why.
+//! Rollouts and groups that were dropped, and why.
 
 use super::fates::Fate;
 use super::play::{JournalSummary, Moment, Observer, play};
@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 
-/// So many of each are told.
+/// Number of the last ones of each kind that are shown.
 const LAST: usize = 5;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -27,7 +27,7 @@ pub struct DroppedRollouts {
     pub ended: Ended,
     pub reason: String,
     pub count: u64,
-    /// What they had sampled.
+    /// Tokens that they had sampled.
     pub sampled_tokens: u64,
     /// The last of them, oldest first.
     pub last: VecDeque<DroppedRollout>,
@@ -51,7 +51,7 @@ pub struct DroppedGroups {
 #[derive(Clone, Debug, Serialize)]
 pub struct DroppedReport {
     pub story: JournalSummary,
-    /// All that ended in the story, trained ones too.
+    /// All that ended in the played part, including trained ones.
     pub rollouts_ended: u64,
     pub sampled_tokens: u64,
     pub rollouts: Vec<DroppedRollouts>,
@@ -63,7 +63,7 @@ pub struct DroppedReport {
     pub failures: BTreeMap<String, u64>,
     /// Rollouts that failed or were lost with their worker, by who is to blame, since the run began.
     pub errors: BTreeMap<ErrorKind, u64>,
-    /// Events that named nothing the core knows, since the run began.
+    /// Events that named something the core does not know, since the run began.
     pub ignored: BTreeMap<String, u64>,
 }
 

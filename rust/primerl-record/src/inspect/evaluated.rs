@@ -1,4 +1,4 @@
-//! What evaluations measured: every rollout that counted, with what the policy, or whoever is measured, wrote.
+//! What evaluations measured: every rollout that counted, with what the policy, or another model, wrote.
 
 use super::fates::{End, Fate};
 use super::play::{JournalSummary, Moment, Observer, Played, play};
@@ -15,11 +15,11 @@ use std::path::Path;
 pub struct MeasuredTurn {
     pub session: String,
     pub parent: Option<u32>,
-    /// Of the whole prompt; what another server said, where one answered.
+    /// Length of the whole prompt; as another server reported it, if one answered.
     pub prompt_tokens: u64,
     pub completion_tokens: u64,
     pub finish: FinishReason,
-    /// What the prompt has beyond its parent; empty where another server answered.
+    /// The prompt after its parent's part; empty if another server answered.
     pub prompt_ids: Vec<u32>,
     pub completion_ids: Vec<u32>,
     /// The message of another server, as JSON.
@@ -34,17 +34,17 @@ pub struct MeasuredRollout {
     pub example: ExampleIndex,
     /// Its number among the rollouts of the example.
     pub slot: usize,
-    /// The version that it was pinned to.
+    /// The version that measures it.
     pub version: PolicyVersion,
     /// Rollouts of this slot that failed before, or were cancelled.
     pub attempts_before: u32,
-    /// Means over its trainable traces, or over all if none is; `None` where it failed.
+    /// Means over its trainable traces, or over all if none is; `None` if it failed.
     pub reward: Option<f64>,
     pub metrics: BTreeMap<String, f64>,
     pub truncated: bool,
     pub stop_condition: Option<String>,
     pub error: Option<RolloutError>,
-    /// What it counts as.
+    /// Its status in the evaluation's counts.
     pub error_kind: Option<ErrorKind>,
     pub leased_s: f64,
     pub ended_s: f64,
@@ -104,7 +104,7 @@ impl Seeker {
             return;
         };
         let place = (version, life.environment, life.example, life.slot);
-        // Whatever this attempt comes to, the one before does not count any more.
+        // Whatever the result of this attempt is, the previous one does not count any more.
         self.found.remove(&place);
         let before = self.attempts.entry(place).or_default();
         let attempts_before = std::mem::replace(before, *before + 1);
@@ -114,7 +114,7 @@ impl Seeker {
                 (Some(score.reward), score.metrics, None)
             }
             (End::Failed(error), _) => (None, BTreeMap::new(), Some(error.clone())),
-            // Among them what ended before the journal begins, and counted after.
+            // These include rollouts that ended before the journal begins, and counted later.
             _ => return,
         };
         let outcome = report.unwrap_or_default();
@@ -163,7 +163,7 @@ impl MeasuredTurn {
     }
 }
 
-/// What the evaluations of a run measured, as far as the journal goes back.
+/// The results of a run's evaluations, as far back as the journal goes.
 ///
 /// # Errors
 /// The journal cannot be read.

@@ -1,4 +1,4 @@
-//! From lease to end: every rollout that has begun, and how each one ends.
+//! From lease to end: every rollout that has started, and how each one ends.
 
 use primerl_core::counters::{Ended, VoidReason};
 use primerl_core::effect::{CancelReason, LeasedRollout};
@@ -8,7 +8,7 @@ use primerl_core::rollout::Rollout;
 use primerl_core::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is known of a rollout that has begun and not ended.
+/// The data of a rollout that has started and not ended.
 #[derive(Clone, Debug)]
 pub struct Life {
     pub rollout: RolloutId,
@@ -19,13 +19,13 @@ pub struct Life {
     pub evaluates: Option<PolicyVersion>,
     pub worker: WorkerId,
     pub leased_at: Time,
-    /// It ended well and waits for its group, or for a cut.
+    /// It ended well and waits for its group, or for a batch.
     pub is_finished: bool,
-    /// `None` also where that was before the story begins.
+    /// `None` also if that was before the played part begins.
     pub finished_at: Option<Time>,
     pub turns: u32,
     pub sampled_tokens: u64,
-    /// Of all traces it reported.
+    /// Rewards of all traces it reported.
     pub rewards: Vec<f64>,
 }
 
@@ -37,7 +37,7 @@ pub enum End {
     Voided(VoidReason),
     Failed(RolloutError),
     Cancelled(CancelReason),
-    /// With its worker: how that ended, and what else it ran.
+    /// Lost with its worker: how the worker ended, and what else it ran.
     Lost(String),
     Evaluated,
 }
@@ -50,7 +50,7 @@ pub struct Fate {
 }
 
 impl End {
-    /// As the core counts it.
+    /// The name in the core's counters.
     pub fn ended(&self) -> Ended {
         match self {
             End::Trained(_) => Ended::Trained,
@@ -62,7 +62,7 @@ impl End {
         }
     }
 
-    /// Why, in a word; `None` where nothing went wrong.
+    /// The reason in one word; `None` if nothing went wrong.
     pub fn reason(&self) -> Option<String> {
         match self {
             End::Trained(_) | End::Evaluated => None,
@@ -132,14 +132,14 @@ impl Life {
     }
 }
 
-/// What the effects of one event say of rollouts.
+/// What the effects of one event say about rollouts.
 #[derive(Default)]
 struct Said<'a> {
     leased: Vec<&'a LeasedRollout>,
     closed: Vec<RolloutId>,
     failed: BTreeMap<RolloutId, &'a RolloutError>,
     cancelled: BTreeMap<RolloutId, CancelReason>,
-    /// How workers went that had something to do.
+    /// How workers with rollouts ended.
     gone: BTreeMap<WorkerId, &'a str>,
     voided: Vec<(RolloutId, VoidReason)>,
     cut: Vec<&'a PackedBatch>,
@@ -175,12 +175,12 @@ impl<'a> Said<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Fates {
     pub lives: BTreeMap<RolloutId, Life>,
-    /// Those of an evaluation that wait for their groups.
+    /// Rollouts of an evaluation that wait for their groups.
     held: BTreeSet<RolloutId>,
 }
 
 impl Fates {
-    /// What had begun when the story begins.
+    /// Rollouts that had started when the played part begins.
     pub(super) fn begin(core: &Core) -> Fates {
         let leased_at = |rollout: &Rollout| core.leased_at(rollout);
         let in_flight = core
@@ -202,7 +202,7 @@ impl Fates {
         }
     }
 
-    /// Takes in an event and what came of it; `core` is as it is after that.
+    /// Takes an event and its effects; `core` is the state after it.
     pub(super) fn take_in(&mut self, event: &Event, effects: &[Effect], core: &Core) -> Vec<Fate> {
         match event {
             Event::TurnFinished { rollout, turn } => self.turn(*rollout, turn),
@@ -233,7 +233,7 @@ impl Fates {
         ended
     }
 
-    /// Whose group has ended, and was not begun anew, has been counted.
+    /// A rollout whose group has ended, and was not started again, has been counted.
     fn count_held(&mut self, core: &Core, ended: &mut Vec<Fate>) {
         if self.held.is_empty() {
             return;
@@ -246,7 +246,7 @@ impl Fates {
         }
     }
 
-    /// It is out of flight: over, or finished and waiting for its group.
+    /// It is no longer in flight: over, or finished and waiting for its group.
     fn close(&mut self, id: RolloutId, said: &Said<'_>, now: Time) -> Option<Fate> {
         let life = self.lives.get_mut(&id)?;
         let end = match (

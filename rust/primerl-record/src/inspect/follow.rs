@@ -1,4 +1,4 @@
-//! Playing a journal that grows: as [`super::play`], as far as it is written, and on from there later.
+//! Plays a journal that grows: like [`super::play`], to the end of what is written, and continues from there later.
 
 use super::fates::Fates;
 use super::idle::{IdleReport, Watch};
@@ -8,7 +8,7 @@ use crate::journal::{self, Entry, Follower, Place};
 use primerl_core::{Core, Status, Step, Time};
 use std::path::Path;
 
-/// A story that goes on, and where the time went so far.
+/// A run that continues, and where its time went so far.
 pub struct Following {
     core: Core,
     fates: Fates,
@@ -18,7 +18,7 @@ pub struct Following {
 }
 
 impl Following {
-    /// From the oldest event that is kept. `begin` is told what was there before it.
+    /// From the oldest event that is kept. `begin` gets the state before it.
     ///
     /// # Errors
     /// There is no journal, or its oldest snapshot is damaged.
@@ -44,10 +44,10 @@ impl Following {
         })
     }
 
-    /// Plays the next event, and tells where it is written; `false` where no more is written so far.
+    /// Plays the next event, and returns where it is written; `false` if no more is written so far.
     ///
     /// # Errors
-    /// The journal cannot be read on: the story has to be begun again.
+    /// The journal cannot be read further: the caller has to start from the beginning.
     pub fn next(&mut self, saw: impl FnOnce(&Moment<'_>, Place)) -> Result<bool, InspectError> {
         let Some((place, Entry(now, event))) = self.reader.next_event()? else {
             return Ok(false);
@@ -73,7 +73,7 @@ impl Following {
         self.reader.read()
     }
 
-    /// What the core would say now.
+    /// The core's status now.
     pub fn status(&self) -> Status {
         self.core.status()
     }

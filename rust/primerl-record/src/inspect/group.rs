@@ -1,4 +1,4 @@
-//! The story of one group.
+//! The history of one group.
 
 use super::fates::{Fate, Life};
 use super::play::{JournalSummary, Moment, Observer, Played, play};
@@ -9,7 +9,7 @@ use primerl_core::*;
 use serde::Serialize;
 use std::path::Path;
 
-/// One rollout of a group or a batch, in a line.
+/// One rollout of a group or a batch, in one line.
 #[derive(Clone, Debug, Serialize)]
 pub struct RolloutLine {
     pub rollout: RolloutId,
@@ -60,7 +60,7 @@ impl RolloutLine {
     }
 }
 
-/// Why a group came to nothing.
+/// Why a group was dropped.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Dropped {
     pub at_s: f64,
@@ -74,14 +74,14 @@ pub struct GroupTrace {
     pub group: GroupId,
     pub environment: String,
     pub example: ExampleIndex,
-    /// The version it evaluates.
+    /// The version that it evaluates.
     pub evaluates: Option<PolicyVersion>,
     /// When its first rollout was leased.
     pub began_s: f64,
     /// Every attempt, in the order of leases.
     pub rollouts: Vec<RolloutLine>,
     pub complete_s: Option<f64>,
-    /// The step whose batch it is in, and when that was cut.
+    /// The step whose batch it is in, and when that batch was cut.
     pub step: Option<Step>,
     pub cut_s: Option<f64>,
     pub dropped: Option<Dropped>,
@@ -140,7 +140,7 @@ impl Observer for Seeker {
     }
 }
 
-/// What became of one group.
+/// The history of one group.
 ///
 /// # Errors
 /// The journal cannot be read, or holds no such group.

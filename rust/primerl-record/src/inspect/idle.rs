@@ -1,5 +1,5 @@
 //! Where trainer, engines and workers waited, and for what. Each event begins a span in which everyone is in one state,
-//! so the states of each add up to the whole story.
+//! so the states of each add up to the whole time.
 
 mod states;
 
@@ -12,7 +12,7 @@ use states::{EngineState, TrainerState, WorkerState};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// So many of the longest waits are told.
+/// Number of the longest waits that are shown.
 const LONGEST: usize = 5;
 
 /// One wait of the trainer, from asking for a batch to getting it.
@@ -55,7 +55,7 @@ pub struct IdleReport {
 struct Ranks {
     has_asked: bool,
     requests: BTreeMap<RequestId, u32>,
-    /// Steps they have asked for and not got, their long polls joined.
+    /// Steps they have requested and not received; their long polls count as one wait.
     waiting: BTreeMap<u32, (Step, Time)>,
 }
 
@@ -67,11 +67,11 @@ pub(super) struct Watch {
     trainer: Timeline<TrainerState>,
     longest: Vec<LongWait>,
     engines: BTreeMap<EngineId, Timeline<EngineState>>,
-    /// What workers do since the last event: their number by environment and state.
+    /// The states of workers since the last event: their number by environment and state.
     working: BTreeMap<(EnvironmentId, WorkerState), u64>,
     workers: BTreeMap<EnvironmentId, Spans<WorkerState>>,
     in_flight: u64,
-    /// Microseconds times rollouts.
+    /// Microseconds times rollouts in flight.
     rollout_time: u128,
 }
 
@@ -110,7 +110,7 @@ impl Ranks {
                 let rank = self.requests.remove(request)?;
                 self.waiting.remove(&rank)
             }
-            // It asks again.
+            // The trainer asks again.
             Effect::BatchNotReady { request, .. } => {
                 self.requests.remove(request);
                 None
@@ -135,7 +135,7 @@ impl Watch {
     pub(super) fn begin(beginning: &Beginning<'_>) -> Watch {
         let (core, now) = (beginning.core, beginning.core.now());
         let ranks = Ranks {
-            // A run that has cut steps and begins in the middle had a trainer.
+            // In a run whose journal begins in the middle, a cut step shows that there was a trainer.
             has_asked: core.next_step() > Step(1),
             ..Ranks::default()
         };
@@ -155,7 +155,7 @@ impl Watch {
         watch
     }
 
-    /// The span since the last event is over.
+    /// Ends the span since the last event.
     fn advance(&mut self, now: Time) {
         let span = now.since(self.last);
         self.last = now;
@@ -169,7 +169,7 @@ impl Watch {
         }
     }
 
-    /// What everyone does from now on.
+    /// The states of everyone from now on.
     fn look(&mut self, core: &Core, now: Time) {
         self.trainer.turn_to(self.ranks.state(core), now);
         let idle = core.why_no_rollouts();
@@ -200,7 +200,7 @@ impl Watch {
         self.longest.truncate(LONGEST);
     }
 
-    /// What was seen so far; `story` and `core` are those of the last event.
+    /// The result so far; `story` and `core` are those of the last event.
     pub(super) fn report(&self, story: JournalSummary, core: &Core) -> IdleReport {
         let span = self.last.since(self.began);
         let engines = self.engines.iter().map(|(engine, timeline)| EngineIdle {
@@ -237,7 +237,7 @@ impl Observer for Watch {
     }
 }
 
-/// Where the time went.
+/// Reports where the time went.
 ///
 /// # Errors
 /// The journal cannot be read.

@@ -1,11 +1,11 @@
-//! Reading a run: the journal is played through a core of its own, and what is asked about is noted on the way. Nothing is
-//! written, so it may be a run that goes on.
+//! Reading a run: a separate core plays the journal, and an observer notes what the question is about. Nothing is
+//! written, so the run may still be in progress.
 //!
 //! ```text
 //! journal ──> play: oldest snapshot, then event by event through `Core::handle`
 //!               └─> Moment (event, effects, the core after it, rollouts that ended) ──> one observer a question
 //! ```
-//! One pass; memory for what is in flight and for the answer. Times are seconds of the run's own clock, which stands still
+//! One pass; memory for what is in flight and for the answer. Times are seconds of the run's own clock, which stops
 //! while the orchestrator is down.
 
 mod buffer;
@@ -57,7 +57,7 @@ pub enum InspectError {
     Unknown {
         what: &'static str,
         number: u64,
-        /// What there is.
+        /// The existing numbers.
         known: String,
     },
     #[error("there is no training environment {name:?} in the journal; there are: {known}")]
@@ -66,7 +66,7 @@ pub enum InspectError {
     Spool(std::io::Error),
 }
 
-/// What is asked about a run.
+/// A question about a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
     Summary,
@@ -96,7 +96,7 @@ pub fn answer(output_dir: &Path, question: Question) -> Result<serde_json::Value
     })
 }
 
-/// The difficulty buffer as it is now, as JSON; with an example, its history too.
+/// The difficulty buffer as it is now, as JSON; for an example, with its history.
 ///
 /// # Errors
 /// The journal cannot be read, or there is no such environment or example.
@@ -107,7 +107,7 @@ pub fn answer_buffer(
     Ok(serde_json::json!(buffer(output_dir, example)?))
 }
 
-/// What was trained in these steps, as JSON; the tokens of `share` of each environment's samples.
+/// The samples of these steps, as JSON; with the tokens of `share` of each environment's samples.
 ///
 /// # Errors
 /// The journal cannot be read.
@@ -119,12 +119,12 @@ pub fn answer_samples(
     Ok(serde_json::json!(samples(output_dir, steps, share)?))
 }
 
-/// As the run's clock shows it.
+/// In seconds of the run's clock.
 pub fn seconds(time: Time) -> f64 {
     time.0 as f64 / 1e6
 }
 
-/// From one time to another, seconds; `None` while one of them is not known.
+/// From one time to another, seconds; `None` if one of them is not known.
 fn between(from: Option<Time>, to: Option<Time>) -> Option<f64> {
     Some(to?.since(from?).as_secs_f64())
 }

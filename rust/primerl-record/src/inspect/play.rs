@@ -1,4 +1,4 @@
-//! Playing a journal.
+//! Plays a journal.
 
 use super::fates::{Fate, Fates, Life};
 use super::{InspectError, seconds};
@@ -8,33 +8,33 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// A run that goes on may delete its oldest events while they are read.
+/// A run in progress may delete its oldest events while they are read.
 const ATTEMPTS: u32 = 3;
 
-/// What the journal tells of the run.
+/// What the journal shows of the run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JournalSummary {
-    /// Events that happened before; they are not kept any more.
+    /// Events before the kept ones.
     pub events_before: u64,
-    /// Events of the run, with those before.
+    /// Events of the run, including those before.
     pub events: u64,
     pub from_s: f64,
     pub until_s: f64,
-    /// The first step that is cut in it.
+    /// The first step that is cut in the played part.
     pub first_step: Step,
-    /// The next step to be cut when it ends.
+    /// The next step to be cut at its end.
     pub next_step: Step,
-    /// What a crash cut short at the end, bytes; or what is being written now.
+    /// The bytes at the end that a crash cut short, or that are being written now.
     pub torn_bytes: u64,
 }
 
-/// One event, and what came of it.
+/// One event, and its effects.
 pub struct Moment<'a> {
     pub number: u64,
     pub now: Time,
     pub event: &'a Event,
     pub effects: &'a [Effect],
-    /// As it is after the event.
+    /// The state after the event.
     pub core: &'a Core,
     /// Rollouts that have begun and not ended.
     pub lives: &'a BTreeMap<RolloutId, Life>,
@@ -42,7 +42,7 @@ pub struct Moment<'a> {
     pub ended: &'a [Fate],
 }
 
-/// Notes what it is asked for.
+/// Observes the events, and notes what its question is about.
 pub(super) trait Observer {
     fn saw(&mut self, moment: &Moment<'_>);
 }
@@ -50,13 +50,13 @@ pub(super) trait Observer {
 /// A journal that was played to its end.
 pub(super) struct Played<O> {
     pub observer: O,
-    /// At the end.
+    /// The state at the end.
     pub core: Core,
     pub lives: BTreeMap<RolloutId, Life>,
     pub story: JournalSummary,
 }
 
-/// Where a story begins.
+/// Where the played part begins.
 pub struct Beginning<'a> {
     pub core: &'a Core,
     pub lives: &'a BTreeMap<RolloutId, Life>,

@@ -1,4 +1,4 @@
-//! The story of one rollout.
+//! The history of one rollout.
 
 use super::fates::{Fate, Life};
 use super::play::{Beginning, JournalSummary, Moment, Observer, Played, play};
@@ -14,25 +14,25 @@ use std::path::Path;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TurnTrace {
     pub turn: u32,
-    /// When it was over; `None` for one before the story begins.
+    /// When it was over; `None` for a turn before the played part begins.
     pub at_s: Option<f64>,
-    /// Since the turn before it, or the lease.
+    /// Time since the previous turn, or the lease.
     pub after_s: Option<f64>,
     pub session: String,
     /// The whole prompt.
     pub prompt_tokens: u64,
-    /// What it has beyond its parent.
+    /// The prompt after its parent's part.
     pub new_prompt_tokens: u64,
     pub sampled_tokens: u64,
     /// `[version, tokens]` in the order of sampling.
     pub versions: Vec<(PolicyVersion, u32)>,
-    /// Engines that had proved one of these versions at its end: it was one of them.
+    /// Engines that had proved one of these versions when the turn ended: one of them sampled it.
     pub engines: Vec<EngineId>,
     pub finish: FinishReason,
     pub parent: Option<u32>,
-    /// Why it extends none.
+    /// Why it extends no turn.
     pub fork: Option<ForkReason>,
-    /// The model of another server that answered, with text: there are no ids then.
+    /// The model of another server that answered with text: there are no ids then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
 }
@@ -41,12 +41,12 @@ pub struct TurnTrace {
 pub struct EndTrace {
     pub at_s: f64,
     pub ended: Ended,
-    /// Why, in a word.
+    /// The reason, in one word.
     pub reason: Option<String>,
-    /// Who is to blame, where it failed or was lost with its worker.
+    /// Who is to blame, if it failed or was lost with its worker.
     pub error: Option<ErrorKind>,
     pub message: Option<String>,
-    /// The step it is trained at.
+    /// The step that trains it.
     pub step: Option<Step>,
 }
 
@@ -63,21 +63,22 @@ pub struct RolloutTrace {
     pub worker: WorkerId,
     pub worker_name: Option<String>,
     pub leased_s: f64,
-    /// When an engine began its first turn, and at which version; again where another engine had to begin anew.
+    /// When an engine began its first turn, and at which version; again if another engine had to start from the
+    /// beginning.
     pub sampling: Vec<(f64, PolicyVersion)>,
     pub turns: Vec<TurnTrace>,
-    /// Of engine requests that failed for good.
+    /// Engine requests that failed for good.
     pub turn_failures: Vec<String>,
     /// When its environment reported it.
     pub reported_s: Option<f64>,
     pub reports: Vec<Trace>,
     pub error: Option<RolloutError>,
-    /// `None` while it is in flight, or waits for its group or for a cut.
+    /// `None` while it is in flight, or waits for its group or for a batch.
     pub end: Option<EndTrace>,
     pub now: &'static str,
 }
 
-/// Numbers of what there is: the first and the last.
+/// The existing numbers: the first and the last.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known(Option<(u64, u64)>);
 
@@ -269,7 +270,7 @@ impl Observer for Seeker {
     }
 }
 
-/// What became of one rollout.
+/// The history of one rollout.
 ///
 /// # Errors
 /// The journal cannot be read, or holds no such rollout.

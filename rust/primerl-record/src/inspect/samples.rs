@@ -1,4 +1,4 @@
-//! What was trained in some steps: every sample with its reward and its advantage, and the tokens of a share of them.
+//! The samples of some steps: each with its reward and its advantage, and the tokens of a share of them.
 
 use super::group::RolloutLine;
 use super::play::{JournalSummary, Moment, Observer, play};
@@ -18,34 +18,34 @@ pub struct SampleLine {
     pub example: ExampleIndex,
     /// Index of its trace (seat) within the rollout.
     pub trace: usize,
-    /// Of its trace.
+    /// Reward of its trace.
     pub reward: Option<f64>,
     /// Mean over its trained tokens.
     pub advantage: f64,
     pub turns: u32,
     pub tokens: usize,
     pub loss_tokens: u64,
-    /// Steps between its oldest token's version and the one that is trained; `None` where a teacher wrote it.
+    /// Steps between its oldest token's version and the trained one; `None` if a teacher wrote it.
     pub staleness: Option<u64>,
-    /// Its turn among the samples of its environment, from 0, where not all are shown: an order without a meaning,
-    /// which is the same each time.
+    /// Its place among the samples of its environment, from 0, if not all are shown: an arbitrary order, which is the
+    /// same each time.
     pub place: usize,
-    /// `None` where its place is beyond the share that is asked for.
+    /// `None` if its place is beyond the requested share.
     pub text: Option<SampleTokens>,
 }
 
-/// `[tokens]` each.
+/// Arrays of `[tokens]` each.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SampleTokens {
     pub token_ids: Vec<u32>,
-    /// 1 where the policy sampled the token, or a teacher wrote it for the policy to learn.
+    /// 1 if the policy sampled the token, or a teacher wrote it for the policy to learn.
     pub learnt: Vec<u8>,
 }
 
 #[derive(Clone, Debug, Serialize)]
 pub struct SamplesAnswer {
     pub story: JournalSummary,
-    /// Those of the steps asked for that are in the journal.
+    /// The requested steps that are in the journal.
     pub steps: BTreeMap<u64, Vec<SampleLine>>,
 }
 
@@ -143,14 +143,14 @@ fn tokens_of(weighted: &Weighted) -> SampleTokens {
     }
 }
 
-/// The last step of splitmix64: neighbours come far apart.
+/// The last step of splitmix64: neighbours get distant places.
 fn mixed(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     number ^ (number >> 31)
 }
 
-/// Samples of `steps`, in the order of environments and places; tokens of `share` of each environment's.
+/// Samples of `steps`, ordered by environment and place; tokens of `share` of each environment's samples.
 ///
 /// # Errors
 /// The journal cannot be read.

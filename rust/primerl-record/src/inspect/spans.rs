@@ -1,4 +1,4 @@
-//! Time by state, so that the states add up to the whole.
+//! Time by state, so that the states add up to the whole time.
 
 use primerl_core::{Duration, Time};
 use serde::Serialize;
@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 /// A state that something was in.
 pub(super) trait State: Copy + Ord {
-    /// As in JSON.
+    /// Name in JSON.
     fn name(self) -> String;
-    /// For people.
+    /// Name for people.
     fn in_words(self) -> &'static str;
 }
 
@@ -18,7 +18,7 @@ pub struct Share {
     /// What the state is, in words.
     pub what: &'static str,
     pub seconds: f64,
-    /// Of the whole, 0 to 1.
+    /// Share of the whole, 0 to 1.
     pub share: f64,
 }
 

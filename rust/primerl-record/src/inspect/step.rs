@@ -1,4 +1,4 @@
-//! The story of one step: its batch, from the first lease to the proof of the weights it made.
+//! The history of one step: its batch, from the first lease to the proof of the weights it made.
 
 use super::fates::rollouts_of;
 use super::group::RolloutLine;
@@ -19,7 +19,7 @@ pub struct GroupLine {
     pub rollouts: Vec<RolloutLine>,
 }
 
-/// A rank asked for the batch and got it. A trainer that goes on from a checkpoint does so again.
+/// A rank asked for the batch and got it. A trainer that resumes from a checkpoint does so again.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Fetched {
     pub rank: u32,
@@ -43,9 +43,9 @@ pub struct Durations {
     pub rollouts: Option<f64>,
     /// Cut to the first fetch by the last rank.
     pub until_fetched: Option<f64>,
-    /// That to the first publication of the step's version.
+    /// First fetch to the first publication of the step's version.
     pub training: Option<f64>,
-    /// That to the first proof by an engine.
+    /// First publication to the first proof by an engine.
     pub until_proved: Option<f64>,
 }
 
@@ -59,16 +59,16 @@ pub struct StepTrace {
     pub samples: usize,
     /// All tokens of its sequences.
     pub tokens: u64,
-    /// Those that are trained.
+    /// Tokens that are trained.
     pub loss_tokens: u64,
     /// Micro-batches of each rank.
     pub micro_batches: usize,
-    /// Samples by the steps between their oldest token's version and the one that is trained.
+    /// Samples by the steps between their oldest token's version and the trained one.
     pub staleness: BTreeMap<u64, u64>,
     pub fetched: Vec<Fetched>,
     pub published_s: Vec<f64>,
     pub proved: Vec<Proved>,
-    /// The version was overtaken by a newer one before any engine loaded it.
+    /// A newer version replaced this one before any engine loaded it.
     pub overtaken: bool,
     pub took: Durations,
 }
@@ -113,7 +113,7 @@ impl Summed {
     }
 }
 
-/// Of each sequence: the oldest version among its trained tokens; `None` where a teacher wrote them.
+/// The oldest version among each sequence's trained tokens; `None` if a teacher wrote them.
 pub(super) fn oldest_versions(micro_batch: &MicroBatch) -> Vec<Option<u64>> {
     let columns = micro_batch.columns();
     let mut rest = &columns.versions[..];
@@ -163,7 +163,7 @@ impl Seeker {
                     });
                 }
             }
-            // It does not wait: what counts is whether it gets it.
+            // It does not wait: only whether it gets the batch counts.
             Event::NextBatchRequested {
                 request,
                 step,
@@ -268,7 +268,7 @@ impl Observer for Seeker {
     }
 }
 
-/// What became of the batch of one step.
+/// The history of the batch of one step.
 ///
 /// # Errors
 /// The journal cannot be read, or the step was not cut in what it holds.

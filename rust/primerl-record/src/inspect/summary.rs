@@ -18,11 +18,11 @@ pub struct Summary {
     /// Since the run began.
     pub rollouts: RolloutStatus,
     pub groups_dropped: u64,
-    /// Events of the story by kind.
+    /// Events of the played part by kind.
     pub events: BTreeMap<String, u64>,
-    /// Starts of the orchestrator after the first one, in the story.
+    /// Starts of the orchestrator after the first one, in the played part.
     pub restarts: u64,
-    /// Starts of the trainer, in the story.
+    /// Starts of the trainer, in the played part.
     pub trainer_starts: u64,
     pub engines: usize,
     pub engines_lost: u64,
@@ -52,7 +52,7 @@ struct Counting {
 impl Observer for Counting {
     fn saw(&mut self, moment: &Moment<'_>) {
         *self.events.entry(moment.event.kind()).or_default() += 1;
-        // Not one that took its leave: it was told to.
+        // Not a worker that left: it was asked to.
         let ended_badly = matches!(
             moment.event,
             Event::WorkerLeft {
@@ -71,7 +71,7 @@ impl Observer for Counting {
     }
 }
 
-/// What the journal tells, in a few lines.
+/// Summarizes the journal in a few lines.
 ///
 /// # Errors
 /// The journal cannot be read.

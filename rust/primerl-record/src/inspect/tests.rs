@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 #[test]
-fn what_is_told_is_what_happened() {
+fn reports_match_what_happened() {
     for seed in 0..6 {
         let run = Run::new(seed);
         let counters = run.simulator.core.counters();
@@ -104,7 +104,7 @@ fn a_trained_rollout_is_found_in_its_group_and_its_step() {
     }
 }
 
-/// `line` is what its step tells of it.
+/// `line` is how its step shows it.
 fn check_trained(run: &Run, line: &group::RolloutLine, step: Step) {
     let rollout = rollout(run.path(), line.rollout).expect("is known");
     let end = rollout.end.expect("it ended");
@@ -172,7 +172,7 @@ fn time_spent_adds_up_to_all_of_it() {
 }
 
 #[test]
-fn a_story_whose_beginning_is_gone_goes_on_from_a_snapshot() {
+fn a_journal_without_its_beginning_starts_from_a_snapshot() {
     let run = Run::new(1);
     let (before, core) = run.prune(run.events.len().div_ceil(2));
     let first = core.next_step();
@@ -229,7 +229,7 @@ fn a_batch_that_is_missing_or_another_is_named() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn what_does_not_exist_is_named() {
     let run = Run::new(0);
     let of = |question| {
         answer(run.path(), question)
@@ -318,7 +318,7 @@ fn samples_are_those_of_the_batch() {
             packed.sort();
             told.sort();
             assert_eq!(told, packed);
-            // A share is the first of the same order.
+            // A smaller share is the first part of the same order.
             let shown = (lines.len() as f64 * 0.3).ceil() as usize;
             for (line, of_some) in lines.iter().zip(&some[step]) {
                 assert_eq!(of_some.text.is_some(), of_some.place < shown);

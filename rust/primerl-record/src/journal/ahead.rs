@@ -1,13 +1,13 @@
-//! Reading ahead: records are read and decoded on a thread of their own while the events before them are handled. Each
-//! takes about as long as the other, so a replay takes half as long as one after the other.
+//! Reading ahead: a separate thread reads and decodes records while the caller handles earlier events. Both take about
+//! as long, so a replay takes half the time.
 
 use super::reader::{Entry, ReadError, Tail, decode_from};
 use std::path::Path;
 use std::sync::mpsc;
 
-/// Events handed over at a time: waking the other thread for each would cost more than they do.
+/// Events sent at a time: waking the other thread for each one would cost more than the events do.
 const CHUNK: usize = 256;
-/// Chunks that may wait, so that one slow event does not hold up the reader. A bound on memory: some megabytes.
+/// Chunks that may wait, so that one slow event does not stop the reader. Bounds the memory to some megabytes.
 const CHUNKS_AHEAD: usize = 16;
 
 /// Gives all events after the first `after` to `take`, in order, each with its number (from 1).
@@ -30,13 +30,13 @@ pub fn read_from(
             take(number, entry);
         };
         let Ok(reader) = reader else {
-            // No thread is to be had: then one after the other.
+            // No thread could be started: read and handle in turn.
             return decode_from(folder, after, |entry| {
                 take(entry);
                 true
             });
         };
-        // Ends when the reader does, in whatever way: its half of the channel goes with it.
+        // Ends when the reader does, in whatever way, because its half of the channel is dropped.
         waiting.into_iter().flatten().for_each(&mut take);
         match reader.join() {
             Ok(tail) => tail,
@@ -57,10 +57,10 @@ fn send_all(
             return true;
         }
         let full = std::mem::replace(&mut chunk, Vec::with_capacity(CHUNK));
-        // Nobody listens where `take` panicked.
+        // There is no receiver if `take` panicked.
         chunks.send(full).is_ok()
     });
-    // Also before an error: whoever follows the story sees it up to the damage.
+    // Also before an error: a reader sees the run up to the damage.
     let _ = chunks.send(chunk);
     tail
 }

@@ -1,5 +1,5 @@
-//! Following a journal that grows: event by event as far as it is written, and from there again later. Each event comes
-//! with its place, from which it can be read again without what is before it.
+//! Follows a journal that grows: reads it event by event to the end of what is written, and continues from there later.
+//! Each event comes with its place, from which it can be read again without the events before it.
 
 use super::reader::{Entry, ReadError, Segment};
 use super::{MAGIC, SEGMENT, files, path_of};
@@ -12,10 +12,10 @@ pub struct Place {
     pub offset: u64,
 }
 
-/// A reader that stops at the end of what is written, and goes on from there.
+/// A reader that stops at the end of what is written, and continues from there.
 pub struct Follower {
     folder: PathBuf,
-    /// Events before this number are passed over.
+    /// Events before this number are skipped.
     after: u64,
     /// Events read, from the first of the run on.
     read: u64,
@@ -23,7 +23,7 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// What follows the first `after` events.
+    /// Reads what follows the first `after` events.
     pub fn begin(folder: &Path, after: u64) -> Follower {
         Follower {
             folder: folder.to_owned(),
@@ -38,10 +38,11 @@ impl Follower {
         self.read
     }
 
-    /// The next event; `None` where no more is written so far.
+    /// The next event; `None` if no more is written so far.
     ///
     /// # Errors
-    /// A file cannot be read, is damaged, or was deleted before it was read: the story has to be begun again.
+    /// A file cannot be read, is damaged, or was deleted before it was read: the caller has to start from the
+    /// beginning.
     pub fn next_event(&mut self) -> Result<Option<(Place, Entry)>, ReadError> {
         loop {
             if self.open.is_none() && !self.open_next()? {
@@ -60,7 +61,7 @@ impl Follower {
                 if segments.last().is_none_or(|(last, _)| *last <= *number) {
                     return Ok(None);
                 }
-                // Nothing is added to one that has a successor; until it had one, something may have been.
+                // A segment with a successor does not grow; until it had one, it may have.
                 next = segment.next_written()?;
             }
             let Some((offset, body)) = next else {
@@ -78,7 +79,7 @@ impl Follower {
         }
     }
 
-    /// Opens the segment that has the next event; `false` where there is none yet.
+    /// Opens the segment that has the next event; `false` if there is none yet.
     fn open_next(&mut self) -> Result<bool, ReadError> {
         let segments = files(&self.folder, SEGMENT).map_err(|source| ReadError::Io {
             path: self.folder.clone(),
@@ -91,7 +92,7 @@ impl Follower {
         else {
             return Ok(false);
         };
-        // Only the first one may begin earlier than where the story does.
+        // Only the first segment may begin before the first wanted event.
         if *found > self.read || (*found < self.read && self.read != self.after) {
             return Err(ReadError::Gap {
                 path: path.clone(),
@@ -99,7 +100,7 @@ impl Follower {
                 expected: self.read,
             });
         }
-        // One that is only just made is not begun.
+        // A segment that was only just created is empty.
         let is_begun = std::fs::metadata(path).is_ok_and(|file| file.len() >= MAGIC.len() as u64);
         if is_begun {
             self.read = *found;
@@ -109,7 +110,7 @@ impl Follower {
     }
 }
 
-/// The event at a place that was told by a [`Follower`].
+/// The event at a place that a [`Follower`] returned.
 ///
 /// # Errors
 /// Its file is gone, or damaged.

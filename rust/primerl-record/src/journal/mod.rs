@@ -1,4 +1,4 @@
-//! The journal: every event of the run, in order, on disk before anything that relies on it is seen outside; and, from
+//! The journal: every event of the run, in order, on disk before any of its consequences is visible outside; and, from
 //! time to time, the whole core, so that a restart need not read everything and old events can be deleted.
 //!
 //! ```text
@@ -7,10 +7,11 @@
 //!                      000000118220.log
 //!                      000000120007.snapshot
 //! ```
-//! A `.log` begins with [`MAGIC`]; then come records of `u32 length, u32 crc32 of the length, u32 crc32 of the body, body`,
-//! little-endian, the body msgpack of `(time, event)`. A length has a checksum of its own: a damaged one would pass for a
-//! record that a crash cut short, and everything after it for torn. One writer thread: a sync covers every event appended before it (group commit).
-//! A restart is the newest whole snapshot and the events since, played back ([`restore`]).
+//! A `.log` begins with [`MAGIC`]; then come records of `u32 length, u32 crc32 of the length, u32 crc32 of the body,
+//! body`, little-endian, the body msgpack of `(time, event)`. A length has its own checksum: otherwise a damaged length
+//! would look like a record that a crash cut short, and everything after it would be dropped. One writer thread: a sync
+//! covers every event appended before it (group commit). A restart reads the newest whole snapshot and plays back the
+//! events since ([`restore`]).
 
 mod ahead;
 mod follow;
@@ -33,7 +34,7 @@ pub use writer::{Journal, JournalError, Progress, begin_segment};
 
 use std::path::{Path, PathBuf};
 
-/// What a segment begins with; the last byte is the format's version.
+/// The first bytes of a segment; the last byte is the format's version.
 const MAGIC: [u8; 8] = *b"PRIMERL\x05";
 /// Bytes before a record's body: its length and the two checksums.
 const HEADER: usize = 12;

@@ -1,5 +1,5 @@
-//! The reading half: every whole record, in order. A record that a crash cut short ends the journal; a damaged one, or a
-//! segment that is missing, is an error. [`super::ahead`] has it done on a thread of its own.
+//! The reading half: every whole record, in order. A record that a crash cut short ends the journal; a damaged one, or
+//! a segment that is missing, is an error. [`super::ahead`] runs it on a separate thread.
 
 use super::{HEADER, MAGIC, SEGMENT, files, header};
 use primerl_core::{Event, Time};
@@ -9,7 +9,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Read from a file at a time: it stays in the processor's cache until it is decoded.
+/// Bytes read from a file at a time: they stay in the processor's cache until they are decoded.
 const PIECE: u64 = 256 << 10;
 
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +29,7 @@ pub enum ReadError {
         "{path}: the record at byte {offset} is cut short, but it is not the last one: the file was damaged"
     )]
     Cut { path: PathBuf, offset: u64 },
-    #[error("{path}: the record at byte {offset} is no event of this version: {source}")]
+    #[error("{path}: the record at byte {offset} is not an event of this version: {source}")]
     Decode {
         path: PathBuf,
         offset: u64,
@@ -66,13 +66,14 @@ pub struct Entry(pub Time, pub Event);
 pub struct Tail {
     /// Events in it, from the first of the run on.
     pub events: u64,
-    /// The last segment and how much of it is whole; `None` where there is no segment.
+    /// The last segment and how much of it is whole; `None` if there is no segment.
     pub segment: Option<(PathBuf, u64)>,
-    /// What follows in it, bytes: a record that a crash cut short.
+    /// Bytes after the whole part: a record that a crash cut short.
     pub torn: u64,
 }
 
-/// Every whole record after the first `after`, decoded and given to `take`, in order, for as long as that says `true`.
+/// Reads every whole record after the first `after`, decodes it and gives it to `take`, in order, while `take` returns
+/// `true`.
 ///
 /// # Errors
 /// A file cannot be read, is damaged, or is missing; what comes before was given to `take`.
@@ -126,22 +127,22 @@ pub(super) fn decode_from(
     Ok(tail)
 }
 
-/// A segment, of which a small window is in memory: a reader that stops for a whole segment leaves whoever handles its
-/// events with nothing to do.
+/// A segment, of which a small window is in memory: a reader that stops to read a whole segment leaves the code that
+/// handles its events with nothing to do.
 pub(super) struct Segment {
     path: PathBuf,
     file: File,
     window: Vec<u8>,
-    /// Where in the window the records begin that are still to come.
+    /// Where in the window the remaining records begin.
     begin: usize,
     /// Bytes of the file before the window.
     before: u64,
-    /// The window reaches to the end of the file.
+    /// Whether the window reaches the end of the file.
     ended: bool,
 }
 
 impl Segment {
-    /// With the memory of the window of the segment before.
+    /// Reuses the memory of the previous segment's window.
     pub(super) fn open(path: PathBuf, mut window: Vec<u8>) -> Result<Segment, ReadError> {
         window.clear();
         let file = match File::open(&path) {
@@ -158,7 +159,7 @@ impl Segment {
         };
         segment.read_on()?;
         let window = &segment.window;
-        // A crash may leave a segment that was made and not begun.
+        // A crash may leave a segment that was created and is empty.
         if !(window.starts_with(&MAGIC) || MAGIC.starts_with(window)) {
             return Err(ReadError::Format { path: segment.path });
         }
@@ -166,7 +167,7 @@ impl Segment {
         Ok(segment)
     }
 
-    /// At the record that begins at this byte, which was seen there before.
+    /// Seeks to the record that begins at this byte, which was seen there before.
     pub(super) fn open_at(path: PathBuf, offset: u64) -> Result<Segment, ReadError> {
         let opened = File::open(&path).and_then(|mut file| {
             file.seek(SeekFrom::Start(offset))?;
@@ -209,7 +210,8 @@ impl Segment {
         Ok(())
     }
 
-    /// Where in the window the body of the next record is; `None` at the end, or at a torn tail where there may be one.
+    /// Where in the window the body of the next record is; `None` at the end, or at a record that was cut short, if one
+    /// is possible here.
     pub(super) fn next_record(
         &mut self,
         may_be_torn: bool,
@@ -229,7 +231,7 @@ impl Segment {
                         offset: self.offset_of(self.begin),
                     });
                 }
-                // A power loss can leave a file longer than what was written to it.
+                // A power loss can leave a file longer than the written bytes.
                 Record::Damaged if may_be_torn && self.is_zero_from_here()? => return Ok(None),
                 Record::Damaged => {
                     return Err(ReadError::Checksum {
@@ -260,10 +262,10 @@ impl Segment {
 /// What some bytes begin with.
 enum Record {
     Whole {
-        /// Of its body.
+        /// Length of its body.
         length: usize,
     },
-    /// They end before it does.
+    /// The bytes end before it does.
     Cut,
     Damaged,
 }

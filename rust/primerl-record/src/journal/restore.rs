@@ -1,4 +1,4 @@
-//! From a journal to the core it describes.
+//! Rebuilds the core that a journal describes.
 
 use super::ahead::read_from;
 use super::reader::{ReadError, Tail, decode_from};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub enum RestoreError {
     #[error(transparent)]
     Read(#[from] ReadError),
-    #[error("{}: no snapshot of the run can be read ({}); the run cannot go on from here: begin a new one in another \
+    #[error("{}: no snapshot of the run can be read ({}); the run cannot resume from here: begin a new one in another \
              output_dir", folder.display(), problems.join("; "))]
     NoSnapshot {
         folder: PathBuf,
@@ -25,8 +25,8 @@ pub enum RestoreError {
     },
     #[error(
         "{path}: the record at byte {offset}, event {number} (`{kind}`), cannot be played back: {why}. It would fail at \
-         every start: use the version of primerl that wrote it, or leave this event out with --skip-event {number} (a copy \
-         of the file as it is now is kept beside it)"
+         every start: use the version of primerl that wrote it, or skip this event with --skip-event {number} (a copy \
+         of the file as it is now is kept next to it)"
     )]
     Refused {
         path: PathBuf,
@@ -37,14 +37,14 @@ pub enum RestoreError {
     },
 }
 
-/// A run as its journal tells it.
+/// A run as its journal describes it.
 pub struct Restored {
     pub core: Core,
     pub identity: Identity,
     pub tail: Tail,
-    /// What the core said while its events were played back, as far as it is to be found on disk; in order.
+    /// The core's effects while its events were played back, if they are visible on disk; in order.
     pub effects: Vec<Effect>,
-    /// What was mended or passed over, for the log.
+    /// What was repaired or skipped, for the log.
     pub remarks: Vec<String>,
 }
 
@@ -54,7 +54,7 @@ pub fn exists(folder: &Path) -> bool {
         || files(folder, SEGMENT).is_ok_and(|found| !found.is_empty())
 }
 
-/// The run in `folder`: its newest whole snapshot, and the events since. Only reads.
+/// Restores the run in `folder` from its newest whole snapshot, and the events since. Only reads.
 ///
 /// # Errors
 /// The journal is damaged where it cannot be repaired, or has an event that cannot be played back.
@@ -62,7 +62,7 @@ pub fn restore(folder: &Path) -> Result<Restored, RestoreError> {
     restore_with(folder, Core::handle)
 }
 
-/// The same; `handle` plays back one event.
+/// Like [`restore`]; `handle` plays back one event.
 pub(super) fn restore_with(
     folder: &Path,
     handle: impl Fn(&mut Core, Event, Time) -> Vec<Effect>,
@@ -87,7 +87,7 @@ pub(super) fn restore_with(
             Err(panic) => failed = Some((number, kind, words_of(&*panic))),
         }
     });
-    // What comes before an event that cannot be read was played back.
+    // The events before one that cannot be read were played back.
     if let Some((number, kind, why)) = failed {
         return Err(refused(folder, number, kind, why)?);
     }
@@ -139,7 +139,7 @@ fn words_of(panic: &(dyn Any + Send)) -> String {
     written.or_else(literal).unwrap_or_default()
 }
 
-/// The oldest snapshot that is kept: where the story that is left begins.
+/// The oldest snapshot that is kept, where the remaining journal begins.
 ///
 /// # Errors
 /// There is none, or it is damaged.
@@ -147,8 +147,8 @@ pub fn oldest(folder: &Path) -> Result<Snapshot, RestoreError> {
     pick(folder, list(folder)?.into_iter()).map(|(snapshot, _)| snapshot)
 }
 
-/// The batch of `step`, cut once more: by the newest whole snapshot of before that, and the events since. `None` where
-/// these are not kept any more. Only reads, also a journal that grows.
+/// The batch of `step`, cut again from the newest whole snapshot before it, and the events since. `None` if these are
+/// no longer kept. Only reads, also from a journal that grows.
 ///
 /// # Errors
 /// The events since are damaged.
@@ -199,7 +199,7 @@ fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, RestoreError> {
     })
 }
 
-/// The first that can be read, and what is wrong with those before it.
+/// The first snapshot that can be read, and what is wrong with those before it.
 fn pick(
     folder: &Path,
     candidates: impl Iterator<Item = (u64, PathBuf)>,

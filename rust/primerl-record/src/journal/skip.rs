@@ -1,5 +1,5 @@
-//! Leaving out an event that cannot be played back: it would be refused at every start. Its record is replaced by one of a
-//! tick, which changes nothing, so that all others keep their numbers; the segment as it was is kept beside it.
+//! Skips an event that cannot be played back: it would be refused at every start. Its record is replaced by a tick,
+//! which changes nothing, so that all others keep their numbers; a copy of the original segment is kept next to it.
 
 use super::reader::{ReadError, Segment};
 use super::{HEADER, SEGMENT, files, header, newest};
@@ -18,12 +18,12 @@ pub enum SkipError {
     Write(WriteError),
 }
 
-/// What became of an event that was to be left out.
+/// What became of an event that was to be skipped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Skipped {
-    /// A snapshot covers it: it is not played back in any case.
+    /// A snapshot covers it: it is not played back anyway.
     Covered,
-    /// Where its record was, and the copy of that file as it was.
+    /// Where its record was, and the copy of the original file.
     LeftOut {
         path: PathBuf,
         offset: u64,
@@ -31,14 +31,14 @@ pub enum Skipped {
     },
 }
 
-/// Where a record is in its segment, with its header, bytes.
+/// Where a record is in its segment, including its header, bytes.
 struct Record {
     path: PathBuf,
     offset: u64,
     length: usize,
 }
 
-/// Leave event `number` out of the journal in `folder`, to which nobody else may write.
+/// Skips event `number` of the journal in `folder`, to which no one else may write.
 ///
 /// # Errors
 /// It is not there, or the journal cannot be read or written. Nothing has changed then.
@@ -79,7 +79,7 @@ pub fn skip(folder: &Path, number: u64) -> Result<Skipped, SkipError> {
     Ok(Skipped::LeftOut { path, offset, copy })
 }
 
-/// A record of an event that changes nothing. Time does not go back by it, since it never does.
+/// A record of an event that changes nothing. Its time is 0, and the core's time never goes back.
 fn tick() -> std::io::Result<Vec<u8>> {
     let body = rmp_serde::to_vec_named(&(Time(0), Event::Tick)).map_err(std::io::Error::other)?;
     let mut record = header(&body).to_vec();

@@ -1,4 +1,4 @@
-//! The whole core on disk, and what may be deleted once it is.
+//! Snapshots of the whole core on disk, and what may be deleted after one was written.
 
 use super::{SEGMENT, SNAPSHOT, files, path_of};
 use primerl_core::Core;
@@ -9,11 +9,11 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, Write};
 use std::path::Path;
 
-/// Snapshots that are always kept: should the newest be damaged, the run goes on from the one before.
+/// Snapshots that are always kept: if the newest is damaged, the run resumes from the previous one.
 const KEPT: usize = 2;
 
-/// What a run must not change half-way, by dotted name: with another model or other sampling, its journal would be that
-/// of another run.
+/// Settings that a run must keep, by dotted name: with another model or other sampling, the journal would be that of
+/// another run.
 pub type Identity = BTreeMap<String, String>;
 
 /// The core after `number` events.
@@ -31,7 +31,7 @@ struct Written<'a> {
     core: &'a Core,
 }
 
-/// Write a snapshot, whole or not at all.
+/// Writes a snapshot, whole or not at all.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -48,7 +48,7 @@ pub fn write(
         core,
     };
     write_whole_with(&path, |file| {
-        // The checksum's place; it is known at the end.
+        // Reserves the checksum's place; it is known at the end.
         file.write_all(&[0; 4])?;
         let mut body = BufWriter::with_capacity(1 << 20, Hashed::new(file));
         rmp_serde::encode::write_named(&mut body, &written).map_err(io::Error::other)?;
@@ -58,7 +58,7 @@ pub fn write(
     })
 }
 
-/// Takes the checksum of what passes through.
+/// Computes the checksum of the bytes that pass through.
 struct Hashed<'a> {
     file: &'a mut File,
     checksum: crc32fast::Hasher,
@@ -85,14 +85,14 @@ impl Write for Hashed<'_> {
     }
 }
 
-/// Read a snapshot; the error says what is wrong with the file.
+/// Reads a snapshot; the error says what is wrong with the file.
 pub(super) fn read(path: &Path) -> Result<Snapshot, String> {
     let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
     let body = checked(&bytes)?;
     rmp_serde::from_slice(body).map_err(|error| format!("it is of another version: {error}"))
 }
 
-/// Whether a snapshot is as it was written, unless it has been deleted; the error says what is wrong with the file.
+/// Checks that a snapshot is as it was written, unless it has been deleted; the error says what is wrong with the file.
 pub(super) fn check(path: &Path) -> Result<(), String> {
     match std::fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -111,7 +111,7 @@ fn checked(bytes: &[u8]) -> Result<&[u8], &'static str> {
     }
 }
 
-/// What is there of the first `number` events, linked into another folder: `number` has to be where a segment ends.
+/// Links the existing files of the first `number` events into another folder: a segment has to end at `number`.
 ///
 /// # Errors
 /// The folders cannot be read or changed.
@@ -126,7 +126,7 @@ pub fn link_before(folder: &Path, number: u64, to: &Path) -> std::io::Result<()>
     Ok(())
 }
 
-/// Delete the oldest snapshots, with the events before the next one, while the journal is larger than `bytes`.
+/// Deletes the oldest snapshots, with the events before the next one, while the journal is larger than `bytes`.
 ///
 /// # Errors
 /// The folder cannot be read or changed.

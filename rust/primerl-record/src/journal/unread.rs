@@ -1,16 +1,16 @@
-//! The part of a journal that a restart does not read, since a newer snapshot covers it: the run continues without it, but
-//! whoever looks back, goes back or needs a snapshot in place of a damaged one will miss it.
+//! The part of a journal that a restart does not read, since a newer snapshot covers it: the run continues without it,
+//! but anyone who looks back, goes back or needs a snapshot in place of a damaged one will miss it.
 
 use super::reader::{ReadError, Segment};
 use super::{SEGMENT, SNAPSHOT, files, snapshot};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What is wrong with the files that are only needed for events before number `after`, one message a file. `is_over`: the
-/// run has ended, so nobody needs to know any more.
+/// Checks the files that are only needed for events before number `after`; returns one message for each bad file.
+/// `is_over`: the run has ended, so the result is no longer needed.
 ///
-/// Reads all of them, and may take as long as the disk needs for that. A run that goes on may delete its oldest files
-/// meanwhile: what is gone by then is not missing.
+/// Reads all of them, which may take as long as the disk needs. A run in progress may delete its oldest files
+/// meanwhile: a file that is gone by then is not missing.
 pub fn check_unread(folder: &Path, after: u64, is_over: impl Fn() -> bool) -> Vec<String> {
     let listed = |extension| files(folder, extension).unwrap_or_default();
     let (segments, snapshots) = (listed(SEGMENT), listed(SNAPSHOT));
@@ -64,7 +64,7 @@ mod tests {
     use primerl_core::{Event, Time};
     use std::fs;
 
-    /// So many events a segment; its folder and its files.
+    /// A journal whose segments have these numbers of events; its folder and its files.
     fn journal_of_segments(lengths: &[u64]) -> (tempfile::TempDir, Vec<PathBuf>) {
         let place = tempfile::tempdir().expect("a temporary folder");
         let mut journal = Journal::create(place.path()).expect("creates");
@@ -97,11 +97,11 @@ mod tests {
         let named = segments[0].display().to_string();
         assert!(problems[0].contains(&named), "{problems:?}");
         assert!(problems[0].contains("does not match its checksum"));
-        // A restart that reads it says so itself, and one that is over says nothing.
+        // A restart that reads the file reports it itself, and a run that is over reports nothing.
         assert_eq!(told(2), Vec::<String>::new());
         assert_eq!(check_unread(folder, 9, || true), Vec::<String>::new());
 
-        // Cut where a record ends, or gone: the next one says how many there were.
+        // Cut at the end of a record, or gone: the next segment's name says how many there were.
         let record = (whole.len() - 8) / 3;
         fs::write(&segments[0], &whole[..whole.len() - record]).expect("writes");
         assert!(told(9)[0].contains("it has 2 events"), "{:?}", told(9));

@@ -1,4 +1,4 @@
-//! The writing half. The driver appends without waiting; whoever needs durability watches [`Progress`].
+//! The writing half. The driver appends without waiting; code that needs durability watches [`Progress`].
 
 use super::{HEADER, MAGIC, SEGMENT, Tail, exists, header, path_of};
 use primerl_core::{Event, Time};
@@ -10,11 +10,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// A segment is closed once it is this long.
+/// A segment is closed when it reaches this size.
 const SEGMENT_BYTES: u64 = 64 << 20;
-/// Events nobody waits for are synced at least this often.
+/// Events that no one waits for are synced at least this often.
 const IDLE_SYNC: Duration = Duration::from_secs(1);
-/// Events nobody waits for are handed to the writer once they are this many bytes: waking it costs more than writing.
+/// Events that no one waits for are passed to the writer once they have this many bytes: waking it costs more than
+/// writing.
 const HAND_OVER_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -34,7 +35,7 @@ pub enum JournalError {
 /// How far the journal is.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
-    /// Events that the operating system has: they outlive this process, but not a power loss.
+    /// Events that the operating system has: they survive this process, but not a power loss.
     pub written: u64,
     /// Events that are on disk.
     pub durable: u64,
@@ -42,33 +43,33 @@ pub struct Progress {
     pub error: Option<JournalError>,
 }
 
-/// Records in a row.
+/// Encoded records in a row.
 #[derive(Debug, Default)]
 struct Job {
     bytes: Vec<u8>,
     events: u64,
-    /// Somebody waits for everything up to here.
+    /// A caller waits for everything up to here.
     sync: bool,
-    /// What comes after these is in another segment.
+    /// The events after these go to another segment.
     last: bool,
 }
 
-/// Appends events. Dropping it writes and syncs what is left.
+/// Appends events. Dropping it writes and syncs the rest.
 #[derive(Debug)]
 pub struct Journal {
     jobs: Option<mpsc::Sender<Job>>,
     progress: watch::Receiver<Progress>,
     thread: Option<JoinHandle<()>>,
     appended: u64,
-    /// Events for which a sync was asked.
+    /// Events for which a sync was requested.
     requested: u64,
     bytes: u64,
-    /// Appended, and not handed to the writer yet.
+    /// Appended, but not passed to the writer yet.
     waiting: Job,
 }
 
 impl Journal {
-    /// Start a new journal in `folder`, which must not hold one.
+    /// Starts a new journal in `folder`, which must not hold one.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -81,7 +82,7 @@ impl Journal {
         Journal::begin(Segment::create(folder, 0)?, 0)
     }
 
-    /// Go on with the journal in `folder`, which ends as `tail` says: what a crash cut short is removed first.
+    /// Resumes the journal in `folder`, which ends as `tail` says: first removes the record that a crash cut short.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -126,7 +127,7 @@ impl Journal {
         self.appended
     }
 
-    /// Append one event; the result is its number, from 1. It is durable once [`Progress::durable`] has reached it.
+    /// Appends one event; the result is its number, from 1. It is durable once [`Progress::durable`] has reached it.
     pub fn append(&mut self, now: Time, event: &Event) -> Result<u64, JournalError> {
         let bytes = &mut self.waiting.bytes;
         let start = bytes.len();
@@ -147,7 +148,7 @@ impl Journal {
         Ok(self.appended)
     }
 
-    /// Ask for everything appended so far to be made durable soon.
+    /// Asks for everything appended so far to be made durable soon.
     pub fn request_sync(&mut self) -> Result<(), JournalError> {
         if self.requested == self.appended {
             return Ok(());
@@ -161,18 +162,18 @@ impl Journal {
         self.waiting.events > 0
     }
 
-    /// Hand everything appended so far to the writer, who makes it durable in its own time.
+    /// Passes everything appended so far to the writer, which makes it durable at its next sync.
     pub fn flush(&mut self) -> Result<(), JournalError> {
         self.hand_over(false)
     }
 
-    /// What is appended from here on is in a segment of its own: one that begins after so many events.
+    /// Events from here on go to a separate segment, whose name is the number of events before it.
     pub fn end_segment(&mut self) -> Result<(), JournalError> {
         self.waiting.last = true;
         self.hand_over(false)
     }
 
-    /// A view of how far the journal is.
+    /// A view of the journal's progress.
     pub fn progress(&self) -> watch::Receiver<Progress> {
         self.progress.clone()
     }
@@ -195,7 +196,7 @@ impl Journal {
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        // A writer that has stopped has told why.
+        // A writer that has stopped has reported why.
         let _ = self.hand_over(true);
         self.jobs = None;
         if let Some(thread) = self.thread.take()
@@ -213,7 +214,7 @@ fn failed(path: &Path, source: io::Error) -> JournalError {
     }
 }
 
-/// Make the segment of what comes after the first `events` events, empty.
+/// Creates the empty segment for what comes after the first `events` events.
 ///
 /// # Errors
 /// It is there, or cannot be written.
@@ -246,7 +247,7 @@ impl Segment {
         })
     }
 
-    /// Only the first `whole` bytes of it count.
+    /// Only its first `whole` bytes count.
     fn reopen(folder: &Path, path: &Path, whole: u64) -> Result<Segment, JournalError> {
         let open = || {
             let mut file = File::options().append(true).open(path)?;
@@ -315,7 +316,7 @@ fn write_until_closed(
                 closed
             }
             Group::Idle => {
-                // Nothing waits, but a crash should not lose more than the last second.
+                // No caller waits, but a crash should not lose more than the last second.
                 let unsynced = progress.borrow().durable < written;
                 if unsynced && let Err(error) = sync_segment(&segment, written, progress) {
                     progress.send_modify(|progress| progress.error = Some(error));
@@ -345,7 +346,7 @@ fn sync_segment(
 
 enum Group {
     Events {
-        /// In pieces, as they were handed over.
+        /// In the pieces in which they arrived.
         records: Vec<Vec<u8>>,
         events: u64,
         sync: bool,
@@ -355,7 +356,7 @@ enum Group {
     Idle,
 }
 
-/// Wait for one job, then take all that queued up behind it.
+/// Waits for one job, then takes all that are queued after it.
 fn next_group(jobs: &mpsc::Receiver<Job>) -> Group {
     let first = match jobs.recv_timeout(IDLE_SYNC) {
         Ok(job) => Some(job),
@@ -392,7 +393,7 @@ fn write_group(
         segment.end(written)?;
     }
     segment.bytes += bytes as u64;
-    // Not joined first: where the disk is behind, that would be megabytes of fresh memory.
+    // The pieces are not joined first: if the disk is slow, that would be megabytes of fresh memory.
     let mut pieces = records.iter().filter(|piece| !piece.is_empty());
     pieces
         .try_for_each(|piece| segment.file.write_all(piece))

@@ -1,4 +1,4 @@
-//! The advantage of each token, as the trainer got it: from the spool, for as long as that has the batch.
+//! The advantage of each token, as the trainer got it: from the spool, while that has the batch.
 
 use crate::batch;
 use crate::spool::Spool;
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use primerl_core::{RolloutId, Step};
 use serde::Deserialize;
 
-/// A batch of one rank that is larger is not looked through for one rollout.
+/// Largest batch of one rank that is searched for one rollout.
 const LARGEST: u64 = 512 << 20;
 
 /// One trained sequence of a rollout, N tokens.
@@ -38,14 +38,14 @@ struct MicroBatch {
     extra_columns: Vec<String>,
 }
 
-/// The rollout's sequences in the batch of `step`; none where the batch is gone or not to be read.
+/// The rollout's sequences in the batch of `step`; empty if the batch is gone or cannot be read.
 pub(super) fn of_rollout(
     spool: &Spool,
     ranks: u32,
     step: Step,
     rollout: RolloutId,
 ) -> Vec<Sequence> {
-    // Before it is read: what is too large is not to be held either.
+    // Checked before it is read: a batch that is too large must not be in memory either.
     let is_read = |rank: &u32| spool.size(step, *rank).is_some_and(|size| size <= LARGEST);
     let ranks = (0..ranks).filter(is_read);
     ranks
@@ -54,7 +54,7 @@ pub(super) fn of_rollout(
         .collect()
 }
 
-/// `None` where the body is not what `batch` writes, or is damaged.
+/// `None` if the body is not what `batch` writes, or is damaged.
 fn in_body(body: &Bytes, rollout: RolloutId) -> Option<Vec<Sequence>> {
     if batch::checksum(body).is_none() && !batch::is_unchecked(body) {
         return None;

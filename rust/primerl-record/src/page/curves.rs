@@ -1,5 +1,6 @@
-//! What the run's files say by step: `metrics.jsonl` (the trainer's), `steps.jsonl` and `evals.jsonl` (ours). Each is read
-//! on from where it was read to, and kept as columns, so a question costs what it asks for, not what the files hold.
+//! Values by step from the run's files: `metrics.jsonl` (the trainer's), `steps.jsonl` and `evals.jsonl` (the
+//! orchestrator's). Each file is read from where the last read ended, and kept as columns, so a request costs what it
+//! asks for, not what the files hold.
 
 use super::line::Line;
 use serde_json::{Map, Value, json};
@@ -9,17 +10,17 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Points of one curve in one answer, whatever is asked for.
+/// Most points of one curve in one answer, whatever is requested.
 pub const MOST_POINTS: usize = 1_000;
-/// Curves in one answer.
+/// Most curves in one answer.
 pub const MOST_CURVES: usize = 64;
-/// A curve of more points has a moving mean, over a part in so many of it, at so many places.
+/// A curve with more points has a moving mean: the part of the curve that one mean covers, and the number of places.
 const MEAN_FROM: usize = 60;
 const MEAN_PARTS: usize = 30;
 const MEANS: usize = 200;
-/// Evaluations that are remembered.
+/// Number of evaluations that are kept.
 const MOST_EVALUATIONS: usize = 10_000;
-/// Read from a file at a time.
+/// Bytes read from a file at a time.
 const PIECE: u64 = 4 << 20;
 
 /// The files of one run.
@@ -31,7 +32,7 @@ pub struct Curves {
     evaluated: VecDeque<Value>,
 }
 
-/// What is asked for.
+/// The requested curves.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub names: Vec<String>,
@@ -53,7 +54,7 @@ impl Curves {
     /// Reads on.
     ///
     /// # Errors
-    /// A file cannot be read; one that is not there yet is no error.
+    /// A file cannot be read; a missing file is not an error.
     pub fn refresh(&mut self) -> io::Result<()> {
         self.trainer.refresh()?;
         self.orchestrator.refresh()?;
@@ -69,13 +70,13 @@ impl Curves {
         })
     }
 
-    /// Changes with every line that is added.
+    /// Changes with every added line.
     pub fn rows(&self) -> usize {
         self.trainer.rows + self.orchestrator.rows + self.evaluated.len()
     }
 
-    /// `{"steps": [first, last], "names": [...], "curves": {name: {"x": [...], "y": [...], "mean": ...}}}`; the mean is a
-    /// curve too, over its `window` of points, or null of a short one.
+    /// `{"steps": [first, last], "names": [...], "curves": {name: {"x": [...], "y": [...], "mean": ...}}}`; the mean is
+    /// a curve too, over its `window` of points, or null for a short curve.
     pub fn answer(&self, wanted: &Wanted) -> Value {
         let mut curves = Map::new();
         for name in wanted.names.iter().take(MOST_CURVES) {
@@ -112,7 +113,7 @@ impl Curves {
         [&self.trainer, &self.orchestrator].into_iter()
     }
 
-    /// The trainer's line holds the batch's metrics too; a loop of one's own may write none.
+    /// The trainer's line holds the batch's metrics too; a custom training loop may write none.
     fn points(&self, name: &str, wanted: &Wanted) -> Vec<(u64, f32)> {
         let mut tables = self.tables();
         let table = tables.find(|table| table.columns.contains_key(name));
@@ -126,15 +127,15 @@ fn drawn(points: Vec<(u64, f32)>) -> Value {
     json!({"x": x, "y": y})
 }
 
-/// Of a number that is drawn, six digits are enough.
+/// Six digits are enough for a number that is drawn.
 fn short(value: f32) -> Value {
     let text = format!("{value:.5e}");
     text.parse::<f64>()
         .map_or(Value::Null, |value| json!(value))
 }
 
-/// At most `most` of the points, the first and the last among them, and of every stretch the lowest and the highest: what
-/// stands out is still there.
+/// At most `most` of the points, including the first and the last, and the lowest and the highest of every stretch:
+/// extremes stay visible.
 pub fn thin(points: Vec<(u64, f32)>, most: usize) -> Vec<(u64, f32)> {
     if points.len() <= most {
         return points;
@@ -162,8 +163,8 @@ pub fn thin(points: Vec<(u64, f32)>, most: usize) -> Vec<(u64, f32)> {
     kept
 }
 
-/// Of a curve with so many points that single ones tell little: the mean of those around each of `MEANS` places, and of how
-/// many. Of all points: those that are left when it is thinned are the extremes.
+/// For a curve with so many points that single ones show little: the mean of those around each of `MEANS` places, and
+/// how many they are. The means are of all points: a thinned curve keeps only the extremes.
 pub fn moving_mean(points: &[(u64, f32)]) -> Option<(usize, Vec<(u64, f32)>)> {
     let last = points
         .len()
@@ -186,15 +187,15 @@ pub fn moving_mean(points: &[(u64, f32)]) -> Option<(usize, Vec<(u64, f32)>)> {
     Some((2 * half + 1, (0..places).map(mean).collect()))
 }
 
-/// A file with one line a step, by column.
+/// A file with one line per step, by column.
 #[derive(Debug)]
 struct Table {
     lines: Lines,
     /// Ascending.
     steps: Vec<u64>,
-    /// Not a number where a line has none; shorter where the last lines have none.
+    /// NaN if a line has no value; shorter if the last lines have none.
     columns: BTreeMap<String, Vec<f32>>,
-    /// Lines read.
+    /// Number of lines that were read.
     rows: usize,
 }
 
@@ -251,12 +252,12 @@ impl Table {
     }
 }
 
-/// A file to which lines are added; one that is written anew is read anew.
+/// A file to which lines are added; a file that was replaced is read from its beginning.
 #[derive(Debug)]
 struct Lines {
     path: PathBuf,
     inode: u64,
-    /// Read to here, which is the end of a line.
+    /// Read up to here, which is the end of a line.
     offset: u64,
 }
 
@@ -269,7 +270,7 @@ impl Lines {
         }
     }
 
-    /// Whether the file is not the one that was read, or was cut: it is read from its beginning then.
+    /// Whether the file is another one, or was cut: it is read from its beginning then.
     fn is_another(&mut self) -> io::Result<bool> {
         let (inode, length) = match std::fs::metadata(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => (0, 0),

@@ -1,5 +1,5 @@
-//! The last rollouts of a run, a line each, with the places of their events in the journal: a list is made from here, and
-//! one rollout is read without playing the run. Bounded: the oldest that are over go first.
+//! The last rollouts of a run, a line each, with the places of their events in the journal: lists are made from it, and
+//! one rollout is read without playing the run. Its size is bounded: the oldest finished ones are dropped first.
 
 use crate::inspect::{Beginning, Life, Moment, seconds};
 use crate::journal::Place;
@@ -14,12 +14,12 @@ mod list;
 
 pub use list::Filter;
 
-/// So many rollouts are known, of 136 bytes each.
+/// Number of rollouts that are kept, of 136 bytes each.
 pub const MOST_ROLLOUTS: usize = 100_000;
 /// Places beyond the three that a record holds itself, of 8 bytes each.
 const MOST_PLACES: usize = 500_000;
 const HELD: usize = 3;
-/// Of a failure's message, so much is kept; of so many failures.
+/// Kept characters of a failure's message, and the number of failures whose message is kept.
 const MESSAGE_CHARS: usize = 300;
 const MOST_MESSAGES: usize = 2_000;
 
@@ -28,7 +28,7 @@ const MOST_MESSAGES: usize = 2_000;
 #[serde(rename_all = "snake_case")]
 pub enum Fate {
     InFlight,
-    /// It ended well, and waits for its group or for a cut.
+    /// It ended well, and waits for its group or for a batch.
     Waits,
     Trained,
     Filtered,
@@ -51,14 +51,14 @@ impl From<Ended> for Fate {
     }
 }
 
-/// What the trainer was given for a rollout's tokens.
+/// What the trainer got for a rollout's tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Given {
     /// It was not trained.
     Nothing,
-    /// The same for each trained token.
+    /// The same value for each trained token.
     Uniform(f32),
-    /// Not the same: the batch has them.
+    /// Different values: the batch has them.
     PerToken,
 }
 
@@ -70,7 +70,7 @@ pub struct Record {
     pub example: u32,
     pub slot: u16,
     pub fate: Fate,
-    /// So many of its turns were before the oldest event that is kept.
+    /// Number of its turns before the oldest kept event.
     pub turns_gone: u32,
     reason: u16,
     pub worker: u32,
@@ -78,7 +78,7 @@ pub struct Record {
     pub step: Option<u32>,
     pub turns: u32,
     pub sampled_tokens: u32,
-    /// Of its traces; not a number where there is none. See [`Record::reward`].
+    /// Reward of its traces; not a number if there is none. See [`Record::reward`].
     reward: f32,
     pub given: Given,
     /// Oldest and newest version that sampled a token.
@@ -90,7 +90,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// One that failed has none, whatever its environment reported: nobody was given it.
+    /// A failed rollout has none, whatever its environment reported: the reward was not used.
     pub fn reward(&self) -> Option<f32> {
         Some(self.reward).filter(|reward| reward.is_finite() && self.fate != Fate::Failed)
     }
@@ -100,24 +100,24 @@ impl Record {
 pub struct Index {
     /// By number.
     records: VecDeque<Record>,
-    /// Segments of the journal that places are in.
+    /// Segments of the journal that contain the places.
     segments: Vec<u64>,
     /// Names of reasons.
     reasons: Vec<String>,
-    /// Of the last failures.
+    /// Messages of the last failures.
     messages: BTreeMap<RolloutId, String>,
     pub environments: Vec<String>,
     places: usize,
 }
 
 impl Index {
-    /// What had begun when the story begins.
+    /// Rollouts that had started when the index begins.
     pub fn begin(at: &Beginning<'_>) -> Index {
         let environments = at.core.config().environments.iter();
         let mut index = Index {
             reasons: vec![String::new()],
             environments: environments.map(|known| known.name.clone()).collect(),
-            // Growing would double it.
+            // Growing would double the memory.
             records: VecDeque::with_capacity(MOST_ROLLOUTS + 1),
             ..Index::default()
         };
@@ -133,7 +133,7 @@ impl Index {
         self.records.len()
     }
 
-    /// The oldest rollout that is known.
+    /// The oldest rollout that is kept.
     pub fn first(&self) -> Option<RolloutId> {
         self.records.front().map(|record| record.rollout)
     }
@@ -160,7 +160,7 @@ impl Index {
         self.messages.get(&record.rollout).map(String::as_str)
     }
 
-    /// Takes in an event, which is at `place`.
+    /// Takes an event, which is at `place`.
     pub fn saw(&mut self, moment: &Moment<'_>, place: Place) {
         match moment.event {
             Event::TurnFinished { rollout, turn } => {
@@ -222,7 +222,7 @@ impl Index {
         moment: &Moment<'_>,
         change: impl FnOnce(&mut Record),
     ) {
-        // What comes late, after its end, changes nothing and is not part of it.
+        // Events after its end change nothing and are not part of it.
         let is_part = moment.lives.contains_key(&rollout)
             || moment.ended.iter().any(|fate| fate.life.rollout == rollout);
         if !is_part {
@@ -238,7 +238,7 @@ impl Index {
         change(record);
         record.places.push(packed);
         if record.places.len() > HELD {
-            // Those beyond are on the heap, with those before.
+            // Further places are on the heap, together with the earlier ones.
             self.places += 1;
         }
     }
@@ -270,7 +270,7 @@ impl Index {
             return 0;
         };
         let known = self.reasons.iter().position(|known| *known == reason);
-        // Kinds of errors are the environments' words: of what is beyond counting, there is none.
+        // Kinds of errors are the environments' own strings: kinds beyond the limit are not kept.
         let number = known.or_else(|| {
             (self.reasons.len() < usize::from(u16::MAX)).then(|| {
                 self.reasons.push(reason);
@@ -290,7 +290,7 @@ impl Index {
         self.records.get_mut(at)
     }
 
-    /// Leased again, it begins anew.
+    /// Leased again, it starts from the beginning.
     fn insert(&mut self, record: Record) {
         match self.position(record.rollout) {
             Ok(at) => {

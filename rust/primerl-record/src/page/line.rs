@@ -1,12 +1,12 @@
-//! One line of a file of metrics: its numbers by name, straight from the text. A long run has millions of them, and as
-//! values of JSON they would take three times as long.
+//! One line of a file of metrics: its numbers by name, read directly from the text. A long run has millions of them,
+//! and as JSON values they would need three times the memory.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::borrow::Cow;
 use std::fmt;
 
-/// What names the line, and is drawn from nowhere else.
+/// Fields that identify the line, and are not drawn themselves.
 const NOT_DRAWN: [&str; 2] = ["step", "timestamp"];
 
 pub(super) struct Line<'a> {
@@ -15,7 +15,7 @@ pub(super) struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// `None` where it is no object, or names no step.
+    /// `None` if it is not an object, or has no step.
     pub(super) fn read(text: &'a [u8]) -> Option<Line<'a>> {
         let Fields(fields) = serde_json::from_slice(text).ok()?;
         let mut line = Line {
@@ -27,7 +27,7 @@ impl<'a> Line<'a> {
                 Field::Number(step) if name == "step" && step >= 0.0 => line.step = step as u64,
                 Field::Number(_) if NOT_DRAWN.contains(&&*name) => {}
                 Field::Number(number) => line.numbers.push((name, number)),
-                // Those of the batch, in the orchestrator's own file.
+                // Metrics of the batch, in the orchestrator's own file.
                 Field::Object(Fields(inner)) if name == "metrics" => {
                     for (name, value) in inner {
                         if let Field::Number(number) = value {

@@ -1,4 +1,4 @@
-//! What the page shows, from the run's files: rollouts and their turns, curves, the end of a run.
+//! The page's data, from the run's files: rollouts and their turns, curves, the end of a run.
 
 mod advantages;
 pub mod curves;

@@ -1,14 +1,14 @@
-//! A run that is over: how it ended, as its launcher wrote, and its counts, as the journal has them. The launcher's last
-//! look at the status was before the end, so its counts are not the last; rates and shares are nowhere else.
+//! A run that is over: how it ended, from its launcher's summary, and its counts, from the journal. The launcher last
+//! asked for the status before the end, so its counts are not final; but rates and shares are only there.
 
 use primerl_core::Status;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What the launcher left in `run/summary.json`; `null` where it was killed, or there was none.
+/// The launcher's `run/summary.json`; `null` if the launcher was killed, or there was none.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// `{exit_code, reason, wall_s}`, where it is of the last session.
+    /// `{exit_code, reason, wall_s}`, if it is of the last session.
     pub end: Value,
     pub status: Value,
 }
@@ -34,7 +34,7 @@ impl Summary {
     }
 }
 
-/// An orchestrator that was started later goes on with the run, or its launcher was killed.
+/// An orchestrator that was started later continues the run, or its launcher was killed.
 fn is_of_the_last_session(output_dir: &Path, summary: &Path) -> bool {
     let changed = |file: &Path| std::fs::metadata(file).and_then(|found| found.modified());
     let started = changed(&output_dir.join("run/orchestrator.json"));
@@ -44,9 +44,9 @@ fn is_of_the_last_session(output_dir: &Path, summary: &Path) -> bool {
     }
 }
 
-/// `told`, the status that was seen last, with what the journal knows better; `null` where nobody knows anything.
+/// `told`, the status that was seen last, corrected by what the journal knows better; `null` if there is neither.
 pub fn status(told: Value, core: Option<&Status>, seconds: Option<f64>) -> Value {
-    // Of one that never answered its launcher there is none.
+    // A run that never answered its launcher has none.
     let is_one = told["run"].is_object();
     let mut status = if is_one { told } else { Value::Null };
     if let Some(core) = core {
@@ -75,7 +75,7 @@ pub fn status(told: Value, core: Option<&Status>, seconds: Option<f64>) -> Value
         }
     }
     if status.is_object() {
-        // Of its last moment; nobody does or waits for anything any more.
+        // The trainer's last state; no process does or waits for anything any more.
         if let Some(trainer) = status["trainer"].as_object_mut() {
             trainer.insert("doing".into(), Value::Null);
         }
@@ -91,7 +91,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     #[test]
-    fn the_end_is_told_where_it_is_of_the_last_session() {
+    fn the_end_is_shown_if_it_is_of_the_last_session() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let run = folder.path().join("run");
         std::fs::create_dir(&run).expect("is made");
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_those_of_the_journal_and_nobody_does_anything() {
+    fn counts_are_the_journals_and_no_process_is_active() {
         let run = crate::testing::Run::new(0);
         let core = run.simulator.core.status();
         let told = json!({

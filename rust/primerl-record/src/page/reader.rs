@@ -1,5 +1,5 @@
-//! The thread that follows the run's journal for the page. It begins with the first question and rests when nobody has
-//! asked for a while, so a run that nobody looks at pays nothing; and it only reads files, so the driver, which every
+//! The thread that follows the run's journal for the page. It starts with the first request and rests when there was no
+//! request for a while, so a run that no one watches pays nothing; and it only reads files, so the driver, which every
 //! request of the run goes through, is never asked and never waits for it.
 
 use super::index::Index;
@@ -10,16 +10,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// The journal is looked at so often.
+/// Time between two looks at the journal.
 const EVERY: Duration = Duration::from_millis(300);
-/// For so long after the last question.
+/// How long the thread continues after the last request.
 const RESTS_AFTER: Duration = Duration::from_secs(30);
-/// A story that cannot be read is begun again after this.
+/// After this time, a journal that could not be read is read again from the beginning.
 const AGAIN: Duration = Duration::from_secs(2);
-/// After so many events at a time it leaves its core to others, who may serve the run.
+/// After this many events the thread pauses, so that other threads, which may serve the run, get its CPU core.
 const AT_A_TIME: u64 = 1_000;
 const BREATH: Duration = Duration::from_millis(1);
-/// Where the time went is told anew at least every so many events.
+/// Number of events after which the idle times are computed again, at the latest.
 const TOLD_EVERY: u64 = 50_000;
 
 /// What is known so far.
@@ -27,16 +27,16 @@ const TOLD_EVERY: u64 = 50_000;
 pub struct Known {
     pub index: Index,
     pub idle: Option<IdleReport>,
-    /// The core as it was after them; of a run that goes on its driver is asked.
+    /// The core after these events; in a run in progress, the driver is asked instead.
     pub core: Option<Arc<Status>>,
     /// Events of the run that were read.
     pub events: u64,
-    /// All that was written was read.
+    /// Whether everything that was written was read.
     pub is_up_to_date: bool,
-    /// Why the story cannot be read on, for now.
+    /// Why the journal cannot be read further, for now.
     pub problem: Option<String>,
     asked: Option<Instant>,
-    /// Nobody will ask again.
+    /// There will be no more requests.
     is_over: bool,
 }
 
@@ -51,13 +51,13 @@ struct Shared {
     /// The core's status is wanted, too.
     tells_status: bool,
     known: Mutex<Known>,
-    /// Somebody asks.
+    /// There is a request.
     asked: Condvar,
     /// There is news.
     news: Condvar,
 }
 
-/// The way to the thread, which ends with it.
+/// The handle of the thread, which ends with it.
 pub struct Reader {
     shared: Arc<Shared>,
     started: OnceLock<bool>,
@@ -71,7 +71,7 @@ impl Reader {
         }
     }
 
-    /// What is known now. The thread reads on from here.
+    /// The current data. The thread reads on in the background.
     pub fn known(&self) -> MutexGuard<'_, Known> {
         self.started.get_or_init(|| {
             let shared = Arc::clone(&self.shared);
@@ -84,7 +84,7 @@ impl Reader {
         known
     }
 
-    /// As [`Reader::known`], once all that was written was read, or `at_most` has passed.
+    /// Like [`Reader::known`], after all that was written was read, or `at_most` has passed.
     pub fn settled(&self, at_most: Duration) -> MutexGuard<'_, Known> {
         let deadline = Instant::now() + at_most;
         let mut known = self.known();
@@ -122,7 +122,7 @@ fn follow(shared: &Shared) {
         let pause = match advanced {
             Ok(()) => EVERY,
             Err(problem) => {
-                // What is known stays, until it is read again.
+                // The earlier data stays until the journal was read again.
                 following = None;
                 shared.known.lock().problem = Some(problem.to_string());
                 shared.news.notify_all();
@@ -132,7 +132,7 @@ fn follow(shared: &Shared) {
         let mut known = shared.known.lock();
         if !known.is_over && (known.is_up_to_date || known.problem.is_some()) {
             let deadline = Instant::now() + pause;
-            // Being asked does not make it look sooner: pages ask often.
+            // A request does not make it look sooner: pages ask often.
             while !known.is_over && !shared.asked.wait_until(&mut known, deadline).timed_out() {}
         }
     }
@@ -148,12 +148,12 @@ fn begin(shared: &Shared, following: &mut Option<Following>) -> Result<(), Inspe
     Ok(())
 }
 
-/// As far as it is written.
+/// Reads to the end of what is written.
 fn advance(shared: &Shared, following: &mut Following) -> Result<(), InspectError> {
     let mut told = following.events();
     let tell = |following: &Following, is_up_to_date: bool| {
         let idle = following.idle();
-        // Only of the end: what is counted on the way there is no count of the run.
+        // Only at the end: intermediate counts are not counts of the run.
         let core = (shared.tells_status && is_up_to_date).then(|| Arc::new(following.status()));
         let mut known = shared.known.lock();
         (known.idle, known.events) = (Some(idle), following.events());
@@ -166,7 +166,7 @@ fn advance(shared: &Shared, following: &mut Following) -> Result<(), InspectErro
         if following.events().is_multiple_of(AT_A_TIME) {
             std::thread::sleep(BREATH);
             if !shared.known.lock().is_asked() {
-                // It reads on from here, once somebody asks.
+                // It reads further after the next request.
                 tell(following, false);
                 return Ok(());
             }
@@ -193,7 +193,7 @@ impl Shared {
         }
     }
 
-    /// Waits while nobody asks; `true` where nobody will again.
+    /// Waits while there are no requests; `true` if there will be none.
     fn rests(&self) -> bool {
         let mut known = self.known.lock();
         while !known.is_over && !known.is_asked() {
@@ -210,7 +210,7 @@ mod tests {
     use crate::testing::Run;
 
     #[test]
-    fn catching_up_stops_when_nobody_asks_any_more_and_goes_on_from_there() {
+    fn catching_up_stops_without_requests_and_continues_from_there() {
         let run = Run::new(1);
         let all = run.events.len() as u64;
         assert!(all > AT_A_TIME, "{all}");

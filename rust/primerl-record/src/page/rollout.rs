@@ -1,4 +1,4 @@
-//! One rollout to read: its events from their places in the journal, its tokens as text.
+//! One rollout to read: its events, read from their places in the journal, and its tokens as text.
 
 use super::advantages::{Sequence, of_rollout, of_turn};
 use super::index::{Given, Index, Record};
@@ -12,18 +12,18 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Tokens of one answer.
+/// Most tokens in one answer.
 pub const MOST_TOKENS: usize = 4_096;
-/// Of a prompt's text, so many characters are shown; they are on the page to be read.
+/// Characters of a prompt's text that are shown; the page is for people to read.
 const PROMPT_CHARS: usize = 60_000;
 
 /// What the journal holds of one rollout.
 #[derive(Debug)]
 pub struct Told {
     pub rollout: RolloutId,
-    /// As many as there were when it was read.
+    /// Number of places when it was read.
     pub events: usize,
-    /// Turns before those that are kept.
+    /// Turns before the kept ones.
     turns_gone: usize,
     turns: Vec<(f64, Turn)>,
     /// When an engine began its first turn, and at which version.
@@ -58,7 +58,7 @@ impl Told {
         for place in places {
             let Entry(at, event) = journal::read_at(&folder, *place)?;
             match event {
-                // What comes after its report is not part of it.
+                // Events after its report are not part of it.
                 Event::TurnFinished { turn, .. } if told.report.is_none() => {
                     told.turns.push((seconds(at), turn));
                 }
@@ -81,7 +81,7 @@ impl Told {
         Ok(told)
     }
 
-    /// What there is but the tokens.
+    /// Everything except the tokens.
     pub fn summary(&self, index: &Index, record: &Record) -> Value {
         let kept = self.turns.iter().enumerate();
         let turns: Vec<Value> = kept
@@ -137,12 +137,12 @@ impl Told {
         self.turns.get(at).map(|(_, turn)| turn)
     }
 
-    /// Of the whole prompt; `None` where it extends a turn that is not kept.
+    /// Length of the whole prompt; `None` if it extends a turn that is not kept.
     fn prompt_tokens(&self, number: usize, turn: &Turn) -> Option<usize> {
         let (mut tokens, mut child) = (turn.prompt_suffix.len(), (number, turn));
         while let Some(parent) = child.1.parent {
             let parent = parent.0 as usize;
-            // An engine's answer may name any: only those before it are extended, so this comes to its end.
+            // An engine's answer may name any parent: only earlier turns count, so the loop ends.
             let turn = self.kept(parent).filter(|_| parent < child.0)?;
             tokens += turn.prompt_suffix.len() + turn.sampled.len();
             child = (parent, turn);
@@ -150,7 +150,7 @@ impl Told {
         Some(tokens)
     }
 
-    /// The tokens of one turn, `limit` of them from `from` on; `None` where there is no such turn.
+    /// The tokens of one turn, `limit` of them from `from` on; `None` if there is no such turn.
     pub fn tokens(
         &self,
         renderer: Option<&Renderer>,
@@ -176,10 +176,10 @@ impl Told {
             "prompt": prompt,
             "ids": turn.sampled[shown.clone()],
             "pieces": pieces(renderer, &turn.sampled, shown.clone()),
-            // Of a server that gives text there are none.
+            // A server that gives text returns no log-probabilities.
             "logprobs": turn.logprobs.get(shown.clone()).unwrap_or_default(),
             "versions": versions.collect::<Vec<u64>>(),
-            // None where the turn was not trained, or where they are not to be had any more.
+            // Empty if the turn was not trained, or the batch is gone.
             "advantages": advantages,
             "advantages_are_gone": are_gone,
             "answer": turn.text.as_ref().map(|text| &text.message),
@@ -188,7 +188,7 @@ impl Told {
     }
 
     /// The advantages of the shown tokens; and whether there were some that are gone with the batch, or with the turns
-    /// that tell the turn's place in it.
+    /// that give the turn's place in it.
     fn advantages(
         &self,
         number: usize,
@@ -207,7 +207,7 @@ impl Told {
                     return (None, true);
                 };
                 let found = of_turn(&self.sequences, before, &turn.sampled);
-                // One that is in no sequence was left out.
+                // A turn that is in no sequence was omitted.
                 (found.map(|of| of[shown].to_vec()), false)
             }
         }
@@ -224,7 +224,7 @@ impl Told {
         trace.is_some()
     }
 
-    /// What the turn's prompt has beyond the turn it extends.
+    /// The turn's prompt after the part that it extends.
     fn prompt(&self, renderer: Option<&Renderer>, turn: &Turn) -> Value {
         let text = match renderer.map(|known| known.tokenizer().decode(&turn.prompt_suffix, false))
         {
@@ -236,8 +236,8 @@ impl Told {
     }
 }
 
-/// The text that each token adds. A character of several tokens comes with its last one; the rest at the end is what a
-/// turn that was cut in the middle of a character leaves.
+/// The text that each token adds. A character of several tokens comes with its last one; the rest at the end belongs to
+/// a turn that was cut in the middle of a character.
 fn pieces(
     renderer: Option<&Renderer>,
     sampled: &[u32],
@@ -279,7 +279,7 @@ pub fn line(index: &Index, record: &Record) -> Value {
         "example": record.example,
         "evaluates": record.evaluates,
         "worker": record.worker,
-        "fate": record.fate,
+        "fate": record.fate, // words: allow
         "reason": Some(index.reason(record)).filter(|reason| !reason.is_empty()),
         "step": record.step,
         "staleness": staleness,
@@ -295,7 +295,7 @@ pub fn line(index: &Index, record: &Record) -> Value {
     })
 }
 
-/// The rollouts that were read last: a page asks for one turn after the other.
+/// The last rollouts that were read: a page asks for one turn after the other.
 #[derive(Default)]
 pub struct Shelf(Vec<Arc<Told>>);
 

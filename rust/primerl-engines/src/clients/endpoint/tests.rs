@@ -74,7 +74,7 @@ async fn it_is_asked_again_while_that_may_help() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_at_once() {
+async fn a_refusal_is_returned_at_once() {
     let refusal =
         json!({"error": {"message": "temperature is not supported", "param": "temperature"}});
     let (url, seen) = server(vec![(400, refusal)]).await;

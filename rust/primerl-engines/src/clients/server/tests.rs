@@ -70,7 +70,7 @@ async fn one_connection_serves_many_requests() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_trusted_gets_no_request_and_is_told_of_by_its_reason() {
+async fn a_server_that_is_not_trusted_gets_no_request_and_the_error_has_the_reason() {
     let authority = Authority::new("ours");
     for (name, reason) in [("theirs", "UnknownIssuer"), ("ours", "BadSignature")] {
         let said = refusal("localhost", &authority, Authority::new(name).server(&NAMES)).await;
@@ -103,7 +103,7 @@ async fn a_server_that_is_not_trusted_gets_no_request_and_is_told_of_by_its_reas
 }
 
 #[tokio::test]
-async fn the_other_protocol_is_told_of() {
+async fn an_error_names_the_other_protocol() {
     let (authority, asked) = (Authority::new("ours"), Arc::default());
     let (port, _) = serve(authority.server(&NAMES), router(&asked)).await;
     let url = format!("http://localhost:{port}/v1");
@@ -137,7 +137,7 @@ async fn the_other_protocol_is_told_of() {
 }
 
 #[tokio::test]
-async fn who_speaks_tls_and_no_http_is_not_said_to_want_https() {
+async fn a_server_with_tls_but_without_http_gets_no_https_hint() {
     let authority = Authority::new("ours");
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(authority.server(&NAMES)));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
@@ -157,13 +157,16 @@ async fn who_speaks_tls_and_no_http_is_not_said_to_want_https() {
 }
 
 #[tokio::test]
-async fn nobody_is_followed_elsewhere() {
+async fn no_redirect_is_followed() {
     let (authority, asked) = (Authority::new("ours"), Arc::default());
     let (port, _) = serve(authority.server(&NAMES), router(&asked)).await;
     let url = format!("https://localhost:{port}/moved");
     let server = open(&url, &authority);
     let (error, _) = server.get(&url, SOON).await.expect_err("is elsewhere");
     let said = error.to_string();
-    assert!(said.contains("from elsewhere (/v1/echo)"), "{said}");
+    assert!(
+        said.contains("redirected to /v1/echo; not followed"),
+        "{said}"
+    );
     assert_eq!(asked.load(Ordering::Relaxed), 0);
 }

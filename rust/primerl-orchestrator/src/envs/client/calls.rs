@@ -16,9 +16,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Call {
     pub url: String,
-    /// Of the rollout.
+    /// API key of the rollout.
     pub api_key: Secret,
-    /// `X-Session-ID`: which conversation of the rollout this is.
+    /// `X-Session-ID`: the conversation of the rollout that this call belongs to.
     pub session: String,
     /// JSON.
     pub body: Bytes,
@@ -52,7 +52,7 @@ struct InFlight {
 }
 
 impl Calls {
-    /// Starts a call; its end is told by [`Notice::Answered`] with the number returned here.
+    /// Starts a call; its end arrives as [`Notice::Answered`] with the number returned here.
     pub(super) fn start(
         &self,
         shared: &Arc<Shared>,
@@ -92,8 +92,9 @@ impl Calls {
     }
 }
 
-/// A connection that failed is tried again for as long as the orchestrator may be away to be restarted, marked as a
-/// retry so that the gateway answers from its record where it has one. An answer of any status is final: failing over to another engine is the gateway's work.
+/// A failed connection is tried again for as long as a restart of the orchestrator may take, marked as a retry so that
+/// the gateway answers from its record if it has one. An answer of any status is final: the gateway does the failover
+/// to another engine.
 async fn send(http: &reqwest::Client, call: &Call, give_up: Duration) -> Result<Answer, CallError> {
     let deadline = tokio::time::Instant::now() + call.timeout;
     let mut pause = FIRST_PAUSE;

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 /// Longest wait for the answer of a call that the orchestrator answers at once.
 const PROMPT: Duration = Duration::from_secs(10);
-/// An empty lease that comes faster than this was not a long poll.
+/// An empty answer that comes faster than this was not a long poll.
 const HARDLY_A_POLL: Duration = Duration::from_millis(100);
 
 impl Shared {
@@ -24,7 +24,7 @@ impl Shared {
             )
         };
         tokio::select! {
-            // Ended, but reports and model calls may still be running.
+            // The client has ended, but reports and model calls may still be running.
             _ = work => self.stop.cancelled().await,
             () = self.stop.cancelled() => {}
         }
@@ -77,7 +77,7 @@ impl Shared {
         }
     }
 
-    /// Until `worker` is no longer this process's number.
+    /// Waits until `worker` is no longer this process's number.
     async fn unregistered(&self, worker: WorkerId) {
         let other =
             |current: &Option<Registration>| current.is_none_or(|current| current.worker != worker);
@@ -101,12 +101,12 @@ impl Shared {
         self.shrank.notify_waiters();
     }
 
-    /// The orchestrator has given `worker` up, since the owner did not move.
+    /// The orchestrator has given `worker` up, because the owner did not move.
     fn given_up(&self, worker: WorkerId, reason: &str) {
         if self.pulse.is_held_up() {
             (self.options.end_process)(reason);
         }
-        // By now it moves again, and can be told.
+        // The owner moves again by now, and can receive the notice.
         self.forgotten(worker);
     }
 
@@ -125,11 +125,11 @@ impl Shared {
             };
             let asked = Instant::now();
             let request = LeaseRequest { worker, max };
-            // A network that was away may have forgotten this connection while heartbeats, on another, get through.
+            // After a network failure this connection may be dead while heartbeats on another one get through.
             let within = long_poll + PROMPT;
             let answer = tokio::select! {
                 answer = self.post::<_, LeaseAnswer>(LEASE, &request, within) => answer,
-                // Another call learnt that the number is void: what this poll would bring is void too.
+                // Another call learnt that the number is void: the result of this poll would be void too.
                 () = self.unregistered(worker) => continue,
             };
             match answer {
@@ -158,7 +158,7 @@ impl Shared {
             return;
         }
         let mut rollouts = self.rollouts.lock();
-        // Registered anew while the answer was on its way: these leases were void before they came.
+        // The worker registered again while the answer was on its way: these leases were void before they came.
         if self
             .registration
             .borrow()
@@ -171,7 +171,7 @@ impl Shared {
         }
     }
 
-    /// For how many rollouts there is room, of which `together` are leased at a time.
+    /// The number of rollouts for which there is room, of which `together` are leased at a time.
     async fn free_capacity(&self, together: u32) -> u32 {
         loop {
             let shrank = self.shrank.notified();
@@ -269,7 +269,7 @@ impl Shared {
                 worker,
                 reason: None,
             };
-            // Best effort: without it the leases go back when the heartbeats stay away.
+            // Best effort: without it the leases are returned when heartbeats are missing.
             let _ = self.post::<_, LeaveAnswer>(LEAVE, &request, PROMPT).await;
         }
     }
@@ -281,7 +281,7 @@ impl Shared {
         });
     }
 
-    /// Whether the orchestrator has been silent for too long; if so, the owner is told.
+    /// Whether the orchestrator has been silent for too long; if so, the owner gets a notice.
     fn gave_up(&self) -> bool {
         let (silent, problem) = self.contact.lock().silence();
         let over = silent > self.options.give_up;

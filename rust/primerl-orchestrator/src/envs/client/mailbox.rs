@@ -1,7 +1,7 @@
-//! What the client has to tell its owner, and a file descriptor that becomes readable when there is something.
+//! The client's notices for its owner, and a file descriptor that becomes readable when there is one.
 //!
-//! The owner is an event loop (asyncio's `add_reader`): it is woken once for any number of notices, and the
-//! client never calls into the owner, so an owner that is busy delays nobody but itself.
+//! The owner is an event loop (asyncio's `add_reader`): it is woken once for any number of notices, and the client
+//! never calls into the owner, so a busy owner delays only itself.
 
 use super::Notice;
 use parking_lot::Mutex;
@@ -40,14 +40,15 @@ impl Mailbox {
             notices.len() == 1
         };
         if was_empty {
-            // A full socket buffer already wakes the reader, and there is no other error a pair we hold can give.
+            // A full socket buffer already wakes the reader, and an open socket pair gives no other error.
             let _ = (&self.wake).write(&[1]);
         }
     }
 
     /// All notices, oldest first; empty when there are none.
     pub fn take(&self) -> Vec<Notice> {
-        // The wake-up is consumed before the notices: one that arrives in between wakes once too often, never too seldom.
+        // The wake-up is consumed before the notices: one that arrives in between wakes the owner once too often, never
+        // too seldom.
         let mut bytes = [0; 64];
         loop {
             match (&self.woken).read(&mut bytes) {

@@ -1,4 +1,5 @@
-//! Whether the owner moves: its event loop says so about once a second, and a watcher beside it says where it is held up.
+//! Whether the owner moves: its event loop reports so about once a second, and a watcher thread reports where it is
+//! held up.
 
 use parking_lot::Mutex;
 use primerl_core::RolloutId;
@@ -6,13 +7,13 @@ use primerl_core::event::BLOCKED_AFTER;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// An owner that has not moved for so long is taken to be still held up by what it was given up for.
+/// An owner that has not moved for this long is still held up by what it was given up for.
 const HELD_UP: Duration = Duration::from_secs(2);
 
 pub(super) struct Pulse {
     /// Written by the owner's threads, read by the heartbeats; held for a moment.
     beat: Mutex<Beat>,
-    /// There is something to tell before the next heartbeat is due.
+    /// There is something to report before the next heartbeat is due.
     changed: Notify,
 }
 
@@ -29,7 +30,7 @@ pub(super) struct Held {
 }
 
 impl Pulse {
-    /// It counts from here: an owner that never comes to its first turn is held up as well.
+    /// Counts from the start: an owner that never reaches its first turn is held up as well.
     pub fn new() -> Pulse {
         Pulse {
             beat: Mutex::new(Beat {
@@ -60,7 +61,7 @@ impl Pulse {
         }
     }
 
-    /// Since when it has not moved, and what is known of why.
+    /// Since when it has not moved, and the cause if it is known.
     pub fn feel(&self) -> (Duration, Held) {
         let beat = self.beat.lock();
         (beat.turned.elapsed(), beat.held.clone())
@@ -70,7 +71,8 @@ impl Pulse {
         self.feel().0 >= HELD_UP
     }
 
-    /// Until the next heartbeat: `interval`, less where there is news, or where the owner is about to count as blocked.
+    /// Time until the next heartbeat: `interval`, or less if there is news, or if the owner is about to count as
+    /// blocked.
     pub async fn pause(&self, interval: Duration) {
         let left = Duration::from(BLOCKED_AFTER).checked_sub(self.feel().0);
         let left = left.filter(|left| !left.is_zero());

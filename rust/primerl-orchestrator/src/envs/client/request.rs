@@ -8,12 +8,12 @@ use serde::de::DeserializeOwned;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Why a call gave no answer.
+/// Why a call got no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
     #[error("the worker is unknown")]
     WorkerUnknown,
-    /// It is unknown since its owner did not move for too long: why, in the orchestrator's words.
+    /// It is unknown because its owner did not move for too long; the orchestrator's message.
     #[error("{0}")]
     WorkerBlocked(String),
     /// The same request would be refused again.
@@ -41,7 +41,7 @@ impl Contact {
     pub(super) fn silence(&self) -> (Duration, String) {
         match &self.problem {
             Some(problem) => (self.answered.elapsed(), problem.clone()),
-            // Nothing failed since the last answer: it was not asked, or is being asked.
+            // No failure since the last answer: no request was made, or one is in progress.
             None => (Duration::ZERO, String::new()),
         }
     }
@@ -60,7 +60,7 @@ impl Shared {
         let mut contact = self.contact.lock();
         match &result {
             Err(RequestError::Failed(problem)) => {
-                // Told once an outage, not once an attempt.
+                // Reported once per outage, not once per attempt.
                 if contact.problem.replace(problem.clone()).is_none() {
                     self.mailbox
                         .put(Notice::Problem(format!("{path}: {problem}; trying again")));
@@ -134,7 +134,7 @@ fn field(body: &[u8], pointer: &str) -> Option<String> {
     Some(json.pointer(pointer)?.as_str()?.to_owned())
 }
 
-/// An error with all its causes: the outermost link of a connection error says nothing.
+/// An error with all its causes: the outermost message of a connection error says nothing.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -49,7 +49,7 @@ fn is_refused(answer: Answer) -> bool {
 }
 
 #[test]
-fn the_first_keeps_the_run_and_the_second_is_told_who_it_is() {
+fn the_first_keeps_the_run_and_the_second_learns_who_has_it() {
     let folder = Folder::new();
     let holder = folder.open();
     let (first, second) = (elsewhere("a"), elsewhere("b"));
@@ -58,7 +58,7 @@ fn the_first_keeps_the_run_and_the_second_is_told_who_it_is() {
     assert!(matches!(holder.begin(&second, asked), Answer::Unknown(..)));
     holder.admit(Some(&first)).expect("it has the run");
     let Answer::Refused(why) = holder.begin(&second, asked) else {
-        panic!("the first was heard of since the second asked");
+        panic!("the first sent a heartbeat since the second asked");
     };
     assert!(why.contains("process 4711 on node-a"), "{why}");
     assert!(holder.admit(Some(&second)).is_err() && holder.admit(None).is_err());
@@ -90,7 +90,7 @@ fn a_trainer_elsewhere_that_is_silent_is_replaced_and_stays_so() {
 }
 
 #[test]
-fn a_process_of_this_machine_is_looked_at() {
+fn a_process_of_this_machine_is_checked() {
     if Place::own().is_none() {
         return; // This system does not tell.
     }
@@ -137,7 +137,7 @@ fn who_has_the_run_is_known_after_a_restart() {
     assert_eq!(folder.open().begin(&first, Instant::now()), Answer::Yours);
     let holder = folder.open();
     assert!(holder.admit(Some(&elsewhere("b"))).is_err());
-    holder.admit(Some(&first)).expect("it goes on");
+    holder.admit(Some(&first)).expect("it still has the run");
     std::fs::write(folder.0.join(FILE), "{").expect("it can be written");
     assert_eq!(
         folder.open().begin(&elsewhere("b"), Instant::now()),
@@ -146,7 +146,7 @@ fn who_has_the_run_is_known_after_a_restart() {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_change_misses_none_that_came_before_it_looked() {
+async fn waiting_for_a_change_misses_none_that_came_before_the_check() {
     let folder = Folder::new();
     let holder = folder.open();
     let (first, second) = (elsewhere("a"), elsewhere("b"));
@@ -157,5 +157,5 @@ async fn who_waits_for_a_change_misses_none_that_came_before_it_looked() {
     // Between the look and the wait.
     holder.left(Some(&first));
     let waited = tokio::time::timeout(Duration::from_secs(5), changed).await;
-    waited.expect("it is told of the change");
+    waited.expect("it notices the change");
 }

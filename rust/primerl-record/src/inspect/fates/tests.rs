@@ -7,9 +7,9 @@ use primerl_core::testing::simulator::Scenario;
 #[derive(Default)]
 struct Tally {
     told: Counters,
-    /// Rollouts of an evaluation that waited for their groups, and were begun anew with these.
+    /// Rollouts of an evaluation that waited for their groups, and were started again with these.
     held_in_vain: u32,
-    /// The first event after which something else was told than the core counts.
+    /// The first event after which the report differs from what the core counts.
     differs: Option<(u64, Counters, Counters)>,
 }
 
@@ -39,7 +39,7 @@ impl Observer for Tally {
 }
 
 #[test]
-fn whoever_ends_is_told_when_it_counts() {
+fn a_rollout_that_ends_is_reported_when_it_counts() {
     let mut held_in_vain = 0;
     for seed in 0..8 {
         let run = Run::of(Scenario {
@@ -54,7 +54,7 @@ fn whoever_ends_is_told_when_it_counts() {
 }
 
 #[test]
-fn a_story_that_begins_amid_held_rollouts_tells_the_same() {
+fn a_journal_that_begins_amid_held_rollouts_gives_the_same_result() {
     let mut began_amid = 0;
     for seed in 0..3 {
         let run = Run::of(Scenario {

@@ -1,4 +1,4 @@
-//! The states that time is split into, with their words.
+//! The states into which time is split, with their descriptions.
 
 use crate::inspect::name_of;
 use crate::inspect::spans::State;
@@ -8,7 +8,7 @@ use primerl_core::machine::{BatchWait, EngineView, NoRollouts, WorkerView};
 pub(in crate::inspect) enum TrainerState {
     /// It has never asked for a batch.
     Starting,
-    /// It has what it asked for: it trains, publishes, saves; or it is gone.
+    /// It has what it asked for: it trains, publishes, saves; or it has ended.
     Busy,
     Waits(BatchWait),
     /// The batch was cut between two of its requests.
@@ -38,7 +38,7 @@ impl State for TrainerState {
                 BatchWait::NoEngine => "waits: no engine has joined",
                 BatchWait::EnginesLost => "waits: every engine is lost",
                 BatchWait::EnginesLoading => "waits: engines load weights, none serves",
-                BatchWait::EnginesUnproved => "waits: no engine has been told to load yet",
+                BatchWait::EnginesUnproved => "waits: no engine has been asked to load yet",
                 BatchWait::AsyncLevel => {
                     "waits: max_async_level, no engine has proved a version new enough"
                 }
@@ -63,7 +63,7 @@ pub(in crate::inspect) enum EngineState {
     /// In rotation; no rollout is in flight.
     Idle(NoRollouts),
     Loads,
-    /// It joined, and has not been told to load.
+    /// It joined, and has not been asked to load weights.
     Unproved,
     Lost,
 }
@@ -102,7 +102,7 @@ pub(in crate::inspect) enum WorkerState {
     Runs,
     /// No rollout, and it waits for a lease.
     Asks,
-    /// No rollout, and no request: it starts, reports, or is gone and not missed yet.
+    /// No rollout, and no request: it starts, reports, or has ended unnoticed.
     Away,
 }
 

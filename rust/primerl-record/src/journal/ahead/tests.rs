@@ -40,7 +40,7 @@ fn story() -> (primerl_core::Config, Vec<(Time, Event)>) {
     (config, events)
 }
 
-/// The journal of a story, in `segments` pieces, with the snapshot it began with; and the pieces.
+/// The journal of a run in `segments` pieces, with the snapshot it began with; and the pieces.
 fn written(
     config: &primerl_core::Config,
     events: &[(Time, Event)],
@@ -89,12 +89,12 @@ fn same(config: &primerl_core::Config, folder: &Path) -> Tail {
 }
 
 #[test]
-fn reading_ahead_tells_the_same_story() {
+fn reading_ahead_gives_the_same_events() {
     let (config, events) = story();
     let (folder, paths) = written(&config, &events, 3);
     let whole = same(&config, folder.path());
     assert_eq!((whole.events, whole.torn), (events.len() as u64, 0));
-    // The core of those who wrote it, which never saw a file.
+    // The core of the simulated run, which never read a file.
     let mut core = Core::new(config.clone()).expect("a valid config");
     for (now, event) in events {
         core.handle(event, now);
@@ -143,7 +143,7 @@ fn an_empty_journal_is_its_snapshot() {
     assert!(begun.segment.is_some());
 }
 
-/// Neither half waits for one that is gone.
+/// Neither half waits for the other after it is gone.
 #[test]
 fn a_panic_is_passed_on() {
     let worker = WorkerId(1);

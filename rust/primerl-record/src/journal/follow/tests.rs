@@ -11,7 +11,7 @@ fn event(number: u64) -> Event {
     }
 }
 
-/// Numbers of the rollouts that come next.
+/// Numbers of the next rollouts.
 fn read(follower: &mut Follower) -> Vec<u64> {
     let mut found = Vec::new();
     while let Some((place, Entry(_, event))) = follower.next_event().expect("reads") {
@@ -26,7 +26,7 @@ fn read(follower: &mut Follower) -> Vec<u64> {
 }
 
 #[test]
-fn what_is_added_is_read_on() {
+fn added_events_are_read() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut early = Follower::begin(folder.path(), 0);
     assert!(read(&mut early).is_empty(), "nothing is there yet");
@@ -54,7 +54,7 @@ fn what_is_added_is_read_on() {
 }
 
 #[test]
-fn segments_follow_each_other_and_a_missing_one_is_told() {
+fn segments_follow_each_other_and_a_missing_one_is_an_error() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let segment = |number: u64| path_of(folder.path(), number, SEGMENT);
     let write = |first: u64, count: u64| {
@@ -69,7 +69,7 @@ fn segments_follow_each_other_and_a_missing_one_is_told() {
     write(0, 3);
     let mut follower = Follower::begin(folder.path(), 1);
     assert_eq!(read(&mut follower), [1, 2]);
-    // One that is made and not begun.
+    // A segment that was created and is empty.
     fs::write(segment(3), b"PRI").expect("writes");
     assert!(read(&mut follower).is_empty());
     fs::remove_file(segment(3)).expect("removes");

@@ -76,7 +76,7 @@ fn records_of_any_size_are_read_across_pieces_of_a_file() {
     }
     drop(journal);
     let segment = path_of(folder.path(), 0, SEGMENT);
-    // What a power loss leaves, also longer than a piece.
+    // A file after a power loss, also longer than a piece.
     for zeros in [0, 5, 3 * PIECE] {
         let length = fs::metadata(&segment).expect("is there").len();
         let file = fs::OpenOptions::new().append(true).open(&segment);
@@ -111,9 +111,9 @@ async fn a_requested_sync_becomes_visible() {
         .expect("the writer lives");
 }
 
-/// Cut anywhere, the journal is what was whole, and goes on from there.
+/// Cut anywhere, the journal is what was whole, and continues from there.
 #[test]
-fn a_journal_that_was_cut_short_goes_on_from_its_last_whole_record() {
+fn a_journal_that_was_cut_short_continues_from_its_last_whole_record() {
     let (folder, segment) = written();
     let whole = fs::read(&segment).expect("reads");
     let mut kept_before = 0;
@@ -122,7 +122,7 @@ fn a_journal_that_was_cut_short_goes_on_from_its_last_whole_record() {
         let (entries, tail) = read(folder.path()).expect("reads");
         assert!(entries.len() == kept_before || entries.len() == kept_before + 1);
         kept_before = entries.len();
-        let mut journal = Journal::resume(folder.path(), &tail).expect("goes on");
+        let mut journal = Journal::resume(folder.path(), &tail).expect("resumes");
         let next = journal.append(Time(9), &Event::Tick).expect("appends");
         assert_eq!(next, kept_before as u64 + 1);
         drop(journal);
@@ -134,7 +134,7 @@ fn a_journal_that_was_cut_short_goes_on_from_its_last_whole_record() {
 }
 
 proptest! {
-    /// No flipped bit goes unnoticed, wherever it is; none passes for a crash, after which the rest would be removed.
+    /// Every flipped bit is noticed, wherever it is; none looks like a crash, after which the rest would be removed.
     #[test]
     fn a_flipped_bit_is_never_taken_for_data(at in 0_usize..100_000, bit in 0_u8..8) {
         let (folder, segment) = written();

@@ -46,7 +46,7 @@ fn seen(folder: &Path) -> Vec<(u64, String)> {
 }
 
 #[test]
-fn an_event_that_is_refused_is_named_and_can_be_left_out() {
+fn an_event_that_is_refused_is_named_and_can_be_skipped() {
     let place = poisoned();
     let folder = place.path();
     let segment = path_of(folder, 0, SEGMENT);
@@ -70,7 +70,7 @@ fn an_event_that_is_refused_is_named_and_can_be_left_out() {
         offset,
         copy: copy.clone(),
     };
-    assert_eq!(skip(folder, 3).expect("is left out"), skipped);
+    assert_eq!(skip(folder, 3).expect("is skipped"), skipped);
     assert_eq!(fs::read(copy).expect("is kept"), before);
     let restored = restore(folder).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(restored.tail.events, 5);
@@ -78,7 +78,7 @@ fn an_event_that_is_refused_is_named_and_can_be_left_out() {
     assert_eq!(events.len(), 5);
     assert_eq!(events[2], (3, "Tick".to_owned()));
     assert!(events[3].1.contains("WorkerId(3)"), "{events:?}");
-    // The same command again, when a snapshot has made it needless.
+    // The same command again, after a snapshot has made it unnecessary.
     let Restored { core, .. } = restored;
     write_snapshot(folder, 5, &Identity::new(), &core).expect("writes");
     assert_eq!(skip(folder, 3).expect("is covered"), Skipped::Covered);

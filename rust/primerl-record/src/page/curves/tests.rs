@@ -54,7 +54,7 @@ fn a_long_curve_has_a_mean_of_all_its_points() {
 }
 
 #[test]
-fn files_are_read_on_and_anew_where_they_are_written_anew() {
+fn files_are_read_on_and_again_after_they_were_replaced() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut curves = Curves::new(folder.path());
     curves.refresh().expect("no file is no error");
@@ -98,15 +98,15 @@ fn files_are_read_on_and_anew_where_they_are_written_anew() {
     };
     assert_eq!(curves.answer(&some)["curves"]["b"]["x"], json!([2]));
 
-    // The trainer goes on from an earlier step: it writes the file anew.
+    // The trainer resumes from an earlier step: it writes a new file.
     fs::remove_file(&path).expect("removes");
     add("{\"step\":1,\"a\":9}\n");
-    curves.refresh().expect("reads anew");
+    curves.refresh().expect("reads again");
     assert_eq!(
         curves.answer(&wanted(&["a"]))["curves"]["a"],
         json!({"x": [1], "y": [9.0], "mean": null})
     );
-    // Without the trainer's file, the orchestrator's says what it knows.
+    // Without the trainer's file, the orchestrator's file gives the values that it has.
     fs::remove_file(&path).expect("removes");
     let steps = folder.path().join("steps.jsonl");
     fs::write(

@@ -1,4 +1,4 @@
-//! Lists of rollouts: narrowed, in an order, a page at a time.
+//! Lists of rollouts: filtered, sorted, one page at a time.
 
 use super::{Fate, Index, Record};
 use primerl_core::{EnvironmentId, RolloutId};
@@ -14,7 +14,7 @@ pub enum Order {
     LowestReward,
 }
 
-/// What a list is narrowed to, `None` takes all; and which page of it.
+/// The filter of a list, where `None` takes all; and which page of it.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Filter {
@@ -22,12 +22,12 @@ pub struct Filter {
     pub environment: Option<String>,
     pub fate: Option<Fate>,
     pub group: Option<u64>,
-    /// Where either is given, those without a reward do not pass.
+    /// If either is given, rollouts without a reward do not match.
     pub min_reward: Option<f32>,
     pub max_reward: Option<f32>,
     #[serde(default)]
     pub order: Order,
-    /// The page behind this rollout.
+    /// The page after this rollout.
     pub cursor: Option<u64>,
     /// The page before this rollout.
     pub until: Option<u64>,
@@ -37,9 +37,9 @@ pub struct Filter {
 /// One page of a list.
 pub struct Listed<'a> {
     pub rollouts: Vec<&'a Record>,
-    /// So many pass in all.
+    /// Number of all matches.
     pub matching: usize,
-    /// So many are on the pages before.
+    /// Number of matches on earlier pages.
     pub before: usize,
 }
 
@@ -51,14 +51,14 @@ impl Listed<'_> {
         is_more.then_some(last.rollout)
     }
 
-    /// The `until` of the page before.
+    /// The `until` of the previous page.
     pub fn previous(&self) -> Option<RolloutId> {
         let first = self.rollouts.first()?;
         (self.before > 0).then_some(first.rollout)
     }
 }
 
-/// Its place in an order, the first the least. Of the same reward, the newest is first.
+/// Its place in an order, the first one the least. Among equal rewards, the newest is first.
 #[derive(Clone, Copy)]
 struct Rank(f32, Reverse<u64>);
 
@@ -68,7 +68,7 @@ impl Rank {
             (Order::Newest, _) => 0.0,
             (Order::HighestReward, Some(reward)) => -reward,
             (Order::LowestReward, Some(reward)) => reward,
-            // Last, whichever way it goes.
+            // Last, in either direction.
             (_, None) => f32::INFINITY,
         };
         Rank(by, Reverse(rollout))
@@ -84,7 +84,7 @@ impl Rank {
 }
 
 impl Index {
-    /// A page of those that pass. A page before another is whole: where fewer are before it, it is the first one.
+    /// One page of the matches. A page before another is full: if fewer are before it, it is the first page.
     pub fn list(&self, filter: &Filter, limit: usize) -> Listed<'_> {
         let order = filter.order;
         // The newest first.
@@ -99,7 +99,7 @@ impl Index {
         let rank_of = |rollout: u64| match (order, self.get(RolloutId(rollout))) {
             (Order::Newest, _) => Some(Rank::new(order, None, rollout)),
             (_, Some(record)) => Some(Rank::of(order, record)),
-            // It is known no more: from the beginning.
+            // It is no longer kept: start from the beginning.
             (_, None) => None,
         };
         let behind = filter.cursor.and_then(rank_of).map(|cursor| {

@@ -4,7 +4,7 @@ use crate::inspect::Following;
 use crate::testing::Run;
 use std::collections::BTreeMap;
 
-/// The index of a simulated run, with all that can go wrong in one.
+/// The index of a simulated run, with everything that can go wrong in one.
 pub fn indexed(run: &Run) -> Index {
     let mut index = Index::default();
     let mut following =
@@ -17,7 +17,7 @@ pub fn indexed(run: &Run) -> Index {
 }
 
 #[test]
-fn every_rollout_has_the_fate_that_the_core_counted() {
+fn every_rollout_has_the_status_that_the_core_counted() {
     for seed in 0..4 {
         let run = Run::new(seed);
         let index = indexed(&run);
@@ -27,7 +27,7 @@ fn every_rollout_has_the_fate_that_the_core_counted() {
             *fates.entry(name).or_default() += 1;
         }
         let counters = serde_json::json!(run.simulator.core.counters());
-        for fate in [
+        for name in [
             "trained",
             "filtered",
             "stale",
@@ -35,11 +35,11 @@ fn every_rollout_has_the_fate_that_the_core_counted() {
             "cancelled",
             "evaluated",
         ] {
-            let counted = counters[fate].as_u64().unwrap_or_default();
+            let counted = counters[name].as_u64().unwrap_or_default();
             assert_eq!(
-                fates.get(fate).copied().unwrap_or_default(),
+                fates.get(name).copied().unwrap_or_default(),
                 counted,
-                "{fate}, seed {seed}"
+                "{name}, seed {seed}"
             );
         }
         let all = counters["dispatched"].as_u64().unwrap_or_default();
@@ -109,7 +109,7 @@ fn walked(index: &Index, filter: &Filter, limit: usize) -> [Vec<Vec<u64>>; 2] {
 }
 
 #[test]
-fn a_list_is_narrowed() {
+fn a_list_is_filtered() {
     let run = Run::new(0);
     let index = indexed(&run);
     let all = index.list(&Filter::default(), usize::MAX);
@@ -162,7 +162,7 @@ fn a_list_is_walked_both_ways_in_every_order() {
             (Order::Newest, _, _) => a.rollout > b.rollout,
             (Order::HighestReward, Some(a), Some(b)) if a != b => a > b,
             (Order::LowestReward, Some(a), Some(b)) if a != b => a < b,
-            // Those without one come last.
+            // Rollouts without a reward come last.
             (_, a_reward, b_reward) => {
                 a_reward.is_some() && b_reward.is_none()
                     || a_reward == b_reward && a.rollout > b.rollout
@@ -182,7 +182,7 @@ fn a_list_is_walked_both_ways_in_every_order() {
 }
 
 #[test]
-fn a_page_before_another_is_a_whole_one() {
+fn a_page_before_another_is_full() {
     let run = Run::new(0);
     let index = indexed(&run);
     let newest = numbers(&index.list(&Filter::default(), 8));
@@ -194,13 +194,13 @@ fn a_page_before_another_is_a_whole_one() {
     // Three are newer than the fourth.
     let page = index.list(&before(Order::Newest, newest[3]), 8);
     assert_eq!((numbers(&page), page.before), (newest, 0));
-    // It is forgotten: from the beginning.
+    // It is no longer kept: the list starts from the beginning.
     let page = index.list(&before(Order::LowestReward, u64::MAX), 8);
     assert_eq!((page.rollouts.len(), page.before), (8, 0));
 }
 
 #[test]
-fn one_that_failed_has_no_reward() {
+fn a_failed_rollout_has_no_reward() {
     let run = Run::new(0);
     let mut index = indexed(&run);
     let failed = index

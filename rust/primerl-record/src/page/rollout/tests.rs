@@ -5,7 +5,7 @@ use primerl_core::event::Trace;
 use primerl_core::testing::{outcome, trace, turn};
 use std::collections::BTreeMap;
 
-/// A rollout with these turns, `turns_gone` others before them.
+/// A rollout with these turns, and `turns_gone` others before them.
 fn told(turns_gone: usize, turns: Vec<Turn>) -> Told {
     Told {
         rollout: RolloutId(7),
@@ -30,7 +30,7 @@ fn prompts(told: &Told) -> Vec<Option<usize>> {
 
 #[test]
 fn a_turn_that_extends_one_that_is_gone_has_a_prompt_of_unknown_length() {
-    // The first that is kept extends turn 0, which is not.
+    // The first kept turn extends turn 0, which is not kept.
     let all = || {
         vec![
             turn(Some(0), &[1, 2], &[3], 0),
@@ -140,7 +140,7 @@ fn advantages(told: &Told) -> Vec<(Value, bool)> {
     let turns = 0..told.turns.len();
     let of = |number| {
         let tokens = told.tokens(None, number, 0, 9).expect("is kept");
-        let are_gone = tokens["advantages_are_gone"].as_bool().expect("is told");
+        let are_gone = tokens["advantages_are_gone"].as_bool().expect("is shown");
         (tokens["advantages"].clone(), are_gone)
     };
     turns.map(of).collect()
@@ -180,7 +180,7 @@ fn advantages_that_went_with_their_batch_are_gone_and_not_untrained() {
     let told = of_two_seats(Given::PerToken, Vec::new());
     let expected = [gone.clone(), nothing.clone(), gone, nothing.clone()];
     assert_eq!(advantages(&told), expected);
-    // In the batch, whose sequence ends before the last turn: that one was left out.
+    // In the batch, whose sequence ends before the last turn: that turn was omitted.
     let sequence = Sequence {
         token_ids: vec![1, 2, 3, 4],
         advantages: vec![0.0, 0.0, 0.25, -0.5],
