@@ -1,23 +1,24 @@
-//! What one rollout may take of the orchestrator's memory. No client at work meets any of this; an agent that loops does.
+//! Limits on what one rollout may hold in the orchestrator's memory. No client at normal work reaches any of them; an
+//! agent in a loop does.
 
 use super::rollouts::RolloutState;
 use axum::http::StatusCode;
 use primerl_service::http::ApiError;
 
-/// Requests that are answered at a time.
+/// Requests that are being answered at the same time.
 const MOST_RUNNING: usize = 1024;
-/// Requests that were begun, whatever came of them: some leave a note in the journal.
+/// Requests that were started, whatever their result: some leave a note in the journal.
 const MOST_REQUESTS: u32 = 1 << 20;
-/// Turns over all sessions.
+/// Turns of all sessions.
 const MOST_TURNS: usize = 1 << 17;
-/// Tokens that are recorded: every turn's own, with the whole prompt of one that forks.
+/// Recorded tokens: each turn's own, plus the whole prompt of a turn that forks.
 const MOST_TOKENS: usize = 1 << 26;
 const MOST_SESSIONS: usize = 1024;
-/// Messages whose keys are kept; they are made anew where they are needed again.
+/// Messages whose keys are cached; a key that is not cached is computed again.
 pub(crate) const MOST_KEYS: usize = 1 << 18;
-/// Longer options are read anew at each request.
+/// Longer options are not cached; they are parsed for each request.
 pub(crate) const LARGEST_OPTIONS: usize = 1 << 20;
-/// Of stored responses: how many, and the bytes of their new messages.
+/// Stored responses: their number, and the bytes of their new messages.
 const MOST_RESPONSES: usize = 1 << 14;
 const MOST_RESPONSE_BYTES: usize = 128 << 20;
 
@@ -45,7 +46,7 @@ pub(crate) fn check(state: &RolloutState) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Whether another conversation may begin, where so many have.
+/// Whether another conversation may begin, if there are this many already.
 pub(crate) fn check_sessions(sessions: usize) -> Result<(), ApiError> {
     match sessions < MOST_SESSIONS {
         true => Ok(()),
@@ -57,7 +58,7 @@ pub(crate) fn check_sessions(sessions: usize) -> Result<(), ApiError> {
     }
 }
 
-/// Whether another response may be stored, beside so many of so many bytes in all.
+/// Whether another response may be stored, if there are this many with this many bytes already.
 pub(crate) fn check_responses(responses: usize, bytes: usize) -> Result<(), ApiError> {
     if responses < MOST_RESPONSES && bytes < MOST_RESPONSE_BYTES {
         return Ok(());

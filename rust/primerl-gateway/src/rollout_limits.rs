@@ -1,24 +1,24 @@
-//! What one rollout may take: of its environment, and of its example.
+//! Limits on what one rollout may use, of its environment and of its example.
 
 use serde::{Deserialize, Serialize};
 
-/// `None`: no limit of this kind.
+/// `None`: no such limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutLimits {
-    /// Seconds since it was leased in which the model answers.
+    /// Seconds since the lease during which the model answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time_s: Option<f64>,
     /// Answers of the model, over all conversations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub turns: Option<u32>,
-    /// Tokens sampled, over all conversations.
+    /// Sampled tokens, over all conversations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u32>,
 }
 
 impl RolloutLimits {
-    /// Of each kind, the smaller of the two.
+    /// For each limit, the smaller of the two values.
     pub fn tightened(self, other: RolloutLimits) -> RolloutLimits {
         let least = |one: Option<u32>, other: Option<u32>| one.into_iter().chain(other).min();
         let times = self.time_s.into_iter().chain(other.time_s);
@@ -29,7 +29,7 @@ impl RolloutLimits {
         }
     }
 
-    /// The first that is no limit: its name, what is wrong, and the mend.
+    /// The first invalid limit: its name, what is wrong, and how to fix it.
     pub fn problem(&self) -> Option<(&'static str, String, &'static str)> {
         let counts = [("turns", self.turns), ("tokens", self.tokens)];
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == Some(0)) {

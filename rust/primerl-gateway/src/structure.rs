@@ -1,4 +1,5 @@
-//! What an answer's tokens must obey: the client's format, a tool call that it demands, or one of the two.
+//! The structure that an answer's tokens must follow: the client's format, a tool call that it demands, or either of
+//! the two.
 
 use super::request::{Parse, TurnRequest};
 use super::text::Reading;
@@ -6,25 +7,25 @@ use primerl_render::{Demand, DemandError, Renderer};
 use primerl_service::http::ApiError;
 use serde_json::{Value, json};
 
-/// Sent with the request to the engine.
+/// Sent to the engine with the request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Structure {
     /// vLLM's `structured_outputs`.
     pub outputs: Value,
-    /// The reasoning block before it: `{"open"?, "close"}`. vLLM knows it by its own reasoning parser.
+    /// The reasoning block before it: `{"open"?, "close"}`. vLLM uses its own reasoning parser instead.
     pub reasoning: Option<Value>,
 }
 
 /// The call that a client demands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Demanded {
-    /// Of any tool.
+    /// A call of any tool.
     Any,
     Tool(String),
 }
 
 impl Demanded {
-    /// OpenAI's words for it.
+    /// The demand in OpenAI's format.
     pub(crate) fn choice(&self) -> Value {
         match self {
             Demanded::Any => "required".into(),
@@ -36,10 +37,10 @@ impl Demanded {
 const TOOL_CHOICE: &str = "tool_choice";
 const FORMAT: &str = "response_format";
 
-/// `suffix`: the last ids of the prompt, with the generation prompt. `None`: anything may be sampled.
+/// `suffix`: the last ids of the prompt, including the generation prompt. `None`: the answer is not constrained.
 ///
 /// # Errors
-/// The model's calls cannot be demanded, or the demand contradicts itself.
+/// This model's calls cannot be demanded, or the demand contradicts itself.
 pub(super) fn of(
     renderer: &Renderer,
     request: &TurnRequest,

@@ -1,5 +1,5 @@
-//! Requests of a rollout that its environment has waited for in vain. Where the time is up meanwhile, whoever was to answer is
-//! named beside the environment, which could only wait.
+//! Requests of a rollout whose answer its environment has waited for in vain. If the rollout's time is up meanwhile,
+//! the error names the server that did not answer, in addition to the environment, which could only wait.
 
 use super::rollouts::Rollout;
 use primerl_core::ErrorKind;
@@ -7,14 +7,14 @@ use primerl_core::event::{Outcome, Refusal};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// By the request's number.
+/// Requests by number.
 #[derive(Debug, Default)]
 pub(crate) struct Unanswered(BTreeMap<u32, Request>);
 
 #[derive(Clone, Copy, Debug)]
 struct Request {
     since: Instant,
-    /// Nobody waits for it any more.
+    /// No client waits for it any more.
     abandoned: bool,
 }
 
@@ -27,7 +27,7 @@ impl Unanswered {
         self.0.insert(number, request);
     }
 
-    /// It was answered, or its client was told why not: who gave up on another one before has gone on.
+    /// The request was answered, or its client got an error: a client that abandoned an earlier request has continued.
     pub(crate) fn told(&mut self, number: u32) {
         self.0.remove(&number);
         self.0.retain(|_, request| !request.abandoned);
@@ -39,15 +39,15 @@ impl Unanswered {
         }
     }
 
-    /// For how long the oldest of them has waited.
+    /// How long the oldest request has waited.
     pub(crate) fn longest(&self, now: Instant) -> Option<Duration> {
         let since = self.0.values().map(|request| request.since).min();
         since.map(|since| now.saturating_duration_since(since))
     }
 }
 
-/// Adds to a report of a rollout whose time was up who had not answered it. Whose fault it is: theirs, if that was what most
-/// of the time went into.
+/// Adds the server that did not answer to the report of a rollout whose time was up. That server is blamed if the
+/// rollout waited for it for most of the time.
 pub(crate) fn name_unanswered(rollout: &Rollout, outcome: &mut Outcome, now: Instant) {
     let waited = rollout.state.lock().unanswered.longest(now);
     let (Some(waited), Some(error)) = (waited, &mut outcome.error) else {
@@ -134,7 +134,7 @@ mod tests {
         assert!(message(&late).ends_with(expected), "{late:?}");
         let refusal = late.refusal.expect("is blamed");
         assert_eq!(refusal.code, "engine_unavailable");
-        // Another failure has another reason.
+        // Another failure has another cause.
         let broken = reported(&rollout, "tool", at(20));
         assert!(!message(&broken).contains("a request") && broken.refusal.is_none());
         // Most of the time was the environment's own.

@@ -1,4 +1,4 @@
-//! How a setting is refused: the error names the field and how to fix it.
+//! Errors in the configuration: each names the field and how to fix it.
 
 use std::path::PathBuf;
 

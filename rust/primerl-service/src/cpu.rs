@@ -1,6 +1,6 @@
 //! CPU time of this process.
 
-/// User and system time since the process started, seconds; `None` where the system does not tell.
+/// User and system time since the process started, in seconds; `None` if the operating system does not report it.
 pub fn process_cpu_seconds() -> Option<f64> {
     // The unit is 1/USER_HZ, which Linux fixes at 100 for /proc on every architecture that tokio supports.
     const TICKS_PER_SECOND: f64 = 100.0;

@@ -1,4 +1,5 @@
-//! What every part of a run's server shares. It knows the core's events and effects, and nothing of who sends them.
+//! Parts that all servers of a run share. It depends on the core's events and effects, but not on the code that sends
+//! them.
 //!
 //! * [`http`]: connections and bodies within limits, errors in OpenAI's envelope, encodings.
 //! * [`inbox`]: the way to the thread that owns the core.

@@ -11,13 +11,13 @@ impl Running for u32 {
     }
 }
 
-/// The same always.
+/// A constant digest.
 fn now() -> Instant {
     static NOW: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
     *NOW
 }
 
-/// Handles of what runs are the attempts' own numbers.
+/// In these tests, the handle of a running attempt is its number.
 type Table = Attempts<u32>;
 
 fn begin(table: &mut Table, number: u32) {
@@ -55,7 +55,7 @@ fn ask(table: &Table, is_marked: bool) -> Claim<u32> {
 const NEW: Claim<u32> = Claim::New { repeats: true };
 const FIRST: Claim<u32> = Claim::New { repeats: false };
 
-/// The first attempt was answered and its answer taken.
+/// An attempt that was answered, and whose client took the answer.
 fn delivered() -> Table {
     let mut table = Table::default();
     begin(&mut table, 1);
@@ -79,8 +79,8 @@ fn an_honest_repeat_is_new_and_its_retry_gets_its_own_answer() {
     assert_eq!(ask(&table, false), NEW);
 }
 
-/// Of clients that do not count their attempts: what is left of a lost answer does not make a later conversation, which
-/// begins with the same words, its retry.
+/// For clients that do not mark retries: a lost answer must not turn a later conversation that begins with the same
+/// words into its retry.
 #[test]
 fn a_lost_answer_is_given_to_an_unmarked_request_for_a_while_only() {
     let mut table = Table::default();
@@ -94,7 +94,7 @@ fn a_lost_answer_is_given_to_an_unmarked_request_for_a_while_only() {
     assert_eq!(asked(later, false), NEW, "another conversation");
     assert_eq!(asked(later, true), again(1), "it says that it is a retry");
 
-    // Of two that were lost, the one that may still be asked for.
+    // If two answers were lost, the one that may still be requested.
     begin(&mut table, 2);
     answer(&mut table, 2);
     table.left(REQUEST, 2, false, now() + later);
@@ -225,13 +225,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..60)
 }
 
-/// What a bystander knows of the attempts.
+/// The model that the attempts are compared with.
 #[derive(Default)]
 struct Witness {
     running: Vec<u32>,
     answered: Vec<u32>,
     taken: Vec<u32>,
-    /// Who waits for which attempt.
+    /// Which client waits for which attempt.
     clients: Vec<u32>,
 }
 
@@ -264,7 +264,7 @@ proptest! {
                         if !is_marked {
                             prop_assert!(!seen.taken.contains(&number) && !seen.clients.contains(&number));
                         } else if seen.taken.contains(&number) {
-                            // Only where nobody else may have lost something.
+                            // Only if no other client may have lost an answer.
                             prop_assert!(seen.answered.iter().all(|it| seen.taken.contains(it)));
                             prop_assert!(seen.running.is_empty());
                             prop_assert_eq!(seen.answered.iter().max(), Some(&number));

@@ -1,7 +1,7 @@
-//! Stored responses over a restart: what of one the journal has to say besides its turn.
+//! Restores stored responses after a restart: what the journal has to hold of a response in addition to its turn.
 //!
-//! What the response said is in its turn. Noted are the request's new messages and its form; what it has in common with the
-//! response stored last is referred to, so a note is as long as what is new in its request.
+//! The turn holds the response's output. The note holds the request's new messages and its form. It refers to the
+//! response stored last for what they have in common, so a note is only as long as what is new in its request.
 
 use super::response::Form;
 use super::store::{Link, Store, Stored};
@@ -26,18 +26,18 @@ use std::sync::Arc;
 /// One stored response.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct KeptResponse {
-    /// The request's number: its turn has it, too.
+    /// The request's number, which its turn has, too.
     request: u32,
-    /// Of the answer, without prefix.
+    /// Id of the answer, without prefix.
     id: Arc<str>,
     created: u64,
     /// The response stored last, by its answer's id, and what is the same here.
     like: Option<Like>,
     /// The request's messages after those.
     messages: Vec<Message>,
-    /// `None`: those of the response stored last.
+    /// `None`: the same as in the response stored last.
     tools: Option<KeptTools>,
-    /// `None`: those of the response stored last.
+    /// `None`: the same as in the response stored last.
     instructions: Option<KeptInstructions>,
     stream: bool,
     logprobs: bool,
@@ -49,7 +49,7 @@ pub(crate) struct KeptResponse {
     parallel_tool_calls: bool,
     previous_response_id: Option<String>,
     format: Value,
-    /// The call that was demanded. Absent where none was, and in what was written before one could be.
+    /// The call that was demanded. Absent if none was, and in notes of versions that did not support demanding one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     demanded: Option<Value>,
 }
@@ -57,7 +57,7 @@ pub(crate) struct KeptResponse {
 #[derive(Debug, Serialize, Deserialize)]
 struct Like {
     id: Arc<str>,
-    /// So many first messages.
+    /// This many first messages.
     messages: usize,
 }
 
@@ -74,7 +74,7 @@ struct KeptTools {
 }
 
 impl ResponseReply {
-    /// Of a response that is stored.
+    /// The note of a response that is stored.
     pub(super) fn kept(&self, head: &Head, request: u32) -> KeptResponse {
         let (form, keep) = (&self.form, &self.keep);
         let last = keep.store.last();
@@ -126,14 +126,14 @@ impl ResponseReply {
     }
 }
 
-/// Responses while they are taken up again, by their answers' ids: also those that were deleted later.
+/// Responses while they are restored, by their answers' ids; includes those that were deleted later.
 #[derive(Default)]
 pub(crate) struct Restoring {
     stored: HashMap<Arc<str>, Arc<Stored>>,
 }
 
 impl Restoring {
-    /// Store the response of this turn again.
+    /// Stores the response of this turn again.
     pub(crate) fn take_up(
         &mut self,
         gateway: &Gateway,
@@ -168,7 +168,7 @@ impl Restoring {
             head,
             choices: vec![choice],
         };
-        // It is stored once it is written.
+        // A response is stored when it is written.
         reply.whole(&answer, gateway.renderer.tokenizer());
         let stored = rollout.responses.last();
         self.stored.extend(stored.map(|stored| (id, stored)));
@@ -262,7 +262,7 @@ impl KeptResponse {
         self.request
     }
 
-    /// As the journal keeps it.
+    /// The note in the journal's format.
     pub(super) fn note(self) -> Arc<str> {
         Note::Response(Box::new(self)).text()
     }

@@ -183,7 +183,7 @@ fn items_that_come_back_are_the_answer_that_was_given() {
     }
 }
 
-/// Answers the request in `store`; the result is the response's id.
+/// Answers the request in `store`; returns the response's id.
 fn answered(store: &Arc<Store>, id: &str, changes: Value, said: &str) -> String {
     let (_, reply) = read_in(store, false, changes).expect("is fine");
     let answer = answer(id, Message::assistant(said), FinishReason::Stop);

@@ -7,7 +7,7 @@ const NOTHING: Tokens<'static> = Tokens {
     top: &[],
 };
 
-/// Each event's name beside its data.
+/// The name and the data of each event.
 fn events(out: Vec<u8>) -> Vec<(String, Value)> {
     let text = String::from_utf8(out).expect("is text");
     let event = |event: &str| {
@@ -98,7 +98,7 @@ fn all_kinds_of_items_are_told_in_full() {
     assert_eq!(data(18)["arguments"], "{\"x\":1}");
     assert_eq!(data(18)["name"], "f");
     assert_eq!(data(19)["output_index"], 2);
-    // A stream ends with the same response that is given whole, and is kept like it.
+    // A stream ends with the same response that an unstreamed request returns, and it is stored in the same way.
     let last = &data(20)["response"];
     let mut again = whole(reply.as_ref(), &answer);
     assert_eq!(last["output"], again["output"]);
