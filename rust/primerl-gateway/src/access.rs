@@ -60,8 +60,8 @@ pub fn run_key() -> Result<Option<Secret>, ConfigError> {
         Ok(key) if is_key(&key) => Ok(Some(Secret::new(key))),
         _ => Err(field(
             RUN_KEY_VARIABLE,
-            "it holds something else than visible ASCII characters, which no header can carry",
-            "use letters and digits, as of `openssl rand -hex 32`",
+            "it contains characters that are not visible ASCII, which no header can carry",
+            "use letters and digits, such as the output of `openssl rand -hex 32`",
         )),
     }
 }
@@ -103,8 +103,8 @@ impl Access {
     pub(super) fn new(secret: &[u8], run_key: &Secret) -> io::Result<Access> {
         if secret.len() != SECRET_BYTES {
             let problem = format!(
-                "it holds {} bytes in place of {SECRET_BYTES}; remove it, and a new one is made (agents that run now lose \
-                 their rollouts)",
+                "it has {} bytes instead of {SECRET_BYTES}; remove it to have a new one made (agents that are running \
+                 lose their rollouts)",
                 secret.len()
             );
             return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
@@ -207,8 +207,8 @@ fn run_key_of(path: &Path, configured: Option<&Secret>) -> io::Result<Secret> {
         Ok(text) if is_key(text.trim_end()) => Ok(Secret::new(text.trim_end())),
         Ok(_) => Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "it does not hold the run's key, a line of visible ASCII characters; remove it, and a new key is made \
-             (processes of the run that have the old one are refused)",
+            "it does not hold the run's key, one line of visible ASCII characters; remove it to have a new key made \
+             (processes of the run that use the old one are refused)",
         )),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let key = hexadecimal(&random::<RUN_KEY_BYTES>()?);

@@ -207,7 +207,7 @@ impl Rollout {
             return;
         }
         let name = limit.name();
-        tracing::info!(rollout = %self.id, %session, limit = name, "a limit was met");
+        tracing::info!(rollout = %self.id, %session, limit = name, "a limit was reached");
         let session = session.to_string();
         let note = Note::LimitMet { session, limit }.text();
         // If the run is over, no one needs the event.
@@ -237,8 +237,8 @@ pub(crate) async fn tighten(
     Wire { body, .. }: Wire<RolloutLimits>,
 ) -> Result<Response, ApiError> {
     let rollout = service.gateway.rollouts.find(&rollout)?;
-    if let Some((name, problem, mend)) = body.problem() {
-        let message = format!("limits.{name} {problem}; {mend}");
+    if let Some((name, problem, hint)) = body.problem() {
+        let message = format!("limits.{name} {problem}; {hint}");
         return Err(ApiError::invalid(message).param(name));
     }
     let limits = rollout.tighten(body);

@@ -116,7 +116,7 @@ fn tokens_of(
         }
         (None, None) => return Err(missing("prompt")),
         (Some(_), Some(_)) => {
-            let problem = "prompt and messages are both given; leave one of them out";
+            let problem = "prompt and messages are both given; omit one of the two";
             return Err(ApiError::invalid(problem).param("prompt"));
         }
     };
@@ -176,7 +176,7 @@ fn text_of(gateway: &Gateway, mut fields: Fields) -> Result<String, ApiError> {
     let id = |token: &Value| {
         let id = token.as_u64().and_then(|id| u32::try_from(id).ok());
         id.filter(is_known).ok_or_else(|| {
-            let problem = format!("tokens: {} is no token of the model", shown(token));
+            let problem = format!("tokens: {} is not a token of the model", shown(token));
             ApiError::invalid(problem).param("tokens")
         })
     };

@@ -146,7 +146,7 @@ impl Writer<'_> {
                     .progress(choice, &deltas, tokens, tokenizer, out);
             }
             // The end of the stream reports it: the complete answer cannot be decoded either.
-            Err(error) => tracing::debug!(%error, "a part of an answer cannot be decoded"),
+            Err(error) => tracing::debug!(%error, "part of an answer cannot be decoded"),
         }
     }
 

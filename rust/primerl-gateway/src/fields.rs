@@ -40,7 +40,7 @@ impl Fields {
     /// Fields of a body; `what` names its expected form in the error.
     pub(crate) fn read(body: &[u8], what: &str) -> Result<Fields, ApiError> {
         serde_json::from_slice(body)
-            .map_err(|error| ApiError::invalid(format!("the body is no {what}: {error}")))
+            .map_err(|error| ApiError::invalid(format!("the body is not a {what}: {error}")))
     }
 
     /// The error for a field that is present already.
@@ -173,10 +173,7 @@ pub(crate) fn at<T>(path: &str, result: Result<T, ApiError>) -> Result<T, ApiErr
 
 /// The refusal of a field that is not supported.
 pub(crate) fn unsupported(name: &str, value: &Value) -> ApiError {
-    let message = format!(
-        "{name} = {} is not supported here; leave it out",
-        shown(value)
-    );
+    let message = format!("{name} = {} is not supported here; omit it", shown(value));
     ApiError::invalid(message)
         .param(name)
         .code("unsupported_parameter")

@@ -39,7 +39,7 @@ impl Repeat {
         if let Some(key) = headers.get("idempotency-key") {
             // If two requests had an empty key, one would get the other's answer.
             if key.is_empty() {
-                let message = "Idempotency-Key is empty; leave it out, or name the request";
+                let message = "Idempotency-Key is empty; omit it, or send a key that is unique to the request";
                 return Err(ApiError::invalid(message).param("Idempotency-Key"));
             }
             if key.len() > LONGEST_IDEMPOTENCY_KEY {

@@ -64,7 +64,7 @@ pub(crate) fn check_responses(responses: usize, bytes: usize) -> Result<(), ApiE
         return Ok(());
     }
     let message = format!(
-        "this rollout has stored {responses} responses ({bytes} bytes), and may store no more; send \"store\": false and \
+        "this rollout has stored {responses} responses ({bytes} bytes) and may store no more; send \"store\": false and \
          the conversation's items"
     );
     Err(ApiError::invalid(message)
@@ -73,7 +73,7 @@ pub(crate) fn check_responses(responses: usize, bytes: usize) -> Result<(), ApiE
 }
 
 fn full(why: String) -> ApiError {
-    ApiError::invalid(format!("this rollout may not go on: {why}")).code("rollout_limit_reached")
+    ApiError::invalid(format!("this rollout may not continue: {why}")).code("rollout_limit_reached")
 }
 
 #[cfg(test)]

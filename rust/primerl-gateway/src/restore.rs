@@ -81,7 +81,7 @@ pub(super) fn restore(gateway: &Gateway, rollout: &Arc<Rollout>, open: &OpenRoll
                     continue;
                 };
                 if let Err(error) = responses.take_up(gateway, rollout, *turn, *kept) {
-                    tracing::warn!(rollout = %rollout.id, error = error.message, "a stored response is lost");
+                    tracing::warn!(rollout = %rollout.id, error = error.message, "a stored response cannot be restored");
                 }
             }
             Note::ResponseDeleted { id } => deleted.push(id),

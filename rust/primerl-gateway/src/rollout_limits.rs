@@ -33,13 +33,13 @@ impl RolloutLimits {
     pub fn problem(&self) -> Option<(&'static str, String, &'static str)> {
         let counts = [("turns", self.turns), ("tokens", self.tokens)];
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == Some(0)) {
-            return Some((name, "is 0".into(), "give at least 1, or leave it out"));
+            return Some((name, "is 0".into(), "give at least 1, or omit it"));
         }
         match self.time_s {
             Some(seconds) if !(seconds.is_finite() && seconds > 0.0) => Some((
                 "time_s",
                 format!("is {seconds}"),
-                "give seconds above 0, or leave it out",
+                "give seconds above 0, or omit it",
             )),
             _ => None,
         }

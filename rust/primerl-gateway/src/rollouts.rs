@@ -323,16 +323,16 @@ fn is_over(id: RolloutId, reason: Option<CancelReason>) -> ApiError {
             "it was cancelled: too many policy versions contributed"
         }
         Some(CancelReason::TooOld) => {
-            "it was cancelled: what it sampled is too old to be trained at the next step"
+            "it was cancelled: its samples are too old to be trained at the next step"
         }
         Some(CancelReason::Timeout) => "it was cancelled: its time was up",
         Some(CancelReason::WorkerLost) => "its worker was lost; it was given to another",
         Some(CancelReason::GroupDropped) => "it was cancelled: its group was dropped",
         Some(CancelReason::GroupRestarted) => {
-            "it was cancelled: another rollout of its group came to nothing, and the group is run again as a whole"
+            "it was cancelled: another rollout of its group failed, and the whole group is run again"
         }
         Some(CancelReason::WeightsReplaced) => {
-            "it was cancelled: the trainer has published other weights in place of those that it evaluated"
+            "it was cancelled: the trainer has replaced the weights that it evaluated"
         }
         Some(CancelReason::RunFinished) => "it was cancelled: the run has finished",
         _ => "it has ended",

@@ -93,7 +93,7 @@ impl Rules<'_> {
         }
         if (asked - own).abs() > 1e-6 {
             let message = format!(
-                "temperature is {asked}, this rollout samples at {own}; leave it out or ask for the same"
+                "temperature is {asked}, but this rollout samples at {own}; omit it or send the same value"
             );
             return Err(ApiError::invalid(message).param("temperature"));
         }
@@ -113,7 +113,7 @@ impl Rules<'_> {
             Some(name) => {
                 let message = format!(
                     "{name} is not supported in a training rollout: its tokens would not be sampled from the policy's \
-                     own distribution, which the trainer assumes; leave it out, or set sampling.truncated = \"replay\" \
+                     own distribution, which the trainer assumes; omit it, or set sampling.truncated = \"replay\" \
                      in the orchestrator's config"
                 );
                 Err(refused(name, message))

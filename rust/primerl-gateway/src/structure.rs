@@ -65,7 +65,7 @@ pub(super) fn of(
         let name = demanded.map_or(FORMAT, |_| TOOL_CHOICE);
         return Err(refused(
             name,
-            "answers of this model are in channels (harmony), for which there is no grammar",
+            "this model answers in channels (harmony), for which there is no grammar",
         ));
     }
     let options = reading.options.as_ref();
@@ -74,13 +74,13 @@ pub(super) fn of(
         (Some(_), Some(_), _) => {
             return Err(refused(
                 TOOL_CHOICE,
-                "a call cannot be demanded of an answer that has a format; leave out one of them",
+                "an answer with a format cannot be required to be a tool call; omit one of the two",
             ));
         }
         (Some(format), None, None) => format.clone(),
         (Some(format), None, Some(tools)) => {
             let schema = schema(format).ok_or_else(|| {
-                refused(FORMAT, "with tools, an answer may have a JSON schema, but no other structured output; leave out one of them")
+                refused(FORMAT, "with tools, an answer may have a JSON schema, but no other structured output; omit one of the two")
             })?;
             let demand = Demand {
                 tools,
@@ -127,13 +127,13 @@ fn grammar(renderer: &Renderer, demand: &Demand<'_>, name: &str) -> Result<Value
         Ok(grammar) => Ok(json!({"grammar": grammar})),
         Err(error @ DemandError::Family(_)) if name == FORMAT => {
             let problem = format!(
-                "with tools an answer is a call or has the format, and {error}; leave out the tools"
+                "with tools, an answer is a tool call or has the format, but {error}; omit the tools"
             );
             Err(refused(name, &problem))
         }
         Err(error @ DemandError::Family(_)) => Err(refused(
             name,
-            &format!("{error}; leave it out, and say in the prompt that a tool is to be called"),
+            &format!("{error}; omit it, and ask for the tool call in the prompt"),
         )),
         Err(error) => Err(ApiError::invalid(format!("{name}: {error}")).param(name)),
     }

@@ -23,7 +23,7 @@ impl Desk {
     /// # Panics
     /// The model's tokenizer cannot encode [`ANSWER`].
     pub fn new(renderer: Arc<Renderer>, evaluation: bool) -> Desk {
-        let mut ids = renderer.tokenizer().encode(ANSWER).expect("can be said");
+        let mut ids = renderer.tokenizer().encode(ANSWER).expect("can be encoded");
         ids.extend(renderer.stop_token_ids().first());
         let content: Vec<Value> = ids
             .iter()

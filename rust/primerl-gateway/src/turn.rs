@@ -182,7 +182,7 @@ pub(super) async fn awaited<T>(
         () = rollout.over.cancelled() => Err(rollout.gone()),
         refusal = rollout.out_of_time() => Err(refusal),
         // No client is left to get this error.
-        () = task.live.abandoned().cancelled() => Err(ApiError::internal("nobody waits for this answer")),
+        () = task.live.abandoned().cancelled() => Err(ApiError::internal("no client waits for this answer any more")),
     }
 }
 
@@ -204,15 +204,14 @@ async fn choice(
 
 /// Training needs to know which tokens were allowed: without that, the trainer would treat the answer as a sample of
 /// the policy's own distribution.
-/// policy's own distribution.
 fn check_grammar(rollout: &Rollout, task: &Task, generated: &Generated) -> Result<(), ApiError> {
     let is_structured = task.structure.is_some();
     if rollout.evaluation || is_structured == generated.grammar.is_some() {
         return Ok(());
     }
-    let message = "structured outputs and demanded tool calls cannot be trained with this engine: it does not say which \
-                   tokens its grammar allows, so the distribution that was sampled cannot be recorded; use the embedded \
-                   engine, leave them out, or ask in an evaluation";
+    let message = "structured outputs and required tool calls cannot be trained with this engine: it does not report \
+                   which tokens its grammar allows, so the sampled distribution cannot be recorded; use the embedded \
+                   engine, omit them, or use them in an evaluation only";
     let refused = ApiError::invalid(message)
         .param("structured_outputs")
         .code("structured_outputs_not_recorded");

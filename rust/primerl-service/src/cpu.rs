@@ -17,9 +17,9 @@ mod tests {
 
     #[test]
     fn work_costs_time() {
-        let before = process_cpu_seconds().expect("is told");
+        let before = process_cpu_seconds().expect("is reported");
         let mut sum = 0_u64;
-        while process_cpu_seconds().expect("is told") < before + 0.02 {
+        while process_cpu_seconds().expect("is reported") < before + 0.02 {
             sum = std::hint::black_box((0..10_000_u64).fold(sum, u64::wrapping_add));
         }
     }

@@ -13,10 +13,10 @@ const FOLDERS: &str = "SSL_CERT_DIR";
 
 /// There are no certificates of authorities to trust.
 #[derive(Debug, thiserror::Error)]
-#[error("{problem}; {mend}")]
+#[error("{problem}; {hint}")]
 pub struct NoAuthorities {
     pub problem: String,
-    pub mend: String,
+    pub hint: String,
 }
 
 /// Builder for a client of `url` and the URLs below it: for https, the client sends nothing over http.
@@ -75,13 +75,13 @@ fn authorities() -> Result<RootCertStore, NoAuthorities> {
             problem: format!(
                 "is https, and no certificates of authorities to trust are in {named}: {problem}"
             ),
-            mend: "have it name such certificates (PEM), or unset it".to_owned(),
+            hint: "have it name such certificates (PEM), or unset it".to_owned(),
         },
         None => NoAuthorities {
             problem: format!(
                 "is https, and this machine has no certificates of authorities to trust: {problem}"
             ),
-            mend: format!("install them (ca-certificates), or name a file of them (PEM) in {FILE}"),
+            hint: format!("install them (ca-certificates), or name a file of them (PEM) in {FILE}"),
         },
     })
 }
@@ -108,7 +108,7 @@ pub fn mend(error: &(dyn Error + 'static), url: &str) -> Option<String> {
             && !is_https(url)
         {
             return Some(
-                "that is no answer in HTTP: does it speak TLS, and want https:// for http://?"
+                "this is not an HTTP response: does the server speak TLS, and the URL need https:// instead of http://?"
                     .to_owned(),
             );
         }
@@ -129,14 +129,14 @@ fn mend_of(error: &rustls::Error) -> Option<String> {
         rustls::Error::InvalidCertificate(problem) => Some(mend_of_certificate(problem)),
         rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => Some(speaks_no_tls()),
         rustls::Error::AlertReceived(AlertDescription::CertificateRequired) => {
-            Some("it wants a certificate of whoever asks it, and none can be given".to_owned())
+            Some("the server requires a client certificate, which is not supported".to_owned())
         }
         _ => None,
     }
 }
 
 fn speaks_no_tls() -> String {
-    "that is no TLS: does it want http:// for https://?".to_owned()
+    "the server does not speak TLS: does the URL need http:// instead of https://?".to_owned()
 }
 
 fn mend_of_certificate(problem: &CertificateError) -> String {
@@ -154,17 +154,17 @@ fn mend_of_certificate(problem: &CertificateError) -> String {
         | CertificateError::ExpiredContext { .. }
         | CertificateError::NotValidYet
         | CertificateError::NotValidYetContext { .. } => {
-            "the server needs a new one, if this machine's clock is right".to_owned()
+            "the server needs a new certificate, if this machine's clock is right".to_owned()
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            "ask the server by a name that its certificate has among its subjectAltName, or give it one with this name"
+            "use a name of the server that is in its certificate's subjectAltName, or give it a certificate with this name"
                 .to_owned()
         }
         CertificateError::Other(_) => {
-            "it is not made for a server: that takes X.509 version 3, CA:FALSE and a subjectAltName"
+            "it is not a server certificate: that takes X.509 version 3, CA:FALSE and a subjectAltName"
                 .to_owned()
         }
-        _ => "the server needs another one".to_owned(),
+        _ => "the server needs another certificate".to_owned(),
     }
 }
 

@@ -179,7 +179,7 @@ fn what_was_begun_before_a_restart_is_not_answered_by_what_was_answered_before_i
     assert_eq!(
         ask(&table, true),
         again(3),
-        "not the one before the restart"
+        "not the attempt from before the restart"
     );
 }
 

@@ -11,8 +11,8 @@ pub(super) fn chat_messages(
     options: &Options,
 ) -> Result<ChatMessages, ApiError> {
     if options.render.documents.is_some() {
-        let message = "documents are only rendered here, and this rollout's messages are rendered by another server; \
-                       put them into a message";
+        let message = "documents are not supported, because another server renders this rollout's messages; put them \
+                       into a message";
         return Err(ApiError::invalid(message)
             .param("documents")
             .code("unsupported_parameter"));

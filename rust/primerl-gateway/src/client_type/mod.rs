@@ -68,14 +68,15 @@ pub(super) async fn prompt(
 
 fn no_messages(rollout: &Rollout) -> ApiError {
     let who = match &rollout.endpoint {
-        Some(endpoint) => format!("{} is a server of chat completions", endpoint.name()),
+        Some(endpoint) => format!("{} is a chat completions server", endpoint.name()),
         None => {
-            "this run's engines render chat messages (client_type = \"openai_chat_completions_token\")"
+            "this run's engine renders chat messages (client_type = \"openai_chat_completions_token\")"
                 .to_owned()
         }
     };
-    let message =
-        format!("{who}, which takes messages and no prompt of text or token ids; send messages");
+    let message = format!(
+        "{who} and accepts messages only, not a prompt of text or token ids; send messages"
+    );
     ApiError::invalid(message)
         .param("prompt")
         .code("unsupported_parameter")

@@ -58,8 +58,8 @@ pub(super) fn write(
     {
         return Ok(());
     }
-    Err("as the model's template writes it, it would be read as another one (a special token in its text, or a tool call \
-         that the template leaves out or writes in a way that is not read)"
+    Err("the model's template writes it in a form that would be parsed as another answer (its text has a special token, \
+         or the template omits a tool call or writes it in a way that is not recognised)"
         .to_owned())
 }
 
@@ -69,7 +69,7 @@ fn check_words(answer: &Message, was_cut: bool) -> Result<(), String> {
     let has_words = !content.trim().is_empty() || answer.has_tool_calls();
     match (has_words, was_cut && answer.reasoning_content.is_some()) {
         (true, _) => Ok(()),
-        (false, true) => Err("it was cut within its reasoning".to_owned()),
+        (false, true) => Err("it was truncated within its reasoning".to_owned()),
         (false, false) => Err("it has neither content nor tool calls".to_owned()),
     }
 }

@@ -79,7 +79,7 @@ fn check_for(name: &str, request: &TurnRequest) -> Result<(), ApiError> {
         None => response_format(name, sampling.structured_outputs.as_ref()).map(drop),
         Some((field, _)) => {
             let message = format!(
-                "{field} is not known to the server of OpenAI's chat completions that answers here ({name}); leave it out"
+                "{field} is not supported by the chat completions server that answers here ({name}); omit it"
             );
             Err(ApiError::invalid(message)
                 .param(*field)
@@ -309,7 +309,7 @@ fn failed(
 }
 
 fn unwritable(service: &Service, rollout: &Rollout, problem: &str) -> ApiError {
-    let message = format!("the teacher's answer cannot be learnt: {problem}");
+    let message = format!("the policy cannot learn the teacher's answer: {problem}");
     turn_failed(service, rollout, &message);
     ApiError::unavailable("answer_not_learnable", message)
 }

@@ -97,7 +97,7 @@ pub(super) fn read(
 ) -> Result<(ReadRequest, Option<Arc<Seen>>), ApiError> {
     let unseen = Unseen::of(bytes, known);
     let body: Body<'_> = serde_json::from_slice(&unseen.text)
-        .map_err(|error| ApiError::invalid(format!("the body is no chat request: {error}")))?;
+        .map_err(|error| ApiError::invalid(format!("the body is not a chat request: {error}")))?;
     let piece = |raw: &RawValue| unseen.text.slice_ref(raw.get().as_bytes());
     let (messages, seen) = unseen.messages(bytes, &body.messages.unwrap_or_default());
     if messages.is_empty() {

@@ -81,7 +81,7 @@ pub(super) fn read(
 
 /// The SDK's tool runner asks for a thread by default, and continues without one when it gets this code.
 fn no_threads() -> ApiError {
-    let problem = "thread is not supported here; leave it out and send the whole conversation, it is recognised";
+    let problem = "thread is not supported here; omit it and send the whole conversation, which is recognised";
     ApiError::invalid(problem)
         .param("thread")
         .code(reply::NO_THREADS)

@@ -190,13 +190,15 @@ async fn next(body: &mut Body, deadline: Instant) -> Result<Option<Bytes>, ApiEr
         let Ok(frame) = timeout_at(deadline, frame).await else {
             return Err(ApiError {
                 status: StatusCode::REQUEST_TIMEOUT,
-                ..ApiError::invalid("the body did not come in time").code("request_timeout")
+                ..ApiError::invalid("the body did not arrive in time").code("request_timeout")
             });
         };
         match frame {
             None => return Ok(None),
             Some(Err(error)) => {
-                return Err(ApiError::invalid(format!("the body did not come: {error}")));
+                return Err(ApiError::invalid(format!(
+                    "the body did not arrive: {error}"
+                )));
             }
             // Trailers hold nothing that is needed.
             Some(Ok(frame)) => {

@@ -81,7 +81,10 @@ pub async fn serve(
     let mut connections = JoinSet::new();
     loop {
         if places.available_permits() == 0 {
-            tracing::warn!(limit = limits.connections, "no more connections for now");
+            tracing::warn!(
+                limit = limits.connections,
+                "connection limit reached; new connections wait"
+            );
         }
         let accepted = async {
             let place = Arc::clone(&places).acquire_owned().await;
@@ -162,7 +165,7 @@ async fn attend(
             }
             () = next_look.as_mut() => {
                 if let Some(why) = pulse.overdue(&limits) {
-                    tracing::debug!(%peer, why, "a connection is cut");
+                    tracing::debug!(%peer, why, "connection closed");
                     return;
                 }
                 next_look.as_mut().reset(tokio::time::Instant::now() + look);

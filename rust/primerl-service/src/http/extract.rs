@@ -27,7 +27,7 @@ impl<S: ReadsBodies> FromRequest<Arc<S>> for RawBody {
         if encoding.is_some_and(|encoding| encoding != "identity") {
             return Err(ApiError {
                 status: StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                ..ApiError::invalid("bodies are taken as they are, without a Content-Encoding")
+                ..ApiError::invalid("Content-Encoding is not supported; send the body without it")
             }
             .param("Content-Encoding"));
         }

@@ -57,8 +57,8 @@ impl Pulse {
         }
         let since = self.since.load(Relaxed);
         match self.in_headers.load(Relaxed) {
-            true if longer(since, limits.headers) => Some("its request does not come"),
-            false if longer(since, limits.idle) => Some("it is not used"),
+            true if longer(since, limits.headers) => Some("its request does not arrive"),
+            false if longer(since, limits.idle) => Some("it is idle"),
             _ => None,
         }
     }

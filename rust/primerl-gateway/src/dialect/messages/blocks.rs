@@ -87,7 +87,7 @@ impl Transcript {
             "tool_result" => {
                 let id = block.required_text("tool_use_id")?;
                 let Some(name) = self.calls.get(&id) else {
-                    let problem = format!("tool_use_id = \"{id}\" belongs to no tool_use before");
+                    let problem = format!("tool_use_id = \"{id}\" refers to no earlier tool_use");
                     return Err(ApiError::invalid(problem).param("tool_use_id"));
                 };
                 let content = block.take("content").map(texts).transpose();

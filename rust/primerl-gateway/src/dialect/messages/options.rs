@@ -154,7 +154,7 @@ impl Thinking {
         let before = template_kwargs.insert("enable_thinking".into(), enabled.into());
         match before {
             Some(other) if other != enabled => {
-                let problem = "chat_template_kwargs.enable_thinking contradicts thinking; leave one of them out";
+                let problem = "chat_template_kwargs.enable_thinking contradicts thinking; omit one of the two";
                 Err(ApiError::invalid(problem).param("chat_template_kwargs"))
             }
             _ => Ok(()),

@@ -186,7 +186,7 @@ impl Restoring {
                 stored.link.messages[..count].to_vec()
             }
             _ if count == 0 => Vec::new(),
-            _ => return Err(lost(request, "the response before it")),
+            _ => return Err(lost(request, "the previous response")),
         };
         added.extend(kept.messages.into_iter().map(KeyedMessage::new));
         let previous = kept.previous_response_id.as_deref();
@@ -194,7 +194,8 @@ impl Restoring {
             None => None,
             Some(id) => {
                 let stored = find(id.strip_prefix("resp_").unwrap_or(id));
-                let stored = stored.ok_or_else(|| lost(request, "the response it goes on from"))?;
+                let stored =
+                    stored.ok_or_else(|| lost(request, "the response that it continues"))?;
                 Some(Arc::clone(&stored.link))
             }
         };
@@ -270,6 +271,6 @@ impl KeptResponse {
 
 fn lost(request: u32, what: &str) -> ApiError {
     ApiError::internal(format!(
-        "of the response to request {request}, {what} is not in the journal"
+        "the response to request {request} cannot be restored: {what} is not in the journal"
     ))
 }
