@@ -5,8 +5,8 @@
 //! an orderly way. The conversation is then reported as truncated, whatever its environment reports.
 
 use super::restore::Note;
+use super::rollout_limits::Limit;
 use super::rollouts::Rollout;
-use super::unanswered::name_unanswered;
 use crate::RolloutLimits;
 use crate::Service;
 use axum::extract::{Path, State};
@@ -14,62 +14,9 @@ use axum::response::Response;
 use parking_lot::Mutex;
 use primerl_core::event::Outcome;
 use primerl_service::http::{ApiError, Encoding, Wire};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// `type` of the refusals; `param` names the limit.
-pub(super) const KIND: &str = "rollout_limit";
-/// `code` of the refusals: agents end in an orderly way at a full context, and a limit is just as final.
-const CODE: &str = "context_length_exceeded";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Limit {
-    Time,
-    Turns,
-    Tokens,
-}
-
-impl Limit {
-    /// The limit's name in configs and refusals.
-    fn name(self) -> &'static str {
-        match self {
-            Limit::Time => "limits.time_s",
-            Limit::Turns => "limits.turns",
-            Limit::Tokens => "limits.tokens",
-        }
-    }
-
-    /// `stop_condition` in a trace.
-    fn stop(self) -> &'static str {
-        match self {
-            Limit::Time => "limit_time",
-            Limit::Turns => "limit_turns",
-            Limit::Tokens => "limit_tokens",
-        }
-    }
-
-    /// The limit because of which a request was refused.
-    fn of(error: &ApiError) -> Option<Limit> {
-        let name = error.param.as_deref().filter(|_| error.kind == KIND)?;
-        let all = [Limit::Time, Limit::Turns, Limit::Tokens];
-        all.into_iter().find(|limit| limit.name() == name)
-    }
-
-    /// `used` describes how much the rollout has used.
-    pub(super) fn refusal(self, used: &str) -> ApiError {
-        let refused = ApiError::invalid(format!(
-            "the rollout {used} ({}): it has to end, as at the maximum context length",
-            self.name()
-        ));
-        ApiError {
-            kind: KIND,
-            ..refused.param(self.name()).code(CODE)
-        }
-    }
-}
 
 #[derive(Debug, Default)]
 pub struct Allowance {
@@ -218,7 +165,11 @@ impl Rollout {
     pub fn mark(&self, outcome: &mut Outcome) {
         outcome.refusal = self.refusal();
         self.allowance.mark(outcome);
-        name_unanswered(self, outcome, Instant::now());
+        let endpoint = self.endpoint.as_deref();
+        let state = self.state.lock();
+        state
+            .unanswered
+            .name_server(outcome, endpoint, self.began, Instant::now());
     }
 
     /// Limits of the rollout's example, in addition to those of its environment.
@@ -251,6 +202,7 @@ pub(crate) async fn tighten(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rollout_limits::{CODE, KIND};
     use primerl_core::event::Trace;
 
     fn turns(turns: u32) -> RolloutLimits {

@@ -78,6 +78,25 @@ impl Choice {
         }
     }
 
+    /// The choice of a turn that was recorded as text.
+    pub(crate) fn of_text(turn: &Turn) -> Result<Choice, ApiError> {
+        let lost =
+            |problem: &str| ApiError::internal(format!("the recorded answer is lost: {problem}"));
+        let text = turn.text.clone().ok_or_else(|| lost("it has no text"))?;
+        let message: Message =
+            serde_json::from_str(&text.message).map_err(|error| lost(&error.to_string()))?;
+        Ok(Choice {
+            message,
+            malformed: Vec::new(),
+            finish: turn.finish,
+            stop: text.stop.as_deref().map(str::to_owned),
+            sampled: Arc::default(),
+            logprobs: Arc::default(),
+            top: Vec::new(),
+            text: Some(text),
+        })
+    }
+
     /// Number of tokens of the answer; the server's own count if the answer has no ids.
     pub(crate) fn n_tokens(&self) -> usize {
         match &self.text {

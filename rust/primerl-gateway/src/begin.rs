@@ -141,7 +141,7 @@ pub(crate) fn begin(
             return Ok(Err(known));
         }
     };
-    limits::check(&state)?;
+    limits::check(&state.held())?;
     rollout.check_time()?;
     rollout.allowance.take(choices)?;
     state.requests += 1;
@@ -149,7 +149,7 @@ pub(crate) fn begin(
     let head = Head {
         id: turn::answer_id(rollout, digest, number),
         created: unix_time(),
-        model: model_of(&service.gateway, rollout).into(),
+        model: rollout.model(&service.gateway).into(),
         prompt_tokens: prompt.ids().len(),
         choices,
         prompt: shown,
@@ -195,15 +195,9 @@ fn head_again(
     Head {
         id,
         created: unix_time(),
-        model: model_of(gateway, rollout).into(),
+        model: rollout.model(gateway).into(),
         prompt_tokens: text.map_or(prompt.len(), |text| text.prompt_tokens as usize),
         choices: turns.len() as u32,
         prompt: reply.shows_prompt().then(|| prompt.into()),
     }
-}
-
-/// The name that clients use.
-pub(crate) fn model_of<'a>(gateway: &'a Gateway, rollout: &'a Rollout) -> &'a str {
-    let endpoint = rollout.endpoint.as_deref();
-    endpoint.map_or(&gateway.model, |endpoint| endpoint.model())
 }

@@ -5,7 +5,7 @@
 //! so concurrent requests cannot exceed the total. If less than it may need is left, a request waits as long as others
 //! hold a reservation that they may return: the budget truncates its answer only once the rest has really been spent.
 
-use super::allowance::Limit;
+use super::rollout_limits::Limit;
 use parking_lot::Mutex;
 use primerl_service::http::ApiError;
 use tokio::sync::Notify;

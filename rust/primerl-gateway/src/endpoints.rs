@@ -5,7 +5,7 @@ use super::begin::{Found, Prepared, begin, find};
 use super::body::{DeliveredBody, Delivery};
 use super::client_type;
 use super::dialect::Dialect;
-use super::events::{Streaming, all_at_once, stream_body};
+use super::events::{KEEP_ALIVE, Streaming, all_at_once, stream_body};
 use super::headers::Call;
 use super::live::Following;
 use super::prompt::{self, Prompt};
@@ -23,11 +23,8 @@ use axum::response::Response;
 use bytes::Bytes;
 use primerl_service::http::{ApiError, JSON, RawBody, encoded};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// A stream's headers wait this long for the first token, so that early failures keep their HTTP status. After that, a
-/// comment is sent at this interval.
-pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Rendering a body larger than this would delay other requests on its thread.
 const LARGE_BODY: usize = 64 << 10;
 

@@ -5,7 +5,6 @@
 
 use super::answer::{Answer, Choice, Events, Head, Tokens};
 use super::body::Delivery;
-use super::endpoints::KEEP_ALIVE;
 use super::live::{Following, Outcome, Partial};
 use super::text::{ChoiceText, Reading};
 use axum::body::Body;
@@ -18,7 +17,12 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::sync::mpsc;
+
+/// A stream's headers wait this long for the first token, so that early failures keep their HTTP status. After that, a
+/// comment is sent at this interval.
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// The data that one stream needs.
 pub(super) struct Streaming {
@@ -208,7 +212,7 @@ impl Choice {
 impl Following {
     /// Resolves at the first token or at the end; errors that come before are not part of a stream. After `patience`
     /// the stream begins in any case.
-    pub(super) async fn begun(&mut self, patience: std::time::Duration) -> Result<(), ApiError> {
+    pub(super) async fn begun(&mut self, patience: Duration) -> Result<(), ApiError> {
         let begun = async {
             loop {
                 self.seen();

@@ -1,7 +1,6 @@
 //! Limits on what one rollout may hold in the orchestrator's memory. No client at normal work reaches any of them; an
 //! agent in a loop does.
 
-use super::rollouts::RolloutState;
 use axum::http::StatusCode;
 use primerl_service::http::ApiError;
 
@@ -22,9 +21,20 @@ pub(crate) const LARGEST_OPTIONS: usize = 1 << 20;
 const MOST_RESPONSES: usize = 1 << 14;
 const MOST_RESPONSE_BYTES: usize = 128 << 20;
 
+/// What a rollout holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    /// Requests that are being answered.
+    pub running: usize,
+    /// Requests that were started.
+    pub requests: u32,
+    pub turns: usize,
+    pub tokens: usize,
+}
+
 /// Whether another request may begin.
-pub(crate) fn check(state: &RolloutState) -> Result<(), ApiError> {
-    if state.attempts.running() >= MOST_RUNNING {
+pub(crate) fn check(held: &Held) -> Result<(), ApiError> {
+    if held.running >= MOST_RUNNING {
         let message = format!(
             "{MOST_RUNNING} requests of this rollout are being answered; wait for some of them before sending more"
         );
@@ -34,14 +44,14 @@ pub(crate) fn check(state: &RolloutState) -> Result<(), ApiError> {
             ..ApiError::invalid(message).code("too_many_requests")
         });
     }
-    if state.requests >= MOST_REQUESTS {
+    if held.requests >= MOST_REQUESTS {
         return Err(full(format!("it has made {MOST_REQUESTS} requests")));
     }
-    if state.turns.len() >= MOST_TURNS {
+    if held.turns >= MOST_TURNS {
         return Err(full(format!("it has {MOST_TURNS} turns")));
     }
-    if state.tokens >= MOST_TOKENS {
-        return Err(full(format!("its turns hold {} tokens", state.tokens)));
+    if held.tokens >= MOST_TOKENS {
+        return Err(full(format!("its turns hold {} tokens", held.tokens)));
     }
     Ok(())
 }
@@ -80,6 +90,7 @@ fn full(why: String) -> ApiError {
 mod tests {
     use super::*;
     use crate::live::testing::live;
+    use crate::rollouts::RolloutState;
     use primerl_core::conversation::MessageKey;
     use primerl_core::testing::turn;
 
@@ -87,15 +98,15 @@ mod tests {
     fn requests_at_a_time_are_bounded_and_may_be_tried_again() {
         let mut state = RolloutState::default();
         for number in 0..MOST_RUNNING as u32 {
-            check(&state).expect("there is room");
+            check(&state.held()).expect("there is room");
             state
                 .attempts
                 .begin(u128::from(number), number, live(), false);
         }
-        let error = check(&state).expect_err("is full");
+        let error = check(&state.held()).expect_err("is full");
         assert_eq!(error.status, StatusCode::TOO_MANY_REQUESTS);
         state.attempts.ended(3, 3, 1);
-        check(&state).expect("one has ended");
+        check(&state.held()).expect("one has ended");
     }
 
     #[test]
@@ -111,16 +122,16 @@ mod tests {
         let prompt = vec![1; 1 << 20];
         let turn = turn(None, &prompt, &[2], 0);
         while state.tokens < MOST_TOKENS {
-            check(&state).expect("there is room");
+            check(&state.held()).expect("there is room");
             state.record(&turn);
         }
-        let error = check(&state).expect_err("is full");
+        let error = check(&state.held()).expect_err("is full");
         assert_eq!(error.code, Some("rollout_limit_reached"));
         let requests = RolloutState {
             requests: MOST_REQUESTS,
             ..RolloutState::default()
         };
-        assert!(check(&requests).is_err());
+        assert!(check(&requests.held()).is_err());
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! ([`primerl_core::Event::Noted`]) in JSON, and only if there is something to note.
 
 use super::Gateway;
-use super::allowance::Limit;
 use super::dialect::{KeptResponse, RestoringResponses};
+use super::rollout_limits::Limit;
 use super::rollouts::Rollout;
 use crate::RolloutLimits;
 use primerl_core::machine::OpenRollout;

@@ -1,6 +1,59 @@
 //! Limits on what one rollout may use, of its environment and of its example.
 
+use primerl_service::http::ApiError;
 use serde::{Deserialize, Serialize};
+
+/// `type` of the refusals; `param` names the limit.
+pub(super) const KIND: &str = "rollout_limit";
+/// `code` of the refusals: agents end in an orderly way at a full context, and a limit is just as final.
+pub(super) const CODE: &str = "context_length_exceeded";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    Time,
+    Turns,
+    Tokens,
+}
+
+impl Limit {
+    /// The limit's name in configs and refusals.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Limit::Time => "limits.time_s",
+            Limit::Turns => "limits.turns",
+            Limit::Tokens => "limits.tokens",
+        }
+    }
+
+    /// `stop_condition` in a trace.
+    pub(super) fn stop(self) -> &'static str {
+        match self {
+            Limit::Time => "limit_time",
+            Limit::Turns => "limit_turns",
+            Limit::Tokens => "limit_tokens",
+        }
+    }
+
+    /// The limit because of which a request was refused.
+    pub(super) fn of(error: &ApiError) -> Option<Limit> {
+        let name = error.param.as_deref().filter(|_| error.kind == KIND)?;
+        let all = [Limit::Time, Limit::Turns, Limit::Tokens];
+        all.into_iter().find(|limit| limit.name() == name)
+    }
+
+    /// `used` describes how much the rollout has used.
+    pub(super) fn refusal(self, used: &str) -> ApiError {
+        let refused = ApiError::invalid(format!(
+            "the rollout {used} ({}): it has to end, as at the maximum context length",
+            self.name()
+        ));
+        ApiError {
+            kind: KIND,
+            ..refused.param(self.name()).code(CODE)
+        }
+    }
+}
 
 /// `None`: no such limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

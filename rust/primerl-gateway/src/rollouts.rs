@@ -5,12 +5,12 @@ use super::attempts::Attempts;
 use super::budget::Budget;
 use super::dialect::ResponseStore;
 use super::dialect::chat::seen::Seen;
-use super::limits;
+use super::limits::{self, Held};
 use super::live::Live;
 use super::request::Options;
 use super::sampling::Rules;
 use super::unanswered::Unanswered;
-use super::{RolloutLimits, Sampling};
+use super::{Gateway, RolloutLimits, Sampling};
 use parking_lot::{Mutex, RwLock};
 use primerl_core::conversation::{MessageKey, Walk};
 use primerl_core::effect::{CancelReason, LeasedRollout};
@@ -130,6 +130,15 @@ pub(super) struct Session {
 }
 
 impl RolloutState {
+    pub(crate) fn held(&self) -> Held {
+        Held {
+            running: self.attempts.running(),
+            requests: self.requests,
+            turns: self.turns.len(),
+            tokens: self.tokens,
+        }
+    }
+
     /// Adds a finished turn; returns its number.
     pub(crate) fn record(&mut self, turn: &Turn) -> TurnIndex {
         let index = TurnIndex(self.turns.len() as u32);
@@ -282,6 +291,12 @@ impl Rollout {
             asks: asking.requests > 0,
             since: asking.since,
         }
+    }
+
+    /// The name that clients use for the model.
+    pub(super) fn model<'a>(&'a self, gateway: &'a Gateway) -> &'a str {
+        let endpoint = self.endpoint.as_deref();
+        endpoint.map_or(&gateway.model, |endpoint| endpoint.model())
     }
 
     /// Whether a teacher answers it, for the policy to learn from.

@@ -4,12 +4,11 @@
 //! grammar keeps of it, which is recorded and replayed. An evaluation may sample in any way.
 
 use super::fields::Fields;
-use super::structure::Demanded;
 use crate::Sampling;
 use bytes::Bytes;
 use primerl_core::Truncation;
 use primerl_service::http::ApiError;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Stop sequences of one request; more, or longer ones, are a mistake.
 const MOST_STOPS: usize = 16;
@@ -33,6 +32,24 @@ pub(crate) struct TurnSampling {
     pub structured_outputs: Option<Value>,
     /// A tool call that the answer must be.
     pub demanded: Option<Demanded>,
+}
+
+/// The call that a client demands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Demanded {
+    /// A call of any tool.
+    Any,
+    Tool(String),
+}
+
+impl Demanded {
+    /// The demand in OpenAI's format.
+    pub(crate) fn choice(&self) -> Value {
+        match self {
+            Demanded::Any => "required".into(),
+            Demanded::Tool(name) => json!({"type": "function", "function": {"name": name}}),
+        }
+    }
 }
 
 /// The kind of rollout that the request belongs to.

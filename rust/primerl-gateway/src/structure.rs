@@ -2,6 +2,7 @@
 //! the two.
 
 use super::request::{Parse, TurnRequest};
+use super::sampling::Demanded;
 use super::text::Reading;
 use primerl_render::{Demand, DemandError, Renderer};
 use primerl_service::http::ApiError;
@@ -14,24 +15,6 @@ pub(crate) struct Structure {
     pub outputs: Value,
     /// The reasoning block before it: `{"open"?, "close"}`. vLLM uses its own reasoning parser instead.
     pub reasoning: Option<Value>,
-}
-
-/// The call that a client demands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Demanded {
-    /// A call of any tool.
-    Any,
-    Tool(String),
-}
-
-impl Demanded {
-    /// The demand in OpenAI's format.
-    pub(crate) fn choice(&self) -> Value {
-        match self {
-            Demanded::Any => "required".into(),
-            Demanded::Tool(name) => json!({"type": "function", "function": {"name": name}}),
-        }
-    }
 }
 
 const TOOL_CHOICE: &str = "tool_choice";

@@ -4,12 +4,12 @@ mod record;
 
 pub(crate) use record::{answer_id, keep, recorded, take_in};
 
-use super::allowance::Limit;
 use super::answer::{Answer, Choice};
 use super::client_type::text_only;
 use super::live::Live;
 use super::prompt::Prompt;
 use super::request::TurnRequest;
+use super::rollout_limits::Limit;
 use super::rollouts::Rollout;
 use super::structure::Structure;
 use super::text::StopFinder;

@@ -9,14 +9,13 @@ use crate::answer::Choice;
 use crate::prompt::{Prompt, Resolved};
 use crate::request::{Incoming, Parse, TurnRequest, answer_key};
 use crate::rollouts::Rollout;
-use crate::structure::Demanded;
+use crate::sampling::Demanded;
 use crate::text::cut_message;
 use crate::turn::{self, Task};
 use primerl_core::conversation::{History, Plan};
 use primerl_core::turn::{FinishReason, TextAnswer, VersionRuns};
 use primerl_core::{Event, Turn};
 use primerl_engines::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError, Pending};
-use primerl_render::Message;
 use primerl_service::http::ApiError;
 use primerl_service::waits::Overdue;
 use serde_json::{Map, Value, json};
@@ -147,7 +146,7 @@ pub(crate) async fn choice(
         (task.attempt.number, index),
         answer,
     )?;
-    let choice = of_turn(&turn)?;
+    let choice = Choice::of_text(&turn)?;
     if rollout.is_taught() {
         let renderer = &service.gateway.renderer;
         let taught = taught::write(
@@ -367,25 +366,6 @@ fn take_in(
             prompt_tokens: answer.prompt_tokens,
             completion_tokens: answer.completion_tokens,
         })),
-    })
-}
-
-/// What the client gets from a turn that was recorded as text.
-pub(crate) fn of_turn(turn: &Turn) -> Result<Choice, ApiError> {
-    let lost =
-        |problem: &str| ApiError::internal(format!("the recorded answer is lost: {problem}"));
-    let text = turn.text.clone().ok_or_else(|| lost("it has no text"))?;
-    let message: Message =
-        serde_json::from_str(&text.message).map_err(|error| lost(&error.to_string()))?;
-    Ok(Choice {
-        message,
-        malformed: Vec::new(),
-        finish: turn.finish,
-        stop: text.stop.as_deref().map(str::to_owned),
-        sampled: Arc::default(),
-        logprobs: Arc::default(),
-        top: Vec::new(),
-        text: Some(text),
     })
 }
 

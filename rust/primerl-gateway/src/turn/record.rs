@@ -2,7 +2,6 @@
 
 use super::Task;
 use crate::answer::Choice;
-use crate::client_type::text_only;
 use crate::prompt::Prompt;
 use crate::request::{Input, TurnRequest, answer_key};
 use crate::rollouts::Rollout;
@@ -144,7 +143,7 @@ pub(crate) fn recorded(
     let reading = Reading::new(&gateway.renderer, request, options, suffix);
     let choice = |(index, turn): (usize, &Turn)| {
         if turn.text.is_some() {
-            return text_only::of_turn(turn);
+            return Choice::of_text(turn);
         }
         let read = reading.read(&gateway.renderer, &turn.sampled, index);
         Ok(Choice::new(turn, read.map_err(undecodable)?, Vec::new()))

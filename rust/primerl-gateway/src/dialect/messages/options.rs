@@ -1,7 +1,7 @@
 //! Template options in addition to the messages: tools, and whether the model thinks.
 
 use crate::fields::{Fields, missing, unsupported, within};
-use crate::structure::Demanded;
+use crate::sampling::Demanded;
 use primerl_service::http::ApiError;
 use serde_json::{Map, Value, json};
 

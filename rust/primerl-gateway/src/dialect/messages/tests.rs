@@ -1,6 +1,6 @@
 use super::*;
 use crate::Sampling;
-use crate::structure::Demanded;
+use crate::sampling::Demanded;
 use primerl_render::{Content, Message};
 
 mod prompts;

@@ -9,8 +9,6 @@ use super::tools::Tools;
 use super::{Keep, ResponseReply};
 use crate::Gateway;
 use crate::answer::{Answer, Choice, Head, Reply};
-use crate::begin::model_of;
-use crate::client_type::text_only;
 use crate::request::{KeyedMessage, Parse};
 use crate::restore::Note;
 use crate::rollouts::Rollout;
@@ -154,14 +152,14 @@ impl Restoring {
         let head = Head {
             id: Arc::clone(&id),
             created: kept.created,
-            model: model_of(gateway, rollout).into(),
+            model: rollout.model(gateway).into(),
             prompt_tokens: text.map_or(prompt_tokens, |text| text.prompt_tokens as usize),
             choices: 1,
             prompt: None,
         };
         let reply = self.reply(&rollout.responses, kept)?;
         let choice = match text {
-            Some(_) => text_only::of_turn(&turn)?,
+            Some(_) => Choice::of_text(&turn)?,
             None => read_again(gateway, &reply, &turn)?,
         };
         let answer = Answer {
