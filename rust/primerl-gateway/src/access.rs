@@ -2,10 +2,10 @@
 //!
 //! | route | key |
 //! |---|---|
-//! | `/rollouts/{id}/...` | the rollout's own, which came with its lease |
+//! | `/rollouts/{id}/...` | the rollout's own, which its lease contains |
 //! | `/rollouts/{id}/limits` | the run's: an env worker calls it |
 //! | `/health`, and the page's own files, which hold no data | none |
-//! | all others | the run's: `PRIMERL_API_KEY`, else the one in `run/key` |
+//! | all others | the run's: `PRIMERL_API_KEY`, or else the one in `run/key` |
 //!
 //! If no key is configured, the run makes one: agents can reach the orchestrator's port, and without a key they could
 //! report their own reward or end the run.

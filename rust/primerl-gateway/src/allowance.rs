@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn conversations_that_met_a_limit_are_truncated_whatever_their_environment_says() {
+    fn conversations_that_reached_a_limit_are_truncated_whatever_their_environment_reports() {
         let trace = |session: &str| Trace {
             session: session.into(),
             stop_condition: Some("agent_completed".into()),

@@ -3,10 +3,10 @@
 //! Requests are equal if their digests are. An agent may ask the same twice and want two answers; a client that lost an
 //! answer asks the same again and wants that answer. Only the second is marked as a retry, if its SDK marks retries:
 //!
-//! | what comes | of the attempts at the same request before it |
+//! | the request is | it refers to this earlier attempt at the same request |
 //! |---|---|
-//! | unmarked | one that was answered, and whose client left without the answer at most [`RETRIED_WITHIN`] ago, is given again; else a new one begins |
-//! | marked as a retry, or with a key that came before | the latest whose answer was lost, or that failed (a new one begins in its place); else the latest that still runs or is on its way; else the latest that was delivered |
+//! | unmarked | one that was answered, and whose client left without the answer at most [`RETRIED_WITHIN`] ago: the answer is sent again; otherwise a new attempt begins |
+//! | marked as a retry, or with a known key | the latest whose answer was lost, or that failed (a new one replaces it); otherwise the latest that is running or being sent; otherwise the latest that was delivered |
 //!
 //! A new attempt also begins if there is no such attempt. A marked one replaces an attempt that failed; an unmarked one
 //! discards all attempts that failed.

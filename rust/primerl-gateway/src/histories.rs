@@ -249,7 +249,7 @@ fn an_answer_with_a_call_is_the_same_in_other_spellings_only() {
 }
 
 #[test]
-fn text_that_a_framework_writes_anew_forks() {
+fn text_that_a_framework_rewrites_forks() {
     // LlamaIndex's ReActAgent: the input in the format of a Python dictionary.
     let scene = Scene::new();
     let mut messages = vec![user("Where to?")];

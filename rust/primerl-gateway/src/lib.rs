@@ -13,16 +13,16 @@
 //! | `access` | keys |
 //! | `count` | tokens without an answer: counts, tokens of a text and back |
 //! | `endpoints`, `headers` | one request from its headers to its response |
-//! | `begin`, `attempts`, `restore` | retries and repeats; what of them a restart has to know |
-//! | `allowance`, `budget`, `limits` | how much one rollout may take, sample, and hold |
-//! | `dialect` | bodies, answers and events of each protocol; `fields` and `sampling` are what they share |
+//! | `begin`, `attempts`, `restore` | retries and repeats, and their state across restarts |
+//! | `allowance`, `budget`, `limits` | how many turns and tokens one rollout may use, and what it may hold in memory |
+//! | `dialect` | bodies, answers and events of each API; `fields` and `sampling` are shared by them |
 //! | `prompt` | messages to the prompt's ids |
-//! | `continued` | answers that came back with more text behind them |
-//! | `client_type` | the same, where the engine renders; rollouts that another server answers, with text |
-//! | `turn`, `live` | the engine's request, the record, and who waits for it |
-//! | `unanswered` | who did not answer a rollout whose time is up |
-//! | `events`, `text`, `body` | the answer on its way to the client |
-//! | `rollouts` | what is open, and what was recorded |
+//! | `continued` | answers that came back with more text appended |
+//! | `client_type` | prompts that the engine renders; rollouts that another server answers with text |
+//! | `turn`, `live` | the engine's request, the recorded turn, and the clients that wait for it |
+//! | `unanswered` | the server that did not answer a rollout whose time is up |
+//! | `events`, `text`, `body` | sending the answer to the client |
+//! | `rollouts` | open rollouts, and their recorded turns |
 
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_two_limits_the_smaller_one_counts() {
+    fn the_smaller_of_two_limits_counts() {
         let environment = RolloutLimits {
             time_s: Some(30.0),
             turns: Some(4),

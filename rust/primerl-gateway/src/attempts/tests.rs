@@ -104,7 +104,7 @@ fn a_lost_answer_is_given_to_an_unmarked_request_for_a_while_only() {
 }
 
 #[test]
-fn a_repeat_that_failed_is_not_answered_by_the_one_before_it() {
+fn a_repeat_that_failed_is_not_answered_by_the_previous_attempt() {
     let mut table = delivered();
     begin(&mut table, 2);
     fail(&mut table, 2);
@@ -116,7 +116,7 @@ fn a_repeat_that_failed_is_not_answered_by_the_one_before_it() {
 }
 
 #[test]
-fn of_two_that_failed_each_is_made_again() {
+fn each_of_two_failed_attempts_is_made_again() {
     let mut table = delivered();
     begin(&mut table, 2);
     begin(&mut table, 3);
@@ -130,7 +130,7 @@ fn of_two_that_failed_each_is_made_again() {
 }
 
 #[test]
-fn an_answer_that_nobody_took_is_given_again_once() {
+fn an_answer_that_no_client_took_is_given_again_once() {
     let mut table = delivered();
     begin(&mut table, 2);
     answer(&mut table, 2);
@@ -156,7 +156,7 @@ fn an_answer_that_one_of_two_clients_took_is_not_lost() {
 }
 
 #[test]
-fn the_retry_of_a_lost_answer_does_not_get_one_that_runs_for_somebody_else() {
+fn the_retry_of_a_lost_answer_does_not_join_an_attempt_of_another_client() {
     let mut table = Table::default();
     begin(&mut table, 1);
     begin(&mut table, 2);
@@ -197,7 +197,7 @@ fn answers_of_one_request_stay_together() {
 }
 
 #[test]
-fn a_part_of_several_answers_is_given_to_nobody() {
+fn no_client_gets_only_some_of_several_answers() {
     let mut table = Table::default();
     begin(&mut table, 1);
     table.recorded(REQUEST, 1, 0, TurnIndex(0));
@@ -237,7 +237,7 @@ struct Witness {
 
 proptest! {
     #[test]
-    fn whatever_happens_nobody_gets_what_is_not_theirs(steps in steps()) {
+    fn no_client_ever_gets_the_answer_of_another(steps in steps()) {
         let (mut table, mut seen, mut number) = (Table::default(), Witness::default(), 0);
         for step in steps {
             match step {

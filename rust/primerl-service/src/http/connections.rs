@@ -1,13 +1,13 @@
 //! Connections, and limits on what each of them may use: time, memory, and one of the available places.
 //!
-//! | what a peer may do | what ends it |
+//! | a peer that | limit |
 //! |---|---|
-//! | connect and say nothing, or send headers byte by byte | `headers`: the connection is cut |
-//! | keep a connection that it does not use | `idle`: it is closed |
-//! | send headers without end | 431 once they outgrow their buffer, or are more than 100 |
-//! | send a body without end, or byte by byte | [`Bodies`]: 413, 408 |
-//! | take no part of an answer | `stalled`: the connection is cut |
-//! | open connection after connection | `connections`: more wait until others end |
+//! | connects and sends nothing, or sends headers byte by byte | `headers`: the connection is cut |
+//! | keeps an idle connection | `idle`: it is closed |
+//! | sends endless headers | 431 once they exceed their buffer, or are more than 100 |
+//! | sends an endless body, or sends it byte by byte | [`Bodies`]: 413, 408 |
+//! | reads nothing of an answer | `stalled`: the connection is cut |
+//! | opens too many connections | `connections`: further ones wait until others end |
 //!
 //! A connection holds at most [`BUFFER`] of input and of output, and the piece of an answer that is being sent. None of
 //! this reaches a route, so no route waits for a slow peer.

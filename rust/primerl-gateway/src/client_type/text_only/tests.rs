@@ -26,7 +26,7 @@ fn an_answer_is_recorded_as_text_and_read_back() {
 }
 
 #[test]
-fn a_server_that_goes_on_past_a_stop_sequence_is_cut_off() {
+fn an_answer_that_continues_past_a_stop_sequence_is_truncated() {
     let turn =
         take_in(&request(), &prompt(), (1, 0), answer("Hello END more")).expect("is taken in");
     let choice = Choice::of_text(&turn).expect("is read");

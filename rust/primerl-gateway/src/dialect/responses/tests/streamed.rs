@@ -43,7 +43,7 @@ fn call(index: usize, arguments: &str) -> Delta {
 }
 
 #[test]
-fn all_kinds_of_items_are_told_in_full() {
+fn all_kinds_of_items_are_streamed_completely() {
     let store = Arc::default();
     let changes = json!({"stream": true, "include": ["message.output_text.logprobs"]});
     let (_, reply) = read_in(&store, false, changes).expect("is fine");
@@ -142,7 +142,7 @@ fn an_empty_answer_is_an_empty_message() {
 }
 
 #[test]
-fn a_failure_is_told_and_nothing_is_kept() {
+fn a_failure_is_reported_and_nothing_is_stored() {
     let store = Arc::default();
     let (_, reply) = read_in(&store, false, json!({"stream": true})).expect("is fine");
     let renderer = renderer();
