@@ -31,6 +31,7 @@ CHECKED = [
     "examples/sort-letters/README.md",
     "fuzz/README.md",
     "rust/primerl-engines",
+    "rust/primerl-gateway",
     "rust/primerl-orchestrator/benches",
     "rust/primerl-orchestrator/src/driver",
     "rust/primerl-orchestrator/src/endpoints",
@@ -43,6 +44,7 @@ CHECKED = [
     "rust/primerl-orchestrator/tests",
     "rust/primerl-py",
     "rust/primerl-record",
+    "rust/primerl-service",
     "scripts/words.py",
 ]
 # Generated from docstrings that are not clean yet, and the page of the current state.

@@ -184,7 +184,7 @@ def test_an_endpoint_that_cannot_be_trusted_is_told_why(tmp_path: Path, monkeypa
     with serving(Endpoint(), authority.server(expired=True)) as served:
         assert "expired" in said(served.url)
     with serving(Endpoint(), authority.server()) as served:
-        assert "want https:// for http://" in said(served.url.replace("https", "http"))
+        assert "need https:// instead of http://" in said(served.url.replace("https", "http"))
         other = tmp_path / "other"
         other.mkdir()
         monkeypatch.setenv("SSL_CERT_FILE", str(Authority(other).file))
@@ -196,7 +196,7 @@ def test_an_endpoint_that_cannot_be_trusted_is_told_why(tmp_path: Path, monkeypa
             assert f"SSL_CERT_FILE ({unusable})" in refusal
     with serving(Endpoint()) as served:
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
-        assert "want http:// for https://" in said(served.url.replace("http", "https"))
+        assert "need http:// instead of https://" in said(served.url.replace("http", "https"))
 
 
 def summary_of(lines: list[dict[str, Any]], scores: dict[str, float] | None) -> dict[str, Any]:

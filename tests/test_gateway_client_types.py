@@ -144,7 +144,7 @@ def test_anthropics_and_openais_other_dialects(served: Gateway) -> None:
 
 def test_what_only_a_renderer_here_can_do_is_refused(served: Gateway) -> None:
     with client(served.another_rollout()) as agent:
-        with pytest.raises(openai.BadRequestError, match="takes messages and no prompt of text"):
+        with pytest.raises(openai.BadRequestError, match="accepts messages only, not a prompt of text"):
             agent.completions.create(model="m", prompt="Hello")
         with pytest.raises(openai.BadRequestError, match="documents") as refused:
             agent.chat.completions.create(
@@ -263,7 +263,7 @@ def test_an_evaluation_asks_another_server_in_every_dialect(measured: Measured) 
         assert calls[0].function.name == "get_weather"
         assert json.loads(calls[0].function.arguments or "") == {"city": "Bern", "days": 2}
         assert agent.responses.create(model="m", input="Hello").output_text == "Hi there, how are you?"
-        with pytest.raises(openai.BadRequestError, match="takes messages and no prompt of text"):
+        with pytest.raises(openai.BadRequestError, match="accepts messages only, not a prompt of text"):
             agent.completions.create(model="m", prompt="Hello")
         with pytest.raises(openai.BadRequestError) as refused:
             agent.chat.completions.create(model="m", messages=messages[:1], logprobs=True)

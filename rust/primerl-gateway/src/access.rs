@@ -1,17 +1,17 @@
-//! Who may call what, decided before anything of a request but its path and headers is read.
+//! Decides who may call what, from a request's path and headers alone, before its body is read.
 //!
 //! | route | key |
 //! |---|---|
-//! | `/rollouts/{id}/...` | the rollout's own, which came with its lease |
+//! | `/rollouts/{id}/...` | the rollout's own, which its lease contains |
 //! | `/rollouts/{id}/limits` | the run's: an env worker calls it |
 //! | `/health`, and the page's own files, which hold no data | none |
-//! | all others | the run's: `PRIMERL_API_KEY`, else the one in `run/key` |
+//! | all others | the run's: `PRIMERL_API_KEY`, or else the one in `run/key` |
 //!
-//! The run's key is made when none is configured: an agent reaches the orchestrator's port, and would otherwise report its
-//! own reward or end the run.
+//! If no key is configured, the run makes one: agents can reach the orchestrator's port, and without a key they could
+//! report their own reward or end the run.
 //!
-//! A rollout's key is made from the run's secret and the rollout's number, so nothing has to be remembered: it stays
-//! good over a restart, and after the rollout's end its owner is still told that it is over.
+//! A rollout's key is derived from the run's secret and the rollout's number, so no key has to be stored. It stays
+//! valid across restarts, and after the rollout's end its owner still gets the error that the rollout is over.
 
 use super::dialect::in_shape_of;
 use crate::Service;
@@ -36,22 +36,22 @@ use subtle::ConstantTimeEq;
 /// Relative to the output folder.
 pub const SECRET_FILE: &str = "run/secret";
 const SECRET_BYTES: usize = 32;
-/// The run's key, where none is configured: a line that only the owner may read. Relative to the output folder.
+/// The run's key if none is configured: one line that only the owner may read. Relative to the output folder.
 pub const RUN_KEY_FILE: &str = "run/key";
 const RUN_KEY_BYTES: usize = 32;
-/// 128 bits cannot be guessed.
+/// 128 bits, which cannot be guessed.
 const KEY_DIGITS: usize = 32;
-/// Where SDKs put a key: OpenAI's (`Authorization: Bearer`), Anthropic's and Azure's. A harness may send a key of its own
-/// in one of them, so one that is right is enough.
+/// Headers in which SDKs send a key: OpenAI's (`Authorization: Bearer`), Anthropic's and Azure's. A harness may send
+/// its own key in one of them, so one correct key is enough.
 const KEY_HEADERS: [&str; 2] = ["x-api-key", "api-key"];
 
 /// Configures the run's key. Every process of the run needs the key, and its agents never see it.
 pub const RUN_KEY_VARIABLE: &str = "PRIMERL_API_KEY";
 
-/// The run's key of this process's environment; an empty variable is none.
+/// The run's key from this process's environment; an empty variable counts as unset.
 ///
 /// # Errors
-/// It cannot be the value of a header.
+/// The key cannot be the value of a header.
 pub fn run_key() -> Result<Option<Secret>, ConfigError> {
     let Some(key) = std::env::var_os(RUN_KEY_VARIABLE).filter(|key| !key.is_empty()) else {
         return Ok(None);
@@ -60,13 +60,13 @@ pub fn run_key() -> Result<Option<Secret>, ConfigError> {
         Ok(key) if is_key(&key) => Ok(Some(Secret::new(key))),
         _ => Err(field(
             RUN_KEY_VARIABLE,
-            "it holds something else than visible ASCII characters, which no header can carry",
-            "use letters and digits, as of `openssl rand -hex 32`",
+            "it contains characters that are not visible ASCII, which no header can carry",
+            "use letters and digits, such as the output of `openssl rand -hex 32`",
         )),
     }
 }
 
-/// A key of the output folder cannot be read or written, or the file holds something else.
+/// A key file in the output folder cannot be read or written, or its content is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {source}")]
 pub struct AccessError {
@@ -74,21 +74,21 @@ pub struct AccessError {
     pub source: io::Error,
 }
 
-/// What keys are made from and compared with.
+/// The values that keys are derived from and compared with.
 pub struct Access {
     mac: Hmac<Sha256>,
     /// Digest of the run's key.
     run_key: [u8; 32],
-    /// Whether a path needs no key at all.
+    /// Whether a path needs no key.
     is_open: fn(&str) -> bool,
 }
 
 impl Access {
-    /// With the secret of the run in this folder, and the run's key: the one that is configured, else the one in this
-    /// folder. What is missing is made.
+    /// Reads the run's secret from this folder, and takes the run's key from the configuration or else from this
+    /// folder. Creates what is missing.
     ///
     /// # Errors
-    /// A file cannot be read or written, or holds something else.
+    /// A file cannot be read or written, or its content is invalid.
     pub fn open(output_dir: &Path, configured: Option<&Secret>) -> Result<Access, AccessError> {
         let at = |file: &str| {
             let path = output_dir.join(file);
@@ -103,8 +103,8 @@ impl Access {
     pub(super) fn new(secret: &[u8], run_key: &Secret) -> io::Result<Access> {
         if secret.len() != SECRET_BYTES {
             let problem = format!(
-                "it holds {} bytes in place of {SECRET_BYTES}; remove it, and a new one is made (agents that run now lose \
-                 their rollouts)",
+                "it has {} bytes instead of {SECRET_BYTES}; remove it to have a new one made (agents that are running \
+                 lose their rollouts)",
                 secret.len()
             );
             return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
@@ -119,7 +119,7 @@ impl Access {
         Ok(access)
     }
 
-    /// Paths for which this holds need no key.
+    /// Paths for which this returns true need no key.
     pub fn opening(self, is_open: fn(&str) -> bool) -> Access {
         Access { is_open, ..self }
     }
@@ -143,11 +143,11 @@ impl Access {
         })
     }
 
-    /// Whether the request may be read at all. What is open and what is not is looked at later, and only for callers with
-    /// the right key, so nobody else learns of it.
+    /// Whether the request may be read. Which rollouts are open is checked later, and only for callers with the right
+    /// key, so no one else can learn that.
     pub fn check(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
         match path.strip_prefix("/rollouts/") {
-            // Told by the env worker of an example, not by the agent.
+            // The env worker reports an example's limits, not the agent.
             Some(rest) if rest.split('/').nth(1) == Some("limits") => self.check_run(headers),
             Some(rest) => self.check_rollout(rest, headers),
             None if (self.is_open)(path) => Ok(()),
@@ -170,7 +170,8 @@ impl Access {
     }
 
     fn check_run(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        // Of equal length whatever was sent, so that the time does not tell the key's.
+        // Digests have equal length whatever the client sent, so the comparison's duration does not reveal the key's
+        // length.
         let is_right = |given: &[u8]| is_equal(&self.digest(b"run", given), &self.run_key);
         match presented(headers).any(is_right) {
             true => Ok(()),
@@ -194,7 +195,7 @@ fn kept_secret(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The configured key is in no file, and no other one stays: who reads the file has the right key.
+/// A configured key is not written to a file, and an older key file is removed: a key in the file is always valid.
 fn run_key_of(path: &Path, configured: Option<&Secret>) -> io::Result<Secret> {
     if let Some(key) = configured {
         return match std::fs::remove_file(path) {
@@ -206,8 +207,8 @@ fn run_key_of(path: &Path, configured: Option<&Secret>) -> io::Result<Secret> {
         Ok(text) if is_key(text.trim_end()) => Ok(Secret::new(text.trim_end())),
         Ok(_) => Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "it does not hold the run's key, a line of visible ASCII characters; remove it, and a new key is made \
-             (processes of the run that have the old one are refused)",
+            "it does not hold the run's key, one line of visible ASCII characters; remove it to have a new key made \
+             (processes of the run that use the old one are refused)",
         )),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let key = hexadecimal(&random::<RUN_KEY_BYTES>()?);
@@ -233,7 +234,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Keys in the request, wherever SDKs put them.
+/// Keys in the request, in all headers in which SDKs send them.
 fn presented(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     let bearer = headers
         .get(header::AUTHORIZATION)
@@ -247,7 +248,7 @@ fn presented(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     bearer.into_iter().chain(named)
 }
 
-/// In a time that says nothing about where the two differ.
+/// Compares in constant time, which does not reveal where the two differ.
 fn is_equal(given: &[u8], key: &[u8]) -> bool {
     given.ct_eq(key).into()
 }
@@ -259,7 +260,7 @@ fn refusal(message: &str) -> ApiError {
     }
 }
 
-/// Before every route. What is refused on the way, here or behind, is told in the shape of the route's dialect.
+/// Runs before every route. Refusals, from here or from a handler, have the error format of the route's dialect.
 pub async fn guard(State(service): State<Arc<Service>>, request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let answer = guarded(&service, request, next).await;

@@ -1,12 +1,12 @@
-//! What one rollout may take in turns and time (`limits` of its environment, and of its example), and which of its
-//! conversations met a limit. Its tokens are counted by [`super::budget`].
+//! Limits on the turns and the time of one rollout (`limits` of its environment and of its example), and which of its
+//! conversations reached a limit. [`super::budget`] counts its tokens.
 //!
-//! The harness is not trusted with any of it: a request beyond a limit is refused, in words at which agents end in
-//! order; the conversation is then reported as truncated, whatever its environment says.
+//! The harness is not trusted with limits: a request beyond a limit is refused, with a message at which agents end in
+//! an orderly way. The conversation is then reported as truncated, whatever its environment reports.
 
 use super::restore::Note;
+use super::rollout_limits::Limit;
 use super::rollouts::Rollout;
-use super::unanswered::name_unanswered;
 use crate::RolloutLimits;
 use crate::Service;
 use axum::extract::{Path, State};
@@ -14,75 +14,22 @@ use axum::response::Response;
 use parking_lot::Mutex;
 use primerl_core::event::Outcome;
 use primerl_service::http::{ApiError, Encoding, Wire};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// `type` of the refusals; `param` names the limit.
-pub(super) const KIND: &str = "rollout_limit";
-/// `code` of the refusals: agents end in order at a full context, and this is as final.
-const CODE: &str = "context_length_exceeded";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Limit {
-    Time,
-    Turns,
-    Tokens,
-}
-
-impl Limit {
-    /// As configs and refusals call it.
-    fn name(self) -> &'static str {
-        match self {
-            Limit::Time => "limits.time_s",
-            Limit::Turns => "limits.turns",
-            Limit::Tokens => "limits.tokens",
-        }
-    }
-
-    /// As `stop_condition` of a trace.
-    fn stop(self) -> &'static str {
-        match self {
-            Limit::Time => "limit_time",
-            Limit::Turns => "limit_turns",
-            Limit::Tokens => "limit_tokens",
-        }
-    }
-
-    /// The limit for which a request was refused.
-    fn of(error: &ApiError) -> Option<Limit> {
-        let name = error.param.as_deref().filter(|_| error.kind == KIND)?;
-        let all = [Limit::Time, Limit::Turns, Limit::Tokens];
-        all.into_iter().find(|limit| limit.name() == name)
-    }
-
-    /// `used` says how far the rollout came.
-    pub(super) fn refusal(self, used: &str) -> ApiError {
-        let refused = ApiError::invalid(format!(
-            "the rollout {used} ({}): it has to end, as at the maximum context length",
-            self.name()
-        ));
-        ApiError {
-            kind: KIND,
-            ..refused.param(self.name()).code(CODE)
-        }
-    }
-}
-
 #[derive(Debug, Default)]
 pub struct Allowance {
-    /// Held for look-ups and additions.
+    /// Locked for look-ups and additions only.
     state: Mutex<Taken>,
 }
 
 #[derive(Debug, Default)]
 struct Taken {
     limits: RolloutLimits,
-    /// Answers that were begun and did not fail.
+    /// Number of answers that were started and did not fail.
     turns: u32,
-    /// By session, the first limit that it met.
+    /// The first limit that each session reached.
     met: BTreeMap<Arc<str>, Limit>,
 }
 
@@ -96,19 +43,19 @@ impl Allowance {
         }
     }
 
-    /// Limits that count as well; the result is what counts now. They are never raised.
+    /// Applies additional limits; the result is the limits now in force. Limits are never raised.
     pub fn tighten(&self, limits: RolloutLimits) -> RolloutLimits {
         let mut state = self.state.lock();
         state.limits = state.limits.tightened(limits);
         state.limits
     }
 
-    /// Seconds since the lease in which the model answers.
+    /// Seconds since the lease during which the model answers.
     pub fn time_s(&self) -> Option<f64> {
         self.state.lock().limits.time_s
     }
 
-    /// So many more answers begin, or none of them.
+    /// Starts this many more answers, or none of them.
     pub fn take(&self, choices: u32) -> Result<(), ApiError> {
         let mut state = self.state.lock();
         let turns = state.turns.saturating_add(choices);
@@ -127,13 +74,13 @@ impl Allowance {
         }
     }
 
-    /// So many of the answers that began came to nothing.
+    /// Gives back the turns of answers that were started and failed.
     pub fn give_back(&self, choices: u32) {
         let mut state = self.state.lock();
         state.turns = state.turns.saturating_sub(choices);
     }
 
-    /// Whether the session had met no limit before.
+    /// Returns whether this is the first limit that the session reached.
     pub fn met(&self, session: &Arc<str>, limit: Limit) -> bool {
         let mut state = self.state.lock();
         let known = state.met.contains_key(session);
@@ -143,12 +90,12 @@ impl Allowance {
         !known
     }
 
-    /// Say of each conversation that met a limit that it was cut short.
+    /// Marks each conversation that reached a limit as truncated.
     pub fn mark(&self, outcome: &mut Outcome) {
         let state = self.state.lock();
         let alone = outcome.traces.len() == 1;
         for trace in &mut outcome.traces {
-            // A client that sends no session name has one conversation, and its one trace is named otherwise.
+            // A client that sends no session name has one conversation, and its only trace has another name.
             let own = state.met.get(trace.session.as_str());
             let any = state.met.values().next().filter(|_| alone);
             if let Some(limit) = own.or(any) {
@@ -160,10 +107,10 @@ impl Allowance {
 }
 
 impl Rollout {
-    /// When the model's time is up.
+    /// The instant at which the model's time is up.
     pub(super) fn allowed_until(&self) -> Option<Instant> {
         let time_s = self.allowance.time_s()?;
-        // A year is no limit, and larger numbers overflow the clock's arithmetic.
+        // A year counts as no limit; larger numbers would overflow the clock's arithmetic.
         let span = Duration::try_from_secs_f64(time_s).ok()?;
         self.began.checked_add(span)
     }
@@ -175,7 +122,7 @@ impl Rollout {
         }
     }
 
-    /// Resolves when the model's time is up; never, where it has no limit.
+    /// Resolves when the model's time is up; never resolves if there is no time limit.
     pub(super) async fn out_of_time(&self) -> ApiError {
         match self.allowed_until() {
             Some(until) => tokio::time::sleep_until(until.into()).await,
@@ -189,7 +136,7 @@ impl Rollout {
         Limit::Time.refusal(&format!("has had the {seconds} s it may take in all"))
     }
 
-    /// Remember it where a request of this session was refused for a limit.
+    /// Records that a request of this session was refused because of a limit.
     pub(super) async fn note_refusal(
         &self,
         service: &Service,
@@ -201,27 +148,31 @@ impl Rollout {
         }
     }
 
-    /// Resolves once a restart knows of it: the agent ends when it is told.
+    /// Resolves once the journal has it, so that a restart knows it: the agent ends when it gets the refusal.
     pub(super) async fn note_limit(&self, service: &Service, session: &Arc<str>, limit: Limit) {
         if !self.allowance.met(session, limit) {
             return;
         }
         let name = limit.name();
-        tracing::info!(rollout = %self.id, %session, limit = name, "a limit was met");
+        tracing::info!(rollout = %self.id, %session, limit = name, "a limit was reached");
         let session = session.to_string();
         let note = Note::LimitMet { session, limit }.text();
-        // Where the run is over, nobody asks for it.
+        // If the run is over, no one needs the event.
         let _ = service.driver.noted(self.id, note).await;
     }
 
-    /// Adds to a report of the rollout what the gateway knows of it, whatever the worker says.
+    /// Adds the gateway's data to a report of the rollout; it overrides the worker's.
     pub fn mark(&self, outcome: &mut Outcome) {
         outcome.refusal = self.refusal();
         self.allowance.mark(outcome);
-        name_unanswered(self, outcome, Instant::now());
+        let endpoint = self.endpoint.as_deref();
+        let state = self.state.lock();
+        state
+            .unanswered
+            .name_server(outcome, endpoint, self.began, Instant::now());
     }
 
-    /// Limits of its example, beside those of its environment.
+    /// Limits of the rollout's example, in addition to those of its environment.
     pub(super) fn tighten(&self, limits: RolloutLimits) -> RolloutLimits {
         let limits = self.allowance.tighten(limits);
         self.budget.lower(limits.tokens);
@@ -229,20 +180,20 @@ impl Rollout {
     }
 }
 
-/// An env worker tells the limits of the rollout's example, before its environment is asked for anything. The key is the
-/// rollout's; limits are only ever lowered, so nothing is lost where its agent calls this.
+/// An env worker sends the limits of the rollout's example before it asks its environment for anything. The request
+/// uses the rollout's key: limits are only ever lowered, so it does no harm if the agent calls this.
 pub(crate) async fn tighten(
     State(service): State<Arc<Service>>,
     Path(rollout): Path<String>,
     Wire { body, .. }: Wire<RolloutLimits>,
 ) -> Result<Response, ApiError> {
     let rollout = service.gateway.rollouts.find(&rollout)?;
-    if let Some((name, problem, mend)) = body.problem() {
-        let message = format!("limits.{name} {problem}; {mend}");
+    if let Some((name, problem, hint)) = body.problem() {
+        let message = format!("limits.{name} {problem}; {hint}");
         return Err(ApiError::invalid(message).param(name));
     }
     let limits = rollout.tighten(body);
-    // After a restart they count as well.
+    // These limits have to apply after a restart, too.
     let noted = service.driver.noted(rollout.id, Note::Limits(body).text());
     noted.await.map_err(|_| service.run.over())?;
     Ok(Encoding::Json.ok(&limits))
@@ -251,6 +202,7 @@ pub(crate) async fn tighten(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rollout_limits::{CODE, KIND};
     use primerl_core::event::Trace;
 
     fn turns(turns: u32) -> RolloutLimits {
@@ -290,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn conversations_that_met_a_limit_are_truncated_whatever_their_environment_says() {
+    fn conversations_that_reached_a_limit_are_truncated_whatever_their_environment_reports() {
         let trace = |session: &str| Trace {
             session: session.into(),
             stop_condition: Some("agent_completed".into()),
@@ -314,7 +266,7 @@ mod tests {
             (true, Some("limit_turns")),
         ];
         assert!(ends.eq(expected));
-        // Its client named no session.
+        // The client sent no session name.
         let mut one = outcome_of(&["c"]);
         allowance.mark(&mut one);
         assert!(one.traces[0].truncated);

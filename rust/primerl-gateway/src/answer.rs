@@ -1,4 +1,4 @@
-//! An answer in no dialect's words, and how dialects write it.
+//! An answer in a form that is independent of dialects, and the traits by which dialects write it.
 
 use super::text::{Delta, Read};
 use primerl_core::Turn;
@@ -9,52 +9,52 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What is known before the first token.
+/// Fields that are known before the first token.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
-    /// Unique among answers; dialects put their prefix before it.
+    /// Unique among answers; each dialect adds its own prefix.
     pub id: Arc<str>,
     /// Seconds since 1970.
     pub created: u64,
     pub model: Arc<str>,
     pub prompt_tokens: usize,
-    /// Answers to come.
+    /// Number of answers that will follow.
     pub choices: u32,
-    /// The prompt's ids, where the client asked for them.
+    /// The prompt's ids, if the client asked for them.
     pub prompt: Option<Arc<[u32]>>,
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub head: Head,
-    /// As many as the request asked for; each is a turn of its own.
+    /// One choice for each answer that the request asked for; each is a separate turn.
     pub choices: Vec<Choice>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Choice {
     pub message: Message,
-    /// Why stretches of it that look like tool calls are shown as text.
+    /// Why parts of the text that look like tool calls are shown as text.
     pub malformed: Vec<String>,
     pub finish: FinishReason,
     /// The stop sequence that ended it.
     pub stop: Option<String>,
     pub sampled: Arc<[u32]>,
-    /// Nats; same length as `sampled`.
+    /// Natural-log probabilities; same length as `sampled`.
     pub logprobs: Arc<[f32]>,
-    /// Most likely tokens at each position, where they were asked for and are still known.
+    /// Most likely tokens at each position, if the client asked for them and they are still known.
     pub top: Vec<Vec<(u32, f32)>>,
-    /// Of an answer that came without ids.
+    /// Text of an answer that came without token ids.
     pub text: Option<Arc<TextAnswer>>,
 }
 
-/// Sampled tokens that came since the last call.
+/// Tokens that were sampled since the last call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tokens<'a> {
     pub ids: &'a [u32],
     pub logprobs: &'a [f32],
-    /// As [`Choice::top`].
+    /// Most likely tokens, as in [`Choice::top`].
     pub top: &'a [Vec<(u32, f32)>],
 }
 
@@ -78,7 +78,26 @@ impl Choice {
         }
     }
 
-    /// Of the answer; of one without ids, by its server's count.
+    /// The choice of a turn that was recorded as text.
+    pub(crate) fn of_text(turn: &Turn) -> Result<Choice, ApiError> {
+        let lost =
+            |problem: &str| ApiError::internal(format!("the recorded answer is lost: {problem}"));
+        let text = turn.text.clone().ok_or_else(|| lost("it has no text"))?;
+        let message: Message =
+            serde_json::from_str(&text.message).map_err(|error| lost(&error.to_string()))?;
+        Ok(Choice {
+            message,
+            malformed: Vec::new(),
+            finish: turn.finish,
+            stop: text.stop.as_deref().map(str::to_owned),
+            sampled: Arc::default(),
+            logprobs: Arc::default(),
+            top: Vec::new(),
+            text: Some(text),
+        })
+    }
+
+    /// Number of tokens of the answer; the server's own count if the answer has no ids.
     pub(crate) fn n_tokens(&self) -> usize {
         match &self.text {
             Some(text) => text.completion_tokens as usize,
@@ -86,7 +105,7 @@ impl Choice {
         }
     }
 
-    /// All that is to be shown of an answer without ids.
+    /// The complete text of an answer without ids.
     pub(crate) fn text_deltas(&self) -> Vec<Delta> {
         if self.text.is_none() {
             return Vec::new();
@@ -117,9 +136,9 @@ impl Choice {
     }
 }
 
-/// How an answer is written for the client who asked.
+/// How an answer is written for the client.
 pub(crate) trait Reply: Send + Sync {
-    /// Whether the client wants events.
+    /// Whether the client wants a stream of events.
     fn streams(&self) -> bool;
 
     /// Whether the client wants to see the prompt's ids.
@@ -127,7 +146,7 @@ pub(crate) trait Reply: Send + Sync {
         false
     }
 
-    /// What a restart has to know of the answer to this request, besides its turn.
+    /// Data about the answer, in addition to its turn, that a restart needs.
     fn note(&self, _head: &Head, _request: u32) -> Option<Arc<str>> {
         None
     }
@@ -144,8 +163,8 @@ pub(crate) trait Reply: Send + Sync {
 pub(crate) trait Events: Send {
     fn begin(&mut self, head: &Head, out: &mut Vec<u8>);
 
-    /// `deltas` are what `tokens` added to the text of a choice; text that may still be the beginning of a mark is held
-    /// back, so either may be empty.
+    /// `deltas` are the text that `tokens` added to a choice. Text that may be the beginning of a marker is held back,
+    /// so either may be empty.
     fn progress(
         &mut self,
         choice: usize,
@@ -157,7 +176,7 @@ pub(crate) trait Events: Send {
 
     fn end(&mut self, answer: &Answer, out: &mut Vec<u8>);
 
-    /// What went wrong after the stream's status was sent.
+    /// Writes an error that occurred after the stream's status was sent.
     fn error(&mut self, error: &ApiError, out: &mut Vec<u8>);
 }
 

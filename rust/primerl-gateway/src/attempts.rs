@@ -1,31 +1,32 @@
-//! What became of the times that a request was made: which of them a request that comes again is about.
+//! Attempts at each request, and which of them a repeated request refers to.
 //!
-//! Requests are equal where their digests are. An agent may well ask the same twice and want two answers; a client that
-//! lost an answer asks the same again and wants that one. Only the second says so, if its SDK does:
+//! Requests are equal if their digests are. An agent may ask the same twice and want two answers; a client that lost an
+//! answer asks the same again and wants that answer. Only the second is marked as a retry, if its SDK marks retries:
 //!
-//! | what comes | of the attempts at the same request before it |
+//! | the request is | it refers to this earlier attempt at the same request |
 //! |---|---|
-//! | unmarked | one that was answered, and whose client left without the answer at most [`RETRIED_WITHIN`] ago, is given again; else a new one begins |
-//! | marked as a retry, or with a key that came before | the latest whose answer was lost, or that failed (a new one begins in its place); else the latest that still runs or is on its way; else the latest that was delivered |
+//! | unmarked | one that was answered, and whose client left without the answer at most [`RETRIED_WITHIN`] ago: the answer is sent again; otherwise a new attempt begins |
+//! | marked as a retry, or with a known key | the latest whose answer was lost, or that failed (a new one replaces it); otherwise the latest that is running or being sent; otherwise the latest that was delivered |
 //!
-//! A new attempt begins also where there is none. A marked one takes the place of one that failed; with an unmarked one,
-//! those that failed are forgotten.
+//! A new attempt also begins if there is no such attempt. A marked one replaces an attempt that failed; an unmarked one
+//! discards all attempts that failed.
 
 use primerl_core::TurnIndex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// A client that lost an answer and does not say so asks again by then: SDKs wait for 8 s at most before they try again,
-/// and for 60 s where they are told to. An equal request that comes later is a new conversation, not that retry.
+/// A client that lost an answer and does not mark its retry asks again within this time: SDKs wait at most 8 s before
+/// they retry, or 60 s if the server asks for it. An equal request that comes later is a new conversation, not that
+/// retry.
 pub(crate) const RETRIED_WITHIN: Duration = Duration::from_secs(60);
 
-/// Equal requests that failed at a time and may each be made again; of more, the oldest are forgotten.
+/// Number of equal requests that failed at the same time and may each be made again; beyond it, the oldest are dropped.
 const MOST_FAILED: usize = 8;
 
-/// How an attempt that runs is found.
+/// How to find a running attempt.
 pub(crate) trait Running: Clone {
-    /// Nobody waits for it any more: it is being given up.
+    /// No client waits for it any more: it is being aborted.
     fn is_abandoned(&self) -> bool;
 }
 
@@ -36,44 +37,44 @@ pub(crate) struct Attempts<R> {
     running: usize,
 }
 
-/// One time that a request was made.
+/// One attempt at a request.
 #[derive(Debug)]
 struct Attempt<R> {
     /// Unique within the rollout, ascending.
     number: u32,
     running: Option<R>,
-    /// What was recorded of its answers: which of them, and its turn.
+    /// Recorded answers: index of each, and its turn.
     turns: SmallVec<[(u32, TurnIndex); 1]>,
-    /// Clients that its answer is on its way to.
+    /// Number of clients to which its answer is being sent.
     clients: u32,
-    /// Somebody took the whole answer; after a restart, somebody may have.
+    /// A client took the whole answer; after a restart, a client may have taken it.
     delivered: bool,
-    /// When a client left last.
+    /// When the last client left.
     left: Option<Instant>,
 }
 
-/// What a request that comes is about.
+/// What an incoming request refers to.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Claim<R> {
     New {
-        /// An equal request was answered before: a restart must not take that answer for this one's.
+        /// An equal request was answered before: a restart must not give that answer to this request.
         repeats: bool,
     },
-    /// It is being answered.
+    /// The request is being answered.
     Join { number: u32, running: R },
-    /// It was answered; the turns, in the order of the answers.
+    /// The request was answered: the turns, in the order of the answers.
     Again {
         number: u32,
         turns: SmallVec<[TurnIndex; 1]>,
     },
 }
 
-/// How a new attempt fares among its equals, from best to worst claimed by a marked retry.
+/// Status of an attempt among equal ones, in the order in which a marked retry claims them, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     Delivered,
     UnderWay,
-    /// Failed, or answered and lost: its client has nothing.
+    /// Failed, or answered and lost: its client has no answer.
     Lost,
 }
 
@@ -95,12 +96,12 @@ impl<R> Attempt<R> {
         self.running.is_none() && self.turns.is_empty()
     }
 
-    /// An answer that reached nobody and is on its way to nobody.
+    /// An answer that no client received and that is being sent to no client.
     fn is_lost(&self) -> bool {
         !self.delivered && self.clients == 0 && self.running.is_none()
     }
 
-    /// Lost, and lately: a client may come for it that does not say that it came before.
+    /// Lost recently: its client may ask for it again without marking the request as a retry.
     fn may_be_asked_for(&self, now: Instant) -> bool {
         let is_recent = |left: Instant| now.saturating_duration_since(left) <= RETRIED_WITHIN;
         self.is_lost() && self.left.is_some_and(is_recent)
@@ -122,12 +123,12 @@ impl<R> Attempt<R> {
     where
         R: Running,
     {
-        // What is recorded already will be told, whoever waits.
+        // A recorded answer is always sent, no matter which client waits.
         let is_awaited = |running: &&R| !running.is_abandoned() || !self.turns.is_empty();
         self.running.as_ref().filter(is_awaited)
     }
 
-    /// Of answers before a restart by an older version it is not known which belong together: the last ones do.
+    /// Older versions did not record which answers before a restart belong together: the last ones do.
     fn answers(&self, choices: u32) -> SmallVec<[TurnIndex; 1]> {
         let mut turns = self.turns.clone();
         turns.sort_unstable();
@@ -137,7 +138,7 @@ impl<R> Attempt<R> {
 }
 
 impl<R: Running> Attempts<R> {
-    /// What a request is about; nothing changes. `is_marked`: it says that it came before.
+    /// What a request refers to, without any change. `is_marked`: the request is marked as a retry.
     pub(crate) fn ask(
         &self,
         digest: u128,
@@ -173,12 +174,12 @@ impl<R: Running> Attempts<R> {
         }
     }
 
-    /// Attempts that run.
+    /// Attempts that are running.
     pub(crate) fn running(&self) -> usize {
         self.running
     }
 
-    /// A new attempt, with its first client; `is_marked` as in [`Attempts::ask`].
+    /// Begins a new attempt with its first client; `is_marked` as in [`Attempts::ask`].
     pub(crate) fn begin(&mut self, digest: u128, number: u32, running: R, is_marked: bool) {
         let attempts = self.by_digest.entry(digest).or_default();
         match attempts.iter().rposition(Attempt::has_failed) {
@@ -196,35 +197,35 @@ impl<R: Running> Attempts<R> {
         self.running += 1;
     }
 
-    /// An answer of it was recorded.
+    /// Adds a recorded answer to the attempt.
     pub(crate) fn recorded(&mut self, digest: u128, number: u32, choice: u32, turn: TurnIndex) {
         if let Some(attempt) = self.find(digest, number) {
             attempt.turns.push((choice, turn));
         }
     }
 
-    /// It does not run any more.
+    /// Marks the attempt as no longer running.
     pub(crate) fn ended(&mut self, digest: u128, number: u32, choices: u32) {
         let Some(attempt) = self.find(digest, number) else {
             return;
         };
         let ran = attempt.running.take().is_some();
         if !attempt.is_whole(choices) {
-            // A part of what was asked for is given to nobody.
+            // No client gets only some of the answers that it asked for.
             attempt.turns.clear();
         }
         self.running -= usize::from(ran);
         self.tidy(digest);
     }
 
-    /// Another client gets its answer.
+    /// Adds another client that gets the attempt's answer.
     pub(crate) fn joined(&mut self, digest: u128, number: u32) {
         if let Some(attempt) = self.find(digest, number) {
             attempt.clients += 1;
         }
     }
 
-    /// A client took all of the answer, or left.
+    /// Removes a client, which took the whole answer or left.
     pub(crate) fn left(&mut self, digest: u128, number: u32, took_all: bool, now: Instant) {
         if let Some(attempt) = self.find(digest, number) {
             attempt.left = Some(now);
@@ -234,7 +235,7 @@ impl<R: Running> Attempts<R> {
         self.tidy(digest);
     }
 
-    /// An attempt of before a restart, or another answer of it.
+    /// Adds an attempt from before a restart, or another of its answers.
     pub(crate) fn restore(&mut self, digest: u128, number: u32, answer: Option<(u32, TurnIndex)>) {
         let attempts = self.by_digest.entry(digest).or_default();
         let known = attempts.iter_mut().find(|attempt| attempt.number == number);
@@ -260,7 +261,7 @@ impl<R: Running> Attempts<R> {
         attempts.iter_mut().find(|attempt| attempt.number == number)
     }
 
-    /// Forget what no request can be about any more.
+    /// Removes attempts to which no request can refer any more.
     fn tidy(&mut self, digest: u128) {
         let Some(attempts) = self.by_digest.get_mut(&digest) else {
             return;

@@ -1,4 +1,4 @@
-//! A request as a new attempt, or as one that was made before: decided, and counted, in one moment.
+//! Decides whether a request is a new attempt or repeats an earlier one, and counts it, in one critical section.
 
 use super::Gateway;
 use super::answer::{Answer, Head, Reply, unix_time};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
-/// A request, ready to be answered.
+/// A request that is ready to be answered.
 pub(crate) enum Prepared {
     New {
         task: Box<Task>,
@@ -39,7 +39,7 @@ pub(crate) enum Prepared {
     },
 }
 
-/// What a request is about.
+/// What a request refers to.
 pub(crate) enum Found {
     New {
         /// [`Claim::New`]
@@ -48,7 +48,7 @@ pub(crate) enum Found {
     Known(Known),
 }
 
-/// An earlier attempt, whose answer this client gets. Not to be dropped under the lock of the rollout's state.
+/// An earlier attempt whose answer this client gets. Must not be dropped while the rollout's state is locked.
 pub(crate) struct Known {
     delivery: Delivery,
     number: u32,
@@ -115,9 +115,9 @@ pub(crate) struct Begun {
     pub attempt: Attempt,
     pub following: Following,
     pub delivery: Delivery,
-    /// Nothing of the rollout was sampled before.
+    /// Whether nothing of the rollout was sampled before.
     pub is_first: bool,
-    /// What has to be in the journal before anything is sampled.
+    /// Events that must be in the journal before sampling begins.
     pub note: Option<Arc<str>>,
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn begin(
             return Ok(Err(known));
         }
     };
-    limits::check(&state)?;
+    limits::check(&state.held())?;
     rollout.check_time()?;
     rollout.allowance.take(choices)?;
     state.requests += 1;
@@ -149,7 +149,7 @@ pub(crate) fn begin(
     let head = Head {
         id: turn::answer_id(rollout, digest, number),
         created: unix_time(),
-        model: model_of(&service.gateway, rollout).into(),
+        model: rollout.model(&service.gateway).into(),
         prompt_tokens: prompt.ids().len(),
         choices,
         prompt: shown,
@@ -195,15 +195,9 @@ fn head_again(
     Head {
         id,
         created: unix_time(),
-        model: model_of(gateway, rollout).into(),
+        model: rollout.model(gateway).into(),
         prompt_tokens: text.map_or(prompt.len(), |text| text.prompt_tokens as usize),
         choices: turns.len() as u32,
         prompt: reply.shows_prompt().then(|| prompt.into()),
     }
-}
-
-/// The name that clients see.
-pub(crate) fn model_of<'a>(gateway: &'a Gateway, rollout: &'a Rollout) -> &'a str {
-    let endpoint = rollout.endpoint.as_deref();
-    endpoint.map_or(&gateway.model, |endpoint| endpoint.model())
 }

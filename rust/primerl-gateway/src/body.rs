@@ -1,4 +1,4 @@
-//! Bodies that know whether their client took them.
+//! Response bodies that record whether their client received them.
 
 use super::rollouts::Rollout;
 use bytes::Bytes;
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-/// An answer on its way. Dropped before its last byte was handed to the connection, it counts as not delivered, and the
-/// same request gets it again.
+/// An answer that is being sent. If it is dropped before its last byte was handed to the connection, it counts as not
+/// delivered, and an equal request gets it again.
 #[derive(Debug)]
 pub(super) struct Delivery {
     rollout: Arc<Rollout>,
@@ -20,7 +20,8 @@ pub(super) struct Delivery {
 }
 
 impl Delivery {
-    /// Of the answer to this attempt at the request with this digest, which counts it as a client already.
+    /// A body with the answer to this attempt at the request with this digest; the attempt counts it as a client
+    /// already.
     pub(crate) fn of(rollout: &Arc<Rollout>, request: u128, attempt: u32) -> Delivery {
         Delivery {
             rollout: Arc::clone(rollout),
@@ -42,7 +43,7 @@ impl Drop for Delivery {
     }
 }
 
-/// One piece of known length.
+/// One chunk of known length.
 pub(super) struct DeliveredBody {
     bytes: Option<Bytes>,
     delivery: Option<Delivery>,

@@ -1,11 +1,11 @@
-//! Tokens that a rollout may sample in all (`sampling.rollout_max_tokens`, `limits.tokens`), over all its requests and
-//! answers.
+//! Limits the tokens that a rollout may sample in total (`sampling.rollout_max_tokens`, `limits.tokens`), over all its
+//! requests and answers.
 //!
-//! A request takes what it may need before its engines begin, and gives back what they did not sample, however it ends: so
-//! requests at the same time cannot sample more together than there is. One that finds less than it may need waits while
-//! others hold some that may come back: its answer is cut by the budget only once the rest is really spent.
+//! A request reserves what it may need before its engines begin, and returns what they did not sample, however it ends,
+//! so concurrent requests cannot exceed the total. If less than it may need is left, a request waits as long as others
+//! hold a reservation that they may return: the budget truncates its answer only once the rest has really been spent.
 
-use super::allowance::Limit;
+use super::rollout_limits::Limit;
 use parking_lot::Mutex;
 use primerl_service::http::ApiError;
 use tokio::sync::Notify;
@@ -13,26 +13,26 @@ use tokio::sync::Notify;
 #[derive(Debug)]
 pub(crate) struct Budget {
     spent: Mutex<Spent>,
-    /// Something was given back.
+    /// Notified when a reservation is returned.
     changed: Notify,
 }
 
-/// Held for look-ups and additions.
+/// Locked for look-ups and additions only.
 #[derive(Debug, Default)]
 struct Spent {
-    /// `None`: as many as it likes.
+    /// `None`: unlimited.
     limit: Option<u64>,
     sampled: u64,
-    /// Held by requests that run.
+    /// Reserved by requests that are running.
     held: u64,
 }
 
-/// What a request may sample.
+/// The tokens that a request may sample.
 #[derive(Debug)]
 pub(crate) struct Grant<'a> {
     budget: &'a Budget,
     held: u64,
-    /// Tokens of each of its answers.
+    /// Tokens for each of its answers.
     pub each: u32,
 }
 
@@ -48,18 +48,18 @@ impl Budget {
         }
     }
 
-    /// Another limit that counts as well.
+    /// Applies an additional limit.
     pub(crate) fn lower(&self, limit: Option<u32>) {
         let mut spent = self.spent.lock();
         spent.limit = spent.limit.into_iter().chain(limit.map(u64::from)).min();
     }
 
-    /// Tokens were recorded.
+    /// Counts recorded tokens.
     pub(crate) fn sampled(&self, tokens: usize) {
         self.spent.lock().sampled += tokens as u64;
     }
 
-    /// The error of a rollout that may sample nothing any more, whatever is given back.
+    /// The error if the rollout may sample nothing more, even if all reservations are returned.
     pub(crate) fn check(&self) -> Result<(), ApiError> {
         let spent = self.spent.lock();
         match spent.limit {
@@ -68,12 +68,12 @@ impl Budget {
         }
     }
 
-    /// Takes `each` tokens for each of so many answers, or what is left of them. The caller bounds the time.
+    /// Reserves `each` tokens for each of this many answers, or what is left. The caller limits the time.
     pub(crate) async fn take(&self, choices: u32, each: u32) -> Result<Grant<'_>, ApiError> {
         let choices = u64::from(choices);
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            // From here on no change is missed.
+            // No notification after this line is missed.
             changed.as_mut().enable();
             {
                 let mut spent = self.spent.lock();
@@ -104,7 +104,7 @@ impl Budget {
 }
 
 impl Drop for Grant<'_> {
-    /// What was sampled of it has been counted by now.
+    /// The tokens that were sampled have been counted before this.
     fn drop(&mut self) {
         self.budget.spent.lock().held -= self.held;
         self.budget.changed.notify_waiters();

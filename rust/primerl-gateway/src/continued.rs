@@ -1,9 +1,9 @@
-//! Answers that came back with more text behind them.
+//! Recognises answers that the client sent back with more text appended.
 //!
-//! A stop sequence or `max_tokens` ends an answer without a stop token, and some agents write on in its place: they put
-//! the closing tag back that was their stop sequence, and what they did with the answer behind it. The model's turn was
-//! not closed, so the recorded ids, the agent's text and the close of the turn are what the template writes for the
-//! whole message. The agent's text is context: only what was sampled is trained.
+//! A stop sequence or `max_tokens` ends an answer without a stop token, and some agents append text: the closing tag
+//! that was their stop sequence, and then what they did with the answer. The model's turn was not closed, so the
+//! recorded ids, the agent's text and the end of the turn are what the template writes for the whole message. The
+//! agent's text is context: only sampled tokens are trained.
 
 use super::request::{Incoming, Options};
 use super::rollouts::Rollout;
@@ -13,11 +13,11 @@ use primerl_render::{AnswerContext, Content, Message, Renderer, SegmentKind, rea
 use primerl_service::http::ApiError;
 use std::sync::Arc;
 
-/// Answers to one context that are compared with a message; agents sample few.
+/// Number of answers to one context that are compared with a message; agents sample few.
 const MOST_CANDIDATES: usize = 8;
 
-/// Follows all messages. Answers that came back with more text behind them are recognised once and found by their key
-/// from then on.
+/// Follows all messages. An answer that came back with more text appended is recognised once, and from then on found by
+/// its key.
 pub(super) fn plan(
     renderer: &Renderer,
     rollout: &Rollout,
@@ -42,7 +42,7 @@ pub(super) fn plan(
         let exact = keys[stuck.message].exact;
         conversation.continue_answer(stuck.context, exact, turn);
         planned = conversation.plan(start, keys);
-        // It is past this message now; anything else would be tried for ever.
+        // The search has passed this message; anything else would repeat for ever.
         if planned.walk.stuck() == Some(stuck) {
             break;
         }
@@ -50,7 +50,7 @@ pub(super) fn plan(
     Ok(planned)
 }
 
-/// The turn that `message`, at which a request is stuck, goes on from within its text.
+/// The turn that the unmatched `message` continues from within its text.
 fn find(
     renderer: &Renderer,
     rollout: &Rollout,
@@ -78,8 +78,8 @@ fn find(
     Ok(found.map(|(index, _)| *index))
 }
 
-/// The text that `message` has behind all that was sampled in `turn`, the stop sequence included. White space at the
-/// beginning does not count, as in answers that are sent back as they are.
+/// The text that `message` has after everything that was sampled in `turn`, including the stop sequence. Leading white
+/// space does not count, as in answers that are sent back unchanged.
 pub(super) fn appended(
     renderer: &Renderer,
     turn: &Turn,
@@ -94,7 +94,7 @@ pub(super) fn appended(
         starts_in_reasoning: renderer.starts_in_reasoning(&turn.prompt_suffix),
     };
     let parsed = renderer.parse_answer(&turn.sampled, &context).ok()?;
-    // Behind reasoning, a call or a marker the message's text is not what follows the last token.
+    // After reasoning, a call or a marker, the message's text is not what follows the last token.
     let last = parsed.segments.last()?;
     if last.kind != SegmentKind::Content
         || parsed.stop_token.is_some()

@@ -1,7 +1,8 @@
-//! Tokens without an answer: Anthropic's count of a request, and vLLM's tokens of a text or of messages, and back.
+//! Endpoints that count tokens without an answer: Anthropic's count for a request, and vLLM's conversion of text or
+//! messages to tokens and back.
 //!
-//! With a rollout, a count is that of the prompt the engine would be given for the request as the next turn; without one,
-//! that of the request rendered alone.
+//! For a rollout, the count is that of the prompt that the engine would get for the request as the next turn. Without a
+//! rollout, it is that of the request rendered alone.
 
 use super::Gateway;
 use super::dialect::{Dialect, messages};
@@ -96,7 +97,7 @@ fn find(
     rollout.map(find).transpose()
 }
 
-/// The ids, and the text that each stands for where that is wanted.
+/// The ids, and the text of each id if the client asked for it.
 fn tokens_of(
     gateway: &Gateway,
     mut fields: Fields,
@@ -115,13 +116,13 @@ fn tokens_of(
         }
         (None, None) => return Err(missing("prompt")),
         (Some(_), Some(_)) => {
-            let problem = "prompt and messages are both given; leave one of them out";
+            let problem = "prompt and messages are both given; omit one of the two";
             return Err(ApiError::invalid(problem).param("prompt"));
         }
     };
     fields.end(|name, value| match name {
         "model" => true,
-        // Prompts are sent to engines as they are written: nothing is put before them.
+        // Prompts are sent to engines as written: nothing is prepended.
         "add_special_tokens" | "continue_final_message" => value == false,
         "mm_processor_kwargs" => value.as_object().is_some_and(Map::is_empty),
         _ => false,
@@ -169,13 +170,13 @@ fn text_of(gateway: &Gateway, mut fields: Fields) -> Result<String, ApiError> {
     let tokens = fields.list("tokens")?.ok_or_else(|| missing("tokens"))?;
     fields.end(|name, _| name == "model")?;
     let tokenizer = gateway.renderer.tokenizer();
-    // Models may compute more ids than they have tokens; a folder may not say how many.
+    // Models may compute more ids than they have tokens, and a model folder may not say how many.
     let size = gateway.renderer.vocabulary_size().unwrap_or(0);
     let is_known = |id: &u32| *id < size || !tokenizer.token_bytes(*id).is_empty();
     let id = |token: &Value| {
         let id = token.as_u64().and_then(|id| u32::try_from(id).ok());
         id.filter(is_known).ok_or_else(|| {
-            let problem = format!("tokens: {} is no token of the model", shown(token));
+            let problem = format!("tokens: {} is not a token of the model", shown(token));
             ApiError::invalid(problem).param("tokens")
         })
     };

@@ -1,11 +1,11 @@
-//! How a request is served, in any dialect; model cards.
+//! Serves a request of any dialect, and the model cards.
 
 use super::answer::{Answer, Reply, unix_time};
 use super::begin::{Found, Prepared, begin, find};
 use super::body::{DeliveredBody, Delivery};
 use super::client_type;
 use super::dialect::Dialect;
-use super::events::{Streaming, all_at_once, stream_body};
+use super::events::{KEEP_ALIVE, Streaming, all_at_once, stream_body};
 use super::headers::Call;
 use super::live::Following;
 use super::prompt::{self, Prompt};
@@ -23,15 +23,12 @@ use axum::response::Response;
 use bytes::Bytes;
 use primerl_service::http::{ApiError, JSON, RawBody, encoded};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// A stream's headers wait this long for the first token, so that quick failures keep their status; after that a comment
-/// is sent as often.
-pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Rendering a body larger than this would hold up other requests of its thread.
+/// Rendering a body larger than this would delay other requests on its thread.
 const LARGE_BODY: usize = 64 << 10;
 
-/// One request, in the dialect of its route.
+/// Serves one request, in the dialect of its route.
 pub(super) async fn serve(
     service: Arc<Service>,
     dialect: Dialect,
@@ -49,10 +46,10 @@ pub(super) async fn serve(
     match result {
         Ok((response, _)) => response,
         Err(error) => {
-            // Many an agent hides why its call failed.
+            // Many agents hide why their call failed.
             let (status, message) = (error.status.as_u16(), &error.message);
             if error.status == StatusCode::GONE {
-                // Every rollout that is ended from here comes to this, and why was said.
+                // Every rollout that is ended from here gets this error, and the reason was logged.
                 tracing::debug!(rollout, ?dialect, status, message, "request refused");
             } else if error.status.is_client_error() {
                 tracing::info!(rollout, ?dialect, status, message, "request refused");
@@ -74,7 +71,7 @@ pub(crate) async fn chat_completions(
     serve(service, Dialect::Chat, &rollout, &headers, body).await
 }
 
-/// An error of the body is told in the dialect's shape, too.
+/// An error in the body is also written in the dialect's format.
 pub(crate) async fn messages(
     State(service): State<Arc<Service>>,
     Path(rollout): Path<String>,
@@ -180,14 +177,14 @@ async fn prepare(
     start(service, rollout, *request, prompt, reply, is_marked)
 }
 
-/// How far a request came without waiting for anybody.
+/// How far a request came without waiting for another process.
 enum Step {
     Prepared(Prepared),
-    /// Its prompt is rendered by somebody else.
+    /// The engine or another server renders its prompt.
     Unrendered(Box<TurnRequest>, Box<dyn Reply>),
 }
 
-/// Work on a body of this size, on another thread where it may take long.
+/// Work on a body of this size; long work is moved to another thread.
 pub(super) async fn compute<T: Send + 'static>(
     size: usize,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -230,7 +227,7 @@ fn prepare_now(
     start(service, rollout, request, prompt, reply, is_marked).map(Step::Prepared)
 }
 
-/// A request whose prompt is known, as a new attempt.
+/// Begins a new attempt for a request whose prompt is known.
 fn start(
     service: &Service,
     rollout: &Arc<Rollout>,
@@ -243,7 +240,7 @@ fn start(
     let options = prompt.options.clone();
     let reading = Reading::new(&service.gateway.renderer, &request, options, &prompt.suffix);
     let structure = match &rollout.endpoint {
-        // It is told in OpenAI's words.
+        // The error is in OpenAI's format.
         Some(_) => None,
         None => structure::of(
             &service.gateway.renderer,
@@ -266,7 +263,7 @@ fn start(
         // Another client was faster.
         Err(known) => return known.prepared(&service.gateway, rollout, &request, reply),
     };
-    // A history is not held for as long as an engine takes.
+    // The history must not stay in memory as long as an engine takes.
     request.input = Input::Ids(Vec::new());
     let live = begun.following.live.clone();
     let number = begun.attempt.number;

@@ -1,11 +1,10 @@
-//! Server-sent events of an answer, as it is sampled.
+//! Sends an answer as server-sent events while it is sampled.
 //!
-//! What the engine has given since the last time is read, put into text and written whenever the connection has room for
-//! more: a slow reader gets larger pieces and holds no memory beyond the answer itself.
+//! Whenever the connection has room, the writer reads what the engine has sampled since the last time, decodes it and
+//! writes it: a slow reader gets larger pieces, and needs no memory beyond the answer itself.
 
 use super::answer::{Answer, Choice, Events, Head, Tokens};
 use super::body::Delivery;
-use super::endpoints::KEEP_ALIVE;
 use super::live::{Following, Outcome, Partial};
 use super::text::{ChoiceText, Reading};
 use axum::body::Body;
@@ -18,9 +17,14 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Everything that one stream needs.
+/// A stream's headers wait this long for the first token, so that early failures keep their HTTP status. After that, a
+/// comment is sent at this interval.
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// The data that one stream needs.
 pub(super) struct Streaming {
     pub renderer: Arc<Renderer>,
     pub following: Following,
@@ -29,7 +33,7 @@ pub(super) struct Streaming {
 }
 
 pub(super) fn stream_body(streaming: Streaming) -> Body {
-    // One piece waits for the connection; the next is made when it has been taken.
+    // One piece waits for the connection; the next is made once it has been taken.
     let (sender, pieces) = mpsc::channel(1);
     Body::from_stream(EventStream {
         writer: Some(Box::pin(write(streaming, sender))),
@@ -37,7 +41,7 @@ pub(super) fn stream_body(streaming: Streaming) -> Body {
     })
 }
 
-/// Runs the writer while it is polled: no task of its own, and nothing goes on when the connection is gone.
+/// Runs the writer while it is polled: it has no task of its own, and stops when the connection is gone.
 struct EventStream {
     writer: Option<BoxFuture<'static, ()>>,
     pieces: mpsc::Receiver<Vec<u8>>,
@@ -90,13 +94,13 @@ async fn write(mut streaming: Streaming, sender: mpsc::Sender<Vec<u8>>) {
             () = tokio::time::sleep(KEEP_ALIVE) => writer.out.extend(b": keep-alive\n\n"),
         }
     }
-    // There is room again once the connection has taken the last piece.
+    // The connection has taken the last piece, so there is room again.
     if sender.reserve().await.is_ok() {
         streaming.delivery.done();
     }
 }
 
-/// All events of an answer that is whole already.
+/// All events of an answer that is already complete.
 pub(super) fn all_at_once(
     answer: &Answer,
     reading: &Arc<Reading>,
@@ -145,8 +149,8 @@ impl Writer<'_> {
                 self.events
                     .progress(choice, &deltas, tokens, tokenizer, out);
             }
-            // The end will say it: the whole answer cannot be decoded either.
-            Err(error) => tracing::debug!(%error, "a part of an answer cannot be decoded"),
+            // The end of the stream reports it: the complete answer cannot be decoded either.
+            Err(error) => tracing::debug!(%error, "part of an answer cannot be decoded"),
         }
     }
 
@@ -206,9 +210,9 @@ impl Choice {
 }
 
 impl Following {
-    /// Resolves at the first token or the end; errors that come before are not yet part of a stream. After `patience` the
-    /// stream begins all the same.
-    pub(super) async fn begun(&mut self, patience: std::time::Duration) -> Result<(), ApiError> {
+    /// Resolves at the first token or at the end; errors that come before are not part of a stream. After `patience`
+    /// the stream begins in any case.
+    pub(super) async fn begun(&mut self, patience: Duration) -> Result<(), ApiError> {
         let begun = async {
             loop {
                 self.seen();

@@ -1,16 +1,16 @@
-//! A request's fields, taken one by one: what a dialect knows it takes, and what is left is looked at by name, so that no
-//! field is ignored in silence and each refusal names its field.
+//! Reads a request's fields one by one. A dialect takes the fields that it knows, and the rest are checked by name, so
+//! that no field is silently ignored and each refusal names its field.
 
 use primerl_service::http::ApiError;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// Fields not yet taken. An absent field and `null` are the same.
+/// Fields that have not been taken. An absent field and `null` are the same.
 #[derive(Debug, Default)]
 pub(crate) struct Fields(pub Map<String, Value>);
 
-/// Of two fields with one name, only one could count: it is refused.
+/// Refuses a field that is given twice: only one of them could count.
 impl<'de> Deserialize<'de> for Fields {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(FieldsVisitor)
@@ -37,13 +37,13 @@ impl<'de> Visitor<'de> for FieldsVisitor {
 }
 
 impl Fields {
-    /// Of a body; `what` it should be, for the error.
+    /// Fields of a body; `what` names its expected form in the error.
     pub(crate) fn read(body: &[u8], what: &str) -> Result<Fields, ApiError> {
         serde_json::from_slice(body)
-            .map_err(|error| ApiError::invalid(format!("the body is no {what}: {error}")))
+            .map_err(|error| ApiError::invalid(format!("the body is not a {what}: {error}")))
     }
 
-    /// The error says that it is there already.
+    /// The error for a field that is present already.
     pub(crate) fn add(&mut self, name: String, value: Value) -> Result<(), String> {
         let problem = format!("the field `{name}` is given twice");
         match self.0.insert(name, value) {
@@ -117,7 +117,7 @@ impl Fields {
         }
     }
 
-    /// One text or a list of texts.
+    /// One string or a list of strings.
     pub(crate) fn texts(&mut self, name: &str) -> Result<Vec<String>, ApiError> {
         let texts = |value: &Value| match value {
             Value::String(text) => Some(vec![text.clone()]),
@@ -131,7 +131,7 @@ impl Fields {
         Ok(texts.unwrap_or_default())
     }
 
-    /// All that is left must be without influence on the answer, by `is_neutral(name, value)`.
+    /// Refuses every remaining field that could change the answer, according to `is_neutral(name, value)`.
     pub(crate) fn end(self, is_neutral: impl Fn(&str, &Value) -> bool) -> Result<(), ApiError> {
         let mut left = self.0.iter();
         match left.find(|(name, value)| !value.is_null() && !is_neutral(name, value)) {
@@ -149,7 +149,7 @@ pub(crate) fn missing(name: &str) -> ApiError {
     ApiError::invalid(format!("{name} is missing")).param(name)
 }
 
-/// The error of a part of the request that lies at `path`.
+/// Adds the `path` of a part of the request to its error.
 pub(crate) fn within(path: &str, error: ApiError) -> ApiError {
     let separator = match error.param {
         Some(_) => '.',
@@ -166,23 +166,20 @@ pub(crate) fn within(path: &str, error: ApiError) -> ApiError {
     .param(param)
 }
 
-/// The result of reading a part of the request that lies at `path`.
+/// Adds the `path` of a part of the request to the error of reading it.
 pub(crate) fn at<T>(path: &str, result: Result<T, ApiError>) -> Result<T, ApiError> {
     result.map_err(|error| within(path, error))
 }
 
-/// The refusal of a field that cannot be honoured.
+/// The refusal of a field that is not supported.
 pub(crate) fn unsupported(name: &str, value: &Value) -> ApiError {
-    let message = format!(
-        "{name} = {} is not supported here; leave it out",
-        shown(value)
-    );
+    let message = format!("{name} = {} is not supported here; omit it", shown(value));
     ApiError::invalid(message)
         .param(name)
         .code("unsupported_parameter")
 }
 
-/// The beginning of a value: what a client sent may be long.
+/// The beginning of a value: a client may have sent a long one.
 pub(crate) fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {

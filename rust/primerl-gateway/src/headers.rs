@@ -1,4 +1,4 @@
-//! What the headers of a request say.
+//! Reads the headers of a request.
 
 use super::dialect::Dialect;
 use axum::http::HeaderMap;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 const LONGEST_SESSION: usize = 256;
 const LONGEST_IDEMPOTENCY_KEY: usize = 512;
 
-/// What the headers say.
+/// What the headers specify.
 pub(crate) struct Call {
     pub session: Arc<str>,
     pub repeat: Repeat,
@@ -24,22 +24,22 @@ impl Call {
     }
 }
 
-/// Whether a request may be one that came before.
+/// Whether a request may repeat an earlier one.
 pub(crate) enum Repeat {
-    /// The client says nothing: only an answer that it never got is given again.
+    /// The client does not mark retries: it only gets an answer again that it never received.
     Unmarked,
     /// SDKs count their attempts.
     Retry,
-    /// The same key is the same request, whatever its body.
+    /// Requests with the same key are the same request, whatever their bodies.
     Key(u128),
 }
 
 impl Repeat {
     fn of(headers: &HeaderMap) -> Result<Repeat, ApiError> {
         if let Some(key) = headers.get("idempotency-key") {
-            // Of two requests without a name, one would be given the other's answer.
+            // If two requests had an empty key, one would get the other's answer.
             if key.is_empty() {
-                let message = "Idempotency-Key is empty; leave it out, or name the request";
+                let message = "Idempotency-Key is empty; omit it, or send a key that is unique to the request";
                 return Err(ApiError::invalid(message).param("Idempotency-Key"));
             }
             if key.len() > LONGEST_IDEMPOTENCY_KEY {
@@ -56,7 +56,7 @@ impl Repeat {
         })
     }
 
-    /// Hash by which the request is known when it comes again; `body` is the body's.
+    /// Hash that identifies the request when it is repeated; `body` is the body's hash.
     pub(crate) fn digest(&self, dialect: Dialect, session: &str, body: u128) -> u128 {
         let route = message_hash(format!("{dialect:?} {session}").as_bytes());
         match self {
@@ -65,7 +65,7 @@ impl Repeat {
         }
     }
 
-    /// Whether it may be one that came before.
+    /// Whether the request may repeat an earlier one.
     pub(crate) fn is_marked(&self) -> bool {
         !matches!(self, Repeat::Unmarked)
     }
@@ -75,7 +75,7 @@ pub(crate) fn session_of(headers: &HeaderMap) -> Result<Arc<str>, ApiError> {
     let Some(session) = headers.get("x-session-id") else {
         return Ok("".into());
     };
-    // Taken for no name at all, it would mix the turns of two conversations.
+    // Treated as no name, it would mix the turns of two conversations.
     let session = session.to_str().map_err(|_| {
         ApiError::invalid("X-Session-ID is not visible ASCII; encode it").param("X-Session-ID")
     })?;

@@ -1,5 +1,5 @@
-//! What agent frameworks make of a conversation between two requests: bodies as they send them, shortened. What they
-//! only spell otherwise extends; what they say otherwise forks, with its reason.
+//! How agent frameworks change a conversation between two requests: bodies as they send them, shortened. Changes of
+//! spelling only still extend; changes of content fork, with the reason.
 
 use super::measure::Turns;
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use primerl_render::Renderer;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// ChatML with tools, as Qwen 2.5 writes them.
+/// ChatML with tools, as in Qwen 2.5's template.
 const TEMPLATE: &str = r#"{%- if tools %}{{ '<|im_start|>system\n# Tools' }}{% for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}{{ '\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n' }}{% endif %}
 {%- for message in messages %}
 {%- if message.role == 'tool' %}{{ '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}
@@ -29,7 +29,7 @@ fn renderer() -> Arc<Renderer> {
         ("<tool_call>", false),
         ("</tool_call>", false),
     ];
-    // A merge across the end of a stop sequence and the line feed behind it, as real vocabularies have.
+    // A merge across the end of a stop sequence and the line feed after it, as in real vocabularies.
     let merges = [(">", "\n")];
     primerl_render::testing::write_model(
         folder.path(),
@@ -78,7 +78,7 @@ impl Scene {
         Scene { renderer, turns }
     }
 
-    /// Asks and is answered by `says`; the stop token follows where the answer ends by itself.
+    /// Sends the messages and is answered with `says`; the stop token follows if the answer ends by itself.
     fn ask(&self, messages: &[Value], with_tools: bool, says: &str, finish: FinishReason) {
         let mut body = json!({"messages": messages});
         if with_tools {
@@ -118,7 +118,7 @@ impl Scene {
     }
 }
 
-/// The prompt is the first turn's ids, as they were, and what the template writes for the rest.
+/// The prompt consists of the first turn's unchanged ids and what the template writes for the rest.
 fn assert_extends(scene: &Scene, messages: &[Value], with_tools: bool) {
     assert_eq!(scene.fork(), None, "{messages:?}");
     let turns = scene.turns.recorded();
@@ -139,9 +139,9 @@ fn a_code_agent_writes_its_stop_sequence_back_and_its_call_behind_it() {
     let sampled = "Thought: I add.\n<code>\nx = 1\n</code>";
     for (says, comes_back) in [
         (sampled, format!("{sampled}{tail}")),
-        // It strips what stands before.
+        // It strips leading white space.
         (&*format!("\n {sampled}"), format!("{sampled}{tail}")),
-        // It puts the tag back and nothing else.
+        // It puts back the tag and nothing else.
         (sampled, sampled.to_owned()),
     ] {
         for content in [
@@ -157,7 +157,7 @@ fn a_code_agent_writes_its_stop_sequence_back_and_its_call_behind_it() {
             let mut expected = messages.clone();
             expected[1] = assistant(json!(as_sampled));
             assert_extends(&scene, &expected, false);
-            // The same once more: what was recognised stays so.
+            // Once more: a recognised answer stays recognised.
             messages.extend([assistant(json!("Two.")), user("Go on.")]);
             scene.ask(&messages, false, "Three.", FinishReason::Stop);
             assert_eq!(scene.fork(), None);
@@ -213,7 +213,7 @@ fn an_answer_with_a_call_is_the_same_in_other_spellings_only() {
     };
     let edited = Some(ForkReason::AnswerEdited);
     for (comes_back, fork) in [
-        // camel-ai: the arguments read and written again.
+        // camel-ai: parses the arguments and writes them again.
         (
             with(json!(" I look.\n"), "{\"city\": \"Bern\", \"days\": 1.5}"),
             None,
@@ -224,9 +224,9 @@ fn an_answer_with_a_call_is_the_same_in_other_spellings_only() {
         ),
         // semantic-kernel's agents, from the second question on.
         (named("planner"), None),
-        // What Python's and JavaScript's ways of stripping take away.
+        // The characters that strip functions of Python and JavaScript remove.
         (with(json!("\u{feff}I look.\u{1f}"), arguments), None),
-        // crewai; semantic-kernel; camel-ai where it streams: the words beside the call are gone.
+        // crewai, semantic-kernel, and camel-ai when it streams: the text next to the call is missing.
         (with(Value::Null, arguments), edited),
         (with(json!(""), arguments), edited),
         (
@@ -249,8 +249,8 @@ fn an_answer_with_a_call_is_the_same_in_other_spellings_only() {
 }
 
 #[test]
-fn text_that_a_framework_writes_anew_forks() {
-    // LlamaIndex's ReActAgent: the input as Python writes a dictionary.
+fn text_that_a_framework_rewrites_forks() {
+    // LlamaIndex's ReActAgent: the input in the format of a Python dictionary.
     let scene = Scene::new();
     let mut messages = vec![user("Where to?")];
     let says = "Thought: I look.\nAction: weather\nAction Input: {\"city\": \"Bern\"}";
@@ -259,7 +259,7 @@ fn text_that_a_framework_writes_anew_forks() {
     messages.extend([assistant(json!(written)), user("Observation: rain")]);
     scene.ask(&messages, false, "Stay.", FinishReason::Stop);
     assert_eq!(scene.fork(), Some(ForkReason::AnswerEdited));
-    // aider: the reminder behind the question is gone once it is answered.
+    // aider: removes the reminder after the question once the question is answered.
     let scene = Scene::new();
     scene.ask(
         &[user("Change x.\n\n# Rules")],

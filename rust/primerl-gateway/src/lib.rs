@@ -1,26 +1,28 @@
-//! The gateway: to environments and agents a server of OpenAI's and Anthropic's protocols, to engines a client of token ids.
+//! The gateway: environments and agents use it as a server with OpenAI's and Anthropic's APIs; it is a client of the
+//! engines and sends them token ids.
 //!
 //! ```text
 //! request ─ dialect ─> messages ─ prompt ─> extend: recorded ids + suffix ┐
 //!                                   └─────> fork: full render             ├─> engine ─> turn recorded ─> reply
 //! ```
-//! A turn's ids are recorded as the engine took and gave them; text is only ever made from ids, never the reverse.
+//! A turn's ids are recorded exactly as the engine received and sampled them. Text is only ever made from ids, never
+//! ids from sampled text.
 //!
 //! | module | what |
 //! |---|---|
 //! | `access` | keys |
 //! | `count` | tokens without an answer: counts, tokens of a text and back |
 //! | `endpoints`, `headers` | one request from its headers to its response |
-//! | `begin`, `attempts`, `restore` | retries and repeats; what of them a restart has to know |
-//! | `allowance`, `budget`, `limits` | how much one rollout may take, sample, and hold |
-//! | `dialect` | bodies, answers and events of each protocol; `fields` and `sampling` are what they share |
+//! | `begin`, `attempts`, `restore` | retries and repeats, and their state across restarts |
+//! | `allowance`, `budget`, `limits` | how many turns and tokens one rollout may use, and what it may hold in memory |
+//! | `dialect` | bodies, answers and events of each API; `fields` and `sampling` are shared by them |
 //! | `prompt` | messages to the prompt's ids |
-//! | `continued` | answers that came back with more text behind them |
-//! | `client_type` | the same, where the engine renders; rollouts that another server answers, with text |
-//! | `turn`, `live` | the engine's request, the record, and who waits for it |
-//! | `unanswered` | who did not answer a rollout whose time is up |
-//! | `events`, `text`, `body` | the answer on its way to the client |
-//! | `rollouts` | what is open, and what was recorded |
+//! | `continued` | answers that came back with more text appended |
+//! | `client_type` | prompts that the engine renders; rollouts that another server answers with text |
+//! | `turn`, `live` | the engine's request, the recorded turn, and the clients that wait for it |
+//! | `unanswered` | the server that did not answer a rollout whose time is up |
+//! | `events`, `text`, `body` | sending the answer to the client |
+//! | `rollouts` | open rollouts, and their recorded turns |
 
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
@@ -81,7 +83,7 @@ use primerl_service::waits::Waits;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The gateway and everything that its requests need. Every field is immutable or guards itself.
+/// The gateway and everything that its requests need. Every field is immutable or has its own lock.
 pub struct Service {
     pub gateway: Gateway,
     pub engines: Arc<Engines>,
@@ -90,18 +92,18 @@ pub struct Service {
     pub metrics: Arc<GatewayMetrics>,
     pub waits: Waits,
     pub run: Arc<dyn RunEnd>,
-    /// The run trains nothing.
+    /// Whether the run only evaluates.
     pub only_evaluates: bool,
-    /// How long a server may answer nobody before the run ends, where the run cannot go on without it.
+    /// How long a server may answer no one before the run ends, if the run cannot continue without it.
     pub no_engine: Duration,
 }
 
-/// How the run around the gateway ends.
+/// How the run that the gateway belongs to ends.
 pub trait RunEnd: Send + Sync {
-    /// What callers are told once the driver is gone: a failed run must not look like a finished one.
+    /// The error that callers get once the driver is gone: a failed run must not look like a finished one.
     fn over(&self) -> ApiError;
 
-    /// Nothing goes on without this server. The first such failure counts.
+    /// The run cannot continue without this server. The first such failure counts.
     fn fail(&self, unanswered: Unanswered);
 }
 
@@ -112,7 +114,7 @@ impl ReadsBodies for Service {
 }
 
 impl Service {
-    /// Longest prompt and answer together, tokens.
+    /// Longest prompt and answer together, in tokens.
     fn context_limit(&self, evaluation: bool) -> u32 {
         let gateway = &self.gateway;
         let context = self
@@ -120,7 +122,7 @@ impl Service {
             .max_model_len()
             .or(gateway.renderer.max_positions())
             .unwrap_or(u32::MAX);
-        // A training sample longer than seq_len could not be trained.
+        // A longer training sample than seq_len could not be trained.
         match evaluation {
             true => context,
             false => context.min(gateway.seq_len),
@@ -128,13 +130,13 @@ impl Service {
     }
 }
 
-/// What a request needs besides the engines and the driver. All immutable.
+/// What a request needs in addition to the engines and the driver. All fields are immutable.
 pub struct Gateway {
     pub access: Access,
     pub renderer: Arc<Renderer>,
     pub rollouts: Arc<Rollouts>,
     model: String,
-    /// Longest prompt and answer of a training rollout's turn, tokens.
+    /// Longest prompt and answer of a training rollout's turn, in tokens.
     seq_len: u32,
     client_type: ClientType,
 }
@@ -151,8 +153,8 @@ impl Gateway {
         }
     }
 
-    /// `endpoints`: by environment, who answers in place of the engines; `limits` likewise, and `spans`,
-    /// what a rollout has from its lease to its report.
+    /// `endpoints`: for each environment, the server that answers instead of the engines; `limits` likewise, and
+    /// `spans`: the time from a rollout's lease to its report.
     pub fn with_clients(
         self,
         client_type: ClientType,
@@ -168,7 +170,7 @@ impl Gateway {
         }
     }
 
-    /// Take up a rollout as it was before a restart.
+    /// Restores a rollout as it was before a restart.
     pub fn restore(&self, open: &OpenRollout<'_>, sampling: Sampling) {
         self.rollouts.open(&open.lease, open.worker, sampling);
         if let Some(rollout) = self.rollouts.get(open.lease.rollout) {

@@ -1,29 +1,40 @@
-//! What one rollout may take of the orchestrator's memory. No client at work meets any of this; an agent that loops does.
+//! Limits on what one rollout may hold in the orchestrator's memory. No client at normal work reaches any of them; an
+//! agent in a loop does.
 
-use super::rollouts::RolloutState;
 use axum::http::StatusCode;
 use primerl_service::http::ApiError;
 
-/// Requests that are answered at a time.
+/// Requests that are being answered at the same time.
 const MOST_RUNNING: usize = 1024;
-/// Requests that were begun, whatever came of them: some leave a note in the journal.
+/// Requests that were started, whatever their result: some leave a note in the journal.
 const MOST_REQUESTS: u32 = 1 << 20;
-/// Turns over all sessions.
+/// Turns of all sessions.
 const MOST_TURNS: usize = 1 << 17;
-/// Tokens that are recorded: every turn's own, with the whole prompt of one that forks.
+/// Recorded tokens: each turn's own, plus the whole prompt of a turn that forks.
 const MOST_TOKENS: usize = 1 << 26;
 const MOST_SESSIONS: usize = 1024;
-/// Messages whose keys are kept; they are made anew where they are needed again.
+/// Messages whose keys are cached; a key that is not cached is computed again.
 pub(crate) const MOST_KEYS: usize = 1 << 18;
-/// Longer options are read anew at each request.
+/// Longer options are not cached; they are parsed for each request.
 pub(crate) const LARGEST_OPTIONS: usize = 1 << 20;
-/// Of stored responses: how many, and the bytes of their new messages.
+/// Stored responses: their number, and the bytes of their new messages.
 const MOST_RESPONSES: usize = 1 << 14;
 const MOST_RESPONSE_BYTES: usize = 128 << 20;
 
+/// What a rollout holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    /// Requests that are being answered.
+    pub running: usize,
+    /// Requests that were started.
+    pub requests: u32,
+    pub turns: usize,
+    pub tokens: usize,
+}
+
 /// Whether another request may begin.
-pub(crate) fn check(state: &RolloutState) -> Result<(), ApiError> {
-    if state.attempts.running() >= MOST_RUNNING {
+pub(crate) fn check(held: &Held) -> Result<(), ApiError> {
+    if held.running >= MOST_RUNNING {
         let message = format!(
             "{MOST_RUNNING} requests of this rollout are being answered; wait for some of them before sending more"
         );
@@ -33,19 +44,19 @@ pub(crate) fn check(state: &RolloutState) -> Result<(), ApiError> {
             ..ApiError::invalid(message).code("too_many_requests")
         });
     }
-    if state.requests >= MOST_REQUESTS {
+    if held.requests >= MOST_REQUESTS {
         return Err(full(format!("it has made {MOST_REQUESTS} requests")));
     }
-    if state.turns.len() >= MOST_TURNS {
+    if held.turns >= MOST_TURNS {
         return Err(full(format!("it has {MOST_TURNS} turns")));
     }
-    if state.tokens >= MOST_TOKENS {
-        return Err(full(format!("its turns hold {} tokens", state.tokens)));
+    if held.tokens >= MOST_TOKENS {
+        return Err(full(format!("its turns hold {} tokens", held.tokens)));
     }
     Ok(())
 }
 
-/// Whether another conversation may begin, where so many have.
+/// Whether another conversation may begin, if there are this many already.
 pub(crate) fn check_sessions(sessions: usize) -> Result<(), ApiError> {
     match sessions < MOST_SESSIONS {
         true => Ok(()),
@@ -57,13 +68,13 @@ pub(crate) fn check_sessions(sessions: usize) -> Result<(), ApiError> {
     }
 }
 
-/// Whether another response may be stored, beside so many of so many bytes in all.
+/// Whether another response may be stored, if there are this many with this many bytes already.
 pub(crate) fn check_responses(responses: usize, bytes: usize) -> Result<(), ApiError> {
     if responses < MOST_RESPONSES && bytes < MOST_RESPONSE_BYTES {
         return Ok(());
     }
     let message = format!(
-        "this rollout has stored {responses} responses ({bytes} bytes), and may store no more; send \"store\": false and \
+        "this rollout has stored {responses} responses ({bytes} bytes) and may store no more; send \"store\": false and \
          the conversation's items"
     );
     Err(ApiError::invalid(message)
@@ -72,13 +83,14 @@ pub(crate) fn check_responses(responses: usize, bytes: usize) -> Result<(), ApiE
 }
 
 fn full(why: String) -> ApiError {
-    ApiError::invalid(format!("this rollout may not go on: {why}")).code("rollout_limit_reached")
+    ApiError::invalid(format!("this rollout may not continue: {why}")).code("rollout_limit_reached")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::live::testing::live;
+    use crate::rollouts::RolloutState;
     use primerl_core::conversation::MessageKey;
     use primerl_core::testing::turn;
 
@@ -86,15 +98,15 @@ mod tests {
     fn requests_at_a_time_are_bounded_and_may_be_tried_again() {
         let mut state = RolloutState::default();
         for number in 0..MOST_RUNNING as u32 {
-            check(&state).expect("there is room");
+            check(&state.held()).expect("there is room");
             state
                 .attempts
                 .begin(u128::from(number), number, live(), false);
         }
-        let error = check(&state).expect_err("is full");
+        let error = check(&state.held()).expect_err("is full");
         assert_eq!(error.status, StatusCode::TOO_MANY_REQUESTS);
         state.attempts.ended(3, 3, 1);
-        check(&state).expect("one has ended");
+        check(&state.held()).expect("one has ended");
     }
 
     #[test]
@@ -110,16 +122,16 @@ mod tests {
         let prompt = vec![1; 1 << 20];
         let turn = turn(None, &prompt, &[2], 0);
         while state.tokens < MOST_TOKENS {
-            check(&state).expect("there is room");
+            check(&state.held()).expect("there is room");
             state.record(&turn);
         }
-        let error = check(&state).expect_err("is full");
+        let error = check(&state.held()).expect_err("is full");
         assert_eq!(error.code, Some("rollout_limit_reached"));
         let requests = RolloutState {
             requests: MOST_REQUESTS,
             ..RolloutState::default()
         };
-        assert!(check(&requests).is_err());
+        assert!(check(&requests.held()).is_err());
     }
 
     #[test]

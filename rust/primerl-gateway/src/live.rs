@@ -1,5 +1,5 @@
-//! A request that is being answered: one task samples, any number of clients follow it. When the last of them has gone,
-//! the engines' requests are aborted.
+//! A request that is being answered: one task samples, and any number of clients follow it. When the last client has
+//! left, the engines' requests are aborted.
 
 use super::answer::{Answer, Head};
 use super::attempts::Running;
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) type Outcome = Result<Arc<Answer>, ApiError>;
 
-/// What an engine has sampled so far of one choice.
+/// What an engine has sampled so far for one choice.
 #[derive(Debug, Default)]
 pub(crate) struct Partial {
     pub ids: Vec<u32>,
@@ -25,13 +25,13 @@ pub(crate) struct Live {
     pub head: Head,
     pub reading: Arc<Reading>,
     state: Mutex<LiveState>,
-    /// Bumped at each change of `state`.
+    /// Increased at each change of `state`.
     changed: watch::Sender<u64>,
-    /// Nobody waits for it any more.
+    /// Cancelled when no client waits for the answer any more.
     abandoned: CancellationToken,
 }
 
-/// Held for look-ups and appends, never across an await.
+/// Locked for look-ups and appends, never across an await.
 #[derive(Debug)]
 pub(crate) struct LiveState {
     pub choices: Vec<Partial>,
@@ -65,7 +65,7 @@ impl Live {
         &self.abandoned
     }
 
-    /// Look at what there is.
+    /// Reads the current state.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&LiveState) -> T) -> T {
         look(&self.state.lock())
     }
@@ -75,7 +75,7 @@ impl Live {
         self.changed.send_modify(|count| *count += 1);
     }
 
-    /// The first outcome stands.
+    /// Ends the request. The first outcome wins.
     pub(crate) fn finish(&self, outcome: Outcome) {
         self.change(|state| {
             state.outcome.get_or_insert(outcome);
@@ -83,7 +83,7 @@ impl Live {
     }
 }
 
-/// One client's place at a [`Live`].
+/// One client that follows a [`Live`].
 #[derive(Debug)]
 pub(crate) struct Following {
     pub live: Arc<Live>,
@@ -99,14 +99,14 @@ impl Following {
         }
     }
 
-    /// What is there now is known.
+    /// Marks the current state as seen.
     pub(crate) fn seen(&mut self) {
         self.changed.mark_unchanged();
     }
 
     /// Resolves at a change since the last call of [`Following::seen`].
     pub(crate) async fn changed(&mut self) {
-        // The sender is a field of `live`, which this holds.
+        // The sender is a field of `live`, which this value keeps alive.
         let _ = self.changed.changed().await;
     }
 

@@ -1,4 +1,4 @@
-//! What the gateway does for a turn, without sockets, engine and journal: for benchmarks.
+//! Runs what the gateway does for a turn, without sockets, engine and journal: for benchmarks.
 
 use super::access::Access;
 use super::answer::{Answer, Head, Reply};
@@ -26,25 +26,25 @@ use std::time::Instant;
 const ROLLOUT: RolloutId = RolloutId(1);
 const LONGEST_ANSWER: u32 = 1 << 20;
 
-/// One rollout of a gateway of its own.
+/// A gateway with one rollout.
 pub struct Turns {
     gateway: Gateway,
     engines: EnginesConfig,
     rollout: Arc<Rollout>,
 }
 
-/// A request on its way to the engine.
+/// A request before it is sent to the engine.
 pub struct Asked {
     request: TurnRequest,
     reply: Box<dyn Reply>,
     prompt: Prompt,
-    /// What the engine is sent.
+    /// The request's body for the engine.
     pub engine_body: RequestBody,
 }
 
 #[cfg(test)]
 impl Asked {
-    /// What the engine is given.
+    /// The ids that the engine gets.
     pub(super) fn prompt_ids(&self) -> Vec<u32> {
         self.prompt.history.prompt_with(&self.prompt.suffix)
     }
@@ -54,7 +54,7 @@ impl Asked {
 pub(super) struct Answered {
     pub answer: Answer,
     pub reply: Box<dyn Reply>,
-    /// What streams are written by; benchmarks write none.
+    /// Where streams are written; benchmarks write none.
     #[cfg(feature = "testing")]
     pub reading: Arc<Reading>,
 }
@@ -64,7 +64,7 @@ impl Turns {
         Turns::of(renderer, false)
     }
 
-    /// Of an evaluation, or of a training rollout.
+    /// A rollout of an evaluation, or of training.
     pub(super) fn of(renderer: Arc<Renderer>, evaluation: bool) -> Turns {
         let engines = EnginesConfig {
             model: "m".into(),
@@ -109,7 +109,7 @@ impl Turns {
         }
     }
 
-    /// From a chat request's body to the engine's.
+    /// From the body of a chat request to the engine's request.
     pub fn ask(&self, body: &Bytes) -> Result<Asked, ApiError> {
         self.ask_in(Dialect::Chat, body)
     }
@@ -154,7 +154,7 @@ impl Turns {
         }
     }
 
-    /// From the engine's answer to the client's. The turn is recorded.
+    /// From the engine's answer to the client's. Records the turn.
     pub fn answer(&self, asked: Asked, engine_answer: &[u8]) -> Result<Vec<u8>, ApiError> {
         let answered = self.answered(asked, engine_answer)?;
         let tokenizer = self.gateway.renderer.tokenizer();
@@ -185,7 +185,7 @@ impl Turns {
         self.take_in(asked, generated)
     }
 
-    /// These ids, each as likely as any, by the weights of version 0.
+    /// These ids, all with the same log-probability, from version 0 of the weights.
     #[cfg(test)]
     pub(super) fn sampled(
         &self,
@@ -247,7 +247,7 @@ impl Turns {
         })
     }
 
-    /// Turns recorded so far.
+    /// Number of turns recorded so far.
     pub fn recorded(&self) -> Vec<primerl_core::Turn> {
         self.rollout.state.lock().turns.clone()
     }

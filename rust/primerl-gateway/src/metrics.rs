@@ -1,4 +1,4 @@
-//! What the gateway counts of its requests, as Prometheus metrics.
+//! Counts requests of the gateway, as Prometheus metrics.
 
 use parking_lot::Mutex;
 use primerl_core::RolloutId;
@@ -11,10 +11,10 @@ use prometheus_client::registry::Registry;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Span over which `tokens.per_second` is taken.
+/// Time span over which `tokens.per_second` is measured.
 const RATE_WINDOW: Duration = Duration::from_secs(10);
 
-/// Bounds of histograms of short times, seconds.
+/// Bucket bounds of histograms of short times, in seconds.
 pub const MICROSECONDS: [f64; 16] = [
     1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0,
 ];
@@ -57,7 +57,7 @@ pub enum Outcome {
     Gone,
 }
 
-// In the words of the rest of the API; derived, they would be those of the code.
+// Label values use the API's names; derived ones would use the code's names.
 impl EncodeLabelValue for TurnEnd {
     fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), std::fmt::Error> {
         let name = match self {
@@ -97,14 +97,14 @@ struct RequestLabels {
     outcome: Outcome,
 }
 
-/// Counted by whoever does the work.
+/// Each counter is updated by the code that does the work.
 pub struct GatewayMetrics {
     turns: Family<TurnLabels, Counter>,
     requests: Family<RequestLabels, Counter>,
     control_tokens: Counter,
     pub prompt_tokens: Counter,
     pub sampled_tokens: Counter,
-    /// Seconds an engine takes for a request, failovers included.
+    /// Seconds an engine takes for a request, including failovers.
     pub engine_time: Histogram,
     /// Seconds from a chat request's arrival to its engine request.
     pub prepare_time: Histogram,
@@ -173,7 +173,7 @@ impl GatewayMetrics {
             .inc();
     }
 
-    /// The first is told, with its rollout.
+    /// Only the first is logged, with its rollout.
     pub fn control_tokens(&self, rollout: RolloutId) {
         if self.control_tokens.inc() == 0 {
             tracing::warn!(
@@ -191,7 +191,7 @@ impl GatewayMetrics {
             .inc();
     }
 
-    /// Take a sample for [`GatewayMetrics::tokens_per_second`]; to be called about once a second.
+    /// Takes a sample for [`GatewayMetrics::tokens_per_second`]; to be called about once a second.
     pub fn sample_rate(&self) {
         let now = Instant::now();
         let mut rate = self.rate.lock();
@@ -205,7 +205,7 @@ impl GatewayMetrics {
         }
     }
 
-    /// Sampled tokens a second over the last few seconds.
+    /// Sampled tokens per second over the last few seconds.
     pub fn tokens_per_second(&self) -> f64 {
         let rate = self.rate.lock();
         match (rate.front(), rate.back()) {

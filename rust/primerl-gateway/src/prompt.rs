@@ -1,4 +1,4 @@
-//! From a request to the ids the engine is given: recorded ids and the new messages' suffix, or everything rendered.
+//! Makes the ids for the engine from a request: recorded ids plus the new messages' suffix, or a full render.
 
 mod rendered;
 
@@ -17,7 +17,7 @@ use primerl_service::http::ApiError;
 use rendered::{extend, render};
 use std::sync::Arc;
 
-/// The prompt of one request, and where it hangs in the conversation.
+/// The prompt of one request, and where it continues the conversation.
 #[derive(Clone, Debug)]
 pub(crate) struct Prompt {
     pub session: Arc<str>,
@@ -26,21 +26,21 @@ pub(crate) struct Prompt {
     pub context_digest: u128,
     pub parent: Option<TurnIndex>,
     pub fork: Option<ForkReason>,
-    /// Recorded before this turn.
+    /// Ids that were recorded before this turn.
     pub history: History,
-    /// This turn's own ids, which follow.
+    /// This turn's own ids, which follow the recorded ones.
     pub suffix: Arc<[u32]>,
     pub resident: Option<Resident>,
-    /// Those of a request with messages.
+    /// Keys of the messages, if the request has messages.
     pub options: Option<Arc<Options>>,
-    /// The messages, where somebody else renders them.
+    /// The messages, if the engine or another server renders them.
     pub chat: Option<Arc<ChatMessages>>,
-    /// Whether the text of messages that were rendered for it became control tokens of the model.
+    /// Whether text of messages that were rendered for this prompt became control tokens of the model.
     pub holds_control_tokens: bool,
 }
 
 impl Prompt {
-    /// What the engine is given.
+    /// The ids that the engine gets.
     pub(crate) fn ids(&self) -> PromptIds<'_> {
         PromptIds {
             history: &self.history,
@@ -49,7 +49,7 @@ impl Prompt {
     }
 }
 
-/// Computes only; no lock is held while it renders.
+/// Only computes; no lock is held while it renders.
 pub(super) fn prepare(
     renderer: &Renderer,
     rollout: &Rollout,
@@ -76,7 +76,7 @@ pub(super) fn prepare(
     }
 }
 
-/// An engine would fail at an id that its model has no row for.
+/// An engine would fail at an id for which its model has no row.
 pub(super) fn within_vocabulary(renderer: &Renderer, ids: &[u32]) -> Result<(), ApiError> {
     let size = renderer.vocabulary_size().unwrap_or(u32::MAX);
     match ids.iter().position(|id| *id >= size) {
@@ -92,7 +92,7 @@ pub(super) fn within_vocabulary(renderer: &Renderer, ids: &[u32]) -> Result<(), 
     }
 }
 
-/// The ids of a request outside of any conversation.
+/// The ids of a request outside any conversation.
 pub(super) fn whole(renderer: &Renderer, input: &Input) -> Result<Vec<u32>, ApiError> {
     match input {
         Input::Messages {
@@ -107,7 +107,7 @@ pub(super) fn whole(renderer: &Renderer, input: &Input) -> Result<Vec<u32>, ApiE
     }
 }
 
-/// As the client's mistake, with the name of its field.
+/// The error as the client's mistake, with the name of its field.
 pub(super) fn refuse(error: RenderError) -> ApiError {
     let param = match &error {
         RenderError::RoleLeftOut { message, .. } => format!("messages[{message}].role"),
@@ -117,13 +117,13 @@ pub(super) fn refuse(error: RenderError) -> ApiError {
     ApiError::invalid(error.to_string()).param(param)
 }
 
-/// A request's messages, followed through what was recorded.
+/// The position of a request's messages among the recorded turns.
 pub(super) struct Resolved {
     pub options: Arc<Options>,
     pub planned: Planned,
-    /// Of the turn that is gone on from.
+    /// Number of the turn that the request continues.
     pub history: History,
-    /// That turn, where its answer came back with more text behind it.
+    /// That turn, if its answer came back with more text appended.
     pub continued: Option<Turn>,
     pub resident: Option<Resident>,
 }
@@ -259,7 +259,7 @@ fn resolve_options(
     Ok(options)
 }
 
-/// The key of each message from `first` on; only those that never came before are read.
+/// The key of each message from `first` on; reads only those that are new.
 fn resolve_keys(
     rollout: &Rollout,
     session: &Arc<str>,
@@ -293,7 +293,7 @@ fn resolve_keys(
     Ok(keys)
 }
 
-/// A prompt that is given as it is extends the longest recorded turn whose ids it begins with.
+/// A prompt of ids extends the longest recorded turn with whose ids it begins.
 fn of_ids(rollout: &Rollout, session: &Arc<str>, ids: &[u32]) -> Result<Prompt, ApiError> {
     let start_digest = digest_start(b"ids");
     let mut state = rollout.state.lock();

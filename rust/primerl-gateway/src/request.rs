@@ -1,4 +1,4 @@
-//! A request in no dialect's words: messages, options of the template, how to sample.
+//! A request in a form that is independent of dialects: messages, template options and sampling parameters.
 
 use super::sampling::TurnSampling;
 use bytes::Bytes;
@@ -16,19 +16,19 @@ use std::sync::Arc;
 /// One message of a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Incoming {
-    /// OpenAI's chat message as it came. Most of a history was seen before, so it is read only where it is new.
+    /// OpenAI's chat message, unparsed. Most messages of a history are known already, so only new ones are parsed.
     Raw {
         text: Bytes,
         /// [`message_hash`] of it.
         digest: u128,
     },
-    /// Made from another dialect's items.
+    /// A message made from another dialect's items.
     Read(Box<Message>),
-    /// The same, kept from request to request.
+    /// The same, kept from one request to the next.
     Keyed(Arc<KeyedMessage>),
 }
 
-/// A message and its key, which takes longer to make than to look at.
+/// A message and its key, which takes longer to compute than to look up.
 #[derive(Debug)]
 pub(crate) struct KeyedMessage {
     pub message: Message,
@@ -49,7 +49,8 @@ impl Incoming {
         Incoming::Raw { text, digest }
     }
 
-    /// Hash of the bytes, by which a message that came before is known; `None` where there are none.
+    /// Hash of the bytes, which identifies a message that was seen before; `None` if the message was not made from
+    /// bytes.
     pub(crate) fn raw_digest(&self) -> Option<u128> {
         match self {
             Incoming::Raw { digest, .. } => Some(*digest),
@@ -57,7 +58,7 @@ impl Incoming {
         }
     }
 
-    /// The message's key, where it need not be made.
+    /// The message's key, if it is known already.
     pub(crate) fn key(&self) -> Option<MessageKey> {
         match self {
             Incoming::Keyed(keyed) => Some(keyed.key),
@@ -65,7 +66,7 @@ impl Incoming {
         }
     }
 
-    /// The message; `index` is its place in the request.
+    /// The message; `index` is its position in the request.
     pub(crate) fn read(&self, index: usize) -> Result<Cow<'_, Message>, ApiError> {
         match self {
             Incoming::Read(message) => Ok(Cow::Borrowed(message)),
@@ -90,7 +91,7 @@ fn adopt_reasoning(message: &mut Message) {
     }
 }
 
-/// How the conversation recognises a message.
+/// The key by which the conversation recognises a message.
 pub(crate) fn message_key(message: &Message) -> MessageKey {
     MessageKey {
         exact: message_hash(&canonical(message)),
@@ -105,11 +106,11 @@ pub(crate) fn answer_key(message: &Message) -> AnswerKey {
     }
 }
 
-/// What the template is given besides the messages. The same for all turns of a conversation, as a rule.
+/// What the template gets in addition to the messages. Usually the same for all turns of a conversation.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub render: RenderOptions,
-    /// Digest of an empty message list under these options.
+    /// Digest of an empty message list with these options.
     pub start_digest: u128,
 }
 
@@ -138,10 +139,10 @@ impl Options {
     }
 }
 
-/// Options as they came.
+/// Options, unparsed or parsed.
 #[derive(Clone, Debug)]
 pub(crate) enum IncomingOptions {
-    /// JSON texts, read only where they are new.
+    /// JSON texts, which are parsed only if they are new.
     Raw {
         tools: Option<Bytes>,
         template_kwargs: Option<Bytes>,
@@ -151,7 +152,7 @@ pub(crate) enum IncomingOptions {
 }
 
 impl IncomingOptions {
-    /// Hash of the bytes, by which options that came before are known; `None` where there are none.
+    /// Hash of the bytes, which identifies options that were seen before; `None` if they were not made from bytes.
     pub(crate) fn raw_digest(&self) -> Option<u128> {
         match self {
             IncomingOptions::Read(_) => None,
@@ -167,7 +168,7 @@ impl IncomingOptions {
         }
     }
 
-    /// Bytes of text.
+    /// Length of the text, in bytes.
     pub(crate) fn raw_len(&self) -> usize {
         match self {
             IncomingOptions::Read(_) => 0,
@@ -209,7 +210,7 @@ fn part<T: DeserializeOwned>(name: &str, raw: &Option<Bytes>) -> Result<Option<T
         .map_err(|error| ApiError::invalid(format!("{name}: {error}")).param(name))
 }
 
-/// A template would write out whatever else is there.
+/// Otherwise a template would render anything else that is there.
 fn objects(name: &str, raw: &Option<Bytes>) -> Result<Option<Vec<Value>>, ApiError> {
     let items: Option<Vec<Value>> = part(name, raw)?;
     let other = |items: &Vec<Value>| items.iter().position(|item| !item.is_object());
@@ -222,47 +223,47 @@ fn objects(name: &str, raw: &Option<Bytes>) -> Result<Option<Vec<Value>>, ApiErr
     }
 }
 
-/// What the model is to go on from.
+/// The input that the model continues.
 #[derive(Debug)]
 pub(crate) enum Input {
     Messages {
         messages: Vec<Incoming>,
         options: IncomingOptions,
-        /// Where the messages are known by their bytes.
+        /// Hashes of the request's bytes, if the messages can be recognised by them.
         recurring: Option<Recurring>,
     },
-    /// A text without a template; the engine gets its tokens.
+    /// Text without a template; the engine gets its tokens.
     Text(String),
     Ids(Vec<u32>),
 }
 
-/// How a request's messages are known when the next one begins with them.
+/// Identifies a request's messages when the next request begins with them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recurring {
     /// Hash through the last message.
     pub through: u128,
-    /// The same of an earlier request, with whose messages this one begins.
+    /// The same for an earlier request with whose messages this one begins.
     pub from: Option<u128>,
 }
 
-/// A request that may be answered.
+/// A valid request.
 #[derive(Debug)]
 pub(crate) struct TurnRequest {
     pub input: Input,
     pub sampling: TurnSampling,
-    /// Answers to sample.
+    /// Number of answers to sample.
     pub choices: u32,
-    /// Whether tool calls and reasoning are looked for in the answer.
+    /// Whether the answer is parsed for tool calls and reasoning.
     pub parse: Parse,
-    /// Hash by which the request is known when it comes again.
+    /// Hash that identifies the request when it is repeated.
     pub digest: u128,
 }
 
-/// What is looked for in an answer.
+/// What an answer is parsed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Parse {
-    /// Reasoning, and tool calls where the request has tools; of several calls only the first, with `one_call`.
+    /// Reasoning, and tool calls if the request has tools; with `one_call`, only the first of several calls.
     Message { one_call: bool },
-    /// Nothing: it is text.
+    /// Nothing: the answer is plain text.
     Text,
 }

@@ -1,11 +1,11 @@
-//! What the gateway knew of a rollout before a restart.
+//! Restores what the gateway knew about a rollout before a restart.
 //!
-//! Turns are in the journal as they are. What else a restart needs is noted there ([`primerl_core::Event::Noted`]), as
-//! JSON, and only where there is something to note.
+//! The journal has the turns themselves. The rest that a restart needs is written there as notes
+//! ([`primerl_core::Event::Noted`]) in JSON, and only if there is something to note.
 
 use super::Gateway;
-use super::allowance::Limit;
 use super::dialect::{KeptResponse, RestoringResponses};
+use super::rollout_limits::Limit;
 use super::rollouts::Rollout;
 use crate::RolloutLimits;
 use primerl_core::machine::OpenRollout;
@@ -14,24 +14,24 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// One line about a rollout.
+/// One note about a rollout.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Note {
-    /// A request that is equal to one that was answered before begins. After a restart its retry must not get that
-    /// answer.
+    /// A request begins that is equal to one that was answered before. After a restart, its retry must not get the
+    /// earlier answer.
     Repeat {
-        /// In hexadecimal digits: JSON has no numbers of 128 bits.
+        /// In hexadecimal digits: JSON has no 128-bit numbers.
         digest: String,
         request: u32,
     },
-    /// The response of this request may be referred to.
+    /// Later requests may refer to the response to this request.
     Response(Box<KeptResponse>),
-    /// Not any more.
+    /// The response was deleted.
     ResponseDeleted { id: String },
-    /// Of its example.
+    /// Limits of the rollout's example.
     Limits(RolloutLimits),
-    /// A conversation was refused more.
+    /// Another request of a conversation was refused because of a limit.
     LimitMet { session: String, limit: Limit },
 }
 
@@ -42,12 +42,12 @@ impl Note {
     }
 
     pub(crate) fn text(&self) -> Arc<str> {
-        // Names are strings throughout.
+        // Names are strings in all notes.
         serde_json::to_string(self).unwrap_or_default().into()
     }
 }
 
-/// Take up a rollout as it was. Any of the last answers may never have arrived: a marked retry gets them again.
+/// Restores a rollout. The client may not have received any of the last answers: a marked retry gets them again.
 pub(super) fn restore(gateway: &Gateway, rollout: &Arc<Rollout>, open: &OpenRollout<'_>) {
     restore_turns(rollout, open.turns);
     if open.notes.is_empty() {
@@ -76,12 +76,12 @@ pub(super) fn restore(gateway: &Gateway, rollout: &Arc<Rollout>, open: &OpenRoll
                 }
             }
             Note::Response(kept) => {
-                // Of a request whose answer was not recorded any more there is nothing to go on from.
+                // A request whose answer is not in the journal cannot be continued.
                 let Some(turn) = turns.get(&kept.request()) else {
                     continue;
                 };
                 if let Err(error) = responses.take_up(gateway, rollout, *turn, *kept) {
-                    tracing::warn!(rollout = %rollout.id, error = error.message, "a stored response is lost");
+                    tracing::warn!(rollout = %rollout.id, error = error.message, "a stored response cannot be restored");
                 }
             }
             Note::ResponseDeleted { id } => deleted.push(id),
@@ -94,7 +94,7 @@ pub(super) fn restore(gateway: &Gateway, rollout: &Arc<Rollout>, open: &OpenRoll
         }
     }
     for id in deleted {
-        // It may never have been recorded.
+        // The answer may never have been recorded.
         let _ = rollout.responses.delete(&id);
     }
 }
@@ -104,7 +104,7 @@ fn restore_turns(rollout: &Rollout, turns: &[Turn]) {
     for turn in turns {
         let index = state.record(turn);
         rollout.budget.sampled(turn.answer_tokens());
-        // What was sampled was allowed.
+        // Everything that was sampled had been within the limits.
         let _ = rollout.allowance.take(1);
         state.requests = state.requests.max(turn.request);
         let answer = Some((turn.choice, index));
@@ -112,6 +112,6 @@ fn restore_turns(rollout: &Rollout, turns: &[Turn]) {
             .attempts
             .restore(turn.request_digest, turn.request, answer);
     }
-    // Of an older version's turns it is not known how many requests they answer.
+    // Turns of an older version do not say how many requests they answer.
     state.requests = state.requests.max(turns.len() as u32);
 }

@@ -1,20 +1,20 @@
-//! How the requests of one environment's rollouts are sampled.
+//! Sampling parameters for the requests of one environment's rollouts.
 
 use primerl_core::Truncation;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// The same for all rollouts of an environment.
+/// The same parameters apply to all rollouts of an environment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     pub temperature: f64,
     pub max_tokens: u32,
-    /// Over all turns of a rollout.
+    /// Limit over all turns of a rollout.
     pub rollout_max_tokens: Option<u32>,
-    /// What is left out where a request does not say. `None`: requests must not leave anything out, unless nobody trains
-    /// on what they sample.
+    /// Truncation of the distribution if a request does not specify it. `None`: requests must not truncate, unless
+    /// their samples are not trained on.
     pub replayed: Option<Truncation>,
-    /// Variables of the chat template where a request does not name them; `None`: there are none.
+    /// Variables of the chat template that a request does not set itself; `None`: there are none.
     pub template_kwargs: Option<Arc<Map<String, Value>>>,
 }
 
@@ -26,8 +26,8 @@ impl Sampling {
         }
     }
 
-    /// As in a chat request: what a lease tells the environment to ask for. What is left out is not said: not every
-    /// client has words for it, and it is left out unless a request says otherwise.
+    /// The fields of a chat request that a lease tells the environment to send. Truncation is not included: not every
+    /// client can send it, and it applies anyway unless a request overrides it.
     pub fn to_wire(&self) -> Map<String, Value> {
         let mut wire = Map::new();
         wire.insert("temperature".into(), self.temperature.into());

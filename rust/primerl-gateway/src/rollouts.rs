@@ -1,16 +1,16 @@
-//! The rollouts that run now, each with its conversations.
+//! The open rollouts, each with its conversations.
 
 use super::allowance::Allowance;
 use super::attempts::Attempts;
 use super::budget::Budget;
 use super::dialect::ResponseStore;
 use super::dialect::chat::seen::Seen;
-use super::limits;
+use super::limits::{self, Held};
 use super::live::Live;
 use super::request::Options;
 use super::sampling::Rules;
 use super::unanswered::Unanswered;
-use super::{RolloutLimits, Sampling};
+use super::{Gateway, RolloutLimits, Sampling};
 use parking_lot::{Mutex, RwLock};
 use primerl_core::conversation::{MessageKey, Walk};
 use primerl_core::effect::{CancelReason, LeasedRollout};
@@ -27,17 +27,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// All open rollouts. Opened, cancelled and closed by the driver, looked up by requests.
+/// All open rollouts. The driver opens, cancels and closes them; requests look them up.
 #[derive(Debug, Default)]
 pub struct Rollouts {
     open: RwLock<HashMap<RolloutId, Arc<Rollout>>>,
-    /// One more than the highest number ever opened: tells "is over" from "never was".
+    /// One more than the highest number ever opened: distinguishes rollouts that are over from those that never
+    /// existed.
     next: AtomicU64,
-    /// By environment: who answers in place of the engines.
+    /// For each environment, the server that answers instead of the engines.
     endpoints: Vec<Option<Arc<Endpoint>>>,
-    /// By environment.
+    /// Limits of each environment.
     limits: Vec<RolloutLimits>,
-    /// By environment: from a rollout's lease to its deadline.
+    /// For each environment, the time from a rollout's lease to its deadline.
     spans: Vec<Duration>,
 }
 
@@ -50,55 +51,55 @@ pub struct Rollout {
     pub worker: WorkerId,
     pub evaluation: bool,
     pub sampling: Sampling,
-    /// Who answers in place of the engines.
+    /// The server that answers instead of the engines.
     pub endpoint: Option<Arc<Endpoint>>,
-    /// When it was leased; after a restart, as far as this machine's clock goes back.
+    /// When it was leased; after a restart, as far back as this machine's clock goes.
     pub began: Instant,
     pub deadline: Instant,
-    /// Whether it waits for an answer. Held for a moment.
+    /// Whether the rollout waits for an answer. Locked only for a moment.
     asking: Mutex<Asking>,
     /// Aborts the rollout's engine requests.
     pub over: CancellationToken,
     pub(super) budget: Budget,
     pub allowance: Allowance,
     cancelled: OnceLock<CancelReason>,
-    /// Held for look-ups and inserts, never across an await.
+    /// Locked for look-ups and inserts, never across an await.
     pub(super) state: Mutex<RolloutState>,
-    /// Shared with replies: they keep an answer once it is whole.
+    /// Shared with replies, which store an answer once it is complete.
     pub(super) responses: Arc<ResponseStore>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct RolloutState {
-    /// Recorded over all sessions, in order.
+    /// Recorded turns of all sessions, in order.
     pub turns: Vec<Turn>,
-    /// Tokens that they hold.
+    /// Number of tokens that the turns hold.
     pub tokens: usize,
-    /// The last error that it was told, if it got no answer since.
+    /// The last error that its client got, if no answer followed.
     pub refusal: Option<Refusal>,
-    /// Requests begun so far.
+    /// Number of requests that were started so far.
     pub requests: u32,
     pub sessions: HashMap<Arc<str>, Session>,
-    /// Messages whose keys the sessions hold.
+    /// Number of messages whose keys the sessions cache.
     pub keys: usize,
-    /// Requests that are answered or were: a retry gets the answer again.
+    /// Requests that are being answered or were answered: a retry gets the answer again.
     pub attempts: Attempts<Arc<Live>>,
-    /// Those that it waits for, or has waited for in vain.
+    /// Requests for whose answer the rollout waits, or has waited in vain.
     pub unanswered: Unanswered,
 }
 
-/// Whether a rollout asks for something, or runs its environment's code.
+/// Whether a rollout waits for an answer or runs its environment's code.
 #[derive(Clone, Copy, Debug)]
 struct Asking {
     requests: usize,
-    /// When that last changed from none to some, or back; at first, when it was opened.
+    /// When the number of requests last changed from zero to more, or back; at first, when the rollout was opened.
     since: Instant,
 }
 
-/// What a rollout is at, since when.
+/// What a rollout is doing, and since when.
 #[derive(Clone, Copy, Debug)]
 pub struct Doing {
-    /// It waits for an answer; else its environment's code is at work.
+    /// It waits for an answer; otherwise its environment's code is running.
     pub asks: bool,
     pub since: Instant,
 }
@@ -116,20 +117,29 @@ impl Asking {
 #[derive(Debug, Default)]
 pub(super) struct Session {
     pub conversation: Conversation,
-    /// Where its prefix is cached.
+    /// The engine that caches its prefix.
     pub resident: Option<Resident>,
-    /// Keys of messages by the hash of their bytes: a history that comes again is not read again.
+    /// Keys of messages by the hash of their bytes: a known message is not parsed again.
     pub keys: foldhash::HashMap<u128, MessageKey>,
-    /// How far the last chat request's body is known.
+    /// The part of the last chat request's body that is known.
     pub seen: Option<Arc<Seen>>,
-    /// How the last request's messages went through the recorded turns, by the hash through them.
+    /// Positions of the last request's messages among the recorded turns, by the hash through each message.
     pub walked: Option<(u128, Walk)>,
-    /// The options last used, by the hash of their bytes.
+    /// The options that were last used, by the hash of their bytes.
     pub options: Option<(u128, Arc<Options>)>,
 }
 
 impl RolloutState {
-    /// Takes in a finished turn; the result is its number.
+    pub(crate) fn held(&self) -> Held {
+        Held {
+            running: self.attempts.running(),
+            requests: self.requests,
+            turns: self.turns.len(),
+            tokens: self.tokens,
+        }
+    }
+
+    /// Adds a finished turn; returns its number.
     pub(crate) fn record(&mut self, turn: &Turn) -> TurnIndex {
         let index = TurnIndex(self.turns.len() as u32);
         self.refusal = None;
@@ -140,7 +150,7 @@ impl RolloutState {
         index
     }
 
-    /// The conversation of this name; it begins where there is none.
+    /// The conversation of this name, which is created if it does not exist.
     pub(crate) fn session(&mut self, name: &Arc<str>) -> Result<&mut Session, ApiError> {
         if !self.sessions.contains_key(name) {
             limits::check_sessions(self.sessions.len())?;
@@ -148,7 +158,7 @@ impl RolloutState {
         Ok(self.sessions.entry(Arc::clone(name)).or_default())
     }
 
-    /// Keep what the keys of these messages are.
+    /// Caches the keys of these messages.
     pub(crate) fn keep_keys(&mut self, session: &Arc<str>, keys: Vec<(u128, MessageKey)>) {
         self.keys += keys.len();
         if self.keys > limits::MOST_KEYS {
@@ -178,7 +188,7 @@ impl Rollouts {
         }
     }
 
-    /// Rollouts before this one have been.
+    /// Sets the first rollout number; lower ones count as over.
     pub fn begin_at(&self, next: RolloutId) {
         self.next.store(next.0, Ordering::Relaxed);
     }
@@ -188,7 +198,7 @@ impl Rollouts {
         let endpoint = self.endpoints.get(environment).cloned().flatten();
         let mut sampling = sampling;
         if endpoint.is_some() {
-            // Another model answers, with a template of its own.
+            // Another model answers, with its own template.
             sampling.template_kwargs = None;
         }
         let limits = self.limits.get(environment).copied().unwrap_or_default();
@@ -224,12 +234,12 @@ impl Rollouts {
         self.open.read().get(&id).cloned()
     }
 
-    /// All that are open, in no order.
+    /// All open rollouts, in no particular order.
     pub fn all(&self) -> Vec<Arc<Rollout>> {
         self.open.read().values().cloned().collect()
     }
 
-    /// The open rollout, or the error its caller gets: 410 once it is over, 404 if it never was.
+    /// The open rollout, or the error for its caller: 410 if it is over, 404 if it never existed.
     pub fn find(&self, id: &str) -> Result<Arc<Rollout>, ApiError> {
         let unknown =
             || ApiError::not_found("rollout_unknown", format!("there is no rollout `{id}`"));
@@ -244,13 +254,13 @@ impl Rollouts {
 
     pub fn cancel(&self, id: RolloutId, reason: CancelReason) {
         if let Some(rollout) = self.get(id) {
-            // The first reason stands.
+            // The first reason wins.
             let _ = rollout.cancelled.set(reason);
             rollout.over.cancel();
         }
     }
 
-    /// Forget the rollout; the result is the worker that ran it.
+    /// Removes the rollout; returns the worker that ran it.
     pub fn close(&self, id: RolloutId) -> Option<WorkerId> {
         let rollout = self.open.write().remove(&id)?;
         rollout.over.cancel();
@@ -283,7 +293,13 @@ impl Rollout {
         }
     }
 
-    /// A teacher answers it, for the policy to learn.
+    /// The name that clients use for the model.
+    pub(super) fn model<'a>(&'a self, gateway: &'a Gateway) -> &'a str {
+        let endpoint = self.endpoint.as_deref();
+        endpoint.map_or(&gateway.model, |endpoint| endpoint.model())
+    }
+
+    /// Whether a teacher answers it, for the policy to learn from.
     pub(super) fn is_taught(&self) -> bool {
         self.endpoint.is_some() && !self.evaluation
     }
@@ -291,12 +307,12 @@ impl Rollout {
     pub(super) fn rules(&self) -> Rules<'_> {
         Rules {
             sampling: &self.sampling,
-            // A teacher's sampling is its own.
+            // The policy's rules of sampling do not apply to a teacher.
             evaluation: self.evaluation || self.is_taught(),
         }
     }
 
-    /// Its client is told this error.
+    /// Remembers the error that its client gets.
     pub(super) fn refuse(&self, error: &ApiError) {
         self.state.lock().refusal = Some(Refusal {
             code: error.code.unwrap_or_default().to_owned(),
@@ -305,12 +321,12 @@ impl Rollout {
         });
     }
 
-    /// The last error that it was told, if it got no answer since.
+    /// The last error that its client got, if no answer followed.
     pub fn refusal(&self) -> Option<Refusal> {
         self.state.lock().refusal.clone()
     }
 
-    /// What requests to it get once it is over.
+    /// The error for requests to it once it is over.
     pub fn gone(&self) -> ApiError {
         is_over(self.id, self.cancelled.get().copied())
     }
@@ -322,16 +338,16 @@ fn is_over(id: RolloutId, reason: Option<CancelReason>) -> ApiError {
             "it was cancelled: too many policy versions contributed"
         }
         Some(CancelReason::TooOld) => {
-            "it was cancelled: what it sampled is too old to be trained at the next step"
+            "it was cancelled: its samples are too old to be trained at the next step"
         }
         Some(CancelReason::Timeout) => "it was cancelled: its time was up",
         Some(CancelReason::WorkerLost) => "its worker was lost; it was given to another",
         Some(CancelReason::GroupDropped) => "it was cancelled: its group was dropped",
         Some(CancelReason::GroupRestarted) => {
-            "it was cancelled: another rollout of its group came to nothing, and the group is run again as a whole"
+            "it was cancelled: another rollout of its group failed, and the whole group is run again"
         }
         Some(CancelReason::WeightsReplaced) => {
-            "it was cancelled: the trainer has published other weights in place of those that it evaluated"
+            "it was cancelled: the trainer has replaced the weights that it evaluated"
         }
         Some(CancelReason::RunFinished) => "it was cancelled: the run has finished",
         _ => "it has ended",

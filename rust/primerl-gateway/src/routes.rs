@@ -1,4 +1,4 @@
-//! The routes of agents, and of an env worker that tells an example's limits.
+//! The routes for agents, and the one where an env worker sends an example's limits.
 
 use super::Service;
 use super::allowance::tighten;
@@ -11,7 +11,7 @@ use axum::routing::{get, post};
 use primerl_service::http::Routes;
 use std::sync::Arc;
 
-/// Which key opens each of them is decided by the path alone: `access`.
+/// Only the path decides which key opens each of them: see `access`.
 pub fn routes() -> Routes<Arc<Service>> {
     Routes::new()
         .route(
@@ -36,7 +36,8 @@ pub fn routes() -> Routes<Arc<Service>> {
         .route("/v1/models", get(models))
 }
 
-/// Tokens without an answer. Clients look for vLLM's two beside `/v1` and in it, and for all of them without a rollout.
+/// Token counts and conversions without an answer. Clients look for vLLM's two routes with and without `/v1`, and for
+/// all of them without a rollout.
 fn counting() -> Routes<Arc<Service>> {
     let mut routes = Routes::new();
     for base in ["", "/rollouts/{rollout}"] {

@@ -1,41 +1,58 @@
 //! How an answer is sampled: what the request may choose, and what its rollout decides.
 //!
-//! A training rollout samples from the policy's own distribution, for that is what the trainer assumes, or from what its
-//! truncation or its grammar keeps of it, which is recorded and replayed; an evaluation may sample as it likes.
+//! A training rollout samples from the policy's own distribution, as the trainer assumes, or from what truncation or a
+//! grammar keeps of it, which is recorded and replayed. An evaluation may sample in any way.
 
 use super::fields::Fields;
-use super::structure::Demanded;
 use crate::Sampling;
 use bytes::Bytes;
 use primerl_core::Truncation;
 use primerl_service::http::ApiError;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Stop sequences of one request; more, or longer ones, are a mistake.
 const MOST_STOPS: usize = 16;
 const LONGEST_STOP: usize = 512;
-/// OpenAI's bound; engines are asked for one more.
+/// OpenAI's limit; engines are asked for one more.
 const MOST_TOP_LOGPROBS: u32 = 20;
 const MOST_CHOICES: u32 = 128;
 
-/// What engines are asked for, besides the prompt.
+/// What the engines are asked for, in addition to the prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TurnSampling {
     pub temperature: f64,
-    /// Longest answer, tokens, before the context is considered.
+    /// Longest answer in tokens, before the context length is considered.
     pub max_tokens: u32,
     /// The answer ends before the first of these texts.
     pub stop: Vec<String>,
-    /// Alternatives to be returned for each token; `None`: no log-probabilities are.
+    /// Number of alternatives returned for each token; `None`: no log-probabilities.
     pub logprobs: Option<u32>,
     pub truncation: Truncation,
-    /// A grammar, a schema or a choice that the answer must obey, as vLLM takes it.
+    /// A grammar, a schema or a choice that the answer must follow, in vLLM's format.
     pub structured_outputs: Option<Value>,
     /// A tool call that the answer must be.
     pub demanded: Option<Demanded>,
 }
 
-/// Whose request it is.
+/// The call that a client demands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Demanded {
+    /// A call of any tool.
+    Any,
+    Tool(String),
+}
+
+impl Demanded {
+    /// The demand in OpenAI's format.
+    pub(crate) fn choice(&self) -> Value {
+        match self {
+            Demanded::Any => "required".into(),
+            Demanded::Tool(name) => json!({"type": "function", "function": {"name": name}}),
+        }
+    }
+}
+
+/// The kind of rollout that the request belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules<'a> {
     pub sampling: &'a Sampling,
@@ -43,7 +60,7 @@ pub(crate) struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// Takes the fields that all dialects name alike. `max_tokens` is what the dialect found.
+    /// Takes the fields that have the same names in all dialects. `max_tokens` is what the dialect found.
     pub(crate) fn read(
         &self,
         fields: &mut Fields,
@@ -66,7 +83,7 @@ impl Rules<'_> {
         })
     }
 
-    /// Variables of the chat template: the request's, as its text came, and the run's.
+    /// Variables of the chat template: the request's as JSON text, and the run's.
     pub(crate) fn template_kwargs(&self, asked: Option<Bytes>) -> Result<Option<Bytes>, ApiError> {
         if self.sampling.template_kwargs.is_none() {
             return Ok(asked);
@@ -93,7 +110,7 @@ impl Rules<'_> {
         }
         if (asked - own).abs() > 1e-6 {
             let message = format!(
-                "temperature is {asked}, this rollout samples at {own}; leave it out or ask for the same"
+                "temperature is {asked}, but this rollout samples at {own}; omit it or send the same value"
             );
             return Err(ApiError::invalid(message).param("temperature"));
         }
@@ -113,7 +130,7 @@ impl Rules<'_> {
             Some(name) => {
                 let message = format!(
                     "{name} is not supported in a training rollout: its tokens would not be sampled from the policy's \
-                     own distribution, which the trainer assumes; leave it out, or set sampling.truncated = \"replay\" \
+                     own distribution, which the trainer assumes; omit it, or set sampling.truncated = \"replay\" \
                      in the orchestrator's config"
                 );
                 Err(refused(name, message))
@@ -129,7 +146,7 @@ fn refused(name: &str, message: String) -> ApiError {
         .code("unsupported_parameter")
 }
 
-/// The ways to leave tokens out that a request names, within vLLM's bounds.
+/// The truncation that a request asks for, within vLLM's bounds.
 struct Asked {
     top_p: Option<f32>,
     top_k: Option<u32>,
@@ -165,7 +182,7 @@ impl Asked {
         )?;
         Ok(Asked {
             top_p: top_p.map(|top_p| top_p as f32),
-            // -1 is 0, and what is too large is as large as can be: both keep all tokens.
+            // -1 means 0, and a value that is too large is reduced to the maximum: both keep all tokens.
             top_k: top_k.map(|top_k| top_k as u32),
             min_p: min_p.map(|min_p| min_p as f32),
         })
@@ -179,7 +196,7 @@ impl Asked {
         }
     }
 
-    /// The first that leaves tokens out.
+    /// The first parameter that removes tokens from the distribution.
     fn narrowing(&self) -> Option<&'static str> {
         let asked = self.over(Truncation::default());
         let narrowing = [
@@ -219,7 +236,7 @@ pub(crate) fn choices(fields: &mut Fields) -> Result<u32, ApiError> {
     }
 }
 
-/// Alternatives a token, within what engines give.
+/// Number of alternatives for each token, within what engines support.
 pub(crate) fn top_logprobs(asked: Option<u32>, name: &str) -> Result<u32, ApiError> {
     match asked.unwrap_or(0) {
         k @ 0..=MOST_TOP_LOGPROBS => Ok(k),
@@ -230,7 +247,7 @@ pub(crate) fn top_logprobs(asked: Option<u32>, name: &str) -> Result<u32, ApiErr
     }
 }
 
-/// vLLM's parameter for OpenAI's answer format, `response_format` or `text.format`, whichever `name` is.
+/// vLLM's parameter for OpenAI's answer format; `name` is `response_format` or `text.format`.
 pub(crate) fn structured_outputs(
     name: &str,
     format: &Map<String, Value>,

@@ -1,45 +1,29 @@
-//! What an answer's tokens must obey: the client's format, a tool call that it demands, or one of the two.
+//! The structure that an answer's tokens must follow: the client's format, a tool call that it demands, or either of
+//! the two.
 
 use super::request::{Parse, TurnRequest};
+use super::sampling::Demanded;
 use super::text::Reading;
 use primerl_render::{Demand, DemandError, Renderer};
 use primerl_service::http::ApiError;
 use serde_json::{Value, json};
 
-/// Sent with the request to the engine.
+/// Sent to the engine with the request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Structure {
     /// vLLM's `structured_outputs`.
     pub outputs: Value,
-    /// The reasoning block before it: `{"open"?, "close"}`. vLLM knows it by its own reasoning parser.
+    /// The reasoning block before it: `{"open"?, "close"}`. vLLM uses its own reasoning parser instead.
     pub reasoning: Option<Value>,
-}
-
-/// The call that a client demands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Demanded {
-    /// Of any tool.
-    Any,
-    Tool(String),
-}
-
-impl Demanded {
-    /// OpenAI's words for it.
-    pub(crate) fn choice(&self) -> Value {
-        match self {
-            Demanded::Any => "required".into(),
-            Demanded::Tool(name) => json!({"type": "function", "function": {"name": name}}),
-        }
-    }
 }
 
 const TOOL_CHOICE: &str = "tool_choice";
 const FORMAT: &str = "response_format";
 
-/// `suffix`: the last ids of the prompt, with the generation prompt. `None`: anything may be sampled.
+/// `suffix`: the last ids of the prompt, including the generation prompt. `None`: the answer is not constrained.
 ///
 /// # Errors
-/// The model's calls cannot be demanded, or the demand contradicts itself.
+/// This model's calls cannot be demanded, or the demand contradicts itself.
 pub(super) fn of(
     renderer: &Renderer,
     request: &TurnRequest,
@@ -64,7 +48,7 @@ pub(super) fn of(
         let name = demanded.map_or(FORMAT, |_| TOOL_CHOICE);
         return Err(refused(
             name,
-            "answers of this model are in channels (harmony), for which there is no grammar",
+            "this model answers in channels (harmony), for which there is no grammar",
         ));
     }
     let options = reading.options.as_ref();
@@ -73,13 +57,13 @@ pub(super) fn of(
         (Some(_), Some(_), _) => {
             return Err(refused(
                 TOOL_CHOICE,
-                "a call cannot be demanded of an answer that has a format; leave out one of them",
+                "an answer with a format cannot be required to be a tool call; omit one of the two",
             ));
         }
         (Some(format), None, None) => format.clone(),
         (Some(format), None, Some(tools)) => {
             let schema = schema(format).ok_or_else(|| {
-                refused(FORMAT, "with tools, an answer may have a JSON schema, but no other structured output; leave out one of them")
+                refused(FORMAT, "with tools, an answer may have a JSON schema, but no other structured output; omit one of the two")
             })?;
             let demand = Demand {
                 tools,
@@ -126,13 +110,13 @@ fn grammar(renderer: &Renderer, demand: &Demand<'_>, name: &str) -> Result<Value
         Ok(grammar) => Ok(json!({"grammar": grammar})),
         Err(error @ DemandError::Family(_)) if name == FORMAT => {
             let problem = format!(
-                "with tools an answer is a call or has the format, and {error}; leave out the tools"
+                "with tools, an answer is a tool call or has the format, but {error}; omit the tools"
             );
             Err(refused(name, &problem))
         }
         Err(error @ DemandError::Family(_)) => Err(refused(
             name,
-            &format!("{error}; leave it out, and say in the prompt that a tool is to be called"),
+            &format!("{error}; omit it, and ask for the tool call in the prompt"),
         )),
         Err(error) => Err(ApiError::invalid(format!("{name}: {error}")).param(name)),
     }

@@ -1,4 +1,4 @@
-//! The way of a request from its bytes to the answer's, without sockets, engines and a driver; for fuzzing.
+//! Takes a request from its bytes to the answer's bytes, without sockets, engines and a driver; for fuzzing.
 
 use super::dialect::Dialect;
 use super::events::all_at_once;
@@ -15,15 +15,15 @@ const ANSWER: &str = "<think>\nso\n</think>\n\nWell: é.\n<tool_call>\n{\"name\"
 pub struct Desk {
     renderer: Arc<Renderer>,
     turns: Turns,
-    /// What the engine says to everything.
+    /// The ids with which the engine answers everything.
     engine_answer: Vec<u8>,
 }
 
 impl Desk {
     /// # Panics
-    /// The model cannot say [`ANSWER`].
+    /// The model's tokenizer cannot encode [`ANSWER`].
     pub fn new(renderer: Arc<Renderer>, evaluation: bool) -> Desk {
-        let mut ids = renderer.tokenizer().encode(ANSWER).expect("can be said");
+        let mut ids = renderer.tokenizer().encode(ANSWER).expect("can be encoded");
         ids.extend(renderer.stop_token_ids().first());
         let content: Vec<Value> = ids
             .iter()
@@ -39,7 +39,7 @@ impl Desk {
         }
     }
 
-    /// A request's prompt is made, it is answered by [`ANSWER`], and the answer is recorded and written.
+    /// Makes a request's prompt, answers it with [`ANSWER`], and records and writes the answer.
     fn ask(&self, dialect: Dialect, body: &[u8]) -> Result<(), ApiError> {
         let asked = self.turns.ask_in(dialect, &Bytes::copy_from_slice(body))?;
         let sent: Value =
@@ -62,7 +62,7 @@ impl Desk {
     }
 }
 
-/// One request of the dialect: it is answered, or refused as the client's mistake.
+/// Handles one request of the dialect, which is answered or refused as the client's mistake.
 fn converse(desk: &Desk, dialect: Dialect, body: &[u8]) {
     if let Err(refusal) = desk.ask(dialect, body) {
         assert!(refusal.status.is_client_error(), "{refusal:?}");

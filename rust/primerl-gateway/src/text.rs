@@ -1,4 +1,4 @@
-//! Sampled ids to what the client is told, whole or as they come: parsed, and cut off at stop sequences.
+//! Converts sampled ids to what the client gets, whole or in pieces: parsed, and cut at stop sequences.
 
 use super::request::{Options, Parse, TurnRequest};
 use primerl_core::conversation::digest_next;
@@ -22,32 +22,32 @@ pub(crate) enum Delta {
     },
 }
 
-/// How sampled ids become what the client is told.
+/// How sampled ids are converted to what the client gets.
 #[derive(Debug)]
 pub(crate) struct Reading {
     pub parse: Parse,
-    /// Of a request with messages.
+    /// Template options of a request with messages.
     pub options: Option<Arc<Options>>,
     /// Whether the prompt ends within reasoning.
     pub starts_in_reasoning: bool,
     /// The text ends before the first of these.
     pub stop: Vec<String>,
-    /// Of the request; tool calls are named by it.
+    /// Digest of the request; the ids of tool calls are derived from it.
     pub request_digest: u128,
 }
 
-/// An answer, read.
+/// An answer after parsing.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub message: Message,
     /// The stop sequence that ended it.
     pub stop: Option<String>,
-    /// Why stretches that look like tool calls are shown as text.
+    /// Why parts of the text that look like tool calls are shown as text.
     pub malformed: Vec<String>,
 }
 
 impl Reading {
-    /// `suffix`: the last ids of the prompt, with the generation prompt.
+    /// `suffix`: the last ids of the prompt, including the generation prompt.
     pub(crate) fn new(
         renderer: &Renderer,
         request: &TurnRequest,
@@ -101,7 +101,7 @@ impl Reading {
             }
         }
         let stop = match cut_message(&mut message, &self.stop) {
-            // What ended the answer may be between a message's parts, and shown nowhere.
+            // The stop sequence may be between two parts of a message, and not be shown anywhere.
             None if self.parse != Parse::Text && !self.stop.is_empty() => {
                 let text = renderer.tokenizer().decode(sampled, true)?;
                 first_stop(&text, &self.stop).map(|(_, sequence)| sequence.clone())
@@ -115,8 +115,8 @@ impl Reading {
         })
     }
 
-    /// The id of a tool call that the model gave none: the same whenever the same answer is shown. Nine letters and
-    /// digits, for some templates insist on them.
+    /// The id for a tool call to which the model gave none: the same each time the same answer is shown. Nine letters
+    /// and digits, because some templates require that.
     fn call_id(&self, choice: usize, index: usize) -> String {
         const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
         let mut hash = digest_next(self.request_digest, (choice << 32 | index) as u128);
@@ -129,14 +129,14 @@ impl Reading {
     }
 }
 
-/// The text of one choice, as far as it is certain.
+/// The text of one choice, as far as it is final.
 pub(crate) struct ChoiceText {
     reading: Arc<Reading>,
     choice: usize,
     parser: Parser,
     content: StopCut,
     reasoning: StopCut,
-    /// Taken in so far.
+    /// Number of tokens added so far.
     pub tokens: usize,
 }
 
@@ -182,7 +182,7 @@ impl ChoiceText {
         Ok(self.cut(deltas))
     }
 
-    /// What was held back.
+    /// Returns the text that was held back.
     pub(crate) fn finish(&mut self, renderer: &Renderer) -> Result<Vec<Delta>, RenderError> {
         let nothing = Parser::Text(Box::default());
         let rest = match std::mem::replace(&mut self.parser, nothing) {
@@ -232,11 +232,11 @@ impl Delta {
     }
 }
 
-/// Looks for stop sequences in tokens as they come.
+/// Looks for stop sequences in tokens as they arrive.
 pub(crate) struct StopFinder<'a> {
     decoder: StreamDecoder<'a>,
     stop: &'a [String],
-    /// The end of the text: what a sequence may begin in.
+    /// The end of the text, in which a sequence may begin.
     tail: String,
     longest: usize,
     tokens: usize,
@@ -253,7 +253,7 @@ impl<'a> StopFinder<'a> {
         }
     }
 
-    /// The number of tokens through the one that completes a sequence, once there is one.
+    /// The number of tokens through the one that completes a sequence, if there is one.
     pub(crate) fn push(&mut self, ids: &[u32]) -> Result<Option<usize>, RenderError> {
         for &id in ids {
             self.tokens += 1;
@@ -271,13 +271,13 @@ impl<'a> StopFinder<'a> {
     }
 }
 
-/// Where the first stop sequence begins, and which it is.
+/// The position of the first stop sequence, and which one it is.
 fn first_stop<'s>(text: &str, stop: &'s [String]) -> Option<(usize, &'s String)> {
     let found = |sequence: &'s String| text.find(sequence.as_str()).map(|at| (at, sequence));
     stop.iter().filter_map(found).min_by_key(|(at, _)| *at)
 }
 
-/// Cut a message off before its first stop sequence; the result is that sequence.
+/// Cuts a message before its first stop sequence; returns that sequence.
 pub(crate) fn cut_message(message: &mut Message, stop: &[String]) -> Option<String> {
     let texts = [
         match &mut message.content {
@@ -293,11 +293,11 @@ pub(crate) fn cut_message(message: &mut Message, stop: &[String]) -> Option<Stri
     })
 }
 
-/// Cuts a text that comes in pieces off before its first stop sequence.
+/// Cuts a text that arrives in pieces before its first stop sequence.
 #[derive(Debug)]
 pub(crate) struct StopCut {
     stop: Vec<String>,
-    /// May be the beginning of a sequence.
+    /// Text that may be the beginning of a sequence.
     held: String,
     ended: bool,
 }
@@ -311,7 +311,7 @@ impl StopCut {
         }
     }
 
-    /// What may be shown now.
+    /// Returns what may be shown now.
     pub(crate) fn push(&mut self, text: String) -> String {
         if self.stop.is_empty() {
             return text;
@@ -337,7 +337,7 @@ impl StopCut {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// What was held back for nothing.
+    /// Returns the text that was held back but is no stop sequence.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -1,15 +1,15 @@
-//! One turn: from a prompt to an answer that is recorded.
+//! One turn: from a prompt to a recorded answer.
 
 mod record;
 
 pub(crate) use record::{answer_id, keep, recorded, take_in};
 
-use super::allowance::Limit;
 use super::answer::{Answer, Choice};
 use super::client_type::text_only;
 use super::live::Live;
 use super::prompt::Prompt;
 use super::request::TurnRequest;
+use super::rollout_limits::Limit;
 use super::rollouts::Rollout;
 use super::structure::Structure;
 use super::text::StopFinder;
@@ -26,13 +26,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Instant;
 
-/// Everything about a request that its task needs.
+/// The parts of a request that its task needs.
 #[derive(Debug)]
 pub(super) struct Task {
     pub attempt: Attempt,
     pub request: TurnRequest,
     pub prompt: Prompt,
-    /// What the answer must obey.
+    /// The structure that the answer must follow.
     pub structure: Option<Structure>,
     /// Tokens left for the answer.
     pub max_tokens: u32,
@@ -40,9 +40,9 @@ pub(super) struct Task {
     /// Whether clients want to see the answer while it is sampled.
     pub shown: bool,
     pub request_id: String,
-    /// The rollout whose first turn this is.
+    /// The rollout, if this is its first turn.
     pub first_of: Option<RolloutId>,
-    /// What a restart has to know once this has begun, and once it is answered.
+    /// Notes for the journal: when the request has begun, and when it is answered.
     pub notes: Notes,
 }
 
@@ -52,14 +52,14 @@ pub(super) struct Notes {
     pub with_turn: Option<Arc<str>>,
 }
 
-/// A request's place among those that are being answered. It is given up with it.
+/// Counts a request among those that are being answered; dropping it ends the count.
 #[derive(Debug)]
 pub(super) struct Attempt {
     pub rollout: Arc<Rollout>,
     pub digest: u128,
     pub number: u32,
     pub choices: u32,
-    /// Of those, the ones that were recorded.
+    /// Number of those that were recorded.
     pub recorded: AtomicU32,
 }
 
@@ -74,7 +74,7 @@ impl Drop for Attempt {
     }
 }
 
-/// Tokens left for the answer, or the error that environments know as an overflow.
+/// Tokens left for the answer, or the error that environments recognise as an overflow.
 pub(super) fn room(
     service: &Service,
     rollout: &Rollout,
@@ -92,7 +92,7 @@ pub(super) fn room(
         return Err(ApiError::invalid("the prompt is empty").param("prompt"));
     }
     if length >= limit {
-        // OpenAI's words and Anthropic's: agents know an overflow by either.
+        // OpenAI's wording and Anthropic's: agents recognise an overflow by one of them.
         let message = format!(
             "This model's maximum context length is {limit} tokens. However, your prompt contains {length} tokens \
              (prompt is too long: {length} tokens > {limit} maximum); shorten the messages."
@@ -112,7 +112,7 @@ pub(super) fn room(
     Ok(request.sampling.max_tokens.min(limit - length))
 }
 
-/// Sample all choices, record and tell; until nobody waits any more, or the rollout is over.
+/// Samples all choices, and records and sends them; stops when no client waits any more or the rollout is over.
 pub(super) async fn run(service: Arc<Service>, rollout: Arc<Rollout>, task: Task) {
     let (live, number) = (Arc::clone(&task.live), task.attempt.number);
     let began = Instant::now();
@@ -131,7 +131,7 @@ pub(super) async fn run(service: Arc<Service>, rollout: Arc<Rollout>, task: Task
             .note_refusal(&service, &task.prompt.session, error)
             .await;
     }
-    // Before a client hears of its end, and asks again.
+    // Before a client learns that the request ended, and asks again.
     drop(task);
     live.finish(outcome);
 }
@@ -171,7 +171,7 @@ async fn answer(
     Ok(Arc::new(Answer { head, choices }))
 }
 
-/// Given up when nobody waits for the answer any more, or the rollout is over.
+/// Waits until no client waits for the answer any more, the rollout's time is up, or it is over.
 pub(super) async fn awaited<T>(
     rollout: &Rollout,
     task: &Task,
@@ -181,8 +181,8 @@ pub(super) async fn awaited<T>(
         done = wait => Ok(done),
         () = rollout.over.cancelled() => Err(rollout.gone()),
         refusal = rollout.out_of_time() => Err(refusal),
-        // Nobody is there to be told.
-        () = task.live.abandoned().cancelled() => Err(ApiError::internal("nobody waits for this answer")),
+        // No client is left to get this error.
+        () = task.live.abandoned().cancelled() => Err(ApiError::internal("no client waits for this answer any more")),
     }
 }
 
@@ -198,20 +198,20 @@ async fn choice(
     }
     let sampled = sample(service, rollout, task, max_tokens, index).await?;
     check_grammar(rollout, task, &sampled.generated)?;
-    // From here on it is heard to its end, whoever waits: it may be in the journal already.
+    // From here on it runs to its end even if no client waits: the answer may already be in the journal.
     record(service, rollout, task, index as usize, sampled).await
 }
 
-/// What is trained must say which tokens were allowed: without it the trainer would take the answer for one of the
-/// policy's own distribution.
+/// Training needs to know which tokens were allowed: without that, the trainer would treat the answer as a sample of
+/// the policy's own distribution.
 fn check_grammar(rollout: &Rollout, task: &Task, generated: &Generated) -> Result<(), ApiError> {
     let is_structured = task.structure.is_some();
     if rollout.evaluation || is_structured == generated.grammar.is_some() {
         return Ok(());
     }
-    let message = "structured outputs and demanded tool calls cannot be trained with this engine: it does not say which \
-                   tokens its grammar allows, so the distribution that was sampled cannot be recorded; use the embedded \
-                   engine, leave them out, or ask in an evaluation";
+    let message = "structured outputs and required tool calls cannot be trained with this engine: it does not report \
+                   which tokens its grammar allows, so the sampled distribution cannot be recorded; use the embedded \
+                   engine, omit them, or use them in an evaluation only";
     let refused = ApiError::invalid(message)
         .param("structured_outputs")
         .code("structured_outputs_not_recorded");
@@ -264,12 +264,12 @@ struct Watch<'a> {
     renderer: &'a Renderer,
     choice: usize,
     stop: StopFinder<'a>,
-    /// Tokens so far.
+    /// Number of tokens so far.
     seen: usize,
 }
 
 impl<'a> Watch<'a> {
-    /// `None` where nobody needs to see a token before the last.
+    /// `None` if no client needs to see tokens before the last one.
     fn new(renderer: &'a Renderer, task: &'a Task, choice: usize) -> Option<Watch<'a>> {
         let stop = &task.request.sampling.stop;
         (task.shown || !stop.is_empty()).then(|| Watch {
@@ -287,7 +287,7 @@ impl Progress for Watch<'_> {
         let sampling = &self.task.request.sampling;
         let before = self.seen;
         self.seen += ids.len();
-        // What cannot be decoded now cannot be decoded at the end: the error comes then.
+        // Text that cannot be decoded now cannot be decoded at the end: the error is reported then.
         let end = match sampling.stop.is_empty() {
             true => None,
             false => self.stop.push(ids).ok().flatten(),
@@ -313,7 +313,7 @@ impl Progress for Watch<'_> {
 
     fn go_on(&mut self, kept: &[u32]) -> bool {
         self.stop = StopFinder::new(self.renderer, &self.task.request.sampling.stop);
-        // None of them completes a sequence: the answer would have ended there.
+        // None of them completes a sequence: otherwise the answer would have ended there.
         let _ = self.stop.push(kept);
         self.seen = kept.len();
         self.task
@@ -336,7 +336,7 @@ fn failed(service: &Service, rollout: &Rollout, error: &GenerateError) -> ApiErr
         GenerateError::Interrupted { .. } => ApiError::unavailable("answer_interrupted", message),
         _ => ApiError::unavailable("engine_unavailable", message),
     };
-    // Of a stream that has begun, it is told in the stream, or to nobody.
+    // Once a stream has begun, the error is sent in the stream, if a client is left.
     rollout.refuse(&told);
     told
 }

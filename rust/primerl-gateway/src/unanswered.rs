@@ -1,20 +1,20 @@
-//! Requests of a rollout that its environment has waited for in vain. Where the time is up meanwhile, whoever was to answer is
-//! named beside the environment, which could only wait.
+//! Requests of a rollout whose answer its environment has waited for in vain. If the rollout's time is up meanwhile,
+//! the error names the server that did not answer, in addition to the environment, which could only wait.
 
-use super::rollouts::Rollout;
 use primerl_core::ErrorKind;
 use primerl_core::event::{Outcome, Refusal};
+use primerl_engines::clients::Endpoint;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// By the request's number.
+/// Requests by number.
 #[derive(Debug, Default)]
 pub(crate) struct Unanswered(BTreeMap<u32, Request>);
 
 #[derive(Clone, Copy, Debug)]
 struct Request {
     since: Instant,
-    /// Nobody waits for it any more.
+    /// No client waits for it any more.
     abandoned: bool,
 }
 
@@ -27,7 +27,7 @@ impl Unanswered {
         self.0.insert(number, request);
     }
 
-    /// It was answered, or its client was told why not: who gave up on another one before has gone on.
+    /// The request was answered, or its client got an error: a client that abandoned an earlier request has continued.
     pub(crate) fn told(&mut self, number: u32) {
         self.0.remove(&number);
         self.0.retain(|_, request| !request.abandoned);
@@ -39,75 +39,54 @@ impl Unanswered {
         }
     }
 
-    /// For how long the oldest of them has waited.
+    /// How long the oldest request has waited.
     pub(crate) fn longest(&self, now: Instant) -> Option<Duration> {
         let since = self.0.values().map(|request| request.since).min();
         since.map(|since| now.saturating_duration_since(since))
     }
-}
 
-/// Adds to a report of a rollout whose time was up who had not answered it. Whose fault it is: theirs, if that was what most
-/// of the time went into.
-pub(crate) fn name_unanswered(rollout: &Rollout, outcome: &mut Outcome, now: Instant) {
-    let waited = rollout.state.lock().unanswered.longest(now);
-    let (Some(waited), Some(error)) = (waited, &mut outcome.error) else {
-        return;
-    };
-    if ErrorKind::of(error) != ErrorKind::Timeout {
-        return;
-    }
-    let (who, code) = match rollout.endpoint.as_deref() {
-        Some(endpoint) => (
-            format!("{} ({})", endpoint.name(), endpoint.url()),
-            "endpoint_unavailable",
-        ),
-        None => ("the run's engines".to_owned(), "engine_unavailable"),
-    };
-    let seconds = waited.as_secs_f64();
-    error.message.push_str(&format!(
-        "; a request to {who} had had no answer for {seconds:.1} s"
-    ));
-    if waited * 2 >= now.saturating_duration_since(rollout.began) {
-        outcome.refusal = Some(Refusal {
-            code: code.to_owned(),
-            status: 503,
-            overflow: None,
-        });
+    /// Adds the server that did not answer to the report of a rollout whose time was up. That server is blamed if the
+    /// rollout, which `began` then, waited for it for most of the time.
+    pub(crate) fn name_server(
+        &self,
+        outcome: &mut Outcome,
+        endpoint: Option<&Endpoint>,
+        began: Instant,
+        now: Instant,
+    ) {
+        let (Some(waited), Some(error)) = (self.longest(now), &mut outcome.error) else {
+            return;
+        };
+        if ErrorKind::of(error) != ErrorKind::Timeout {
+            return;
+        }
+        let (who, code) = match endpoint {
+            Some(endpoint) => (
+                format!("{} ({})", endpoint.name(), endpoint.url()),
+                "endpoint_unavailable",
+            ),
+            None => ("the run's engines".to_owned(), "engine_unavailable"),
+        };
+        let seconds = waited.as_secs_f64();
+        error.message.push_str(&format!(
+            "; a request to {who} had had no answer for {seconds:.1} s"
+        ));
+        if waited * 2 >= now.saturating_duration_since(began) {
+            outcome.refusal = Some(Refusal {
+                code: code.to_owned(),
+                status: 503,
+                overflow: None,
+            });
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Sampling;
-    use crate::rollouts::Rollouts;
-    use primerl_core::effect::LeasedRollout;
     use primerl_core::event::RolloutError;
-    use primerl_core::{EnvironmentId, ExampleIndex, GroupId, RolloutId, WorkerId};
-    use std::sync::Arc;
 
-    fn rollout(span: Duration) -> Arc<Rollout> {
-        let rollouts = Rollouts::default().with_limits(Vec::new(), vec![span]);
-        let lease = LeasedRollout {
-            rollout: RolloutId(7),
-            group: GroupId(0),
-            environment: EnvironmentId(0),
-            example: ExampleIndex(0),
-            evaluation: true,
-            deadline: primerl_core::Duration(span.as_micros() as u64),
-        };
-        let sampling = Sampling {
-            temperature: 1.0,
-            max_tokens: 8,
-            rollout_max_tokens: None,
-            replayed: None,
-            template_kwargs: None,
-        };
-        rollouts.open(&lease, WorkerId(1), sampling);
-        rollouts.get(RolloutId(7)).expect("is open")
-    }
-
-    fn reported(rollout: &Rollout, kind: &str, now: Instant) -> Outcome {
+    fn reported(unanswered: &Unanswered, began: Instant, kind: &str, now: Instant) -> Outcome {
         let mut outcome = Outcome {
             error: Some(RolloutError {
                 kind: kind.to_owned(),
@@ -116,7 +95,7 @@ mod tests {
             }),
             ..Outcome::default()
         };
-        name_unanswered(rollout, &mut outcome, now);
+        unanswered.name_server(&mut outcome, None, began, now);
         outcome
     }
 
@@ -126,21 +105,21 @@ mod tests {
 
     #[test]
     fn who_did_not_answer_is_named_and_blamed_for_most_of_the_time() {
-        let rollout = rollout(Duration::from_secs(60));
-        let at = |seconds| rollout.began + Duration::from_secs(seconds);
-        rollout.state.lock().unanswered.begin(1, at(4));
-        let late = reported(&rollout, "timeout", at(20));
+        let (mut unanswered, began) = (Unanswered::default(), Instant::now());
+        let at = |seconds| began + Duration::from_secs(seconds);
+        unanswered.begin(1, at(4));
+        let late = reported(&unanswered, began, "timeout", at(20));
         let expected = "within 19.0 s; a request to the run's engines had had no answer for 16.0 s";
         assert!(message(&late).ends_with(expected), "{late:?}");
         let refusal = late.refusal.expect("is blamed");
         assert_eq!(refusal.code, "engine_unavailable");
-        // Another failure has another reason.
-        let broken = reported(&rollout, "tool", at(20));
+        // Another failure has another cause.
+        let broken = reported(&unanswered, began, "tool", at(20));
         assert!(!message(&broken).contains("a request") && broken.refusal.is_none());
         // Most of the time was the environment's own.
-        rollout.state.lock().unanswered.told(1);
-        rollout.state.lock().unanswered.begin(2, at(15));
-        let slow = reported(&rollout, "timeout", at(20));
+        unanswered.told(1);
+        unanswered.begin(2, at(15));
+        let slow = reported(&unanswered, began, "timeout", at(20));
         assert!(
             message(&slow).contains("for 5.0 s") && slow.refusal.is_none(),
             "{slow:?}"

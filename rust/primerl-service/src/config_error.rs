@@ -1,4 +1,4 @@
-//! How a setting is refused: the error names the field and how to fix it.
+//! Errors in the configuration: each names the field and how to fix it.
 
 use std::path::PathBuf;
 
@@ -12,11 +12,11 @@ pub enum ConfigError {
     },
     #[error("{origin}: {message}")]
     Parse { origin: String, message: String },
-    #[error("{field}: {problem}; {mend}")]
+    #[error("{field}: {problem}; {hint}")]
     Field {
         field: String,
         problem: String,
-        mend: String,
+        hint: String,
     },
     #[error(transparent)]
     Core(#[from] primerl_core::config::ConfigError),
@@ -24,10 +24,10 @@ pub enum ConfigError {
     Model(String),
 }
 
-pub fn field(name: &str, problem: impl Into<String>, mend: impl Into<String>) -> ConfigError {
+pub fn field(name: &str, problem: impl Into<String>, hint: impl Into<String>) -> ConfigError {
     ConfigError::Field {
         field: name.into(),
         problem: problem.into(),
-        mend: mend.into(),
+        hint: hint.into(),
     }
 }

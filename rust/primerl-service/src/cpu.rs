@@ -1,6 +1,6 @@
 //! CPU time of this process.
 
-/// User and system time since the process started, seconds; `None` where the system does not tell.
+/// User and system time since the process started, in seconds; `None` if the operating system does not report it.
 pub fn process_cpu_seconds() -> Option<f64> {
     // The unit is 1/USER_HZ, which Linux fixes at 100 for /proc on every architecture that tokio supports.
     const TICKS_PER_SECOND: f64 = 100.0;
@@ -17,9 +17,9 @@ mod tests {
 
     #[test]
     fn work_costs_time() {
-        let before = process_cpu_seconds().expect("is told");
+        let before = process_cpu_seconds().expect("is reported");
         let mut sum = 0_u64;
-        while process_cpu_seconds().expect("is told") < before + 0.02 {
+        while process_cpu_seconds().expect("is reported") < before + 0.02 {
             sum = std::hint::black_box((0..10_000_u64).fold(sum, u64::wrapping_add));
         }
     }

@@ -1,4 +1,4 @@
-//! Files that are either absent or whole: temporary name, fsync, rename, fsync of the folder.
+//! Writes files that are either absent or complete: temporary name, fsync, rename, fsync of the folder.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -13,12 +13,12 @@ pub struct WriteError {
     pub source: io::Error,
 }
 
-/// Write `bytes` to `path`, whole or not at all; missing folders are made.
+/// Writes `bytes` to `path`, completely or not at all; creates missing folders.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     write_whole_with(path, |file| file.write_all(bytes))
 }
 
-/// As [`write_whole`], of what is too large to be put together in memory first: `content` writes it.
+/// As [`write_whole`], for content that is too large to build in memory first: `content` writes it.
 pub fn write_whole_with(
     path: &Path,
     content: impl FnOnce(&mut File) -> io::Result<()>,
@@ -29,7 +29,7 @@ pub fn write_whole_with(
     })
 }
 
-/// As [`write_whole`], of what nobody but its owner may read, at any time.
+/// As [`write_whole`], for content that no one but its owner may read at any time.
 pub fn write_secret(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     write(path, 0o600, |file| file.write_all(bytes)).map_err(|source| WriteError {
         path: path.to_owned(),
@@ -47,7 +47,7 @@ fn write(
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = folder.join(name);
-    // Left by a crash of a process of this number, it would keep its mode.
+    // A file that a crashed process with the same id left would keep its mode.
     let _ = fs::remove_file(&temporary);
     let mut file = File::options()
         .write(true)
@@ -60,8 +60,8 @@ fn write(
     File::open(folder)?.sync_all()
 }
 
-/// Another name for a file that is whole and will not change, over one that is there; a copy where the disk knows no
-/// links.
+/// Links a complete file that will not change to another name, and replaces the file there; copies it if the file
+/// system has no links.
 pub fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
     match fs::remove_file(to) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -77,12 +77,12 @@ pub fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Make what was made, renamed or removed in a folder outlive a power loss.
+/// Makes files that were created, renamed or removed in a folder survive a power loss.
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Append one line and make it durable.
+/// Appends one line and makes it durable.
 pub fn append_line(path: &Path, line: &str) -> Result<(), WriteError> {
     let append = || {
         let mut file = File::options().create(true).append(true).open(path)?;
@@ -95,7 +95,7 @@ pub fn append_line(path: &Path, line: &str) -> Result<(), WriteError> {
     })
 }
 
-/// The lines of a file; none where there is no file. A line that a crash cut short is removed from it first.
+/// The lines of a file; no lines if there is no file. Removes a last line that a crash truncated first.
 pub fn whole_lines(path: &Path) -> io::Result<Vec<String>> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,4 +1,4 @@
-//! The way to the driver, the thread that owns the core: events in, answers out.
+//! The channel to the driver, the thread that owns the core: events in, answers out.
 
 use bytes::Bytes;
 use primerl_core::effect::LeasedRollout;
@@ -32,18 +32,18 @@ pub enum BatchReply {
     NoMore,
 }
 
-/// Who waits for an event's consequences.
+/// Who waits for the result of an event.
 #[derive(Debug)]
 pub enum Reply {
     Lease(oneshot::Sender<LeaseReply>),
     Batch(oneshot::Sender<BatchReply>),
-    /// Told once the operating system has the event: it outlives this process.
+    /// Notified once the operating system has the event, which then survives this process.
     Written(oneshot::Sender<()>),
-    /// Told once the event is durable; the value says whether the rollout was still open before it.
+    /// Notified once the event is durable; the value says whether the rollout was still open before it.
     Accepted(oneshot::Sender<bool>),
-    /// Told once the event is durable; the error says why the trainer is not followed.
+    /// Notified once the event is durable; the error says why the trainer is not followed.
     Verdict(oneshot::Sender<Result<(), String>>),
-    /// The same, of a trainer whose checkpoint of this step has come to the disk: the run's state is kept beside it.
+    /// The same, for a trainer whose checkpoint of this step is now on disk: the run's state is saved next to it.
     Saved(oneshot::Sender<Result<(), String>>, Step),
 }
 
@@ -58,18 +58,18 @@ pub enum Message {
         sent: Instant,
     },
     Status(oneshot::Sender<(Status, Time)>),
-    /// Whether the driver still takes messages.
+    /// Whether the driver still accepts messages.
     Ping(oneshot::Sender<()>),
 }
 
-/// The way to the driver. Cheap to clone, never blocks.
+/// Sends messages to the driver. Cheap to clone, never blocks.
 #[derive(Clone, Debug)]
 pub struct DriverHandle {
     inbox: mpsc::UnboundedSender<Message>,
     next_request: Arc<AtomicU64>,
 }
 
-/// The other end of a [`DriverHandle`].
+/// The receiving end of a [`DriverHandle`].
 pub struct Inbox(mpsc::UnboundedReceiver<Message>);
 
 impl Inbox {
@@ -91,7 +91,7 @@ pub fn channel() -> (DriverHandle, Inbox) {
 }
 
 impl DriverHandle {
-    /// Tell what happened. After the run is over nobody needs to know.
+    /// Sends an event. After the run is over, no one needs it.
     pub fn send(&self, event: Event) {
         let _ = self.send_with(event, None);
     }
@@ -106,7 +106,7 @@ impl DriverHandle {
             .map_err(|_| RunOver)
     }
 
-    /// Tell, and wait for the answer.
+    /// Sends an event, and waits for the answer.
     async fn ask<T>(
         &self,
         event: Event,
@@ -117,7 +117,7 @@ impl DriverHandle {
         answer.await.map_err(|_| RunOver)
     }
 
-    /// Ask what may wait long. Dropping the future withdraws the request.
+    /// Sends a request that may wait long. Dropping the future withdraws the request.
     async fn long_poll<T>(
         &self,
         event: impl FnOnce(RequestId) -> Event,
@@ -133,7 +133,7 @@ impl DriverHandle {
         answer
     }
 
-    /// Tell now, in order with other calls; then wait until a crash of this process cannot undo it.
+    /// Sends an event at once, in order with other calls; then waits until it would survive a crash of this process.
     pub fn turn_finished(
         &self,
         rollout: RolloutId,
@@ -148,13 +148,13 @@ impl DriverHandle {
         }
     }
 
-    /// Note it now; then wait until a crash of this process cannot undo it.
+    /// Writes a note at once; then waits until it would survive a crash of this process.
     pub async fn noted(&self, rollout: RolloutId, note: Arc<str>) -> Result<(), RunOver> {
         self.ask(Event::Noted { rollout, note }, Reply::Written)
             .await
     }
 
-    /// Tell, and wait until it is on disk. The result says whether the rollout was open.
+    /// Sends an event, and waits until it is on disk. Returns whether the rollout was open.
     pub async fn rollout_finished(
         &self,
         worker: WorkerId,
@@ -169,7 +169,7 @@ impl DriverHandle {
         self.ask(event, Reply::Accepted).await
     }
 
-    /// Tell, and wait until it is on disk. The inner result says whether the weights are used, or why not.
+    /// Sends an event, and waits until it is on disk. The inner result says whether the weights are used, or why not.
     pub async fn weights_published(
         &self,
         version: primerl_core::PolicyVersion,
@@ -184,14 +184,15 @@ impl DriverHandle {
         self.ask(event, Reply::Verdict).await
     }
 
-    /// Tell, and wait until it is on disk. The inner result says why the trainer cannot go on from there.
+    /// Sends an event, and waits until it is on disk. The inner result says why the trainer cannot continue from there.
     pub async fn trainer_resumed(&self, step: Step) -> Result<Result<(), String>, RunOver> {
         self.ask(Event::TrainerResumed { step }, Reply::Verdict)
             .await
     }
 
-    /// Tell, and wait until it is on disk. The inner result says why the trainer cannot have saved that step. `saved`:
-    /// the checkpoint that has just come to the disk, which may be of a later step than those that need no batches.
+    /// Sends an event, and waits until it is on disk. The inner result says why the trainer cannot have saved that
+    /// step. `saved`: the checkpoint that was just written, which may belong to a later step than those that need no
+    /// batches.
     pub async fn checkpoint_saved(
         &self,
         step: Step,
@@ -224,7 +225,7 @@ impl DriverHandle {
         self.long_poll(event, Reply::Batch).await
     }
 
-    /// The batch, should it be there; answered at once.
+    /// The batch, if it exists; answers at once.
     pub async fn next_batch(&self, step: Step, rank: u32) -> Result<BatchReply, RunOver> {
         let event = |request| Event::NextBatchRequested {
             request,
@@ -234,15 +235,15 @@ impl DriverHandle {
         self.long_poll(event, Reply::Batch).await
     }
 
-    /// Resolves once the driver has come to this message.
+    /// Resolves once the driver has reached this message.
     pub fn ping(&self) -> oneshot::Receiver<()> {
         let (reply, answer) = oneshot::channel();
-        // Where it is gone, so is the sender: that is an answer too.
+        // If the driver is gone, the sender is dropped, which ends the wait, too.
         let _ = self.inbox.send(Message::Ping(reply));
         answer
     }
 
-    /// What the core knows, and the time it knows it at.
+    /// The core's status, and the time of that status.
     pub async fn status(&self) -> Result<(Status, Time), RunOver> {
         let (reply, answer) = oneshot::channel();
         self.inbox
@@ -252,7 +253,7 @@ impl DriverHandle {
     }
 }
 
-/// Withdraws the request when its waiter goes away unanswered.
+/// Withdraws the request if its waiter is dropped before the answer.
 struct PendingRequest<'a> {
     handle: &'a DriverHandle,
     id: RequestId,

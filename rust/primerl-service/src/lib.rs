@@ -1,10 +1,11 @@
-//! What every part of a run's server shares. It knows the core's events and effects, and nothing of who sends them.
+//! Parts that all servers of a run share. The crate depends on the core's events and effects, but not on the code that sends
+//! them.
 //!
-//! * [`http`]: connections and bodies within limits, errors in OpenAI's envelope, encodings.
-//! * [`inbox`]: the way to the thread that owns the core.
-//! * [`waits`]: what parts of the server wait for, with deadlines.
-//! * [`files`]: files that are whole or absent; [`secret`]: values that are not printed; [`tls`]: what clients trust.
-//! * [`config_error`]: how a setting is refused; [`cpu`]: CPU time of this process.
+//! * [`http`]: connections and bodies within limits, errors in OpenAI's format, encodings.
+//! * [`inbox`]: the channel to the thread that owns the core.
+//! * [`waits`]: what the server's parts wait for, with deadlines.
+//! * [`files`]: files that are complete or absent; [`secret`]: values that are not printed; [`tls`]: which servers clients trust.
+//! * [`config_error`]: errors in settings; [`cpu`]: CPU time of this process.
 
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]

@@ -1,9 +1,9 @@
-//! Keys that must not be seen in logs, traces and errors.
+//! Keys that must not appear in logs, traces and errors.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A key. It crosses the wire as the text it is; `Debug` shows that there is one, and it has no `Display`.
+/// A key. It is serialised as plain text; `Debug` only shows that there is one, and it has no `Display`.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);

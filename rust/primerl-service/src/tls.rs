@@ -1,7 +1,6 @@
-//! Clients of servers: whom they trust where those speak TLS, and what can be done where a connection fails for it.
-//!
-//! A server is trusted for a certificate that an authority of this machine has signed, or one in the files that
-//! `SSL_CERT_FILE` and `SSL_CERT_DIR` name, as of OpenSSL. Nothing turns that off.
+//! HTTP clients: which servers they trust for TLS, and hints for connections that fail because of it.
+//! A server is trusted if its certificate is signed by an authority of this machine, or by one in the files that
+//! `SSL_CERT_FILE` and `SSL_CERT_DIR` name, as in OpenSSL. Verification cannot be turned off.
 
 use reqwest::ClientBuilder;
 use rustls::{AlertDescription, CertificateError, ClientConfig, InvalidMessage, RootCertStore};
@@ -12,15 +11,15 @@ use std::sync::Arc;
 const FILE: &str = "SSL_CERT_FILE";
 const FOLDERS: &str = "SSL_CERT_DIR";
 
-/// Nobody can be trusted.
+/// There are no certificates of authorities to trust.
 #[derive(Debug, thiserror::Error)]
-#[error("{problem}; {mend}")]
+#[error("{problem}; {hint}")]
 pub struct NoAuthorities {
     pub problem: String,
-    pub mend: String,
+    pub hint: String,
 }
 
-/// Of a client for `url` and what is below it: where that is https, nothing is sent by http.
+/// Builder for a client of `url` and the URLs below it: for https, the client sends nothing over http.
 pub fn client(url: &str) -> Result<ClientBuilder, NoAuthorities> {
     match is_https(url) {
         true => Ok(trusting(authorities()?)),
@@ -32,13 +31,13 @@ pub fn is_https(url: &str) -> bool {
     url.starts_with("https:")
 }
 
-/// Of a client for http.
+/// Builder for a client that uses http.
 pub fn plain() -> ClientBuilder {
-    // Nothing is read from the disk for those that need nothing of it.
+    // Nothing is read from disk for clients that need no certificates.
     over(RootCertStore::empty())
 }
 
-/// Of a client for https.
+/// Builder for a client that uses https.
 pub fn trusting(authorities: RootCertStore) -> ClientBuilder {
     over(authorities).https_only(true)
 }
@@ -52,18 +51,18 @@ fn over(authorities: RootCertStore) -> ClientBuilder {
         .with_root_certificates(authorities)
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    // A proxy of the environment is for the internet, not for the machines of a run.
+    // A proxy in the environment is for the internet, not for the machines of a run.
     reqwest::Client::builder()
         .tls_backend_preconfigured(config)
         .no_proxy()
 }
 
-/// Whoever may sign a server's certificate.
+/// The authorities that may sign a server's certificate.
 fn authorities() -> Result<RootCertStore, NoAuthorities> {
     let found = rustls_native_certs::load_native_certs();
     let mut authorities = RootCertStore::empty();
     let (count, _) = authorities.add_parsable_certificates(found.certs);
-    // Of many files some may well be broken; one that was named was meant.
+    // Some files of a folder may well be invalid; but a file that the user named has to be readable.
     let unreadable = std::env::var_os(FILE).and_then(|file| std::fs::File::open(file).err());
     let problem = match (unreadable, found.errors.first()) {
         (Some(error), _) => error.to_string(),
@@ -76,18 +75,18 @@ fn authorities() -> Result<RootCertStore, NoAuthorities> {
             problem: format!(
                 "is https, and no certificates of authorities to trust are in {named}: {problem}"
             ),
-            mend: "have it name such certificates (PEM), or unset it".to_owned(),
+            hint: "have it name such certificates (PEM), or unset it".to_owned(),
         },
         None => NoAuthorities {
             problem: format!(
                 "is https, and this machine has no certificates of authorities to trust: {problem}"
             ),
-            mend: format!("install them (ca-certificates), or name a file of them (PEM) in {FILE}"),
+            hint: format!("install them (ca-certificates), or name a file of them (PEM) in {FILE}"),
         },
     })
 }
 
-/// The variables that say whom to trust, as they are set.
+/// The variables with the trusted certificates that are set, and their values.
 fn named() -> Option<String> {
     let set = |name: &str| {
         let value = std::env::var_os(name)?;
@@ -97,7 +96,7 @@ fn named() -> Option<String> {
     (!named.is_empty()).then(|| named.join(" and "))
 }
 
-/// What can be done, where one side speaks TLS and the other does not, or does not trust it.
+/// How to fix an error if one side speaks TLS and the other does not, or does not trust it.
 pub fn mend(error: &(dyn Error + 'static), url: &str) -> Option<String> {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -109,11 +108,11 @@ pub fn mend(error: &(dyn Error + 'static), url: &str) -> Option<String> {
             && !is_https(url)
         {
             return Some(
-                "that is no answer in HTTP: does it speak TLS, and want https:// for http://?"
+                "this is not an HTTP response: does the server speak TLS, and the URL need https:// instead of http://?"
                     .to_owned(),
             );
         }
-        // Its source is that of the error which it holds.
+        // The `source` of an `io::Error` skips the error that it wraps.
         let held = error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::get_ref);
@@ -130,19 +129,19 @@ fn mend_of(error: &rustls::Error) -> Option<String> {
         rustls::Error::InvalidCertificate(problem) => Some(mend_of_certificate(problem)),
         rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => Some(speaks_no_tls()),
         rustls::Error::AlertReceived(AlertDescription::CertificateRequired) => {
-            Some("it wants a certificate of whoever asks it, and none can be given".to_owned())
+            Some("the server requires a client certificate, which is not supported".to_owned())
         }
         _ => None,
     }
 }
 
 fn speaks_no_tls() -> String {
-    "that is no TLS: does it want http:// for https://?".to_owned()
+    "the server does not speak TLS: does the URL need http:// instead of https://?".to_owned()
 }
 
 fn mend_of_certificate(problem: &CertificateError) -> String {
     match problem {
-        // The latter: by another one of the same name.
+        // `BadSignature`: another authority of the same name signed it.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => match named() {
             Some(named) => format!(
                 "none of the authorities in {named} has signed it; add the one that has, as PEM"
@@ -155,21 +154,21 @@ fn mend_of_certificate(problem: &CertificateError) -> String {
         | CertificateError::ExpiredContext { .. }
         | CertificateError::NotValidYet
         | CertificateError::NotValidYetContext { .. } => {
-            "the server needs a new one, if this machine's clock is right".to_owned()
+            "the server needs a new certificate, if this machine's clock is right".to_owned()
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            "ask the server by a name that its certificate has among its subjectAltName, or give it one with this name"
+            "use a name of the server that is in its certificate's subjectAltName, or give it a certificate with this name"
                 .to_owned()
         }
         CertificateError::Other(_) => {
-            "it is not made for a server: that takes X.509 version 3, CA:FALSE and a subjectAltName"
+            "it is not a server certificate: that takes X.509 version 3, CA:FALSE and a subjectAltName"
                 .to_owned()
         }
-        _ => "the server needs another one".to_owned(),
+        _ => "the server needs another certificate".to_owned(),
     }
 }
 
-/// reqwest's own text leaves out the cause ("connection refused").
+/// reqwest's own message omits the cause ("connection refused").
 pub fn chain(error: &reqwest::Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);

@@ -1,8 +1,8 @@
-//! Every wait of the shell: who waits for what, since when, and how long it may take. Those of the core are in its own
-//! status; together they are the `waits` of `/status`, a chain that ends at whatever holds up the run.
+//! Every wait of the server around the core: who waits for what, since when, and how long it may take. The core's own
+//! waits are in its status; together they are the `waits` of `/status`, a chain that ends at what blocks the run.
 //!
-//! The monitor looks at them once a second. One that is past its deadline is named in the log; one of a part that nothing
-//! goes on without ends the run with a typed error.
+//! The monitor checks them once a second. It logs a wait that is past its deadline; if the run cannot continue without
+//! what is awaited, the run ends with a typed error.
 
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What becomes of a wait that takes too long.
+/// What happens to a wait that takes too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overdue {
-    /// Somebody else gives up on it, or it may last: it is named, again and again.
+    /// Another part gives up on it, or it may last: it is logged repeatedly.
     IsNamed,
-    /// Nothing goes on without it: the run fails.
+    /// The run cannot continue without it, so the run fails.
     FailsTheRun,
 }
 
@@ -26,9 +26,9 @@ struct Entry {
     since: Instant,
     deadline: Instant,
     overdue: Overdue,
-    /// When it was last named.
+    /// When it was last logged.
     named: Option<Instant>,
-    /// Until then it is seen by nobody: all of these waits are so short.
+    /// It is not listed before this time: all waits of its kind are usually short.
     shown_from: Instant,
 }
 
@@ -39,13 +39,13 @@ pub struct Wait {
     #[serde(rename = "for")]
     pub waiting_for: String,
     pub since_s: f64,
-    /// Seconds left; below 0 where it is overdue.
+    /// Seconds left; negative if it is overdue.
     pub deadline_s: f64,
     #[serde(skip)]
     pub fails_the_run: bool,
 }
 
-/// Held for a few map operations by whoever begins or ends a wait.
+/// Locked only for the few map operations that begin or end a wait.
 #[derive(Clone, Debug, Default)]
 pub struct Waits(Arc<Mutex<Table>>);
 
@@ -55,7 +55,7 @@ struct Table {
     entries: BTreeMap<u64, Entry>,
 }
 
-/// A wait that goes on until this is dropped.
+/// A wait that lasts until this value is dropped.
 #[derive(Debug)]
 pub struct Waiting {
     waits: Waits,
@@ -73,7 +73,7 @@ impl Waits {
         self.begin_unseen(who, waiting_for, Duration::ZERO, at_most, overdue)
     }
 
-    /// One that is listed only if it lasts for `unseen`.
+    /// Begins a wait that is only listed if it lasts for `unseen`.
     pub fn begin_unseen(
         &self,
         who: impl Into<String>,
@@ -102,7 +102,7 @@ impl Waits {
         }
     }
 
-    /// All that go on and are to be seen, the oldest first.
+    /// All current waits that are listed, oldest first.
     pub fn all(&self) -> Vec<Wait> {
         let now = Instant::now();
         let table = self.0.lock();
@@ -114,14 +114,14 @@ impl Waits {
             .collect()
     }
 
-    /// This process was itself suspended: nobody was late in the meantime.
+    /// Moves all deadlines: this process was suspended itself, so nothing was late in the meantime.
     pub fn postpone(&self, by: Duration) {
         for entry in self.0.lock().entries.values_mut() {
             entry.deadline += by;
         }
     }
 
-    /// Those past their deadline that were not named within `repeat`; they count as named now.
+    /// Overdue waits that were not logged within `repeat`; marks them as logged.
     pub fn take_overdue(&self, repeat: Duration) -> Vec<Wait> {
         let now = Instant::now();
         let mut overdue = Vec::new();

@@ -170,7 +170,7 @@ impl Server {
             Ok(client) => client,
             Err(error) => {
                 let problem = format!("`{base_url}` {}", error.problem);
-                return refuse("base_url", problem, &error.mend);
+                return refuse("base_url", problem, &error.hint);
             }
         };
         let client = client

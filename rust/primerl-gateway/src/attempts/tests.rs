@@ -11,13 +11,13 @@ impl Running for u32 {
     }
 }
 
-/// The same always.
+/// A constant digest.
 fn now() -> Instant {
     static NOW: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
     *NOW
 }
 
-/// Handles of what runs are the attempts' own numbers.
+/// In these tests, the handle of a running attempt is its number.
 type Table = Attempts<u32>;
 
 fn begin(table: &mut Table, number: u32) {
@@ -55,7 +55,7 @@ fn ask(table: &Table, is_marked: bool) -> Claim<u32> {
 const NEW: Claim<u32> = Claim::New { repeats: true };
 const FIRST: Claim<u32> = Claim::New { repeats: false };
 
-/// The first attempt was answered and its answer taken.
+/// An attempt that was answered, and whose client took the answer.
 fn delivered() -> Table {
     let mut table = Table::default();
     begin(&mut table, 1);
@@ -79,8 +79,8 @@ fn an_honest_repeat_is_new_and_its_retry_gets_its_own_answer() {
     assert_eq!(ask(&table, false), NEW);
 }
 
-/// Of clients that do not count their attempts: what is left of a lost answer does not make a later conversation, which
-/// begins with the same words, its retry.
+/// For clients that do not mark retries: a lost answer must not turn a later conversation that begins with the same
+/// words into its retry.
 #[test]
 fn a_lost_answer_is_given_to_an_unmarked_request_for_a_while_only() {
     let mut table = Table::default();
@@ -94,7 +94,7 @@ fn a_lost_answer_is_given_to_an_unmarked_request_for_a_while_only() {
     assert_eq!(asked(later, false), NEW, "another conversation");
     assert_eq!(asked(later, true), again(1), "it says that it is a retry");
 
-    // Of two that were lost, the one that may still be asked for.
+    // If two answers were lost, the one that may still be requested.
     begin(&mut table, 2);
     answer(&mut table, 2);
     table.left(REQUEST, 2, false, now() + later);
@@ -104,7 +104,7 @@ fn a_lost_answer_is_given_to_an_unmarked_request_for_a_while_only() {
 }
 
 #[test]
-fn a_repeat_that_failed_is_not_answered_by_the_one_before_it() {
+fn a_repeat_that_failed_is_not_answered_by_the_previous_attempt() {
     let mut table = delivered();
     begin(&mut table, 2);
     fail(&mut table, 2);
@@ -116,7 +116,7 @@ fn a_repeat_that_failed_is_not_answered_by_the_one_before_it() {
 }
 
 #[test]
-fn of_two_that_failed_each_is_made_again() {
+fn each_of_two_failed_attempts_is_made_again() {
     let mut table = delivered();
     begin(&mut table, 2);
     begin(&mut table, 3);
@@ -130,7 +130,7 @@ fn of_two_that_failed_each_is_made_again() {
 }
 
 #[test]
-fn an_answer_that_nobody_took_is_given_again_once() {
+fn an_answer_that_no_client_took_is_given_again_once() {
     let mut table = delivered();
     begin(&mut table, 2);
     answer(&mut table, 2);
@@ -156,7 +156,7 @@ fn an_answer_that_one_of_two_clients_took_is_not_lost() {
 }
 
 #[test]
-fn the_retry_of_a_lost_answer_does_not_get_one_that_runs_for_somebody_else() {
+fn the_retry_of_a_lost_answer_does_not_join_an_attempt_of_another_client() {
     let mut table = Table::default();
     begin(&mut table, 1);
     begin(&mut table, 2);
@@ -179,7 +179,7 @@ fn what_was_begun_before_a_restart_is_not_answered_by_what_was_answered_before_i
     assert_eq!(
         ask(&table, true),
         again(3),
-        "not the one before the restart"
+        "not the attempt from before the restart"
     );
 }
 
@@ -197,7 +197,7 @@ fn answers_of_one_request_stay_together() {
 }
 
 #[test]
-fn a_part_of_several_answers_is_given_to_nobody() {
+fn no_client_gets_only_some_of_several_answers() {
     let mut table = Table::default();
     begin(&mut table, 1);
     table.recorded(REQUEST, 1, 0, TurnIndex(0));
@@ -225,19 +225,19 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..60)
 }
 
-/// What a bystander knows of the attempts.
+/// The model that the attempts are compared with.
 #[derive(Default)]
 struct Witness {
     running: Vec<u32>,
     answered: Vec<u32>,
     taken: Vec<u32>,
-    /// Who waits for which attempt.
+    /// Which client waits for which attempt.
     clients: Vec<u32>,
 }
 
 proptest! {
     #[test]
-    fn whatever_happens_nobody_gets_what_is_not_theirs(steps in steps()) {
+    fn no_client_ever_gets_the_answer_of_another(steps in steps()) {
         let (mut table, mut seen, mut number) = (Table::default(), Witness::default(), 0);
         for step in steps {
             match step {
@@ -264,7 +264,7 @@ proptest! {
                         if !is_marked {
                             prop_assert!(!seen.taken.contains(&number) && !seen.clients.contains(&number));
                         } else if seen.taken.contains(&number) {
-                            // Only where nobody else may have lost something.
+                            // Only if no other client may have lost an answer.
                             prop_assert!(seen.answered.iter().all(|it| seen.taken.contains(it)));
                             prop_assert!(seen.running.is_empty());
                             prop_assert_eq!(seen.answered.iter().max(), Some(&number));

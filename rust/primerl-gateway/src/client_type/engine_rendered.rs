@@ -1,5 +1,5 @@
-//! The engine renders. What it says it was given is the prompt; it extends a turn only where it begins with that turn's
-//! ids.
+//! For engines that render messages. The ids that the engine reports are the prompt; the prompt extends a turn only if
+//! it begins with that turn's ids.
 
 use super::messages::chat_messages;
 use crate::Service;
@@ -45,7 +45,7 @@ pub(super) async fn prompt(
     })
 }
 
-/// Where the prompt hangs: `recorded` are the ids of the turn that the messages go on from.
+/// Where the prompt continues the conversation: `recorded` are the ids of the turn that precedes the new messages.
 fn place(
     plan: Plan,
     recorded: History,
@@ -88,7 +88,7 @@ mod tests {
         let (parent, fork, history) = place(extend, recorded(), &[1, 2, 3, 4, 5]);
         assert_eq!((parent, fork), (Some(TurnIndex(0)), None));
         assert_eq!(history.len(), 4);
-        // The answer's thinking is gone, its text encodes otherwise, or nothing follows it.
+        // The answer's thinking is missing, its text is encoded differently, or nothing follows it.
         for other in [&[1, 2, 4, 5][..], &[1, 2, 9, 4, 5], &[1, 2, 3, 4], &[1]] {
             let (parent, fork, history) = place(extend, recorded(), other);
             assert_eq!((parent, fork), (None, Some(ForkReason::PrefixDiffers)));

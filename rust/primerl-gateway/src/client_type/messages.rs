@@ -1,4 +1,4 @@
-//! A request's messages and options, in the words of OpenAI's chat completions.
+//! Writes a request's messages and options in the format of OpenAI's chat completions.
 
 use crate::request::{Incoming, Options};
 use primerl_engines::ChatMessages;
@@ -11,8 +11,8 @@ pub(super) fn chat_messages(
     options: &Options,
 ) -> Result<ChatMessages, ApiError> {
     if options.render.documents.is_some() {
-        let message = "documents are only rendered here, and this rollout's messages are rendered by another server; \
-                       put them into a message";
+        let message = "documents are not supported, because another server renders this rollout's messages; put them \
+                       into a message";
         return Err(ApiError::invalid(message)
             .param("documents")
             .code("unsupported_parameter"));
@@ -24,7 +24,7 @@ pub(super) fn chat_messages(
     })
 }
 
-/// What came as chat messages goes on as it came.
+/// Chat messages are forwarded unchanged.
 fn list(messages: &[Incoming]) -> Result<Vec<u8>, ApiError> {
     let mut list = b"[".to_vec();
     for (index, message) in messages.iter().enumerate() {
@@ -44,7 +44,7 @@ fn list(messages: &[Incoming]) -> Result<Vec<u8>, ApiError> {
     Ok(list)
 }
 
-/// On the wire, the arguments of a call are the text of an object.
+/// On the wire, the arguments of a call are a string with a JSON object.
 fn with_written_arguments(mut message: Message) -> Message {
     for call in message.tool_calls.iter_mut().flatten() {
         call.kind.get_or_insert_with(|| "function".into());

@@ -1,5 +1,5 @@
-//! Requests whose messages are rendered by somebody else: by the engine, which says what ids it made of them, or by a
-//! server that gives text only.
+//! Requests whose messages another process renders: the engine, which reports the ids it made of them, or a server that
+//! returns text only.
 
 mod engine_rendered;
 mod messages;
@@ -17,7 +17,7 @@ use primerl_engines::clients::ClientType;
 use primerl_service::http::ApiError;
 use std::sync::Arc;
 
-/// Whether the prompt of a request of this rollout is rendered here.
+/// Whether the gateway renders the prompt of this rollout's requests.
 pub(super) fn renders_here(gateway: &Gateway, rollout: &Rollout) -> bool {
     match &rollout.endpoint {
         Some(_) => rollout.is_taught(),
@@ -25,7 +25,7 @@ pub(super) fn renders_here(gateway: &Gateway, rollout: &Rollout) -> bool {
     }
 }
 
-/// Adds to the prompt of a rollout that a teacher answers what the teacher is asked.
+/// For a rollout that a teacher answers, adds the messages that the teacher is sent to the prompt.
 pub(super) fn ask_teacher(
     rollout: &Rollout,
     request: &TurnRequest,
@@ -40,7 +40,7 @@ pub(super) fn ask_teacher(
     Ok(())
 }
 
-/// The prompt of a request that is not rendered here.
+/// The prompt of a request that the gateway does not render.
 pub(super) async fn prompt(
     service: &Arc<Service>,
     rollout: &Arc<Rollout>,
@@ -68,14 +68,15 @@ pub(super) async fn prompt(
 
 fn no_messages(rollout: &Rollout) -> ApiError {
     let who = match &rollout.endpoint {
-        Some(endpoint) => format!("{} is a server of chat completions", endpoint.name()),
+        Some(endpoint) => format!("{} is a chat completions server", endpoint.name()),
         None => {
-            "this run's engines render chat messages (client_type = \"openai_chat_completions_token\")"
+            "this run's engine renders chat messages (client_type = \"openai_chat_completions_token\")"
                 .to_owned()
         }
     };
-    let message =
-        format!("{who}, which takes messages and no prompt of text or token ids; send messages");
+    let message = format!(
+        "{who} and accepts messages only, not a prompt of text or token ids; send messages"
+    );
     ApiError::invalid(message)
         .param("prompt")
         .code("unsupported_parameter")

@@ -1,4 +1,4 @@
-//! A teacher's answer as the policy's model would have written it.
+//! Writes a teacher's answer as the policy's model would have written it.
 
 use crate::prompt::Prompt;
 use crate::request::{TurnRequest, answer_key};
@@ -8,12 +8,12 @@ use primerl_core::turn::{FinishReason, ForkReason};
 use primerl_render::{Message, RenderOptions, Renderer};
 use std::sync::Arc;
 
-/// Gives a turn of text its ids: those of the prompt, as the policy would be given it, and of the answer. Where the
-/// template writes the conversation so far otherwise once it is answered, the turn is a fork with all of it. What is
-/// written is read again as the policy's own answers are: nothing is learnt that would be taken for something else.
+/// Gives a turn of text its ids: the prompt as the policy would get it, and the answer. If the template writes the
+/// conversation so far differently once it is answered, the turn is a fork that holds all of it. The written answer is
+/// parsed again as the policy's own answers are: the policy must not learn an answer that would be parsed differently.
 ///
 /// # Errors
-/// In words: why the answer cannot be learnt.
+/// A message that says why the policy cannot learn the answer.
 pub(super) fn write(
     renderer: &Renderer,
     request: &TurnRequest,
@@ -21,7 +21,7 @@ pub(super) fn write(
     answer: &Message,
     turn: &mut Turn,
 ) -> Result<(), String> {
-    // An answer that was cut has no end that could be learnt.
+    // A truncated answer has no end that the policy could learn.
     let was_cut = turn.finish != FinishReason::Stop;
     check_words(answer, was_cut)?;
     let unnamed = RenderOptions::default();
@@ -52,29 +52,29 @@ pub(super) fn write(
         answer_key(&answer),
     );
     let written = answer_key(&read.message);
-    // Some templates leave reasoning out.
+    // Some templates omit reasoning.
     if written.said == said.said
         && (written.reasoning.is_none() || written.reasoning == said.reasoning)
     {
         return Ok(());
     }
-    Err("as the model's template writes it, it would be read as another one (a special token in its text, or a tool call \
-         that the template leaves out or writes in a way that is not read)"
+    Err("the model's template writes it in a form that would be parsed as another answer (its text has a special token, \
+         or the template omits a tool call or writes it in a way that is not recognised)"
         .to_owned())
 }
 
-/// To learn from silence would be to learn to be silent.
+/// A policy that learns from empty answers learns to answer nothing.
 fn check_words(answer: &Message, was_cut: bool) -> Result<(), String> {
     let content = answer.content.joined().unwrap_or_default();
     let has_words = !content.trim().is_empty() || answer.has_tool_calls();
     match (has_words, was_cut && answer.reasoning_content.is_some()) {
         (true, _) => Ok(()),
-        (false, true) => Err("it was cut within its reasoning".to_owned()),
+        (false, true) => Err("it was truncated within its reasoning".to_owned()),
         (false, false) => Err("it has neither content nor tool calls".to_owned()),
     }
 }
 
-/// Those that the teacher was sent.
+/// The messages that the teacher was sent.
 fn messages(renderer: &Renderer, prompt: &Prompt) -> Result<Vec<Message>, String> {
     let sent = prompt.chat.as_ref().map(|chat| &chat.messages[..]);
     let messages: Vec<Message> =
@@ -111,7 +111,7 @@ mod tests {
         Renderer::load(folder.path()).expect("loads")
     }
 
-    /// A taught turn that extends another.
+    /// A taught turn that extends another turn.
     fn taught(renderer: &Renderer, finish: FinishReason) -> Turn {
         learn(renderer, finish, &Message::assistant("Yo")).expect("is written")
     }

@@ -1,4 +1,4 @@
-//! A request and a prompt, for tests of what comes back.
+//! A request and a prompt, for tests of answers.
 
 use crate::prompt::Prompt;
 use crate::request::{Input, Parse, TurnRequest};

@@ -1,5 +1,6 @@
-//! Another server answers, with text. Its turns are recorded as text: in an evaluation they are measured. Where it is the
-//! policy's teacher, they are recorded as the policy would have written them, too, and that is what it learns.
+//! For rollouts that another server answers, with text. An evaluation records such turns as text and measures them. If
+//! the server is the policy's teacher, the turns are also recorded as the policy would have written them, which is what
+//! it learns.
 
 use super::messages::chat_messages;
 use super::taught;
@@ -8,14 +9,13 @@ use crate::answer::Choice;
 use crate::prompt::{Prompt, Resolved};
 use crate::request::{Incoming, Parse, TurnRequest, answer_key};
 use crate::rollouts::Rollout;
-use crate::structure::Demanded;
+use crate::sampling::Demanded;
 use crate::text::cut_message;
 use crate::turn::{self, Task};
 use primerl_core::conversation::{History, Plan};
 use primerl_core::turn::{FinishReason, TextAnswer, VersionRuns};
 use primerl_core::{Event, Turn};
 use primerl_engines::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError, Pending};
-use primerl_render::Message;
 use primerl_service::http::ApiError;
 use primerl_service::waits::Overdue;
 use serde_json::{Map, Value, json};
@@ -23,18 +23,18 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A rollout that waits for longer is named in the log.
+/// The log names a rollout that waits longer.
 const PATIENCE: Duration = Duration::from_secs(25);
-/// A slow server takes no longer for a token.
+/// A slow server needs at most this time for each token.
 const EACH_TOKEN: Duration = Duration::from_millis(100);
-/// Requests in a row that may be refused for what is in them: one, and the second attempt at it.
+/// Requests in a row that may be refused because of their content: one, and its second attempt.
 const REFUSALS_OF_ONE: u32 = 2;
-/// Until a server that lets nobody in is asked again.
+/// Pause before a server that refuses everyone is asked again.
 const BETWEEN_REFUSALS: Duration = Duration::from_secs(5);
-/// After a silence has become too long, should it not have.
+/// Extra time before checking whether the server has been silent for too long.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// A prompt without ids: nobody here knows them.
+/// A prompt without ids: the gateway does not know them.
 pub(crate) fn prompt(
     session: &Arc<str>,
     messages: &[Incoming],
@@ -59,7 +59,7 @@ pub(crate) fn prompt(
     })
 }
 
-/// What such a server cannot do, or would not be asked in OpenAI's words.
+/// Refuses what such a server does not support, or what OpenAI's API has no field for.
 pub(crate) fn check(rollout: &Rollout, request: &TurnRequest) -> Result<(), ApiError> {
     let endpoint = rollout.endpoint.as_deref();
     check_for(endpoint.map_or("", Endpoint::name), request)
@@ -78,7 +78,7 @@ fn check_for(name: &str, request: &TurnRequest) -> Result<(), ApiError> {
         None => response_format(name, sampling.structured_outputs.as_ref()).map(drop),
         Some((field, _)) => {
             let message = format!(
-                "{field} is not known to the server of OpenAI's chat completions that answers here ({name}); leave it out"
+                "{field} is not supported by the chat completions server that answers here ({name}); omit it"
             );
             Err(ApiError::invalid(message)
                 .param(*field)
@@ -87,7 +87,7 @@ fn check_for(name: &str, request: &TurnRequest) -> Result<(), ApiError> {
     }
 }
 
-/// OpenAI's words for what is vLLM's parameter everywhere else.
+/// OpenAI's field for the value that vLLM has a parameter for.
 fn response_format(name: &str, outputs: Option<&Value>) -> Result<Option<Value>, ApiError> {
     let Some(outputs) = outputs else {
         return Ok(None);
@@ -108,7 +108,7 @@ fn response_format(name: &str, outputs: Option<&Value>) -> Result<Option<Value>,
         .code("unsupported_parameter"))
 }
 
-/// One answer, recorded.
+/// One answer, recorded as a turn.
 pub(crate) async fn choice(
     service: &Service,
     rollout: &Rollout,
@@ -133,7 +133,7 @@ pub(crate) async fn choice(
     let request = ChatRequest {
         model: endpoint.model(),
         messages: &chat.messages,
-        // Some models take no other, and say so of any that is given.
+        // Some models accept no other value, and refuse any that is sent.
         temperature: Some(sampling.temperature).filter(|temperature| *temperature != 1.0),
         max_completion_tokens: max_tokens,
         stop: &sampling.stop,
@@ -146,7 +146,7 @@ pub(crate) async fn choice(
         (task.attempt.number, index),
         answer,
     )?;
-    let choice = of_turn(&turn)?;
+    let choice = Choice::of_text(&turn)?;
     if rollout.is_taught() {
         let renderer = &service.gateway.renderer;
         let taught = taught::write(
@@ -162,9 +162,9 @@ pub(crate) async fn choice(
     Ok(choice)
 }
 
-/// An evaluation's rollout beside training fails with the server. Without its teacher no training rollout would come to an
-/// end, and a run that only evaluates would measure the outage: there the server is asked until the rollout's time is up,
-/// and one that answers nobody, or lets nobody in, ends the run, which the same command goes on with.
+/// In a run that also trains, an evaluation's rollout fails with the server. But without its teacher no training
+/// rollout would ever finish, and a run that only evaluates would measure the outage. There the server is asked until
+/// the rollout's time is up; if it answers no one, or refuses everyone, the run ends, and the same command resumes it.
 async fn ask(
     service: &Service,
     rollout: &Rollout,
@@ -195,7 +195,7 @@ async fn ask(
         endpoint,
         pending: &pending,
         limit: service.no_engine,
-        // One that has not failed may only be slow.
+        // A server that has not failed may only be slow.
         patience: EACH_TOKEN * request.max_completion_tokens,
     };
     let asked = async {
@@ -207,15 +207,15 @@ async fn ask(
     turn::awaited(rollout, task, asked).await?
 }
 
-/// A server that has to answer, while one request waits for it.
+/// A server whose answer is required, while one request waits for it.
 struct OutageOf<'a> {
     service: &'a Service,
     rollout: &'a Rollout,
     endpoint: &'a Endpoint,
     pending: &'a Pending<'a>,
-    /// Longest silence of a server of which requests fail.
+    /// Longest silence of a server if some of its requests failed.
     limit: Duration,
-    /// And, where that is longer, of one of which none has.
+    /// Longest silence if none failed and this is longer than `limit`.
     patience: Duration,
 }
 
@@ -231,7 +231,7 @@ impl OutageOf<'_> {
                 Err(error) => error,
             };
             let refused = || failed(self.service, self.rollout, self.endpoint, &error);
-            // A server may have reasons to refuse one request, and goes on answering others.
+            // A server may have reasons to refuse one request while it answers others.
             let is_shut = error.is_shut()
                 || (error.may_be_shut() && self.pending.shut_out() > REFUSALS_OF_ONE);
             if !error.is_outage() && !is_shut {
@@ -251,7 +251,7 @@ impl OutageOf<'_> {
         }
     }
 
-    /// Looks whether the server answers anybody, also while no request fails.
+    /// Ends the run if the server answers no one, also while no request fails.
     async fn is_watched(&self) -> Infallible {
         loop {
             let limit = self.longest_silence();
@@ -275,7 +275,7 @@ impl OutageOf<'_> {
             false => "the server that is measured",
         };
         let who = format!("{who} ({} at {})", endpoint.model(), endpoint.url());
-        // `primerl eval` has a key of its own for it.
+        // `primerl eval` has its own key for this limit.
         let key = match self.service.only_evaluates {
             true => "timeouts.outage_s",
             false => "timeouts.no_engine_s",
@@ -308,7 +308,7 @@ fn failed(
 }
 
 fn unwritable(service: &Service, rollout: &Rollout, problem: &str) -> ApiError {
-    let message = format!("the teacher's answer cannot be learnt: {problem}");
+    let message = format!("the policy cannot learn the teacher's answer: {problem}");
     turn_failed(service, rollout, &message);
     ApiError::unavailable("answer_not_learnable", message)
 }
@@ -328,7 +328,7 @@ fn take_in(
     (number, index): (u32, u32),
     mut answer: ChatAnswer,
 ) -> Result<Turn, ApiError> {
-    // Servers end before a stop sequence; one that does not is cut off as engines are.
+    // Servers end before a stop sequence; an answer that goes past one is truncated as an engine's answer would be.
     let cut = cut_message(&mut answer.message, &request.sampling.stop);
     let stop = cut.or(answer.stop);
     if let (Parse::Message { one_call: true }, Some(calls)) =
@@ -366,25 +366,6 @@ fn take_in(
             prompt_tokens: answer.prompt_tokens,
             completion_tokens: answer.completion_tokens,
         })),
-    })
-}
-
-/// What the client is told of a turn that was recorded as text.
-pub(crate) fn of_turn(turn: &Turn) -> Result<Choice, ApiError> {
-    let lost =
-        |problem: &str| ApiError::internal(format!("the recorded answer is lost: {problem}"));
-    let text = turn.text.clone().ok_or_else(|| lost("it has no text"))?;
-    let message: Message =
-        serde_json::from_str(&text.message).map_err(|error| lost(&error.to_string()))?;
-    Ok(Choice {
-        message,
-        malformed: Vec::new(),
-        finish: turn.finish,
-        stop: text.stop.as_deref().map(str::to_owned),
-        sampled: Arc::default(),
-        logprobs: Arc::default(),
-        top: Vec::new(),
-        text: Some(text),
     })
 }
 

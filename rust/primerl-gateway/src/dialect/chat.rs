@@ -24,7 +24,7 @@ use serde_json::{Map, Value, json};
 use std::fmt;
 use std::sync::Arc;
 
-/// The body; what makes up most of it is left as text.
+/// The body; its largest parts are left as unparsed text.
 struct Body<'a> {
     messages: Option<Vec<&'a RawValue>>,
     tools: Option<&'a RawValue>,
@@ -75,7 +75,7 @@ impl<'de> Visitor<'de> for BodyVisitor {
     }
 }
 
-/// Of two lists, only one could be what the conversation goes on from.
+/// If there are two lists, the conversation could continue from only one of them.
 fn once<'de, T: Deserialize<'de>, A: MapAccess<'de>>(
     field: &mut Option<T>,
     name: &'static str,
@@ -88,7 +88,7 @@ fn once<'de, T: Deserialize<'de>, A: MapAccess<'de>>(
     Ok(())
 }
 
-/// Also says how far the body is known from now on. `known`: what of it was read before.
+/// Also returns the part of the body that is known from now on. `known`: the part that was read before.
 pub(super) fn read(
     bytes: &Bytes,
     rules: &Rules<'_>,
@@ -97,7 +97,7 @@ pub(super) fn read(
 ) -> Result<(ReadRequest, Option<Arc<Seen>>), ApiError> {
     let unseen = Unseen::of(bytes, known);
     let body: Body<'_> = serde_json::from_slice(&unseen.text)
-        .map_err(|error| ApiError::invalid(format!("the body is no chat request: {error}")))?;
+        .map_err(|error| ApiError::invalid(format!("the body is not a chat request: {error}")))?;
     let piece = |raw: &RawValue| unseen.text.slice_ref(raw.get().as_bytes());
     let (messages, seen) = unseen.messages(bytes, &body.messages.unwrap_or_default());
     if messages.is_empty() {
@@ -149,13 +149,13 @@ fn read_fields(fields: &mut Fields, rules: &Rules<'_>) -> Result<(Form, TurnSamp
     Ok((form, sampling))
 }
 
-/// How the answer is to look.
+/// The format of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Form {
     stream: StreamForm,
     logprobs: bool,
     token_ids: bool,
-    /// `token_id:<n>` for the text of a token.
+    /// `token_id:<n>` instead of the text of a token.
     tokens_as_ids: bool,
 }
 
@@ -191,7 +191,7 @@ struct AnswerMessage<'a> {
     reasoning_content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tool_calls: Option<&'a [ToolCall]>,
-    /// Why stretches of the content that look like tool calls are none.
+    /// Why parts of the content that look like tool calls are not tool calls.
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     malformed_tool_calls: &'a [String],
 }
@@ -240,7 +240,7 @@ impl Reply for Form {
             usage: Usage::of(answer),
             prompt_token_ids: answer.head.prompt.as_deref(),
         };
-        // Strings, numbers and lists always serialise.
+        // Strings, numbers and lists can always be serialised.
         serde_json::to_vec(&completion).unwrap_or_default()
     }
 
@@ -282,7 +282,8 @@ struct ChatChunks {
 }
 
 impl ChatChunks {
-    /// One chunk for one choice. The usual one, a piece of text, is written by hand: streams consist of it.
+    /// One chunk for one choice. The usual kind, a piece of text, is written by hand, because most of a stream consists
+    /// of it.
     fn piece(&self, out: &mut Vec<u8>, choice: usize, delta: &Delta, tokens: Option<TokenFields>) {
         if let (Delta::Content(text), None) = (delta, &tokens) {
             self.chunks.open(out);
@@ -313,7 +314,7 @@ impl ChatChunks {
     }
 }
 
-/// Fields of a chunk that go by tokens, not by text.
+/// Fields of a chunk that depend on tokens, not on text.
 struct TokenFields {
     logprobs: Option<Value>,
     token_ids: Option<Value>,

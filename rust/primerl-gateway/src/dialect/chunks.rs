@@ -1,4 +1,4 @@
-//! Bodies and streams that chat and text completions write alike.
+//! Parts of bodies and streams that chat and text completions have in common.
 
 use super::sse::append;
 use crate::answer::{Answer, Head};
@@ -8,7 +8,7 @@ use primerl_service::http::ApiError;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Whether an answer is streamed, and with its usage.
+/// Whether an answer is streamed, and whether with its usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamForm {
     pub stream: bool,
@@ -54,7 +54,7 @@ pub(super) fn stop_or_length(finish: FinishReason) -> &'static str {
 /// Writes the chunks of one stream.
 pub(super) struct Chunks {
     include_usage: bool,
-    /// What all chunks begin with, through `"choices":`.
+    /// The beginning of all chunks, through `"choices":`.
     begin: String,
 }
 
@@ -66,7 +66,7 @@ impl Chunks {
         }
     }
 
-    /// Takes the head in; the result is what comes before `"choices":`.
+    /// Takes the head; returns what comes before `"choices":`.
     pub(super) fn begin(&mut self, id: &str, object: &str, head: &Head) -> String {
         let common = format!(
             "data: {{\"id\":{},\"object\":\"{object}\",\"created\":{},\"model\":{},",

@@ -1,7 +1,7 @@
 //! OpenAI's text completions, with the fields that vLLM adds: a prompt without a template.
 //!
-//! One rule differs from OpenAI's: without `max_tokens`, an answer may be as long as the rollout's answers are, as in
-//! chat, not 16 tokens.
+//! One rule differs from OpenAI's: without `max_tokens`, an answer may be as long as the rollout's answers may be, as
+//! in chat, not 16 tokens.
 
 use super::chunks::{Chunks, StreamForm, Usage, stop_or_length};
 use super::logprobs::TokenText;
@@ -43,7 +43,7 @@ pub(super) fn read(
         tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
     };
     fields.end(|name, value| match name {
-        // The prompt's tokens are those of its text, as it is.
+        // The prompt's tokens are those of its text, unchanged.
         "add_special_tokens" => value == false,
         _ => is_neutral(name, value),
     })?;
@@ -86,7 +86,7 @@ fn ids(items: &[Value]) -> Result<Vec<u32>, ApiError> {
     items.iter().enumerate().map(id).collect()
 }
 
-/// Choices are not compared with each other, so as many are sampled as are given.
+/// Choices are not ranked, so as many are sampled as are returned.
 fn best_of(fields: &mut Fields, choices: u32) -> Result<(), ApiError> {
     match fields.count("best_of")? {
         None | Some(1) => Ok(()),
@@ -95,14 +95,14 @@ fn best_of(fields: &mut Fields, choices: u32) -> Result<(), ApiError> {
     }
 }
 
-/// How the answer is to look.
+/// The format of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Form {
     stream: StreamForm,
-    /// Alternatives a token.
+    /// Number of alternatives for each token.
     logprobs: Option<u32>,
     token_ids: bool,
-    /// `token_id:<n>` for the text of a token.
+    /// `token_id:<n>` instead of the text of a token.
     tokens_as_ids: bool,
 }
 
@@ -149,14 +149,15 @@ impl<'a> CompletionChoice<'a> {
 struct Logprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<f32>,
-    /// The most likely texts and the sampled one; `null` where they are not known any more.
+    /// The most likely texts and the sampled one; `null` if they are no longer known.
     top_logprobs: Option<Vec<Map<String, Value>>>,
     /// Where each token begins, in characters from the beginning of the answer.
     text_offset: Vec<usize>,
 }
 
 impl Logprobs {
-    /// `characters` were begun by the tokens before, and are by these afterwards.
+    /// `characters` is the number of characters that have begun before these tokens, and is updated to the number after
+    /// them.
     fn of(
         tokens: Tokens<'_>,
         form: Form,
@@ -188,7 +189,7 @@ impl Logprobs {
     }
 }
 
-/// The character that these bytes begin at, the rest of a begun one being that one.
+/// The index of the character at which these bytes begin; the rest of an unfinished character counts as that character.
 fn begin(bytes: &[u8], characters: &mut usize) -> usize {
     let continues = |byte: &u8| byte & 0xC0 == 0x80;
     let within = bytes.first().is_some_and(continues);
@@ -220,7 +221,7 @@ impl Reply for Form {
             choices: answer.choices.iter().enumerate().map(choice).collect(),
             usage: Usage::of(answer),
         };
-        // Strings, numbers and lists always serialise.
+        // Strings, numbers and lists can always be serialised.
         serde_json::to_vec(&completion).unwrap_or_default()
     }
 
@@ -257,7 +258,7 @@ fn whole_choice<'a>(
 struct CompletionChunks {
     form: Form,
     chunks: Chunks,
-    /// Begun so far in each choice.
+    /// Number of characters begun so far in each choice.
     characters: Vec<usize>,
 }
 
@@ -321,7 +322,7 @@ impl Events for CompletionChunks {
     }
 }
 
-/// Nothing but text is looked for in a completion.
+/// A completion is parsed for nothing but text.
 fn shown_text(delta: &Delta) -> &str {
     match delta {
         Delta::Content(text) | Delta::Reasoning(text) => text,

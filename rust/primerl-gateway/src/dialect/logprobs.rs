@@ -1,4 +1,4 @@
-//! Sampled tokens as texts with their log-probabilities, as chat completions and responses show them.
+//! Sampled tokens as texts with their log-probabilities, in the format of chat completions and responses.
 
 use crate::answer::Tokens;
 use primerl_render::Tokenizer;
@@ -19,7 +19,7 @@ pub(crate) struct TokenText {
 }
 
 impl TokenText {
-    /// `as_id`: `token_id:<n>` for the text.
+    /// `as_id`: `token_id:<n>` instead of the text.
     pub(crate) fn of(id: u32, logprob: f32, as_id: bool, tokenizer: &Tokenizer) -> TokenText {
         if as_id {
             return TokenText {

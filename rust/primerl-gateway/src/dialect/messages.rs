@@ -17,7 +17,7 @@ pub(super) use reply::refusal;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Fields without influence on what is sampled. `model`: the URL says which policy answers. `diagnostics`: asks why a
+/// Fields that do not affect what is sampled. `model`: the URL decides which policy answers. `diagnostics`: asks why a
 /// prompt was not cached, and no divergence is reported.
 const IGNORED: &[&str] = &[
     "model",
@@ -31,7 +31,7 @@ const IGNORED: &[&str] = &[
     "workspace_id",
 ];
 
-/// Fields that say how to sample, which a count of tokens does not depend on.
+/// Sampling fields, which do not affect a token count.
 const SAMPLING: &[&str] = &[
     "max_tokens",
     "temperature",
@@ -79,17 +79,17 @@ pub(super) fn read(
     Ok((request, Box::new(form)))
 }
 
-/// The SDK's tool runner asks for a thread by default, and goes on without one when it is told so by this code.
+/// The SDK's tool runner asks for a thread by default, and continues without one when it gets this code.
 fn no_threads() -> ApiError {
-    let problem = "thread is not supported here; leave it out and send the whole conversation, it is recognised";
+    let problem = "thread is not supported here; omit it and send the whole conversation, which is recognised";
     ApiError::invalid(problem)
         .param("thread")
         .code(reply::NO_THREADS)
 }
 
-/// What a request without an answer, to count its tokens, is about. Fields that matter to the answer only are let pass:
-/// clients count the tokens of the request they are about to make.
-/// `sampling` is that of its rollout, if it has one.
+/// The prompt of a request whose tokens are counted without an answer. Fields that only affect the answer are accepted:
+/// clients count the tokens of the request that they are about to send. `sampling` is that of its rollout, if it has
+/// one.
 pub(crate) fn read_input(bytes: &Bytes, sampling: Option<&Sampling>) -> Result<Input, ApiError> {
     let mut fields = Fields::read(bytes, "messages request")?;
     let prompt = Prompt::read(&mut fields, sampling)?;
@@ -97,7 +97,7 @@ pub(crate) fn read_input(bytes: &Bytes, sampling: Option<&Sampling>) -> Result<I
     Ok(prompt.input)
 }
 
-/// What the prompt is made of.
+/// The fields that the prompt is made of.
 struct Prompt {
     input: Input,
     thinking: Thinking,
@@ -152,7 +152,7 @@ fn sampling(fields: &mut Fields, rules: &Rules<'_>) -> Result<TurnSampling, ApiE
         let format = output_config(config).map_err(|error| within("output_config", error))?;
         sampling.structured_outputs = structured("output_config.format", format)?;
     }
-    // Its name while it was a beta.
+    // The field's name while it was in beta.
     if let Some(format) = fields.take("output_format") {
         sampling.structured_outputs = structured("output_format", Some(format))?;
     }
@@ -163,7 +163,7 @@ fn sampling(fields: &mut Fields, rules: &Rules<'_>) -> Result<TurnSampling, ApiE
 fn output_config(config: Value) -> Result<Option<Value>, ApiError> {
     let mut config = Fields::of(config)?;
     let format = config.take("format");
-    // High is as much as not to ask.
+    // High is the default.
     config.end(|name, value| name == "effort" && value == "high")?;
     Ok(format)
 }
@@ -179,7 +179,7 @@ fn structured(name: &str, format: Option<Value>) -> Result<Option<Value>, ApiErr
     Ok(Some(json!({"json": schema})))
 }
 
-/// Whether the field leaves the answer as it is.
+/// Whether the field leaves the answer unchanged.
 fn is_neutral(name: &str, value: &Value) -> bool {
     match name {
         _ if IGNORED.contains(&name) => true,
@@ -189,7 +189,7 @@ fn is_neutral(name: &str, value: &Value) -> bool {
     }
 }
 
-/// Whether edits of the history leave it as it is: what is sent is what the model sees.
+/// Whether edits of the history leave it unchanged: the model sees what is sent.
 fn keeps_all(management: &Value) -> bool {
     let Some(management) = management.as_object() else {
         return false;

@@ -1,5 +1,5 @@
-//! The protocols that clients speak. A dialect reads a request into no dialect's words ([`TurnRequest`]) and writes the
-//! answer back ([`Reply`]); everything between is the same for all.
+//! The APIs that clients use. A dialect parses a request into a [`TurnRequest`], which is independent of dialects, and
+//! writes the answer ([`Reply`]); everything between the two is the same for all dialects.
 
 pub(super) mod chat;
 mod chunks;
@@ -25,7 +25,7 @@ use bytes::Bytes;
 use primerl_service::http::{ApiError, JSON};
 use std::sync::Arc;
 
-/// A request, and how its answer is to be written.
+/// A request, and how its answer is written.
 pub(super) type ReadRequest = (TurnRequest, Box<dyn Reply>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(super) enum Dialect {
 }
 
 impl Dialect {
-    /// The body's hash, and what of it was read before.
+    /// The body's hash, and the part of it that was read before.
     pub(crate) fn hash(
         self,
         body: &Bytes,
@@ -55,7 +55,7 @@ impl Dialect {
         Ok(Hashed::of(body, seen))
     }
 
-    /// `digest` is the hash by which the request is known when it comes again.
+    /// `digest` identifies the request when it is repeated.
     pub(crate) fn read(
         self,
         body: &Bytes,
@@ -78,7 +78,7 @@ impl Dialect {
         }
     }
 
-    /// An error in the shape that the dialect's SDKs expect.
+    /// An error in the format that the dialect's SDKs expect.
     pub(crate) fn refusal(self, error: &ApiError) -> Response {
         match self {
             Dialect::Chat => error.clone().into_response(),
@@ -89,7 +89,7 @@ impl Dialect {
     }
 }
 
-/// An error about the messages, where the dialect has another name for them.
+/// An error about the messages, with the dialect's name for them if it has another one.
 fn with_messages_named(error: &ApiError, name: &str) -> ApiError {
     match error.param.as_deref() {
         Some(param) if param.starts_with("messages") => error.clone().param(name),
@@ -97,7 +97,7 @@ fn with_messages_named(error: &ApiError, name: &str) -> ApiError {
     }
 }
 
-/// What was refused before any handler saw it, or by one that knows no dialect, in the shape of its route.
+/// Writes an error from before any handler, or from a handler that knows no dialect, in the format of its route.
 pub(crate) fn in_shape_of(path: &str, response: Response) -> Response {
     let status = response.status();
     if !status.is_client_error() && !status.is_server_error() {
@@ -105,7 +105,7 @@ pub(crate) fn in_shape_of(path: &str, response: Response) -> Response {
     }
     let error = match response.extensions().get::<ApiError>() {
         Some(error) => error.clone(),
-        // What a path or a query string cannot be read as is refused in plain words.
+        // axum refuses a path or query string that it cannot parse with plain text.
         None if !is_json(&response) => ApiError {
             status,
             ..ApiError::invalid("the request's URL cannot be read")

@@ -5,7 +5,8 @@
 //! previous response's chain of links ─┼─> messages ─> turn ─> items ─> response ─> kept as the next link
 //! input's items ─┘
 //! ```
-//! A message is read and keyed once, when its request comes; links share it with all requests that go on from them.
+//! A message is parsed and keyed once, when its request arrives; links share it with all requests that continue from
+//! them.
 
 mod endpoints;
 mod events;
@@ -25,8 +26,8 @@ use super::shared;
 use crate::answer::{Answer, Choice, Events, Head, Reply};
 use crate::fields::{Fields, at, unsupported};
 use crate::request::{Incoming, IncomingOptions, Input, KeyedMessage, Parse, TurnRequest};
+use crate::sampling::Demanded;
 use crate::sampling::{Rules, TurnSampling, structured_outputs, top_logprobs};
-use crate::structure::Demanded;
 use events::ResponseEvents;
 use items::{OutputItem, items_of};
 use primerl_render::{Message, Tokenizer};
@@ -85,7 +86,7 @@ pub(super) fn read(
     Ok((request, Box::new(reply)))
 }
 
-/// Instructions, what was said before, and what is added. Templates want one system message, at the beginning.
+/// The instructions, the earlier messages and the new ones. Templates require one system message, at the beginning.
 fn conversation(
     instructions: Option<&str>,
     previous: Option<&Link>,
@@ -138,7 +139,7 @@ fn read_fields(
         logprobs,
         top_logprobs: top,
         temperature: sampling.temperature,
-        // As it was written, not as the nearest number of four bytes.
+        // The number as it was written, not the nearest 32-bit float.
         top_p: (f64::from(sampling.truncation.top_p) * 1e7).round() / 1e7,
         max_output_tokens,
         instructions: instructions.map(|text| store.shared_instructions(text)),
@@ -152,7 +153,7 @@ fn read_fields(
     Ok((form, sampling))
 }
 
-/// As responses write it.
+/// The choice in the responses format.
 fn shown_choice(choice: &shared::ToolChoice) -> Value {
     match &choice.demanded {
         Some(Demanded::Tool(name)) => json!({"type": "function", "name": name}),
@@ -162,7 +163,7 @@ fn shown_choice(choice: &shared::ToolChoice) -> Value {
     }
 }
 
-/// `text.format`; text has nothing else that can be honoured.
+/// Reads `text.format`; no other field of `text` is supported.
 fn text_format(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     let mut text = Fields(fields.map("text")?.unwrap_or_default());
     let format = at("text", text.map("format"))?;
@@ -170,13 +171,13 @@ fn text_format(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     Ok(format.unwrap_or_else(|| Map::from_iter([("type".to_owned(), "text".into())])))
 }
 
-/// Whether log-probabilities are to be shown, and of how many alternatives.
+/// Whether log-probabilities are returned, and for how many alternatives.
 fn logprobs(fields: &mut Fields) -> Result<(bool, u32), ApiError> {
     let mut wanted = false;
     for (index, include) in fields.list("include")?.iter().flatten().enumerate() {
         match include.as_str() {
             Some("message.output_text.logprobs") => wanted = true,
-            // It is for clients to send reasoning back: ours they are given as it is.
+            // It asks for reasoning that clients can send back: ours they get in plain text anyway.
             Some("reasoning.encrypted_content") => {}
             _ => return Err(unsupported(&format!("include[{index}]"), include)),
         }
@@ -216,7 +217,7 @@ fn tools(
     }
 }
 
-/// Whether the field leaves the answer as it is.
+/// Whether the field leaves the answer unchanged.
 fn is_neutral(name: &str, value: &Value) -> bool {
     let of = |neutral: fn(&str, &Value) -> bool| {
         let fields = value.as_object();
@@ -227,20 +228,21 @@ fn is_neutral(name: &str, value: &Value) -> bool {
         "truncation" => value == "disabled",
         "reasoning" => of(|_, value| value.is_null()),
         "stream_options" => of(|name, value| name == "include_obfuscation" && value == false),
-        // Tools of OpenAI's own only, and there are none.
+        // It only concerns OpenAI's own tools, and there are none here.
         "max_tool_calls" | "prompt_cache_options" => true,
         _ => shared::is_neutral(name, value),
     }
 }
 
-/// How the answer is to look, and where it is kept.
+/// The format of the answer, and where it is stored.
 #[derive(Clone)]
 struct ResponseReply {
     form: Arc<Form>,
     keep: Arc<Keep>,
 }
 
-/// What is needed to keep a response. Not in the form: what is kept holds that, and would hold its own store.
+/// What is needed to store a response. Separate from the form: a stored response holds the form, and would hold its own
+/// store.
 struct Keep {
     store: Arc<Store>,
     previous: Option<Arc<Link>>,
@@ -248,7 +250,7 @@ struct Keep {
 }
 
 impl ResponseReply {
-    /// The response as the client gets it; requests may go on from it once this has returned.
+    /// The response that the client gets; requests may continue from it once this function has returned.
     fn finish(&self, head: &Head, choice: &Choice, output: Vec<OutputItem>) -> Value {
         let response = Response::ended(head, choice.finish, output, choice.n_tokens());
         let json = response.json(&self.form);

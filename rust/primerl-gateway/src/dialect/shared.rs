@@ -1,12 +1,12 @@
-//! What the OpenAI dialects read alike.
+//! Readers that the OpenAI dialects have in common.
 
 use crate::fields::{Fields, unsupported};
+use crate::sampling::Demanded;
 use crate::sampling::structured_outputs;
-use crate::structure::Demanded;
 use primerl_service::http::ApiError;
 use serde_json::{Map, Value, json};
 
-/// Fields without influence on what is sampled. `model`: the URL says which policy answers. `seed`: OpenAI promises
+/// Fields that do not affect what is sampled. `model`: the URL decides which policy answers. `seed`: OpenAI promises
 /// best effort only, and equal seeds would make the rollouts of a group equal.
 const IGNORED: &[&str] = &[
     "model",
@@ -24,7 +24,7 @@ const IGNORED: &[&str] = &[
     "spaces_between_special_tokens",
 ];
 
-/// Whether the field leaves the answer as it is.
+/// Whether the field leaves the answer unchanged.
 pub(super) fn is_neutral(name: &str, value: &Value) -> bool {
     let number = |neutral: f64| value.as_f64() == Some(neutral);
     match name {
@@ -41,7 +41,7 @@ pub(super) fn is_neutral(name: &str, value: &Value) -> bool {
     }
 }
 
-/// `tool_choice`: whether the model is told of the tools, and which call it must make.
+/// `tool_choice`: whether the template gets the tools, and which call the model must make.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ToolChoice {
     pub told: bool,
@@ -49,7 +49,7 @@ pub(super) struct ToolChoice {
 }
 
 impl ToolChoice {
-    /// A tool is named in a `function`, as the chat route has it, or beside the type, as responses have it.
+    /// Reads a tool's name from a `function` object, as in chat, or from next to the type, as in responses.
     pub(super) fn read(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
         let Some(choice) = fields.take("tool_choice") else {
             return Ok(ToolChoice::of(true, None));

@@ -1,4 +1,4 @@
-//! Pieces of JSON and of server-sent events, appended to what is sent.
+//! Appends pieces of JSON and of server-sent events to the output.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Messages to ids: rendered whole, or as what is appended to ids that were recorded.
+//! Renders messages to ids: completely, or only the ids to append to recorded ones.
 
 use super::refuse;
 use crate::continued;
@@ -20,7 +20,7 @@ fn read_all(
     (first..).zip(messages).map(read).collect()
 }
 
-/// Messages as ids.
+/// Rendered messages.
 pub(super) struct Rendered {
     pub ids: Vec<u32>,
     pub holds_control_tokens: bool,
@@ -48,8 +48,8 @@ pub(super) fn render(
     Ok(Rendered::new(renderer, &messages, ids))
 }
 
-/// The ids to append to the recorded ones; `None` where the template does not allow it. `messages` begin with the answer,
-/// which is number `first` of the request; `continued` is its turn, where it came back with more text behind it.
+/// The ids to append to the recorded ones; `None` if the template does not allow it. `messages` begin with the answer,
+/// which is message number `first` of the request; `continued` is its turn, if it came back with more text appended.
 pub(super) fn extend(
     renderer: &Renderer,
     messages: &[Incoming],

@@ -13,7 +13,7 @@ fn the_beginning_of_a_stop_is_held_back() {
     assert_eq!(cut.finish(), "");
 }
 
-/// Of the tiny model, whose tokens are bytes.
+/// A renderer of the tiny model, whose tokens are bytes.
 fn model() -> Renderer {
     let folder = tempfile::tempdir().expect("temporary folder");
     primerl_render::testing::write_tiny_model(folder.path()).expect("model folder");
@@ -70,7 +70,7 @@ fn what_ended_the_answer_is_named_though_it_is_not_shown() {
 }
 
 proptest! {
-    /// However the text is split, what is shown is what lies before the first sequence.
+    /// However the text is split, the part before the first sequence is shown.
     #[test]
     fn pieces_add_up(pieces in prop::collection::vec("[ab<é]{0,4}", 0..12), stop in prop::collection::vec("[ab<é]{1,3}", 0..3)) {
         let text = pieces.concat();

@@ -1,8 +1,7 @@
-//! What is recorded of an answer, and what is made of it again.
+//! Records an answer, and makes the client's answer from what was recorded.
 
 use super::Task;
 use crate::answer::Choice;
-use crate::client_type::text_only;
 use crate::prompt::Prompt;
 use crate::request::{Input, TurnRequest, answer_key};
 use crate::rollouts::Rollout;
@@ -15,8 +14,8 @@ use primerl_service::http::ApiError;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What is recorded of an answer, and what its client is told. The answer is named by its request's number and its place
-/// among that request's answers.
+/// What is recorded of an answer, and what its client gets. The answer is identified by its request's number and its
+/// position among that request's answers.
 pub(crate) fn take_in(
     gateway: &Gateway,
     request: &TurnRequest,
@@ -78,7 +77,7 @@ pub(super) async fn record(
     Ok(choice)
 }
 
-/// Record a turn; resolves once it will not be lost.
+/// Records a turn; resolves once it is durable.
 pub(crate) async fn keep(
     service: &Service,
     rollout: &Rollout,
@@ -110,10 +109,10 @@ pub(crate) async fn keep(
                 note: Arc::clone(note),
             });
         }
-        // Under the lock: the core numbers a rollout's turns by the order of these events.
+        // Under the lock: the core numbers a rollout's turns in the order of these events.
         service.driver.turn_finished(rollout.id, turn)
     };
-    // An agent that has seen the answer goes on from it: the turn must be there after a crash.
+    // An agent that has seen the answer continues from it, so the turn must survive a crash.
     written.await.map_err(|_| service.run.over())?;
     Ok(())
 }
@@ -122,7 +121,7 @@ fn undecodable(error: RenderError) -> ApiError {
     ApiError::internal(format!("cannot decode the answer: {error}"))
 }
 
-/// The choices that were recorded for this request, and how they are read.
+/// The choices that were recorded for this request, and how they are parsed.
 pub(crate) fn recorded(
     gateway: &Gateway,
     rollout: &Rollout,
@@ -144,7 +143,7 @@ pub(crate) fn recorded(
     let reading = Reading::new(&gateway.renderer, request, options, suffix);
     let choice = |(index, turn): (usize, &Turn)| {
         if turn.text.is_some() {
-            return text_only::of_turn(turn);
+            return Choice::of_text(turn);
         }
         let read = reading.read(&gateway.renderer, &turn.sampled, index);
         Ok(Choice::new(turn, read.map_err(undecodable)?, Vec::new()))
@@ -153,7 +152,7 @@ pub(crate) fn recorded(
     Ok((choices?, Arc::new(reading)))
 }
 
-/// `number` is the request's.
+/// `number` is the request's number.
 pub(crate) fn answer_id(rollout: &Rollout, request: u128, number: u32) -> Arc<str> {
     format!("{}-{:016x}-{number}", rollout.id, request as u64).into()
 }

@@ -267,7 +267,7 @@ impl Config {
                 .map_err(|problem| field(&name, problem, "give a URL like http://host:port"))?;
             if let Err(error) = tls::client(&url) {
                 let problem = format!("`{url}` {}", error.problem);
-                return Err(field(&name, problem, error.mend));
+                return Err(field(&name, problem, error.hint));
             }
         }
         if !(self.probe_tolerance > 0.0 && self.probe_tolerance.is_finite()) {

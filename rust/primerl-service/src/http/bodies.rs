@@ -1,4 +1,4 @@
-//! Bodies of requests: how large, how slow, and how many at a time.
+//! Request bodies: limits on their size, their duration, and the number read at the same time.
 
 use super::ApiError;
 use axum::body::Body;
@@ -11,21 +11,21 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-/// Smaller ones are not counted: connections are, and a buffer each is what they may have anyway.
+/// Smaller bodies are not counted: the number of connections is limited, and each may have a buffer anyway.
 const SMALL: usize = 64 << 10;
-/// What a client still sends after it was refused is thrown away for this long: a connection that is closed on it would
-/// lose the refusal.
+/// How long the rest of a refused request is read and discarded: if the connection were closed at once, the client
+/// might not get the refusal.
 const LISTENING: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
 pub struct BodyLimits {
-    /// Of a rollout's request: what a conversation of the run's `seq_len` can be ([`BodyLimits::of_run`]).
+    /// Limit for a rollout's request: the largest conversation of the run's `seq_len` ([`BodyLimits::of_run`]).
     pub rollout_bytes: usize,
-    /// Of a request of one of the run's own processes.
+    /// Limit for a request of one of the run's own processes.
     pub process_bytes: usize,
-    /// Of all large bodies that are being read and not yet understood.
+    /// Limit for the total of all large bodies that are being read or parsed.
     pub total_bytes: usize,
-    /// A body is here in whole after this long.
+    /// A body has to arrive completely within this time.
     pub deadline: Duration,
 }
 
@@ -40,13 +40,13 @@ impl Default for BodyLimits {
     }
 }
 
-/// Bytes of a rollout's request besides its conversation, such as tools.
+/// Bytes of a rollout's request in addition to its conversation, such as tools.
 const ENVELOPE: usize = 4 << 20;
-/// Bytes of the text of a token, many times the usual: what is longer is not sampled from.
+/// Bytes of the text of a token, many times the usual number: longer tokens are not sampled.
 const BYTES_A_TOKEN: usize = 256;
 
 impl BodyLimits {
-    /// Of a run whose conversations have so many tokens.
+    /// Limits for a run whose conversations have this many tokens.
     pub fn of_run(self, seq_len: u32) -> BodyLimits {
         let conversation = BYTES_A_TOKEN.saturating_mul(seq_len as usize);
         BodyLimits {
@@ -62,7 +62,7 @@ impl BodyLimits {
 #[derive(Debug)]
 pub struct Bodies {
     limits: BodyLimits,
-    /// Bytes.
+    /// Available bytes.
     room: Arc<Semaphore>,
 }
 
@@ -72,11 +72,11 @@ impl Bodies {
         Bodies { limits, room }
     }
 
-    /// The whole body of a request to `path`.
+    /// The complete body of a request to `path`.
     ///
     /// # Errors
-    /// It is too large (413), does not come in time (408), or its client hung up (400); or other large ones leave no room
-    /// for it (503).
+    /// The body is too large (413), does not arrive in time (408), or its client disconnected (400); or other large
+    /// bodies leave no room for it (503).
     pub async fn read(&self, path: &str, mut body: Body) -> Result<Bytes, ApiError> {
         let limit = match path.starts_with("/rollouts/") {
             true => self.limits.rollout_bytes,
@@ -101,7 +101,7 @@ impl Bodies {
         while let Some(piece) = next(body, deadline).await? {
             let length = whole.len() + growing.len() + piece.len();
             self.count(&mut counted, length, limit, deadline).await?;
-            // Most bodies come in one piece, and need not be copied.
+            // Most bodies arrive in one piece, and need no copy.
             if whole.is_empty() && growing.is_empty() {
                 whole = piece;
                 continue;
@@ -119,7 +119,7 @@ impl Bodies {
         Ok(counted.held_with(bytes))
     }
 
-    /// Make room for `length` bytes in all.
+    /// Reserves room for `length` bytes in total.
     async fn count(
         &self,
         counted: &mut Counted,
@@ -137,9 +137,9 @@ impl Bodies {
         if length <= SMALL || length <= counted.bytes {
             return Ok(());
         }
-        // In steps that grow with it, so that a body in many pieces does not ask for each.
+        // Room grows in steps, so that a body in many pieces does not ask for room for each piece.
         let wanted = length.max(2 * counted.bytes).min(limit) - counted.bytes;
-        // The limit of a body is below 4 GiB.
+        // The limit for a body is below 4 GiB.
         let room = Arc::clone(&self.room).acquire_many_owned(wanted as u32);
         match timeout_at(deadline, room).await {
             Ok(Ok(permit)) => {
@@ -158,7 +158,7 @@ impl Bodies {
     }
 }
 
-/// Room that a body takes.
+/// Room that a body occupies.
 #[derive(Debug, Default)]
 struct Counted {
     bytes: usize,
@@ -166,7 +166,7 @@ struct Counted {
 }
 
 impl Counted {
-    /// The room is taken for as long as any part of the bytes is held.
+    /// The room is occupied as long as any part of the bytes exists.
     fn held_with(self, bytes: Bytes) -> Bytes {
         struct Held {
             bytes: Bytes,
@@ -190,15 +190,17 @@ async fn next(body: &mut Body, deadline: Instant) -> Result<Option<Bytes>, ApiEr
         let Ok(frame) = timeout_at(deadline, frame).await else {
             return Err(ApiError {
                 status: StatusCode::REQUEST_TIMEOUT,
-                ..ApiError::invalid("the body did not come in time").code("request_timeout")
+                ..ApiError::invalid("the body did not arrive in time").code("request_timeout")
             });
         };
         match frame {
             None => return Ok(None),
             Some(Err(error)) => {
-                return Err(ApiError::invalid(format!("the body did not come: {error}")));
+                return Err(ApiError::invalid(format!(
+                    "the body did not arrive: {error}"
+                )));
             }
-            // Trailers say nothing that is wanted.
+            // Trailers hold nothing that is needed.
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
                     return Ok(Some(data));
@@ -208,7 +210,7 @@ async fn next(body: &mut Body, deadline: Instant) -> Result<Option<Bytes>, ApiEr
     }
 }
 
-/// Read on for a while, and keep nothing.
+/// Reads for a while, and discards what it reads.
 pub async fn discard(mut body: Body) {
     let deadline = Instant::now() + LISTENING;
     while let Ok(Some(_)) = next(&mut body, deadline).await {}

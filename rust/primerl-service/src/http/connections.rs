@@ -1,16 +1,16 @@
-//! Connections, and how much each of them may take: time, memory, and a place among the others.
+//! Connections, and limits on what each of them may use: time, memory, and one of the available places.
 //!
-//! | what a peer may do | what ends it |
+//! | a peer that | limit |
 //! |---|---|
-//! | connect and say nothing, or send headers byte by byte | `headers`: the connection is cut |
-//! | keep a connection that it does not use | `idle`: it is closed |
-//! | send headers without end | 431 once they outgrow their buffer, or are more than 100 |
-//! | send a body without end, or byte by byte | [`Bodies`]: 413, 408 |
-//! | take no part of an answer | `stalled`: the connection is cut |
-//! | open connection after connection | `connections`: more wait until others end |
+//! | connects and sends nothing, or sends headers byte by byte | `headers`: the connection is cut |
+//! | keeps an idle connection | `idle`: it is closed |
+//! | sends endless headers | 431 once they exceed their buffer, or are more than 100 |
+//! | sends an endless body, or sends it byte by byte | [`Bodies`]: 413, 408 |
+//! | reads nothing of an answer | `stalled`: the connection is cut |
+//! | opens too many connections | `connections`: further ones wait until others end |
 //!
-//! A connection holds at most [`BUFFER`] of what came in and of what goes out, and the piece of an answer that is on its
-//! way. None of it reaches a route, so none of it can wait for one.
+//! A connection holds at most [`BUFFER`] of input and of output, and the piece of an answer that is being sent. None of
+//! this reaches a route, so no route waits for a slow peer.
 
 use super::BodyLimits;
 use super::pulse::{Pulse, Serving, Tracked, Watched};
@@ -34,21 +34,24 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
-/// Of a connection, each way. Headers have to fit; what comes with one read past it is still looked at.
+/// Buffer of a connection, for each direction. Headers have to fit; those that only exceed it within one read are still
+/// accepted.
 const BUFFER: usize = 64 << 10;
-/// What is not the peer's fault (no more file descriptors, as a rule) does not get better by trying at once.
+/// Errors that are not the peer's fault (usually no free file descriptors) do not go away if accepting is retried at
+/// once.
 const AFTER_FAILED_ACCEPT: Duration = Duration::from_secs(1);
 
-/// Generous to every client that works, finite for the others.
+/// Generous for every client that works normally, finite for the others.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// At a time. One for each rollout in flight is usual.
+    /// Connections at the same time. One for each rollout in flight is usual.
     pub connections: usize,
     /// From the first byte of a request, or the beginning of the connection, to the end of the headers.
     pub headers: Duration,
-    /// Without a request. Longer than clients keep a connection (90 s at most), so that none is closed just as it is used.
+    /// Longest time without a request. Longer than clients keep a connection (at most 90 s), so that no connection is
+    /// closed just as it is used.
     pub idle: Duration,
-    /// Without a client's taking anything of what is there for it.
+    /// Longest time in which a client takes nothing of the data that is ready for it.
     pub stalled: Duration,
     pub bodies: BodyLimits,
 }
@@ -65,7 +68,8 @@ impl Default for Limits {
     }
 }
 
-/// Until `stop` fires; then requests that are being answered are answered, and the rest is closed. Dropped, it cuts all.
+/// Serves until `stop` fires; then finishes the requests that are being answered, and closes the other connections.
+/// Dropping the future cuts all connections.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -77,7 +81,10 @@ pub async fn serve(
     let mut connections = JoinSet::new();
     loop {
         if places.available_permits() == 0 {
-            tracing::warn!(limit = limits.connections, "no more connections for now");
+            tracing::warn!(
+                limit = limits.connections,
+                "connection limit reached; new connections wait"
+            );
         }
         let accepted = async {
             let place = Arc::clone(&places).acquire_owned().await;
@@ -123,7 +130,7 @@ fn is_the_peers(error: &io::Error) -> bool {
     )
 }
 
-/// One connection, to its end.
+/// Serves one connection until it ends.
 async fn attend(
     stream: TcpStream,
     peer: SocketAddr,
@@ -131,14 +138,14 @@ async fn attend(
     limits: Arc<Limits>,
     stop: CancellationToken,
 ) {
-    // Events of a stream are small, and wanted now.
+    // Events of a stream are small, and clients want them at once.
     let _ = stream.set_nodelay(true);
     let pulse = Arc::new(Pulse::new());
     let io = TokioIo::new(Watched::new(stream, Arc::clone(&pulse)));
     let service = service_fn(|request| answer(router.clone(), Arc::clone(&pulse), request));
     let mut connection = pin!(
         http1::Builder::new()
-            // Its own limit would also end connections that rest between two requests.
+            // hyper's own limit would also close connections that are idle between two requests.
             .header_read_timeout(None)
             .max_buf_size(BUFFER)
             .timer(TokioTimer::new())
@@ -150,7 +157,7 @@ async fn attend(
     let mut next_look = pin!(tokio::time::sleep(look));
     loop {
         tokio::select! {
-            // Its peer was told what there was to tell.
+            // The peer has received everything that was ready for it.
             _ = connection.as_mut() => return,
             () = stopped.as_mut(), if !stopping => {
                 stopping = true;
@@ -158,7 +165,7 @@ async fn attend(
             }
             () = next_look.as_mut() => {
                 if let Some(why) = pulse.overdue(&limits) {
-                    tracing::debug!(%peer, why, "a connection is cut");
+                    tracing::debug!(%peer, why, "connection closed");
                     return;
                 }
                 next_look.as_mut().reset(tokio::time::Instant::now() + look);

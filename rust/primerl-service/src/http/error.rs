@@ -1,4 +1,4 @@
-//! Errors of all endpoints, in OpenAI's envelope.
+//! Errors of all endpoints, in OpenAI's format.
 
 use super::{JSON, RUN_OVER};
 use crate::inbox::RunOver;
@@ -15,7 +15,7 @@ pub struct ApiError {
     pub code: Option<&'static str>,
     pub param: Option<String>,
     pub message: String,
-    /// Of a prompt that is longer than the context.
+    /// The lengths, if a prompt is longer than the context.
     pub overflow: Option<Overflow>,
 }
 
@@ -94,7 +94,7 @@ impl ApiError {
         }
     }
 
-    /// Name the request's field that is wrong.
+    /// Names the request's field that is wrong.
     pub fn param(self, param: impl Into<String>) -> ApiError {
         ApiError {
             param: Some(param.into()),
@@ -109,7 +109,7 @@ impl ApiError {
             param: self.param.as_deref(),
             code: self.code,
         };
-        // Strings always serialise.
+        // Strings can always be serialised.
         serde_json::to_string(&Envelope { error: details }).unwrap_or_default()
     }
 }
@@ -124,7 +124,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let kind = [(header::CONTENT_TYPE, JSON)];
         let mut response = (self.status, kind, self.to_json()).into_response();
-        // Where the route speaks another dialect, it is written again.
+        // A route with another dialect writes the error again.
         response.extensions_mut().insert(self);
         response
     }

@@ -1,4 +1,4 @@
-//! Bodies of requests and answers: msgpack or JSON, by the request's content type.
+//! Bodies of requests and answers: msgpack or JSON, according to the request's content type.
 
 use super::{ApiError, Bodies, JSON, MSGPACK};
 use axum::body::Body;
@@ -15,7 +15,7 @@ pub trait ReadsBodies: Send + Sync {
     fn bodies(&self) -> &Bodies;
 }
 
-/// A whole body, within the limits of all.
+/// A complete body, within the limits for all bodies.
 pub struct RawBody(pub Bytes);
 
 impl<S: ReadsBodies> FromRequest<Arc<S>> for RawBody {
@@ -27,7 +27,7 @@ impl<S: ReadsBodies> FromRequest<Arc<S>> for RawBody {
         if encoding.is_some_and(|encoding| encoding != "identity") {
             return Err(ApiError {
                 status: StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                ..ApiError::invalid("bodies are taken as they are, without a Content-Encoding")
+                ..ApiError::invalid("Content-Encoding is not supported; send the body without it")
             }
             .param("Content-Encoding"));
         }
@@ -36,7 +36,7 @@ impl<S: ReadsBodies> FromRequest<Arc<S>> for RawBody {
     }
 }
 
-/// How a peer speaks: its answer comes in the encoding of its request.
+/// The encoding of a request, which its answer uses, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
     MessagePack,
@@ -76,7 +76,7 @@ impl Encoding {
     }
 }
 
-/// A decoded body of the processes' own endpoints.
+/// A decoded body of an endpoint for the run's own processes.
 pub struct Wire<T> {
     pub body: T,
     pub encoding: Encoding,
@@ -100,7 +100,7 @@ impl<T: DeserializeOwned, S: ReadsBodies> FromRequest<Arc<S>> for Wire<T> {
     }
 }
 
-/// Bytes that are encoded already.
+/// Bytes that are already encoded.
 pub fn encoded(kind: &'static str, body: impl Into<Body>) -> Response {
     ([(header::CONTENT_TYPE, kind)], body.into()).into_response()
 }

@@ -1,5 +1,5 @@
-//! What every server of a run shares: connections and bodies within limits, errors in OpenAI's envelope, and the encodings
-//! of requests and answers.
+//! Parts that every server of a run shares: connections and bodies within limits, errors in OpenAI's format, and the
+//! encodings of requests and answers.
 
 mod bodies;
 mod connections;
@@ -16,5 +16,5 @@ pub use routes::Routes;
 
 pub const MSGPACK: &str = "application/msgpack";
 pub const JSON: &str = "application/json";
-/// The code of what is said once there is nobody to ask.
+/// The error code once the run is over and no one can answer.
 pub const RUN_OVER: &str = "run_over";

@@ -1,5 +1,5 @@
-//! What a connection is doing, and since when. Written as bytes and requests go by, looked at now and then: no timer is set
-//! for a request.
+//! What a connection is doing, and since when. Updated as bytes and requests pass, and checked now and then: no request
+//! needs its own timer.
 
 use super::Limits;
 use axum::body::Body;
@@ -14,17 +14,17 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// One task writes and reads it, the connection's; it is shared for its parts to have it in several places.
+/// Written and read by one task only, the connection's; shared because several parts of the connection hold it.
 #[derive(Debug)]
 pub(super) struct Pulse {
     origin: Instant,
-    /// Requests whose answer is not whole yet.
+    /// Requests whose answer is not complete yet.
     serving: AtomicU32,
-    /// Milliseconds from the origin at which the last request ended, or the first byte of the next one came.
+    /// Milliseconds since the origin when the last request ended, or when the first byte of the next one arrived.
     since: AtomicU64,
-    /// A part of a request's headers is here, or nothing ever was.
+    /// A part of a request's headers has arrived, or nothing ever has.
     in_headers: AtomicBool,
-    /// Milliseconds from the origin, and one more, since when nothing could be written; 0 is not.
+    /// Milliseconds since the origin, plus one, when writing became blocked; 0 if it is not blocked.
     stalled: AtomicU64,
 }
 
@@ -43,7 +43,7 @@ impl Pulse {
         self.origin.elapsed().as_millis() as u64
     }
 
-    /// Why the connection is not to go on, where that is so.
+    /// Why the connection has to be closed, if it has to be.
     pub(super) fn overdue(&self, limits: &Limits) -> Option<&'static str> {
         let now = self.now();
         let longer =
@@ -57,8 +57,8 @@ impl Pulse {
         }
         let since = self.since.load(Relaxed);
         match self.in_headers.load(Relaxed) {
-            true if longer(since, limits.headers) => Some("its request does not come"),
-            false if longer(since, limits.idle) => Some("it is not used"),
+            true if longer(since, limits.headers) => Some("its request does not arrive"),
+            false if longer(since, limits.idle) => Some("it is idle"),
             _ => None,
         }
     }
@@ -134,7 +134,7 @@ impl http_body::Body for Tracked {
     }
 }
 
-/// A stream that tells when bytes come, and when none can go.
+/// A stream that records when bytes arrive, and when none can be sent.
 pub(super) struct Watched {
     stream: TcpStream,
     pulse: Arc<Pulse>,

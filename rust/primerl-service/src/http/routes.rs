@@ -1,4 +1,4 @@
-//! A router that knows its paths: a test walks them all and shows which key opens each.
+//! A router that knows its paths: a test visits all of them and shows which key opens each.
 
 use axum::Router;
 use axum::routing::MethodRouter;
@@ -45,7 +45,7 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
         }
     }
 
-    /// As axum writes them: `/rollouts/{rollout}/v1/models`.
+    /// Paths in axum's format: `/rollouts/{rollout}/v1/models`.
     pub fn paths(&self) -> &[String] {
         &self.paths
     }

@@ -1,4 +1,4 @@
-//! Servers that speak TLS, with certificates of an authority that only a test trusts.
+//! Servers that speak TLS, with certificates from an authority that only a test trusts.
 
 use super::{NoAuthorities, trusting};
 use axum::Router;
@@ -42,18 +42,18 @@ impl Authority {
         roots
     }
 
-    /// Of a client that trusts it and nobody else.
+    /// Configuration of a client that trusts only this authority.
     pub fn client(&self, url: &str) -> Result<reqwest::ClientBuilder, NoAuthorities> {
         assert!(super::is_https(url), "{url}");
         Ok(trusting(self.trusted()))
     }
 
-    /// Of a server with these names.
+    /// Configuration of a server with these names.
     pub fn server(&self, names: &[&str]) -> ServerConfig {
         self.sign(params(names))
     }
 
-    /// As [`Authority::server`], of a time that is over.
+    /// As [`Authority::server`], with an expired certificate.
     pub fn expired_server(&self, names: &[&str]) -> ServerConfig {
         let mut params = params(names);
         params.not_before = date_time_ymd(2020, 1, 1);
@@ -61,7 +61,7 @@ impl Authority {
         self.sign(params)
     }
 
-    /// Its own certificate, which is that of no server.
+    /// The authority's own certificate, which is not a server certificate.
     pub fn itself(&self) -> ServerConfig {
         config(self.certificate.der().clone(), &self.key)
     }
@@ -90,7 +90,7 @@ fn config(certificate: CertificateDer<'static>, key: &KeyPair) -> ServerConfig {
         .expect("is its key")
 }
 
-/// A listener whose connections speak TLS.
+/// A listener whose connections use TLS.
 struct Speaking {
     listener: TcpListener,
     acceptor: TlsAcceptor,
@@ -116,7 +116,7 @@ impl Listener for Speaking {
     }
 }
 
-/// Its port, and how many have connected.
+/// The server's port, and how many clients have connected.
 pub async fn serve(config: ServerConfig, router: Router) -> (u16, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
     let port = listener.local_addr().expect("is bound").port();

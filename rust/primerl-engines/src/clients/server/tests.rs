@@ -92,7 +92,7 @@ async fn a_server_that_is_not_trusted_gets_no_request_and_the_error_has_the_reas
     );
     let said = refusal("localhost", &authority, authority.expired_server(&NAMES)).await;
     assert!(
-        said.contains("expired") && said.contains("needs a new one"),
+        said.contains("expired") && said.contains("needs a new certificate"),
         "{said}"
     );
     let said = refusal("localhost", &authority, authority.itself()).await;
@@ -117,7 +117,9 @@ async fn an_error_names_the_other_protocol() {
     let server = Server::open("client", &config).expect("opens");
     let (error, _) = server.get(&url, SOON).await.expect_err("is no HTTP");
     assert!(
-        error.to_string().contains("want https:// for http://"),
+        error
+            .to_string()
+            .contains("need https:// instead of http://"),
         "{error}"
     );
 
@@ -130,7 +132,9 @@ async fn an_error_names_the_other_protocol() {
     let server = open(&url, &authority);
     let (error, _) = server.get(&url, SOON).await.expect_err("is no TLS");
     assert!(
-        error.to_string().contains("want http:// for https://"),
+        error
+            .to_string()
+            .contains("need http:// instead of https://"),
         "{error}"
     );
     assert_eq!(asked.load(Ordering::Relaxed), 0);
@@ -153,7 +157,7 @@ async fn a_server_with_tls_but_without_http_gets_no_https_hint() {
     let (error, _) = server.get(&url, SOON).await.expect_err("is no HTTP");
     let said = error.to_string();
     assert!(said.contains("invalid HTTP version"), "{said}");
-    assert!(!said.contains("want https"), "{said}");
+    assert!(!said.contains("need https"), "{said}");
 }
 
 #[tokio::test]

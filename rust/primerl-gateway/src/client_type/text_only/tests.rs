@@ -1,6 +1,7 @@
 use super::*;
 use crate::client_type::testing::{prompt, request};
 use crate::sampling::TurnSampling;
+use primerl_render::Message;
 
 fn answer(text: &str) -> ChatAnswer {
     ChatAnswer {
@@ -18,17 +19,17 @@ fn an_answer_is_recorded_as_text_and_read_back() {
     let turn = take_in(&request(), &prompt(), (1, 0), answer("Hello")).expect("is taken in");
     assert!(turn.is_consistent() && turn.sampled.is_empty());
     assert_eq!(turn.answer_tokens(), 3);
-    let choice = of_turn(&turn).expect("is read");
+    let choice = Choice::of_text(&turn).expect("is read");
     assert_eq!(choice.message, Message::assistant("Hello"));
     assert_eq!(choice.n_tokens(), 3);
     assert_eq!(choice.finish, FinishReason::Stop);
 }
 
 #[test]
-fn a_server_that_goes_on_past_a_stop_sequence_is_cut_off() {
+fn an_answer_that_continues_past_a_stop_sequence_is_truncated() {
     let turn =
         take_in(&request(), &prompt(), (1, 0), answer("Hello END more")).expect("is taken in");
-    let choice = of_turn(&turn).expect("is read");
+    let choice = Choice::of_text(&turn).expect("is read");
     assert_eq!(choice.message, Message::assistant("Hello "));
     assert_eq!(choice.finish, FinishReason::StopSequence);
     assert_eq!(choice.stop.as_deref(), Some("END"));

@@ -1,5 +1,5 @@
-//! A request repeats the body before it, message by message, and adds some. What was read of the one before is not read
-//! again: where the new body begins with the same bytes, only what follows them is parsed.
+//! Skips the known beginning of a body. A request repeats the previous body, message by message, and adds some. What
+//! was read before is not read again: if the new body begins with the same bytes, only the rest is parsed.
 
 use crate::request::{Incoming, Recurring};
 use bytes::Bytes;
@@ -8,14 +8,14 @@ use serde_json::value::RawValue;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
-/// How far the last body of a conversation is known.
+/// The part of the last body of a conversation that is known.
 #[derive(Clone)]
 pub(crate) struct Seen {
     /// Where the first message begins, and the last one ends.
     begin: usize,
     end: usize,
     messages: Vec<SeenMessage>,
-    /// Of the bytes through the last message.
+    /// Hash of the bytes through the last message.
     prefix: Xxh3,
     digest: u128,
 }
@@ -33,7 +33,7 @@ struct SeenMessage {
     digest: u128,
 }
 
-/// A body's hash, made in one pass, which finds on its way whether the body begins with what is known.
+/// A body's hash, computed in one pass, which also finds out whether the body begins with the known part.
 pub(crate) struct Hashed {
     pub digest: u128,
     pub known: Option<Arc<Seen>>,
@@ -53,21 +53,21 @@ impl Hashed {
     }
 }
 
-/// A body, without the messages that are known.
+/// A body without the known messages.
 pub(crate) struct Unseen {
-    /// JSON of the body's shape.
+    /// JSON with the body's shape.
     pub text: Bytes,
     before: Option<Before>,
 }
 
 struct Before {
     seen: Arc<Seen>,
-    /// Where the body goes on after them.
+    /// Where the body continues after the known messages.
     resumed: usize,
 }
 
 impl Unseen {
-    /// `known`: what the body begins with.
+    /// `known`: the part with which the body begins.
     pub(crate) fn of(body: &Bytes, known: Option<Arc<Seen>>) -> Unseen {
         let resumed = known.and_then(|seen| seen.resume(body).map(|at| (seen, at)));
         match resumed {
@@ -82,7 +82,7 @@ impl Unseen {
         }
     }
 
-    /// All messages of `body`, of which `new` are those of `text`; and how far it is known from now on.
+    /// All messages of `body`, of which those in `text` are `new`; and the part that is known from now on.
     pub(crate) fn messages(
         &self,
         body: &Bytes,
@@ -118,7 +118,7 @@ impl Unseen {
 }
 
 impl Unseen {
-    /// `seen`: how far the body is known from now on.
+    /// `seen`: the part of the body that is known from now on.
     pub(crate) fn recurring(&self, seen: &Seen) -> Recurring {
         Recurring {
             through: seen.digest,
@@ -156,7 +156,7 @@ impl Seen {
         Arc::new(seen)
     }
 
-    /// Where `body` goes on, which begins with what is known: after the comma, or at the end of the list.
+    /// Where `body`, which begins with the known part, continues: after the comma, or at the end of the list.
     fn resume(&self, body: &[u8]) -> Option<usize> {
         let rest = body.get(self.end..)?;
         let white = rest
@@ -216,7 +216,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever came before, the messages are those of the whole body.
+        /// Whatever was known before, the messages are those of the whole body.
         #[test]
         fn nothing_is_read_otherwise(
             turns in prop::collection::vec((0_usize..4, any::<bool>(), any::<bool>()), 1..12),

@@ -1,6 +1,6 @@
 use super::*;
 use crate::Sampling;
-use crate::structure::Demanded;
+use crate::sampling::Demanded;
 use primerl_core::Truncation;
 use primerl_render::Message;
 
@@ -348,7 +348,7 @@ fn events_end_with_done_and_carry_the_usage() {
 }
 
 #[test]
-fn the_runs_variables_of_the_template_are_beside_a_requests() {
+fn the_runs_template_variables_are_added_to_the_requests() {
     let own = json!({"enable_thinking": false, "style": "short"});
     let sampling = Sampling {
         template_kwargs: own.as_object().cloned().map(Arc::new),

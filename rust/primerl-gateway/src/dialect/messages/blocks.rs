@@ -1,4 +1,4 @@
-//! Content blocks to chat messages, which is what templates know.
+//! Converts content blocks to chat messages, which templates know.
 //!
 //! | Anthropic | internal |
 //! |---|---|
@@ -7,10 +7,10 @@
 //! | `tool_result` | a tool message, named by the call it answers |
 //! | other text of a user turn | a user message, in its place among the tool messages |
 //!
-//! Texts of several blocks are joined by a line feed, as the chat dialect joins parts; those of an answer by nothing, for
-//! it was one text. Consecutive turns of one role are one turn, as Anthropic says. Signatures and `redacted_thinking` are
-//! for Anthropic's servers: they hold no text for a template, and do not count. `is_error` is handed to the template as a
-//! field of the tool message; the result's text stays as the tool wrote it.
+//! Texts of several blocks are joined by a line feed, as the chat dialect joins parts. Those of an answer are joined
+//! without separator, because the answer was one text. Consecutive turns of one role are one turn, as in Anthropic's
+//! API. Signatures and `redacted_thinking` are for Anthropic's servers: they hold no text for a template and are
+//! ignored. The template gets `is_error` as a field of the tool message; the result's text stays as the tool wrote it.
 
 use crate::fields::{Fields, missing, unsupported, within};
 use primerl_render::{Content, FunctionCall, Message, ToolCall};
@@ -18,7 +18,7 @@ use primerl_service::http::ApiError;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-/// Stands for the arguments of a call that are no JSON object: `input` must be one.
+/// Replaces the arguments of a call that are not a JSON object: `input` must be one.
 const RAW_ARGUMENTS: &str = "raw_arguments";
 
 /// The messages of a request.
@@ -26,7 +26,7 @@ pub(super) fn read(system: Option<Value>, messages: Vec<Value>) -> Result<Vec<Me
     let mut transcript = Transcript::default();
     if let Some(system) = system {
         let text = texts(system).map_err(|error| within("system", error))?;
-        // Without words, it is as if there were none: some templates bring a default.
+        // An empty text counts as absent: some templates then add a default.
         if !text.is_empty() {
             transcript.say("system", text);
         }
@@ -73,7 +73,7 @@ impl Transcript {
         Ok(())
     }
 
-    /// Words of somebody other than the model.
+    /// Text that the model did not write.
     fn say(&mut self, role: &str, text: String) {
         match self.messages.last_mut() {
             Some(last) if last.role == role => append_text(last, "\n", &text),
@@ -87,7 +87,7 @@ impl Transcript {
             "tool_result" => {
                 let id = block.required_text("tool_use_id")?;
                 let Some(name) = self.calls.get(&id) else {
-                    let problem = format!("tool_use_id = \"{id}\" belongs to no tool_use before");
+                    let problem = format!("tool_use_id = \"{id}\" refers to no earlier tool_use");
                     return Err(ApiError::invalid(problem).param("tool_use_id"));
                 };
                 let content = block.take("content").map(texts).transpose();
@@ -118,7 +118,7 @@ impl Transcript {
                 self.assistant_block(&mut answer, kind, block)
             })?,
         }
-        // As a fresh answer that consists of calls.
+        // Like a new answer that consists of calls only.
         if answer.has_tool_calls() && answer.content == Content::Text(String::new()) {
             answer.content = Content::Null;
         }
@@ -179,8 +179,8 @@ fn tool_call(mut block: Fields) -> Result<ToolCall, ApiError> {
     })
 }
 
-/// `input` of a `tool_use` block for a call's arguments. Always an object, since clients insist on one; what else the
-/// model wrote is put into one, and [`arguments_of`] takes it out again.
+/// `input` of a `tool_use` block for a call's arguments. Always an object, since clients require one; anything else
+/// that the model wrote is wrapped in one, and [`arguments_of`] unwraps it.
 pub(super) fn input_of(arguments: &Value) -> Value {
     let parsed = match arguments {
         Value::String(text) => serde_json::from_str(text).ok(),
@@ -212,7 +212,7 @@ fn append_text(message: &mut Message, separator: &str, text: &str) {
     }
 }
 
-/// A text, or text blocks.
+/// A text, or a list of text blocks.
 fn texts(content: Value) -> Result<String, ApiError> {
     let blocks = match content {
         Value::String(text) => return Ok(text),

@@ -1,11 +1,11 @@
-//! What the template is told besides the messages: tools, and whether to think.
+//! Template options in addition to the messages: tools, and whether the model thinks.
 
 use crate::fields::{Fields, missing, unsupported, within};
-use crate::structure::Demanded;
+use crate::sampling::Demanded;
 use primerl_service::http::ApiError;
 use serde_json::{Map, Value, json};
 
-/// Tools in OpenAI's shape, which templates know.
+/// Tools in OpenAI's format, which templates know.
 pub(super) fn tools(tools: Vec<Value>) -> Result<Vec<Value>, ApiError> {
     let read = |(index, tool): (usize, Value)| {
         Fields::of(tool)
@@ -16,7 +16,7 @@ pub(super) fn tools(tools: Vec<Value>) -> Result<Vec<Value>, ApiError> {
 }
 
 fn function(mut tool: Fields) -> Result<Value, ApiError> {
-    // A server's tool has a type of its own: only Anthropic's servers and models know what it is.
+    // A server tool has its own type: only Anthropic's servers and models know what it is.
     if let Some(kind) = tool.take("type").filter(|kind| kind != "custom") {
         return Err(unsupported("type", &kind));
     }
@@ -30,7 +30,7 @@ fn function(mut tool: Fields) -> Result<Value, ApiError> {
         .ok_or_else(|| missing("input_schema"))?;
     function.insert("parameters".into(), schema.into());
     tool.end(|name, value| match name {
-        // Inputs are sent when they are whole.
+        // Inputs are sent once they are complete.
         "cache_control" | "eager_input_streaming" => true,
         "strict" | "defer_loading" => value == false,
         "input_examples" => value.as_array().is_some_and(Vec::is_empty),
@@ -43,10 +43,10 @@ fn function(mut tool: Fields) -> Result<Value, ApiError> {
 /// How the model may use its tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ToolChoice {
-    /// Whether the model is told of the tools.
+    /// Whether the template gets the tools.
     pub told: bool,
     pub one_call: bool,
-    /// The call that it must make.
+    /// The call that the model must make.
     pub demanded: Option<Demanded>,
 }
 
@@ -81,17 +81,17 @@ impl ToolChoice {
     }
 }
 
-/// What the client says about thinking.
+/// What the client asks for about thinking.
 ///
-/// It is a switch: templates that have one take `enable_thinking`, and the model decides how much it thinks, for to end
-/// its thinking at a budget would be to sample from something else. So a budget is taken only where it cannot be exceeded
-/// ([`Thinking::check_budget`]).
+/// It is a switch: templates that have one take `enable_thinking`, and the model decides how much it thinks, because
+/// ending its thinking at a budget would sample from another distribution. So a budget is only accepted if it cannot be
+/// exceeded ([`Thinking::check_budget`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Thinking {
-    /// `None`: the template's own default.
+    /// `None`: the template's default.
     pub enabled: Option<bool>,
     pub budget_tokens: Option<u32>,
-    /// Thinking blocks come without their text.
+    /// Thinking blocks are returned without their text.
     pub omitted: bool,
 }
 
@@ -119,7 +119,7 @@ impl Thinking {
         }
         thinking.omitted = match fields.take("display") {
             None => false,
-            // There is no summary: it is all shown.
+            // There is no summary: all of it is shown.
             Some(display) if display == "summarized" => false,
             Some(display) if display == "omitted" => true,
             Some(display) => return Err(unsupported("display", &display)),
@@ -128,7 +128,7 @@ impl Thinking {
         Ok(thinking)
     }
 
-    /// `longest` is the longest answer in tokens. The API wants budgets below it, so one less counts as all of it.
+    /// `longest` is the longest answer in tokens. The API requires budgets below it, so one less counts as all of it.
     pub(super) fn check_budget(&self, longest: u32) -> Result<(), ApiError> {
         let Some(budget) = self.budget_tokens else {
             return Ok(());
@@ -154,7 +154,7 @@ impl Thinking {
         let before = template_kwargs.insert("enable_thinking".into(), enabled.into());
         match before {
             Some(other) if other != enabled => {
-                let problem = "chat_template_kwargs.enable_thinking contradicts thinking; leave one of them out";
+                let problem = "chat_template_kwargs.enable_thinking contradicts thinking; omit one of the two";
                 Err(ApiError::invalid(problem).param("chat_template_kwargs"))
             }
             _ => Ok(()),

@@ -1,4 +1,4 @@
-//! Answers, events and errors in Anthropic's shape.
+//! Answers, events and errors in Anthropic's format.
 
 use super::blocks::input_of;
 use crate::answer::{Answer, Choice, Events, Head, Reply, Tokens};
@@ -13,11 +13,11 @@ use primerl_service::http::{ApiError, JSON};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// How the answer is to look.
+/// The format of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Form {
     pub stream: bool,
-    /// Thinking blocks keep their signature only.
+    /// Thinking blocks have their signature only.
     pub omit_thinking: bool,
 }
 
@@ -51,7 +51,7 @@ enum Block<'a> {
     },
 }
 
-/// Nothing is reported as cached: what the engine reuses is not billed here.
+/// Cached tokens are not reported: what the engine reuses is not billed here.
 #[derive(Serialize)]
 struct Usage {
     input_tokens: usize,
@@ -93,7 +93,7 @@ fn stop_reason(choice: &Choice) -> &'static str {
     }
 }
 
-/// What a thinking block is signed with. Nobody checks it when it comes back; clients want one.
+/// The signature of a thinking block. It is not checked when it comes back, but clients require one.
 fn signature(thinking: &str) -> String {
     format!("{:032x}", message_hash(thinking.as_bytes()))
 }
@@ -125,7 +125,7 @@ impl Reply for Form {
 
     fn whole(&self, answer: &Answer, _: &Tokenizer) -> Vec<u8> {
         let mut out = Vec::new();
-        // Requests ask for one.
+        // Requests ask for one answer.
         let Some(choice) = answer.choices.first() else {
             return out;
         };
@@ -139,7 +139,7 @@ impl Reply for Form {
             true => "",
             false => reasoning,
         };
-        // Answers are text; parts never come from a parser.
+        // Answers are text; parsers never produce parts.
         let text = choice.message.content.joined().unwrap_or_default();
         let content = blocks(choice, thinking, &signed, &text);
         append(&mut out, &message(&answer.head, content, Some(choice)));
@@ -155,9 +155,9 @@ impl Reply for Form {
     }
 }
 
-/// The block that deltas are added to.
+/// The block to which deltas are added.
 enum Open {
-    /// All of it so far, to be signed.
+    /// The block's text so far, which will be signed.
     Thinking(String),
     Text,
 }
@@ -165,7 +165,7 @@ enum Open {
 /// Writes the events of one message: its blocks one after the other.
 struct BlockEvents {
     form: Form,
-    /// Of the next block, or of the open one.
+    /// Index of the next block, or of the open one.
     index: usize,
     open: Option<Open>,
 }
@@ -177,7 +177,7 @@ impl BlockEvents {
         event(out, "content_block_start", &data);
     }
 
-    /// Deltas are most of a stream: their kind and text are written without an intermediate value.
+    /// Most of a stream is deltas, so their kind and text are written without an intermediate value.
     fn delta(&self, kind: &str, field: &str, text: &str, out: &mut Vec<u8>) {
         out.extend(
             b"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":",
@@ -194,7 +194,7 @@ impl BlockEvents {
         self.index += 1;
     }
 
-    /// End the block that is open, if any.
+    /// Ends the open block, if there is one.
     fn close(&mut self, out: &mut Vec<u8>) {
         match self.open.take() {
             None => return,
@@ -289,11 +289,11 @@ impl Events for BlockEvents {
     }
 }
 
-/// Anthropic's own code for a request that cannot be one of a thread.
+/// Anthropic's code for a request that cannot use a thread.
 pub(super) const NO_THREADS: &str = "thread_unsupported_request";
 
-/// `code` and `param` are ours: Anthropic has nothing that tells a long prompt from another mistake but the words. Its
-/// `details` hold the codes that its SDKs act on.
+/// `code` and `param` are our additions: in Anthropic's format, only the message distinguishes a prompt that is too
+/// long from other mistakes. `details` holds the codes that its SDKs act on.
 pub(super) fn envelope(error: &ApiError) -> Value {
     let mut details = json!({"type": kind(error), "message": error.message});
     if let Some(code) = error.code {
@@ -321,7 +321,7 @@ fn kind(error: &ApiError) -> &'static str {
     }
 }
 
-/// The response that Anthropic's SDKs make an exception of.
+/// The response from which Anthropic's SDKs make an exception.
 pub(crate) fn refusal(error: &ApiError) -> Response {
     let body = envelope(error).to_string();
     (error.status, [(header::CONTENT_TYPE, JSON)], body).into_response()

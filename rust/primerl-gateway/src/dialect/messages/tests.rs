@@ -1,6 +1,6 @@
 use super::*;
 use crate::Sampling;
-use crate::structure::Demanded;
+use crate::sampling::Demanded;
 use primerl_render::{Content, Message};
 
 mod prompts;
@@ -157,7 +157,7 @@ fn a_training_rollout_may_ask_for_a_format_or_a_call() {
     assert_eq!(named.demanded, Some(Demanded::Tool("f".to_owned())));
 }
 
-/// Anthropic's SDK sends the whole conversation instead when it reads this, and gives up on any other refusal.
+/// On this code, Anthropic's SDK sends the whole conversation instead; on any other refusal it gives up.
 #[test]
 fn a_thread_is_refused_in_the_words_that_the_sdk_knows() {
     let error = refusal_of(false, &json!({"thread": {"type": "create"}}));
@@ -187,7 +187,7 @@ fn thinking_is_a_switch() {
         switch(json!({"type": "adaptive", "display": "summarized"})),
         Some(json!(true))
     );
-    // The answer has 20 tokens at most: a budget of 19 is all of them.
+    // The answer has at most 20 tokens: a budget of 19 is all of them.
     assert_eq!(
         switch(json!({"type": "enabled", "budget_tokens": 19})),
         Some(json!(true))
@@ -211,7 +211,7 @@ fn thinking_is_a_switch() {
         "thinking.effort"
     );
     assert_eq!(refused(json!("on")), "thinking");
-    // The rollout's own limit holds, too.
+    // The rollout's own limit applies, too.
     let long = json!({"max_tokens": 32000, "thinking": {"type": "enabled", "budget_tokens": 1024}});
     parse(&long);
     let twice = json!({"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": true}});

@@ -1,4 +1,4 @@
-//! Stored responses, looked at again.
+//! Endpoints for stored responses.
 
 use super::store::Stored;
 use crate::Service;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// OpenAI's bounds of a page.
+/// OpenAI's bounds for a page.
 const USUAL_PAGE: usize = 20;
 const LARGEST_PAGE: usize = 100;
 

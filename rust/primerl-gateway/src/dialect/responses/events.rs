@@ -1,4 +1,4 @@
-//! The events of a response that is streamed.
+//! Writes the events of a streamed response.
 
 use super::ResponseReply;
 use super::items::{Body, OutputItem, Status};
@@ -18,9 +18,9 @@ pub(super) struct ResponseEvents {
     head: Option<Head>,
     sequence_number: u64,
     items: Vec<OutputItem>,
-    /// Number of the open call among the answer's calls.
+    /// Index of the open call among the answer's calls.
     call: usize,
-    /// Of tokens whose text has not been shown yet.
+    /// Log-probabilities of tokens whose text has not been shown yet.
     logprobs: Vec<TokenLogprob>,
 }
 
@@ -36,7 +36,7 @@ impl ResponseEvents {
         }
     }
 
-    /// Up to the event's own fields.
+    /// The beginning of an event, before its own fields.
     fn open_event(&mut self, kind: &str, out: &mut Vec<u8>) {
         let number = self.sequence_number;
         self.sequence_number += 1;
@@ -56,7 +56,7 @@ impl ResponseEvents {
         out.extend(b"}\n\n");
     }
 
-    /// A piece of the open item's text. Written field by field: streams consist of these.
+    /// A piece of the open item's text. Written field by field, because most of a stream consists of these.
     fn delta(&mut self, kind: &str, text: &str, out: &mut Vec<u8>) {
         let index = self.items.len().saturating_sub(1);
         let Some(item) = self.items.last() else {
@@ -190,7 +190,7 @@ impl ResponseEvents {
         self.event("response.output_item.done", &done, out);
     }
 
-    /// All that an item says.
+    /// The events with an item's content.
     fn done(&mut self, item: &OutputItem, index: usize, out: &mut Vec<u8>) {
         match &item.body {
             Body::Reasoning(text) => {

@@ -1,8 +1,8 @@
-//! A response's input items as messages.
+//! Converts the input items of a response to messages.
 //!
-//! An assistant's turn is one message to the template and to the conversation, but several items here: its reasoning, its
-//! words, and each of its calls. Items of one turn are put together again: by the ids that we gave them, and where a
-//! client leaves those out, by their order.
+//! An assistant's turn is one message to the template and to the conversation, but several items here: its reasoning,
+//! its text, and each of its calls. Items of one turn are joined again, by the ids that we gave them, or by their order
+//! if a client omits the ids.
 
 use super::items::origin;
 use crate::fields::{Fields, at};
@@ -76,7 +76,7 @@ fn message(fields: &mut Fields, from: Option<String>) -> Result<Item, ApiError> 
     match role.as_str() {
         "assistant" => Ok(Item::Part(Part::Text(text), from)),
         "user" | "system" => Ok(Item::Whole(Message::text(&role, text))),
-        // OpenAI's newer name for the same; few templates know it, and some pass over roles they do not know.
+        // OpenAI's newer name for the same role; few templates know it, and some ignore unknown roles.
         "developer" => Ok(Item::Whole(Message::text("system", text))),
         other => {
             let message = format!("role is {other}, not user, assistant, system or developer");
@@ -91,7 +91,7 @@ fn reasoning(fields: &mut Fields) -> Result<String, ApiError> {
     let summary = fields.take("summary");
     let summary = summary.map(|summary| texts("summary", summary, &["summary_text"]));
     let content = content.transpose()?.filter(|text| !text.is_empty());
-    // Ours have none; another model's is all that is known of what it thought.
+    // Our items have none; in another model's, it is all that is known of its reasoning.
     Ok(content.or(summary.transpose()?).unwrap_or_default())
 }
 
@@ -119,7 +119,7 @@ fn output(fields: &mut Fields) -> Result<Message, ApiError> {
     })
 }
 
-/// A text, or parts of these kinds: one under another, as chat's are.
+/// A text, or parts of these kinds, joined by line feeds as chat's are.
 fn texts(name: &str, value: Value, kinds: &[&str]) -> Result<String, ApiError> {
     let parts = match value {
         Value::String(text) => return Ok(text),
@@ -150,7 +150,7 @@ fn part_text(part: Value, kinds: &[&str]) -> Result<String, ApiError> {
             .code("unsupported_parameter"));
     }
     let text = required("text", fields.text("text")?)?;
-    // What our own answers come with says nothing that the text does not.
+    // The extra fields of our own answers add nothing to the text.
     fields.end(|name, value| match name {
         "logprobs" => true,
         "annotations" => value.as_array().is_some_and(Vec::is_empty),
@@ -165,7 +165,7 @@ struct Messages {
     turn: Option<Turn>,
 }
 
-/// An assistant's turn, as far as its items have come.
+/// An assistant's turn, as far as its items have been read.
 struct Turn {
     from: Option<String>,
     message: Message,
@@ -207,8 +207,8 @@ impl Messages {
 }
 
 impl Turn {
-    /// Whether the part belongs to this turn. Reasoning comes first, and words come once: before the calls in our own
-    /// responses, behind them where a client lists the calls first. No words can follow a call's output within a turn.
+    /// Whether the part belongs to this turn. Reasoning comes first, and text comes once: before the calls in our own
+    /// responses, after them if a client lists the calls first. No text can follow a call's output within a turn.
     fn goes_on(&self, part: &Part, from: &Option<String>) -> bool {
         if let (Some(ours), Some(its)) = (&self.from, from) {
             return ours == its;
@@ -235,7 +235,7 @@ impl Turn {
         }
     }
 
-    /// As our answers are: a message that only calls has no content.
+    /// As in our answers, a message with only calls has no content.
     fn finish(mut self) -> Message {
         if self.message.has_tool_calls() && self.message.content == Content::Text(String::new()) {
             self.message.content = Content::Null;

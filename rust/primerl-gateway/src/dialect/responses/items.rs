@@ -1,4 +1,4 @@
-//! Items of a response's output, and of the list of what it was made from.
+//! Items of a response's output, and of the list of its inputs.
 
 use crate::dialect::logprobs::TokenLogprob;
 use primerl_render::Message;
@@ -25,7 +25,7 @@ pub(crate) enum Body {
     Reasoning(String),
     Text {
         text: String,
-        /// Of all tokens of the answer, where they were asked for.
+        /// Log-probabilities of all tokens of the answer, if the client asked for them.
         logprobs: Option<Vec<TokenLogprob>>,
     },
     Call {
@@ -56,7 +56,7 @@ impl Body {
         }
     }
 
-    /// The item's content part, as far as it goes.
+    /// The item's content part, as far as it is known.
     pub(crate) fn part(&self) -> Option<Value> {
         match self {
             Body::Reasoning(text) => Some(json!({"type": "reasoning_text", "text": text})),
@@ -70,7 +70,7 @@ impl Body {
 }
 
 impl OutputItem {
-    /// The item at this place of the answer `origin`.
+    /// The item at this index of the answer `origin`.
     pub(crate) fn new(origin: &str, index: usize, status: Status, body: Body) -> OutputItem {
         OutputItem {
             id: format!("{}_{origin}_{index}", body.prefix()),
@@ -79,7 +79,7 @@ impl OutputItem {
         }
     }
 
-    /// An item in progress is announced without what it says.
+    /// An item in progress is announced without its content.
     pub(crate) fn json(&self) -> Value {
         let (id, status) = (&self.id, self.status.name());
         let begun = self.status == Status::InProgress;
@@ -103,7 +103,7 @@ impl OutputItem {
     }
 }
 
-/// The answer that an item with this id is of, if it is one of ours.
+/// The answer to which an item with this id belongs, if it is one of ours.
 pub(super) fn origin(id: &str) -> Option<String> {
     let (prefix, rest) = id.split_once('_')?;
     let (origin, index) = rest.rsplit_once('_')?;

@@ -1,7 +1,7 @@
-//! Stored responses over a restart: what of one the journal has to say besides its turn.
+//! Restores stored responses after a restart: what the journal has to hold of a response in addition to its turn.
 //!
-//! What the response said is in its turn. Noted are the request's new messages and its form; what it has in common with the
-//! response stored last is referred to, so a note is as long as what is new in its request.
+//! The turn holds the response's output. The note holds the request's new messages and its form. It refers to the
+//! response stored last for what they have in common, so a note is only as long as what is new in its request.
 
 use super::response::Form;
 use super::store::{Link, Store, Stored};
@@ -9,8 +9,6 @@ use super::tools::Tools;
 use super::{Keep, ResponseReply};
 use crate::Gateway;
 use crate::answer::{Answer, Choice, Head, Reply};
-use crate::begin::model_of;
-use crate::client_type::text_only;
 use crate::request::{KeyedMessage, Parse};
 use crate::restore::Note;
 use crate::rollouts::Rollout;
@@ -26,18 +24,18 @@ use std::sync::Arc;
 /// One stored response.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct KeptResponse {
-    /// The request's number: its turn has it, too.
+    /// The request's number, which its turn has, too.
     request: u32,
-    /// Of the answer, without prefix.
+    /// Id of the answer, without prefix.
     id: Arc<str>,
     created: u64,
     /// The response stored last, by its answer's id, and what is the same here.
     like: Option<Like>,
     /// The request's messages after those.
     messages: Vec<Message>,
-    /// `None`: those of the response stored last.
+    /// `None`: the same as in the response stored last.
     tools: Option<KeptTools>,
-    /// `None`: those of the response stored last.
+    /// `None`: the same as in the response stored last.
     instructions: Option<KeptInstructions>,
     stream: bool,
     logprobs: bool,
@@ -49,7 +47,7 @@ pub(crate) struct KeptResponse {
     parallel_tool_calls: bool,
     previous_response_id: Option<String>,
     format: Value,
-    /// The call that was demanded. Absent where none was, and in what was written before one could be.
+    /// The call that was demanded. Absent if none was, and in notes of versions that did not support demanding one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     demanded: Option<Value>,
 }
@@ -57,7 +55,7 @@ pub(crate) struct KeptResponse {
 #[derive(Debug, Serialize, Deserialize)]
 struct Like {
     id: Arc<str>,
-    /// So many first messages.
+    /// This many first messages.
     messages: usize,
 }
 
@@ -74,7 +72,7 @@ struct KeptTools {
 }
 
 impl ResponseReply {
-    /// Of a response that is stored.
+    /// The note of a response that is stored.
     pub(super) fn kept(&self, head: &Head, request: u32) -> KeptResponse {
         let (form, keep) = (&self.form, &self.keep);
         let last = keep.store.last();
@@ -126,14 +124,14 @@ impl ResponseReply {
     }
 }
 
-/// Responses while they are taken up again, by their answers' ids: also those that were deleted later.
+/// Responses while they are restored, by their answers' ids; includes those that were deleted later.
 #[derive(Default)]
 pub(crate) struct Restoring {
     stored: HashMap<Arc<str>, Arc<Stored>>,
 }
 
 impl Restoring {
-    /// Store the response of this turn again.
+    /// Stores the response of this turn again.
     pub(crate) fn take_up(
         &mut self,
         gateway: &Gateway,
@@ -154,21 +152,21 @@ impl Restoring {
         let head = Head {
             id: Arc::clone(&id),
             created: kept.created,
-            model: model_of(gateway, rollout).into(),
+            model: rollout.model(gateway).into(),
             prompt_tokens: text.map_or(prompt_tokens, |text| text.prompt_tokens as usize),
             choices: 1,
             prompt: None,
         };
         let reply = self.reply(&rollout.responses, kept)?;
         let choice = match text {
-            Some(_) => text_only::of_turn(&turn)?,
+            Some(_) => Choice::of_text(&turn)?,
             None => read_again(gateway, &reply, &turn)?,
         };
         let answer = Answer {
             head,
             choices: vec![choice],
         };
-        // It is stored once it is written.
+        // A response is stored when it is written.
         reply.whole(&answer, gateway.renderer.tokenizer());
         let stored = rollout.responses.last();
         self.stored.extend(stored.map(|stored| (id, stored)));
@@ -186,7 +184,7 @@ impl Restoring {
                 stored.link.messages[..count].to_vec()
             }
             _ if count == 0 => Vec::new(),
-            _ => return Err(lost(request, "the response before it")),
+            _ => return Err(lost(request, "the previous response")),
         };
         added.extend(kept.messages.into_iter().map(KeyedMessage::new));
         let previous = kept.previous_response_id.as_deref();
@@ -194,7 +192,8 @@ impl Restoring {
             None => None,
             Some(id) => {
                 let stored = find(id.strip_prefix("resp_").unwrap_or(id));
-                let stored = stored.ok_or_else(|| lost(request, "the response it goes on from"))?;
+                let stored =
+                    stored.ok_or_else(|| lost(request, "the response that it continues"))?;
                 Some(Arc::clone(&stored.link))
             }
         };
@@ -262,7 +261,7 @@ impl KeptResponse {
         self.request
     }
 
-    /// As the journal keeps it.
+    /// The note in the journal's format.
     pub(super) fn note(self) -> Arc<str> {
         Note::Response(Box::new(self)).text()
     }
@@ -270,6 +269,6 @@ impl KeptResponse {
 
 fn lost(request: u32, what: &str) -> ApiError {
     ApiError::internal(format!(
-        "of the response to request {request}, {what} is not in the journal"
+        "the response to request {request} cannot be restored: {what} is not in the journal"
     ))
 }

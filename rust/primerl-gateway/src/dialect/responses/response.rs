@@ -1,4 +1,4 @@
-//! The response object: what was asked, and what came of it.
+//! The response object: the request's parameters and its result.
 
 use super::items::{OutputItem, Status};
 use super::tools::Tools;
@@ -8,7 +8,7 @@ use primerl_service::http::ApiError;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// What of a request its response shows again.
+/// Fields of a request that its response repeats.
 #[derive(Debug)]
 pub(crate) struct Form {
     pub stream: bool,
@@ -28,13 +28,13 @@ pub(crate) struct Form {
     pub tools: Arc<Tools>,
 }
 
-/// What came of it, so far.
+/// The result so far.
 #[derive(Debug)]
 pub(crate) struct Response {
     pub head: Head,
     pub status: Status,
     pub output: Vec<OutputItem>,
-    /// Sampled tokens, once all have been.
+    /// Number of sampled tokens, once sampling has ended.
     pub output_tokens: Option<usize>,
     pub error: Option<String>,
 }
@@ -60,7 +60,7 @@ impl Response {
             FinishReason::Stop | FinishReason::StopSequence => Status::Completed,
             FinishReason::Length | FinishReason::Abort => Status::Incomplete,
         };
-        // What was cut off is the last of it.
+        // Only the last item can have been truncated.
         if let Some(last) = output.last_mut() {
             last.status = status;
         }
@@ -119,7 +119,7 @@ impl Response {
         })
     }
 
-    /// What the engine had cached, and how much of the answer is reasoning, is not counted apart.
+    /// Cached tokens of the engine, and the reasoning part of the answer, are not counted separately.
     fn usage(&self) -> Option<Value> {
         let (input, output) = (self.head.prompt_tokens, self.output_tokens?);
         Some(json!({

@@ -1,4 +1,4 @@
-//! The responses of one rollout, for requests that go on from them or ask for them again.
+//! Stores the responses of one rollout, for requests that continue from them or fetch them again.
 
 use super::items::{OutputItem, input_items, items_of};
 use super::response::{Form, Response};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 #[derive(Debug, Default)]
 pub(crate) struct Store {
-    /// Held for look-ups and inserts, never across an await.
+    /// Locked for look-ups and inserts, never across an await.
     state: Mutex<State>,
 }
 
@@ -21,14 +21,14 @@ pub(crate) struct Store {
 struct State {
     responses: HashMap<String, Arc<Stored>>,
     last: Option<Arc<Stored>>,
-    /// What was noted in the journal.
+    /// Bytes of the notes in the journal.
     noted_bytes: usize,
-    /// The last request's; stored responses share them.
+    /// The last request's tools and instructions; stored responses share them.
     tools: Option<Arc<Tools>>,
     instructions: Option<Arc<str>>,
 }
 
-/// A response that may be referred to.
+/// A response to which a request may refer.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub response: Response,
@@ -36,10 +36,10 @@ pub(crate) struct Stored {
     pub link: Arc<Link>,
 }
 
-/// What one request added to a conversation. Requests that go on from it share it.
+/// What one request added to a conversation. Requests that continue from it share it.
 #[derive(Debug)]
 pub(crate) struct Link {
-    /// Of the answer, without prefix.
+    /// Id of the answer, without prefix.
     pub id: Arc<str>,
     pub previous: Option<Arc<Link>>,
     pub messages: Vec<Arc<KeyedMessage>>,
@@ -47,7 +47,7 @@ pub(crate) struct Link {
 }
 
 impl Drop for Link {
-    /// By hand: a long conversation would overflow the stack, link within link.
+    /// Not recursive: dropping a long conversation link within link would overflow the stack.
     fn drop(&mut self) {
         let mut previous = self.previous.take();
         while let Some(mut link) = previous.and_then(Arc::into_inner) {
@@ -70,7 +70,7 @@ impl Link {
         newest_first
     }
 
-    /// What the response was made from, the last first.
+    /// The items from which the response was made, the last first.
     pub(crate) fn input_newest_first(&self) -> Vec<Value> {
         let mut items = Vec::new();
         let mut at = Some(self);
@@ -97,12 +97,12 @@ impl Store {
         state.responses.insert(id, stored);
     }
 
-    /// The response that was stored last, deleted or not.
+    /// The response that was stored last, even if it was deleted.
     pub(crate) fn last(&self) -> Option<Arc<Stored>> {
         self.state.lock().last.clone()
     }
 
-    /// Whether there is room for another.
+    /// Whether there is room for another response.
     pub(crate) fn check_room(&self) -> Result<(), ApiError> {
         let state = self.state.lock();
         limits::check_responses(state.responses.len(), state.noted_bytes)
@@ -122,7 +122,7 @@ impl Store {
         removed.map(drop).ok_or_else(|| unknown(id))
     }
 
-    /// The response that a request goes on from.
+    /// The response from which a request continues.
     pub(crate) fn previous(&self, id: &str) -> Result<Arc<Link>, ApiError> {
         match self.state.lock().responses.get(id) {
             Some(stored) => Ok(Arc::clone(&stored.link)),
@@ -138,7 +138,7 @@ impl Store {
         }
     }
 
-    /// Those of the last request: as a rule the next has the same.
+    /// The last request's: usually the next request has the same.
     pub(crate) fn last_tools(&self) -> Option<Arc<Tools>> {
         self.state.lock().tools.clone()
     }

@@ -183,7 +183,7 @@ fn items_that_come_back_are_the_answer_that_was_given() {
     }
 }
 
-/// Answers the request in `store`; the result is the response's id.
+/// Answers the request in `store`; returns the response's id.
 fn answered(store: &Arc<Store>, id: &str, changes: Value, said: &str) -> String {
     let (_, reply) = read_in(store, false, changes).expect("is fine");
     let answer = answer(id, Message::assistant(said), FinishReason::Stop);
@@ -194,7 +194,7 @@ fn answered(store: &Arc<Store>, id: &str, changes: Value, said: &str) -> String 
 }
 
 #[test]
-fn a_request_goes_on_from_a_response_without_its_instructions() {
+fn a_request_continues_a_response_without_its_instructions() {
     let store = Arc::default();
     let first = answered(
         &store,
@@ -247,7 +247,7 @@ fn a_request_goes_on_from_a_response_without_its_instructions() {
 }
 
 #[test]
-fn what_is_not_stored_cannot_be_gone_on_from() {
+fn a_response_that_is_not_stored_cannot_be_continued() {
     let store = Arc::default();
     let id = answered(&store, "7-0", json!({"store": false}), "a");
     let error = read_in(&store, false, json!({"previous_response_id": id}))

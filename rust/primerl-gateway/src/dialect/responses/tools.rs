@@ -1,4 +1,4 @@
-//! A response's tools: a flat shape of functions, which templates know in chat's.
+//! A response's tools: functions in a flat format, which are converted to chat's format for templates.
 
 use crate::fields::{Fields, at, unsupported};
 use crate::request::Options;
@@ -9,17 +9,17 @@ use std::sync::Arc;
 /// Tools and template arguments of a request.
 #[derive(Debug)]
 pub(crate) struct Tools {
-    /// As they came.
+    /// The tools as the client sent them.
     declared: Vec<Value>,
     template_kwargs: Map<String, Value>,
     wanted: bool,
-    /// As they are shown again.
+    /// The tools as the response repeats them.
     pub shown: Vec<Value>,
     pub options: Arc<Options>,
 }
 
 impl Tools {
-    /// `wanted`: whether the model is told of them.
+    /// `wanted`: whether the template gets the tools.
     pub(crate) fn read(
         declared: Vec<Value>,
         template_kwargs: Map<String, Value>,
@@ -42,7 +42,7 @@ impl Tools {
         })
     }
 
-    /// As they came, and whether the model is told of them.
+    /// The tools as the client sent them, and whether the template gets them.
     pub(crate) fn as_came(&self) -> (&[Value], &Map<String, Value>, bool) {
         (&self.declared, &self.template_kwargs, self.wanted)
     }
@@ -52,8 +52,8 @@ impl Tools {
     }
 }
 
-/// `strict` is taken and not shown to the model: it speaks to a server that samples by the schema, which would not be the
-/// policy. SDKs set it unasked.
+/// `strict` is accepted but not shown to the model: it is meant for a server that samples by the schema, which would
+/// not be the policy. SDKs set it by default.
 fn function(tool: &Value) -> Result<Map<String, Value>, ApiError> {
     let Value::Object(fields) = tool else {
         return Err(ApiError::invalid("must be an object"));
@@ -85,7 +85,7 @@ fn function(tool: &Value) -> Result<Map<String, Value>, ApiError> {
     Ok(function)
 }
 
-/// With the fields that a response's tools must have.
+/// The tools with the fields that a response's tools must have.
 fn shown_again(tool: &Value) -> Value {
     let mut shown = tool.clone();
     if let Value::Object(fields) = &mut shown {

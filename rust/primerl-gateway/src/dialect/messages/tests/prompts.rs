@@ -1,4 +1,4 @@
-//! Messages and tools as the template gets them.
+//! Messages and tools in the form in which the template gets them.
 
 use super::*;
 use crate::request::{answer_key, message_key};
@@ -72,7 +72,7 @@ fn an_answers_blocks_are_one_message() {
     assert_eq!(messages[2].tool_call_id.as_deref(), Some(CALL));
 }
 
-/// As our parsers give answers, and as clients send them back.
+/// Answers as our parsers produce them, and as clients send them back.
 #[test]
 fn our_answers_are_recognised() {
     for (text, arguments) in [

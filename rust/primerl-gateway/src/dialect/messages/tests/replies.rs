@@ -1,4 +1,4 @@
-//! What is written for answers, deltas and errors.
+//! How answers, deltas and errors are written.
 
 use super::*;
 use crate::answer::{Answer, Choice, Head, Tokens};
@@ -55,7 +55,7 @@ fn whole(form: Form, answer: &Answer) -> Value {
     serde_json::from_slice(&form.whole(answer, renderer().tokenizer())).expect("is JSON")
 }
 
-/// Each event's data; the name and the type are the same.
+/// The data of each event, whose name and type are the same.
 fn events(out: &[u8]) -> Vec<Value> {
     let text = std::str::from_utf8(out).expect("is text");
     assert!(text.ends_with("\n\n"));
@@ -248,7 +248,7 @@ fn blocks_follow_each_other() {
         .filter(|event| event["type"] == "content_block_stop")
         .count();
     assert_eq!((open.len(), shut), (4, 4));
-    // Nothing was said: no block is opened.
+    // The answer is empty: no block is opened.
     assert_eq!(
         accumulated(&streamed(FORM, &calling(), &[]))["content"],
         json!([])

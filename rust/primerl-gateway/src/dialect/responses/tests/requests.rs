@@ -199,7 +199,7 @@ fn the_items_of_a_turn_are_one_message() {
             json!([said("msg_7-0_0"), said("msg_7-1_0")]),
             vec![Message::assistant("a"), Message::assistant("a")],
         ),
-        // By their order: ids of elsewhere, or none.
+        // By their order: ids of another server, or none.
         (
             json!([reasoning("r"), call("x", "c1"), call("y", "c2"), output]),
             vec![
@@ -214,12 +214,12 @@ fn the_items_of_a_turn_are_one_message() {
                 Message::assistant("b"),
             ],
         ),
-        // litellm's bridge from /messages: a turn's calls, then its words.
+        // litellm's bridge from /messages: a turn's calls, then its text.
         (
             json!([call("", "c1"), {"role": "assistant", "content": "a"}, output]),
             vec![called(None, text("a"), &[("c1", "{}")]), tool.clone()],
         ),
-        // A response's own ids say that these are two turns.
+        // A response's own ids show that these are two turns.
         (
             json!([call("fc_7-0_0", "c1"), said("msg_8-0_0")]),
             vec![

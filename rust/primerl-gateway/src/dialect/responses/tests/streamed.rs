@@ -7,7 +7,7 @@ const NOTHING: Tokens<'static> = Tokens {
     top: &[],
 };
 
-/// Each event's name beside its data.
+/// The name and the data of each event.
 fn events(out: Vec<u8>) -> Vec<(String, Value)> {
     let text = String::from_utf8(out).expect("is text");
     let event = |event: &str| {
@@ -43,7 +43,7 @@ fn call(index: usize, arguments: &str) -> Delta {
 }
 
 #[test]
-fn all_kinds_of_items_are_told_in_full() {
+fn all_kinds_of_items_are_streamed_completely() {
     let store = Arc::default();
     let changes = json!({"stream": true, "include": ["message.output_text.logprobs"]});
     let (_, reply) = read_in(&store, false, changes).expect("is fine");
@@ -98,7 +98,7 @@ fn all_kinds_of_items_are_told_in_full() {
     assert_eq!(data(18)["arguments"], "{\"x\":1}");
     assert_eq!(data(18)["name"], "f");
     assert_eq!(data(19)["output_index"], 2);
-    // A stream ends with the same response that is given whole, and is kept like it.
+    // A stream ends with the same response that an unstreamed request returns, and it is stored in the same way.
     let last = &data(20)["response"];
     let mut again = whole(reply.as_ref(), &answer);
     assert_eq!(last["output"], again["output"]);
@@ -142,7 +142,7 @@ fn an_empty_answer_is_an_empty_message() {
 }
 
 #[test]
-fn a_failure_is_told_and_nothing_is_kept() {
+fn a_failure_is_reported_and_nothing_is_stored() {
     let store = Arc::default();
     let (_, reply) = read_in(&store, false, json!({"stream": true})).expect("is fine");
     let renderer = renderer();
