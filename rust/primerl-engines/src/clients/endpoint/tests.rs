@@ -167,7 +167,7 @@ fn urls_are_checked() {
     assert_eq!(fine, "https://api.example.com/v1");
     for (url, why) in [
         ("ftp://host", "neither http nor https"),
-        ("host", "no URL"),
+        ("host", "not a URL"),
         ("http://host/v1?a=b", "a query"),
     ] {
         let problem = parse_base_url(url).expect_err(url);
