@@ -25,7 +25,7 @@ pub fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Which key opens each of them is decided by the path alone: `gateway/access.rs`.
+/// Which key opens each of them is decided by the path alone: `primerl_gateway::access`.
 pub(crate) fn routes(app: &App) -> Routes<Arc<App>> {
     Routes::new()
         .route(wire::REGISTER, post(endpoints::envs::register))
