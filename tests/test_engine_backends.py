@@ -173,6 +173,16 @@ def test_an_entry_point_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypat
         backends.named("broken")
 
 
+def test_a_backend_that_raises_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raises = "class Raises:\n    def __init__(self):\n        raise OSError('no driver')\n"
+    points = {backends.GROUP: "raises = rented:Raises\nrented = rented:Rented"}
+    outside.use(monkeypatch, outside.install(tmp_path, "rented", RENTED + raises, points))
+    with pytest.raises(PluginError, match="'raises' cannot be made: OSError: no driver"):
+        backends.named("raises")
+    with pytest.raises(ValueError, match="options: 'rented' fails to check them: KeyError: 'paid'"):
+        backends.check_options("rented", {}, {})
+
+
 RENTED = """
 from pathlib import Path
 from primerl.inference.torch.backend import EmbeddedBackend

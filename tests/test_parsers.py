@@ -110,6 +110,8 @@ def test_a_parser_that_cannot_be_used_is_refused_by_field_and_value(package: Pat
     assert f'{file}: call: ["", "</c>"] has an empty marker' in refusal({"tool": str(file)})
     file.write_text("format = json", encoding="utf-8")
     assert f"{file} cannot be read: " in refusal({"reasoning": str(file)})
+    file.write_text(f"a = {'[' * 3000}{']' * 3000}", encoding="utf-8")
+    assert f"{file} cannot be read: a value is nested too deeply" in refusal({"tool": str(file)})
     assert "nowhere.toml cannot be read: " in refusal({"tool": "nowhere.toml"})
     assert "format: unknown variant `xml`" in refusal({"tool": {"format": "xml"}})
     with pytest.raises(ParserError, match="did you mean 'acme'"):

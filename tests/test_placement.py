@@ -6,11 +6,11 @@ import json
 import os
 import signal
 import sys
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
 import forks
+import outside
 import placements
 import pytest
 from end_to_end import start, until
@@ -146,11 +146,19 @@ def test_a_placement_is_found_by_its_name_or_its_path(tmp_path: Path, monkeypatc
     assert isinstance(registry.chosen(Deployment()), LocalPlacement)
     by_path = registry.chosen(Deployment(type="placements:Plain", args={"record": record}))
     assert isinstance(by_path, placements.Plain)
-    points = EntryPoints([EntryPoint("plain", "placements:Plain", registry.GROUP)])
-    monkeypatch.setattr(registry, "entry_points", lambda group: points.select(group=group))
+    source = "class Full:\n    def __init__(self):\n        raise RuntimeError('no room')\n\ndef empty():\n    pass\n"
+    points = "plain = placements:Plain\nbad = acme_bad:Any\nfull = acme_places:Full\nempty = acme_places:empty\n"
+    outside.use(monkeypatch, outside.install(tmp_path, "acme_places", source, {registry.GROUP: points}))
+    (tmp_path / "acme_bad.py").write_text("raise RuntimeError('half installed')\n")
     assert isinstance(registry.chosen(Deployment(type="plain", args={"record": record})), placements.Plain)
     for given, said in [
-        (Deployment(type="slurm"), "deployment.type: there is no placement 'slurm'; there are 'local', 'plain'"),
+        (
+            Deployment(type="slurm"),
+            "deployment.type: there is no placement 'slurm'; there are 'local', 'plain', 'bad', ",
+        ),
+        (Deployment(type="bad"), "deployment.type: 'bad', the entry point acme_bad:Any of primerl.placements, cannot "),
+        (Deployment(type="full"), "deployment: 'full' cannot be made: RuntimeError: no room"),
+        (Deployment(type="empty"), "deployment.type: 'empty' has no plan, start, watch, stop"),
         (Deployment(type="no_such_module:Plain"), "deployment.type: 'no_such_module:Plain' cannot be imported"),
         (Deployment(type="placements:TICK_S"), "deployment.type: 'placements:TICK_S' names no class or function"),
         (Deployment(type="plain"), "deployment.args: 'plain' does not take these args: missing"),

@@ -83,6 +83,8 @@ def test_a_store_is_named_by_its_import_path_too(tmp_path: Path) -> None:
     assert type(store).__name__ == "Shelf"
     with pytest.raises(StoreError, match="module test_store has no 'Nothing'"):
         open_store("test_store:Nothing://x")
+    with pytest.raises(StoreError, match=r"store\.url: builtins:int://x: 'builtins:int' cannot be made: ValueError"):
+        open_store("builtins:int://x")
 
 
 def test_what_is_stored_comes_back(store: Store, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def describe(name: str) -> dict[str, Any]:
     place = f"{points[name].value} (the entry point {name!r} of {GROUP})"
     try:
         found = points[name].load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ParserError(f"{place} cannot be imported: {type(error).__name__}: {error}") from error
     if isinstance(found, str | os.PathLike):
         # As what else belongs to a module: a path is relative to its folder.
@@ -89,8 +89,10 @@ def checked(description: dict[str, Any], place: str, name: str) -> dict[str, Any
 
 def _of_file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except RecursionError:
+        raise ParserError(f"{path} cannot be read: a value is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise ParserError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):

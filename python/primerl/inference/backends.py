@@ -22,8 +22,8 @@ SMALLEST_FIRST = tuple(reversed(BUILT_IN))
 @cache
 def named(name: str) -> EngineBackend:
     """By its name or import path. Raises PluginError."""
-    made_by = plugins.find(GROUP, name, BUILT_IN)
-    backend = made_by() if callable(made_by) else made_by
+    found = plugins.find(GROUP, name, BUILT_IN)
+    backend = plugins.make(name, found) if callable(found) else found
     if not isinstance(backend, EngineBackend):
         raise plugins.PluginError(
             f"{name!r} is no engine backend; derive it from primerl.inference.backend.EngineBackend"
@@ -53,5 +53,10 @@ def check_options(backend: str, options: Mapping[str, Any], tables: Mapping[str,
     if backend in (AUTO, *BUILT_IN):
         if options:
             raise ValueError(f"options: are for a backend of your own, not for backend = {backend!r}; omit them")
-    else:
+        return
+    try:
         named(backend).check_options(options)
+    except ValueError:
+        raise
+    except Exception as error:  # such as a KeyError of an option that is not there
+        raise ValueError(f"options: {backend!r} fails to check them: {type(error).__name__}: {error}") from error

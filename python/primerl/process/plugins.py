@@ -36,7 +36,7 @@ def find(group: str, name: str, built_in: Mapping[str, str]) -> Any:
     for found in metadata.entry_points(group=group, name=name):
         try:
             return found.load()
-        except Exception as error:  # whatever importing the package raises
+        except (Exception, SystemExit) as error:  # whatever importing the package raises
             raise PluginError(
                 f"{name!r}, the entry point {found.value} of {group}, cannot be loaded: {type(error).__name__}: {error}"
             ) from error
@@ -45,6 +45,18 @@ def find(group: str, name: str, built_in: Mapping[str, str]) -> Any:
         f"there is no {name!r}; known are {known}; for one of your own install a package with an entry point in "
         f"{group}, or give its import path, module:name"
     )
+
+
+def make(name: str, made_by: Any, *args: Any, keep: tuple[type[Exception], ...] = (), **kwargs: Any) -> Any:
+    """What the class or function that `name` names makes. Raises PluginError, or of `keep` what it raises itself."""
+    if not callable(made_by):
+        raise PluginError(f"{name!r} names no class or function")
+    try:
+        return made_by(*args, **kwargs)
+    except keep:
+        raise
+    except Exception as error:
+        raise PluginError(f"{name!r} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _by_path(path: str) -> Any:

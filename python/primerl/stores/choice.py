@@ -25,7 +25,7 @@ def open_store(url: str | None = None) -> Store:
         name = scheme["name"]
         if plugins.IMPORT_PATH.fullmatch(name) or name in plugins.names(GROUP, {}):
             try:
-                store: Store = plugins.find(GROUP, name, {})(url)
+                store: Store = plugins.make(name, plugins.find(GROUP, name, {}), url, keep=(StoreError,))
             except plugins.PluginError as error:
                 raise StoreError(f"store.url: {url}: {error}") from error
             return store

@@ -152,7 +152,7 @@ PRIME_RL_SFT: Names = {
     **{key: reason.format(*[""] * 4) for key, reason in TRAINER.items()},
     "model.name": "the model is model.path",
     "model.seq_len": "it is data.seq_len",
-    "deployment": "processes are ranks, copies of the model dp_replicate",
+    "deployment": "primerl sft starts processes here only: ranks of them, dp_replicate copies of the model",
     "slurm": "nothing submits jobs; `torchrun` starts ranks on several machines (docs/recipes/several-machines.md)",
     "bench": "benches/sft_throughput.py of the repository measures",
     "loss_impl": "the loss is computed without all logits",

@@ -3,50 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from inspect import signature
-from typing import Any
 
 from primerl.config.errors.fail import ConfigError
 from primerl.config.schema.deployment import Deployment
-from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.placement.protocol import Placement
-from primerl.train.import_path import ImportFailedError, find_by_path
+from primerl.process import plugins
 
 GROUP = "primerl.placements"
 """Entry points of packages: a name, and the class or the function that makes the placement."""
-BUILT_IN: dict[str, Callable[..., Placement]] = {"local": LocalPlacement}
+BUILT_IN = {"local": "primerl.launch.placement.local:LocalPlacement"}
 
 
 def chosen(deployment: Deployment) -> Placement:
     """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] for one that does not exist, or does not
     take its arguments."""
-    made_by = _find(deployment.type)
+    kind = deployment.type
+    made_by = _find(kind)
     try:
         signature(made_by).bind(**deployment.args)
     except TypeError as error:
-        raise ConfigError(f"deployment.args: {deployment.type!r} does not take these args: {error}") from None
-    return made_by(**deployment.args)
+        raise ConfigError(f"deployment.args: {kind!r} does not take these args: {error}") from None
+    try:
+        placement: Placement = plugins.make(kind, made_by, **deployment.args)
+    except plugins.PluginError as error:
+        raise ConfigError(f"deployment: {error}") from error
+    missing = [call for call in ("plan", "start", "watch", "stop") if not hasattr(placement, call)]
+    if missing:
+        raise ConfigError(f"deployment.type: {kind!r} has no {', '.join(missing)}, as a placement has")
+    return placement
 
 
 def _find(name: str) -> Callable[..., Placement]:
-    if name in BUILT_IN:
-        return BUILT_IN[name]
+    known = plugins.names(GROUP, BUILT_IN)
+    if name not in known and ":" not in name:
+        raise ConfigError(
+            f"deployment.type: there is no placement {name!r}; there are {', '.join(map(repr, known))}. Install the "
+            "package that brings it, or name a class of your own as module:Class"
+        )
     try:
-        if ":" in name:
-            found: Any = find_by_path(name)
-        else:
-            installed = entry_points(group=GROUP)
-            if name not in installed.names:
-                known = ", ".join(map(repr, [*BUILT_IN, *sorted(installed.names)]))
-                raise ConfigError(
-                    f"deployment.type: there is no placement {name!r}; there are {known}. Install the package that "
-                    "brings it, or name a class of your own as module:Class"
-                )
-            found = installed[name].load()
-    except (ImportFailedError, ImportError, AttributeError) as error:
-        raise ConfigError(f"deployment.type: {name!r} cannot be imported: {error}") from None
-    if not callable(found):
+        made_by = plugins.find(GROUP, name, BUILT_IN)
+    except plugins.PluginError as error:
+        raise ConfigError(f"deployment.type: {error}") from error
+    if not callable(made_by):
         raise ConfigError(f"deployment.type: {name!r} names no class or function")
-    made_by: Callable[..., Placement] = found
-    return made_by
+    found: Callable[..., Placement] = made_by
+    return found
