@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from inspect import signature
 from typing import Any
 
 from primerl.config.errors.fail import ConfigError
-from primerl.config.schema.deployment import Deployment
+from primerl.config.schema.services import Deployment
 from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.placement.protocol import Placement
+from primerl.process import plugins
 from primerl.train.import_path import ImportFailedError, find_by_path
 
 GROUP = "primerl.placements"
@@ -36,14 +36,14 @@ def _find(name: str) -> Callable[..., Placement]:
         if ":" in name:
             found: Any = find_by_path(name)
         else:
-            installed = entry_points(group=GROUP)
-            if name not in installed.names:
-                known = ", ".join(map(repr, [*BUILT_IN, *sorted(installed.names)]))
+            installed = plugins.entry_point(GROUP, name)
+            if installed is None:
+                known = ", ".join(map(repr, plugins.names(GROUP, BUILT_IN)))
                 raise ConfigError(
                     f"deployment.type: there is no placement {name!r}; there are {known}. Install the package that "
                     "brings it, or name a class of your own as module:Class"
                 )
-            found = installed[name].load()
+            found = installed.load()
     except (ImportFailedError, ImportError, AttributeError) as error:
         raise ConfigError(f"deployment.type: {name!r} cannot be imported: {error}") from None
     if not callable(found):
