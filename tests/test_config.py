@@ -146,7 +146,7 @@ def taught(mode: str) -> dict[str, Any]:
         (
             {"orchestrator__sampling__temperature": 0.7, "inference__logprobs_mode": "raw_logprobs"},
             "",
-            "leave it out",
+            "omit it",
         ),
         ({"orchestrator__buffer__hard_threshold": 0.8}, "orchestrator.buffer", "lower the first or raise the second"),
         ({"orchestrator__buffer__easy_threshold": float("nan")}, "orchestrator.buffer.easy_threshold", "finite"),
@@ -155,17 +155,17 @@ def taught(mode: str) -> dict[str, Any]:
         (
             {"orchestrator__buffer__env_ratios": [1], "orchestrator__train__env__0__ratio": 2},
             "orchestrator",
-            "leave one of the two out",
+            "omit one of the two",
         ),
         ({"orchestrator__timeouts__rollout_s": 0}, "orchestrator.timeouts.rollout_s", "greater than 0"),
         ({"trainer__optim__lr": float("nan")}, "trainer.optim.lr", "finite"),
         ({"trainer__optim__schedule": "step"}, "trainer.optim.schedule", "'constant', 'linear', 'cosine' or 'wsd'"),
         ({"trainer__optim__type": "adam"}, "trainer.optim", "type is 'adam'; it must be one of 'adamw', 'muon', 'sgd'"),
         ({"trainer__loss__args": {"clip_low": 0.1}}, "trainer.loss", "unknown setting `args.clip_low`; known here"),
-        ({"trainer__loss": {"type": "clip", "custom": "a:b"}}, "trainer.loss", "leave one of the two out"),
+        ({"trainer__loss": {"type": "clip", "custom": "a:b"}}, "trainer.loss", "omit one of the two"),
         ({"trainer__weights__keep_last": 3}, "", "must be at least orchestrator.max_async_level + 2 (4)"),
         ({"orchestrator__training_mode": "opd"}, "orchestrator", "give [orchestrator.teacher.client]"),
-        ({"orchestrator__teacher": {"client": TEACHER}}, "orchestrator", "leave teacher out"),
+        ({"orchestrator__teacher": {"client": TEACHER}}, "orchestrator", "omit teacher"),
         (
             taught("opd") | {"orchestrator__teacher__client__client_type": "openai_chat_completions"},
             "orchestrator",
@@ -249,12 +249,12 @@ def taught(mode: str) -> dict[str, Any]:
         (
             {"ckpt__interval": 2, "trainer__ckpt__interval": 3},
             "ckpt and trainer.ckpt are the same settings",
-            "leave one of them out",
+            "omit one of them",
         ),
         (
             {"ckpt__resume_step": 4, "clean_output_dir": True},
             "clean_output_dir deletes the checkpoint that ckpt.resume_step names",
-            "leave one of the two out",
+            "omit one of the two",
         ),
         (
             {"ckpt__weights__save_adapter_separately": True},
@@ -336,7 +336,7 @@ SFT = {"max_steps": 1, "output_dir": "o", "model": {"path": "m"}, "data": {"path
 def test_a_dry_run_does_not_delete(config: type[BaseModel], values: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(tomli_w.dumps(values))
-    with pytest.raises(ConfigError, match="a dry run deletes nothing; leave clean_output_dir out"):
+    with pytest.raises(ConfigError, match="a dry run deletes nothing; omit clean_output_dir"):
         load(config, ["@", str(file), "--dry-run", "--clean-output-dir"], program="primerl")
 
 

@@ -119,9 +119,9 @@ def test_switches_and_optional_sections_are_switched_off() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--no-ckpt", "--ckpt.interval", "4"], "--no-ckpt leaves [ckpt] out, and --ckpt.interval gives it"),
+        (["--no-ckpt", "--ckpt.interval", "4"], "--no-ckpt unsets [ckpt], and --ckpt.interval gives it"),
         (["--no-max-steps"], "--no-max-steps: max_steps is no switch (integer); give --max-steps VALUE"),
-        (["--no-orchestrator.min-group-size"], "or None to leave it out"),
+        (["--no-orchestrator.min-group-size"], "or None to unset it"),
         (["--no-trainer"], "--no-trainer: [trainer] is always there"),
         (["--orchestrator.train.env.3.ratio", "2"], "there are 2 entries, counted from 0; the next one is 2"),
         (["--orchestrator.train.env.0.ratio", "-2"], "env[0].ratio (on the command line): Input should be greater"),

@@ -159,7 +159,7 @@ def test_environments_of_a_fine_tuning_are_told_of_their_command() -> None:
 
 
 def test_an_id_within_the_taskset_is_told_of_its_place() -> None:
-    mend = "the environment's id stands beside taskset, not in it: as id"
+    mend = "the environment's id is not in taskset but next to it: as id"
     for form, config in (("rl", FULL), ("hosted", SHORT)):
         for place in ("train", "eval"):
             given = deepcopy(config)

@@ -56,7 +56,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "integer (it is 'many')"),
     (SHORT, "max_tokens = 64", 'max_tokens = 64\nenable_thinking = true\nreasoning_effort = "low"', [],
      "sampling (in run.toml, line 8): enable_thinking and reasoning_effort are both set, and a model has one of "
-     "the two; leave one out"),
+     "the two; omit one"),
     (SHORT, "max_tokens = 64", 'max_tokens = 64\nreasoning_effort = "extreme"', [],
      "sampling.reasoning_effort (in run.toml, line 8): Input should be 'low', 'medium' or 'high' (it is 'extreme')"),
     (SHORT, "max_tokens = 64", "max_tokens = 64\ntop_p = 0.9", [],
@@ -124,8 +124,8 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "tools"),
     (SHORT, 'id = "owner/reverse-text"',
      'id = "owner/reverse-text"\nargs = { harness = { max_turns = 1 } }\n\n[env.harness]\nmax_turns = 8', [],
-     "env[0] (in run.toml, line 11): args.harness and harness are the same settings, and both are given; leave one "
-     "of them out"),
+     "env[0] (in run.toml, line 11): args.harness and harness are the same settings, and both are given; omit one "
+     "of them"),
     (SHORT, '[[env]]\nid = "owner/reverse-text"\n', "", [],
      "env (in run.toml): missing; it has no default, so set it"),
     (SHORT, "[[env]]", "[env]", [],
@@ -188,7 +188,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "oversampling_factor, rollouts_per_example, sampling, seed, seq_len, skip_event, tailscale, trajectory_strategy, "
      "val, wandb"),
     (SHORT, "", "", ["--clean-output-dir", "--dry-run"],
-     "dry_run and clean_output_dir are both set, but a dry run deletes nothing; leave clean_output_dir out "
+     "dry_run and clean_output_dir are both set, but a dry run deletes nothing; omit clean_output_dir "
      "(--no-clean-output-dir where the file sets it), or dry_run to delete and start (on the command line)"),
     (SHORT, "max_steps = 10", "max_steps = = 10", [],
      "Invalid TOML in run.toml: Invalid value (at line 2, column 13)"),
@@ -209,7 +209,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "'icepop', 'importance'; prime-rl's \"default\" is \"dppo\", with settings in trainer.loss.args"),
     (FULL, 'id = "reverse-text"', 'taskset = { id = "reverse-text" }', [],
      "orchestrator.train.env[0].id (in run.toml, line 10): missing; it has no default, so set it; the environment's id "
-     "stands beside taskset, not in it: as id"),
+     "is not in taskset but next to it: as id"),
     (FULL, "group_size = 4", "group_size = 5", [],
      "orchestrator (in run.toml, line 7): batch_size (16) must be a multiple of group_size (5); set batch_size to "
      "15 or 20"),
@@ -228,7 +228,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, "[model]", '[trainer.optim]\ntype = "adam"\n\n[model]', [],
      "trainer.optim (in run.toml, line 4): type is 'adam'; it must be one of 'adamw', 'muon', 'sgd'"),
     (FULL, "[model]", "[trainer]\nckpt.interval = 2\n\n[ckpt]\ninterval = 3\n\n[model]", [],
-     "ckpt and trainer.ckpt are the same settings, and both are given; leave one of them out (in run.toml, line 6)"),
+     "ckpt and trainer.ckpt are the same settings, and both are given; omit one of them (in run.toml, line 6)"),
     (FULL, "[model]", "[store]\nkeep = -5\n\n[model]", [],
      "store.keep (in run.toml, line 4): Input should be greater than or equal to -1 (it is -5)"),
     (FULL, "[model]", "[inference]\nreplicas = 0\n\n[model]", [],

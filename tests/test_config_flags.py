@@ -131,7 +131,7 @@ def test_the_last_one_counts_and_none_leaves_out() -> None:
         (["--orchestrator.train.env={}"], "--orchestrator.train.env: a list of tables is given as JSON"),
         (["--"], "--: no key has such a name; give --KEY VALUE"),
         (["--model..path=3"], "--model..path: no key has such a name; give --KEY VALUE"),
-        (["--ckpt", "None", "--ckpt.interval=3"], "--ckpt leaves [ckpt] out, and --ckpt.interval gives it"),
+        (["--ckpt", "None", "--ckpt.interval=3"], "--ckpt unsets [ckpt], and --ckpt.interval gives it"),
     ],
 )
 def test_slips_are_named(arguments: list[str], message: str) -> None:

@@ -473,7 +473,7 @@ def test_a_seats_own_harness_keeps_its_id_where_only_settings_are_given() -> Non
         ({"harness": {"id": "no-such-harness"}}, "no_such_harness"),
         (
             {"harness": {"id": "null"}, "agent": {"harness": {"id": "null"}}},
-            "harness.id and args.agent both set id; leave one of them out",
+            "harness.id and args.agent both set id; omit one of them",
         ),
         (
             {"id": "user-sim", "harness": {"id": "null"}},

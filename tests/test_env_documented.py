@@ -85,7 +85,7 @@ def test_harness_settings_without_an_id_keep_the_harness() -> None:
 @pytest.mark.parametrize(
     ("taskset", "arguments", "mend"),
     [
-        ({}, {"harness": {"max_turns": 2}, "agent": {"max_turns": 3}}, "leave one of them out"),
+        ({}, {"harness": {"max_turns": 2}, "agent": {"max_turns": 3}}, "omit one of them"),
         ({}, {"harness": "chat"}, "`harness` must be a table"),
         ({}, {"harness": {"no_such": 1}}, "no_such"),
         ({"rewards": [{"weight": 1}]}, {}, "each with the function `fn`"),

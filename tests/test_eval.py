@@ -68,7 +68,7 @@ def test_names_and_short_flags_stand_for_the_long_ones() -> None:
         ({"base_url": None, "inference": {"replicas": 0}}, "base_url names no endpoint"),
         ({"temperature": -1}, "greater than or equal to 0"),
         ({"env": [{"id": "a"}, {"id": "a"}]}, "two environments are called 'a'"),
-        ({"env": [{"id": "a", "num_workers": 0}]}, "nobody would run its rollouts"),
+        ({"env": [{"id": "a", "num_workers": 0}]}, "no worker would run its rollouts"),
         ({"num_examples": -1}, "greater than 0"),
         ({"dry_run": True, "clean_output_dir": True}, "a dry run deletes nothing"),
         ({"pass_threshold": float("inf")}, "finite number"),
@@ -304,7 +304,7 @@ def test_an_endpoint_is_measured_and_what_is_measured_survives_kill_9(tmp_path: 
         served.open.set()
         again = evaluate(output, *of_endpoint(served), "-k", "2", "--concurrency", "3")
         assert again.returncode == 0, again.stdout + again.stderr
-        assert "going on with the evaluation" in again.stdout
+        assert "resuming the evaluation" in again.stdout
         lines = read_lines(output / results.RESULTS)
         places = [(line["example"], line["number"]) for line in lines]
         assert sorted(places) == [(example, number) for example in range(4) for number in range(2)]

@@ -177,7 +177,7 @@ def test_what_is_left_out_or_failed_is_told(tmp_path: Path) -> None:
 def test_an_evaluation_of_which_nothing_is_known_is_not_measured_again(tmp_path: Path) -> None:
     given = config(output_dir=str(tmp_path), retry_errors=True)
     assert not measures_again(given, tmp_path), "nothing has begun"
-    with pytest.raises(ValueError, match="clean_output_dir deletes the evaluation that retry_errors goes on with"):
+    with pytest.raises(ValueError, match="clean_output_dir deletes the evaluation that retry_errors continues"):
         config(retry_errors=True, clean_output_dir=True)
 
 

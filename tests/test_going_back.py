@@ -64,7 +64,7 @@ def test_what_cannot_be_is_said_before_anything_is_started(tmp_path: Path) -> No
     assert str(caught.value) == f"{told}{there}; there are: 2, 6"
     for given, message in (
         ({"resume_step": 0}, "ckpt.resume_step is 0; give a step, or -1 for the newest checkpoint"),
-        ({"resume_step": 2, "weights_only": True}, "ckpt.weights_only saves nothing to go on from"),
+        ({"resume_step": 2, "weights_only": True}, "ckpt.weights_only saves nothing to resume from"),
     ):
         with pytest.raises(ValidationError, match=message):
             config(tmp_path, **given)
@@ -80,7 +80,7 @@ def test_a_step_without_the_orchestrators_part_is_refused_but_for_the_newest(tmp
     (output / "checkpoints" / "step_4" / "orchestrator" / "000000000012.snapshot").touch()
     with pytest.raises(ConfigError) as caught:
         going_back.check(config(output, resume_step=2), output)
-    assert "ckpt.resume_step is 2, but beside the trainer's checkpoint of that step" in str(caught.value)
+    assert "ckpt.resume_step is 2, but with the trainer's checkpoint of that step" in str(caught.value)
     assert str(caught.value).endswith("steps that have it, and the newest: 4, 6")
     for step, flags in ((4, ["--resume-step", "4"]), (6, []), (-1, []), (None, [])):
         going_back.check(config(output, resume_step=step), output)

@@ -298,7 +298,7 @@ def test_environments_are_checked_by_the_interpreter_that_runs_them(
         "environment 'compared': 'classic-trial' rewards the rollouts of a group by comparing them, and "
         "rollouts_per_example is 1; raise it to 2 or more",
         f"environment 'counted': 'classic-trial': {classic_helpers.CLASSIC_PYTHON} has no "
-        "prometheus_client, which metrics_port needs; install it there, or leave metrics_port out",
+        "prometheus_client, which metrics_port needs; install it there, or omit metrics_port",
     ]
     (remark,) = said
     assert remark.startswith("environment 'measured': 'classic-trial' has no evaluation split of its own")

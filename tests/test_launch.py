@@ -566,7 +566,7 @@ def test_a_refusal_of_the_orchestrator_is_bad_input(tmp_path: Path, monkeypatch:
     output = io.StringIO()
     assert Launcher(config, tmp_path, Console(output), {}).run() == 2
     assert output.getvalue().splitlines() == [
-        f"going on with the run in {tmp_path}",
+        f"resuming the run in {tmp_path}",
         "the orchestrator refuses the run: batch_size = 32, and now batch_size = 64",
     ]
     for name in ("configs/orchestrator.toml", "run/summary.json"):
@@ -649,7 +649,7 @@ def test_a_stopped_run_has_not_finished(tmp_path: Path, monkeypatch: pytest.Monk
     write_metrics(tmp_path, 3, torn='{"step": 4, "lo')
     for name in ("trainer", "env", "orchestrator"):
         end(launcher, processes, name, 0)
-    stopped = "the orchestrator was stopped at step 3 of 6; the same command goes on"
+    stopped = "the orchestrator was stopped at step 3 of 6; the same command resumes it"
     with pytest.raises(RunFailedError, match=f"^{stopped}$"):
         launcher._watch()
     write_metrics(tmp_path, 6)
@@ -720,11 +720,11 @@ def test_what_is_trained_again_is_told(tmp_path: Path) -> None:
     assert position.trained_again(tmp_path, Checkpoints()) is None
     write_metrics(tmp_path, 3)
     assert position.trained_again(tmp_path, Checkpoints()) == (
-        "no checkpoint: the trainer trains steps 1 to 3 again (set ckpt.interval to go on from where it was)"
+        "no checkpoint: the trainer trains steps 1 to 3 again (set ckpt.interval to resume from where it was)"
     )
     assert "ckpt.interval is 10; lower it" in str(position.trained_again(tmp_path, Checkpoints(interval=10)))
     only = Checkpoints(interval=10, weights_only=True)
-    assert "ckpt.weights_only saves none; leave it out" in str(position.trained_again(tmp_path, only))
+    assert "ckpt.weights_only saves none; omit it" in str(position.trained_again(tmp_path, only))
     (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
     assert position.trained_again(tmp_path, Checkpoints(interval=10)) is None
 
@@ -822,7 +822,7 @@ def test_a_dry_run_leaves_the_run_that_is_there(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(training, "check", lambda config, *_: training._output_dir(config) or {})
     output = io.StringIO()
     assert launch_run.run(config, Console(output)) == 0
-    assert f"a start goes on with the run in {tmp_path}" in output.getvalue()
+    assert f"a start resumes the run in {tmp_path}" in output.getvalue()
     files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert files.pop("run/launcher.lock") == ""
     assert files == {name: name for name in ("journal/0.snapshot", "configs/trainer.toml", "metrics.jsonl")}

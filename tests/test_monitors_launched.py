@@ -50,7 +50,7 @@ def test_a_run_that_goes_back_is_not_told_of_the_steps_that_are_given_up(tmp_pat
     run.watch.go_back(2)
     assert run.told() == [1, 2]
     assert (tmp_path / "monitor.former_1" / "records.jsonl").is_file()
-    assert "they are told of a new run" in run.said[0]
+    assert "they get a new run" in run.said[0]
     for name in WATCHED:
         assert len((tmp_path / name).read_text().splitlines()) == 2
 
@@ -100,7 +100,7 @@ def test_monitors_that_cannot_be_started_fail_nothing(tmp_path: Path) -> None:
         assert placement.by_name == {}
         run.watch.look(placement)
         run.watch.end(placement, 0, "finished")
-    assert "the monitors cannot be started, and training goes on without them" in run.said[0]
+    assert "the monitors cannot be started, and training continues without them" in run.said[0]
     assert "the monitors have failed" in run.said[1]
     assert json.loads((tmp_path / END_FILE).read_text())["status"] == "finished"
 

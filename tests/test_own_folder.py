@@ -90,7 +90,7 @@ def test_a_start_that_goes_on_takes_the_newest(
 ) -> None:
     more = ["--retry-errors"] if command == "eval" else ["--ckpt.resume-step", "-1"]
     assert start(command, text, *more) == 2
-    assert f"there is no run of {label} in {Path(beside).absolute()} to go on with" in capsys.readouterr().err
+    assert f"there is no run of {label} in {Path(beside).absolute()} to resume" in capsys.readouterr().err
     names = [f"2026-01-0{day}_00-00-00_{label}_00{day}0" for day in (1, 3, 2)]
     for name in (*names, f"2026-02-01_00-00-00_other-{label}_0000", "2027", f"{label}-mine"):
         (Path(beside) / name).mkdir(parents=True)
@@ -102,9 +102,9 @@ def test_what_was_chosen_is_kept() -> None:
     config = run_file.located(EvalConfig.model_validate({"model": "tiny", "env": [{"id": "reverse-text"}]}))
     assert run_file.settings(config)["output_dir"] == config.output_dir
     assert run_file.located(config) is config
-    words = "interrupted; the same command goes on"
+    words = "interrupted; the same command resumes it"
     assert run_file.with_folder(words, config) == (
-        f"interrupted; the same command with --output-dir {config.output_dir} goes on"
+        f"interrupted; the same command with --output-dir {config.output_dir} resumes it"
     )
     found = "the same command with --retry-errors measures it again"
     assert run_file.with_folder(found, config) == found

@@ -16,7 +16,7 @@ import pytest
 from end_to_end import start, until
 from primerl.config.command_line.load import ConfigError
 from primerl.config.process_files import resolve
-from primerl.config.schema.deployment import Deployment
+from primerl.config.schema.services import Deployment
 from primerl.launch import configs
 from primerl.launch.placement import commands, gpus, registry
 from primerl.launch.placement.local import LocalPlacement

@@ -196,7 +196,7 @@ def test_a_resolved_file_lacks_no_key(
         section, _, name = knob.path.rpartition(".")
         file = json.loads(json.dumps(whole))
         table = functools.reduce(lambda node, part: node.get(part, {}), section.split("."), file) if section else file
-        if table.pop(name, None) is None or knob.default == fields.LEFT_OUT:
+        if table.pop(name, None) is None or knob.default == fields.UNSET:
             continue
         assert started(command, file) == 2, knob.path
         said = capsys.readouterr().err

@@ -101,7 +101,7 @@ def test_a_run_survives_kills(
     runs.append(last)
     code, output = last.ended(300)
     assert code == 0, output
-    assert "going on with the run" in output
+    assert "resuming the run" in output
     check(run.output, steps, capsys)
 
 

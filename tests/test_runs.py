@@ -185,7 +185,7 @@ def test_a_run_that_was_stopped_before_it_had_begun_is_resumed(
     training.check_output_dir(str(output), clean=False, goes_on=training.holds_run)
     (output / "configs" / "eval.toml").unlink()
     assert main(["run", "resume", run_id]) == 2
-    assert "holds no run to go on with" in capsys.readouterr().err
+    assert "holds no run to resume" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="is not empty"):
         training.check_output_dir(str(output), clean=False, goes_on=training.holds_run)
     assert len(started) == 1
@@ -474,14 +474,14 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "orchestrator at http://" in said
     *_, stopping, last = said.splitlines()
     assert stopping.startswith("stopping all processes")
-    assert last.startswith("interrupted; the same command goes on from ")
+    assert last.startswith("interrupted; the same command resumes from ")
     assert process_started(pid) is None
     stopped = listed()
     assert (stopped["status"], stopped["exit_code"]) == ("STOPPED", 130)
     # Beyond what may have been cut already.
     steps = str(stopped["step"] + 6)
     resumed = primerl("rl", "resume", run_id, "--max-steps", steps)
-    assert "going on with the run" in resumed
+    assert "resuming the run" in resumed
     assert (listed()["status"], listed()["step"], listed()["id"]) == ("COMPLETED", int(steps), run_id)
     assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == list(range(1, int(steps) + 1))
     saved = json.loads(primerl("run", "checkpoints", run_id, "--json"))

@@ -80,7 +80,7 @@ def test_a_run_whose_folder_is_gone_is_told_so(
         "run", "logs", run, code=2, capsys=capsys
     )
     open_store().put(with_orchestrator(saved(tmp_path / "whole")), run, "checkpoint", 4, "digest")
-    goes_on = f"`primerl run resume {run}` fetches the newest checkpoint and goes on from there"
+    goes_on = f"`primerl run resume {run}` fetches the newest checkpoint and resumes from there"
     said = told("run", "stop", run, capsys=capsys)
     assert said.startswith(f"{run} is not running: it is COMPLETED\n{gone}checkpoints of step 4; weights of step 4")
     assert goes_on in said
@@ -112,7 +112,7 @@ def test_secrets_that_cannot_be_read_hide_no_list(
     assert main(["run", "logs", "small"]) == 0
     printed = capsys.readouterr()
     assert printed.out == "step 1\n"
-    assert "warning: secrets are not left out of what is shown" in printed.err
+    assert "warning: secrets are not removed from what is shown" in printed.err
 
 
 def test_a_damaged_list_says_what_to_do(tmp_path: Path, state: Path, capsys: pytest.CaptureFixture[str]) -> None:

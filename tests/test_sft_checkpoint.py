@@ -520,5 +520,5 @@ def test_the_command_refuses_what_contradicts_itself(tmp_path: Path) -> None:
         command(tmp_path, "run", "--ckpt.resume-step", "-1", "--clean-output-dir"), capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert "ckpt.resume_step goes on with the run that clean_output_dir deletes" in done.stderr
+    assert "ckpt.resume_step resumes the run that clean_output_dir deletes" in done.stderr
     assert not (tmp_path / "run").exists()

@@ -155,7 +155,7 @@ def test_reasoning_that_the_template_leaves_out_is_logged(tmp_path: Path, caplog
     path = write_rows(tmp_path / "rows.jsonl", *rows)
     with caplog.at_level("WARNING"):
         load(folder, path, tmp_path / "bad.jsonl")
-    assert "rows: in 1 of 2 rows the chat template leaves out the reasoning of answers (1 of them)" in caplog.text
+    assert "rows: in 1 of 2 rows the chat template drops the reasoning of answers (1 of them)" in caplog.text
 
 
 def test_rows_with_control_tokens_in_their_text_are_logged(

@@ -149,6 +149,7 @@ def test_training_imports_little() -> None:
         "net.addresses",
         "process.extras",
         "process.imports",
+        "process.plugins",
         "process.rank_variables",
         "process.setting_checks",
     )

@@ -99,7 +99,7 @@ def test_where_flops_are_not_known_there_is_no_mfu(family: str, folders: Any, ca
     assert "perf/mfu" not in performance.metrics(8.0, 0.0, 1.0)
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert COMPUTE_MORE.get(family, "the formula does not count what layers with a state compute") in said
-    assert "perf/mfu is left out" in said
+    assert "perf/mfu is omitted" in said
 
 
 def test_a_config_that_does_not_tell_its_heads_keeps_no_model_from_being_trained(
@@ -109,7 +109,7 @@ def test_a_config_that_does_not_tell_its_heads_keeps_no_model_from_being_trained
     monkeypatch.setattr(flops, "attentions", lambda config: config.number_of_heads)
     performance = Performance.of(model, torch.float32, ALONE, peak_tflops=1.0)
     assert performance.shape is None
-    assert "perf/mfu is left out: the model FLOPs of Qwen3ForCausalLM are not known: AttributeError" in caplog.text
+    assert "perf/mfu is omitted: the model FLOPs of Qwen3ForCausalLM are not known: AttributeError" in caplog.text
 
 
 def test_a_peak_may_be_given(folders: Any) -> None:

@@ -67,7 +67,7 @@ def test_a_router_that_is_not_understood_is_left_out_and_named_once(
             packed_loss(model)
         assert load.metrics(ALONE) == {}
     (said,) = [record.getMessage() for record in caplog.records if "max_vio" in record.getMessage()]
-    assert said.startswith("max_vio and routing_confidence are left out: what ")
+    assert said.startswith("max_vio and routing_confidence are omitted: what ")
 
 
 def test_a_dense_model_has_no_routing(folders: Any) -> None:

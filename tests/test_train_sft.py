@@ -210,7 +210,7 @@ def test_starts_from_a_folder(folder: Path, tmp_path: Path) -> None:
         ({"val": {"interval": 0, "data": {"path": "a"}}}, "val.interval: Input should be greater than 0"),
         ({"ckpt": {"resume_step": 0}}, "ckpt.resume_step is 0"),
         ({"ckpt": {"keep_interval": 0}}, "ckpt.keep_interval: Input should be greater than 0"),
-        ({"ckpt": {"resume_step": -1, "weights_only": True}}, "ckpt.weights_only saves nothing to go on from"),
+        ({"ckpt": {"resume_step": -1, "weights_only": True}}, "ckpt.weights_only saves nothing to resume from"),
     ],
 )
 def test_bad_settings_exit_2(

@@ -62,7 +62,7 @@ def test_a_split_of_the_taskset_takes_the_place_of_held_out_examples() -> None:
     [
         ({"num_examples": None}, {}, "none is left to train on; give how many, or name the validation split"),
         ({"num_examples": 0}, {}, "greater than 0"),
-        ({"num_examples": 8}, {"held_out": 3}, "its held_out is 3; leave one of the two out"),
+        ({"num_examples": 8}, {"held_out": 3}, "its held_out is 3; omit one of the two"),
         ({"num_examples": 8, "taskset": {"split": "eval"}}, {"harness": {"id": 1}, "args": {"harness": {}}}, "harness"),
     ],
 )

@@ -136,7 +136,7 @@ def test_weights_of_any_step_are_found_before_its_checkpoint_in_both_forms(model
     for name in (f"{RUN}/step_4", f"{RUN}/checkpoint/step_4"):
         with pytest.raises(ConfigError) as caught:
             applied(store, name, model)
-        assert f"checkpoint_id: {RUN}/checkpoint/step_4 is what its own run goes on from" in str(caught.value)
+        assert f"checkpoint_id: {RUN}/checkpoint/step_4 is what its own run resumes from" in str(caught.value)
         assert str(caught.value).endswith("there are weights of steps 1, 2, 3")
 
 
@@ -232,7 +232,7 @@ def test_a_run_whose_folder_is_gone_comes_back_from_the_store(
         f"the folder {output} is gone; fetching {run}/checkpoint/step_4 and {run}/weights/step_4 from {store.url}"
         in said
     )
-    assert "going on from step 4 with a new journal" in said
+    assert "resuming from step 4 with a new journal" in said
     (config,) = started
     assert (config.max_steps, going_back.needed(config, output)) == (9, 4)
     assert (output / "checkpoints" / "step_4" / "model.safetensors").read_text() == "of step 4"
@@ -266,7 +266,7 @@ def test_the_step_to_come_back_to_can_be_named(
     monkeypatch.chdir(tmp_path)
     run, output, _ = stored_run(model, tmp_path, 2, 4)
     assert main(["run", "resume", run, "--ckpt.resume-step", "3"]) == 2
-    assert "has no checkpoint of step 3 to go on from; of: 2, 4" in capsys.readouterr().err
+    assert "has no checkpoint of step 3 to resume from; of: 2, 4" in capsys.readouterr().err
     assert not output.exists()
     assert main(["run", "resume", run, "--ckpt.resume-step", "2"]) == 0
     assert [going_back.needed(config, output) for config in started] == [2]
@@ -286,11 +286,12 @@ def test_what_does_not_come_back_is_said(
         return " ".join(capsys.readouterr().err.split())
 
     run, output, store = stored_run(model, tmp_path)
-    assert f"is gone, and there is no checkpoint to go on from: the store {store.url} has nothing of it" in refused(run)
+    said = f"is gone, and there is no checkpoint to resume from: the store {store.url} has nothing of it"
+    assert said in refused(run)
     store.put(saved(tmp_path / "old"), run, "checkpoint", 4, model_digest(model))
     store.put(saved(tmp_path / "old_weights"), run, "weights", 4, model_digest(model))
     said = refused(run)
-    assert "hold the trainer's part alone, and without the orchestrator's no run goes on" in said
+    assert "hold the trainer's part alone, and without the orchestrator's no run can be resumed" in said
     assert (
         f'has checkpoints of step 4; weights of step 4; `checkpoint_id = "{run}/weights/step_4"` begins another' in said
     )
@@ -300,7 +301,7 @@ def test_what_does_not_come_back_is_said(
     assert "its hash differs" in refused(run)
     assert os.listdir(output.parent) == []
     assert "is gone, and it has no store" in refused(begun_and_gone(tmp_path / "outputs" / "without"))
-    assert "holds no run to go on with" in refused(begun_and_gone(tmp_path / "outputs" / "tuned", kind="sft"))
+    assert "holds no run to resume" in refused(begun_and_gone(tmp_path / "outputs" / "tuned", kind="sft"))
     assert started == []
 
 
@@ -322,7 +323,7 @@ def test_a_run_that_has_lost_its_folder_ends_with_its_last_step(
     assert newest >= 4
     shutil.rmtree(output)
     said = primerl("run", "resume", "small", "--max-steps", "10")
-    assert f"going on from step {newest} with a new journal" in said
+    assert f"resuming from step {newest} with a new journal" in said
     (again,) = json.loads(told("run", "list", "--json", capsys=capsys))
     assert (again["id"], again["status"], again["step"]) == (listed["id"], "COMPLETED", 10)
     assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == list(range(newest + 1, 11))

@@ -119,7 +119,8 @@ def test_a_blocked_worker_and_the_first_failure_of_a_kind_are_told_once() -> Non
     ]
     assert look(failed, **worker) == [
         "worker env_task_0 is blocked by its environment for 12 s (task/rewards.py:28), in rollout 5: it gets no "
-        "rollouts, none of its 4 goes on, and it is started again when the time of one is up; all stacks are in its log"
+        "rollouts, none of its 4 proceeds, and it is started again when the time of one is up; all stacks are in its "
+        "log"
     ]
     assert look(failed, **worker) == []
     assert look(failed, worker=3) == []
@@ -133,7 +134,7 @@ def test_an_environment_that_rests_and_comes_back_is_told_once() -> None:
     for _ in range(2):
         remarks.look({"environments": [good, {"name": "bad", "rests": "the judge is away"}]})
     assert said == [
-        "warning: nothing comes of environment 'bad'; it rests, and the others go on: the judge is away",
+        "warning: nothing comes of environment 'bad'; it rests, and the others continue: the judge is away",
     ]
     remarks.look({"environments": [good, {"name": "bad"}]})
     assert said[1:] == ["environment 'bad' is used again"]

@@ -83,7 +83,7 @@ class Run:
         trainer = self.config.trainer.model_copy(update={"model": AdaptedModel()})
         self.config = self.config.model_copy(update={"trainer": trainer})
         if self.config.trainer.ranks != 1:
-            raise ConfigError("trainer.ranks: a training script gets whole batches; leave it out")
+            raise ConfigError("trainer.ranks: a training script gets whole batches; omit it")
         if self.config.checkpoint_id is not None:
             raise ConfigError(
                 "checkpoint_id: a training script begins from the model that it loads; give its folder as model.path"
@@ -96,7 +96,7 @@ class Run:
         self.model_path = files.absolute(self.config.model.path)
         weights = self.config.trainer.weights
         if weights.transport != "files":
-            raise ConfigError("trainer.weights.transport: a training script publishes files; leave it out")
+            raise ConfigError("trainer.weights.transport: a training script publishes files; omit it")
         self._publisher = WeightsPublisher(
             self.output_dir,
             weights.keep_last,
@@ -210,7 +210,7 @@ class Run:
         """
         self._check()
         if not self._resumed:
-            # In a folder with an earlier run, a script that does not resume from a checkpoint starts anew.
+            # In a folder with an earlier run, a script that does not resume from a checkpoint starts over.
             self.resume_after(0)
         version = self._next_version
         manifest = self._publisher.publish(model, version)

@@ -1,8 +1,8 @@
 """The `primerl` command. Nothing heavy is imported before the subcommand is known.
 
 Exit codes of every subcommand: 0 done, 1 failed, 2 bad input (nothing was trained or lost), 130 interrupted.
-What is one process, such as a fine-tuning, ends with 128 and the number of the signal; a launcher says 130 whatever
-it was.
+An interrupted command of one process, such as a fine-tuning, exits with 128 plus the signal's number; a launcher exits
+with 130 for every signal.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ COMMANDS = {
     "report": ("primerl.cli.results:report", "show how a run went: table, reward curve"),
     "trace": (
         "primerl.cli.journal:trace",
-        "tell what happened to a rollout, group or step; where time went; check it all",
+        "show what happened to a rollout, group or step; where time went; check invariants",
     ),
     "top": ("primerl.cli.looking:top", "show what a run does now, in the terminal"),
-    "page": ("primerl.cli.looking:page", "show a run that is over in the browser (a running one serves its own page)"),
+    "page": ("primerl.cli.looking:page", "show a finished run in the browser (a running one serves its own page)"),
     "buffer": ("primerl.cli.journal:buffer", "show the difficulty buffer of a run"),
     "config": ("primerl.cli.config:config", "explain a key of a config; JSON schemas; the reference page"),
     "models": ("primerl.cli.models:models", "check what can be done with a model, by its config.json"),
@@ -53,11 +53,15 @@ COMMANDS = {
     "env-worker": ("primerl.cli.processes:env_worker", "one process of a run: runs an environment's rollouts"),
     "store-worker": ("primerl.cli.processes:store_worker", "one process of a run: copies what it saves to the store"),
     "trainer": ("primerl.cli.processes:trainer", "one process of a run: trains and publishes weights"),
-    "monitor": ("primerl.cli.processes:monitor", "one process of a run: tells W&B, Prime or your own monitors of it"),
+    "monitor": ("primerl.cli.processes:monitor", "one process of a run: reports it to W&B, Prime or your own monitors"),
 }
 FAILED, BAD_INPUT = 1, 2
 LAUNCHERS = (["rl"], ["run"], ["eval"])
-"""Commands that say 130 whatever has interrupted them."""
+"""Commands that exit with 130 for every signal."""
+
+
+class CommandEnd(SystemExit):
+    """The parser has answered the command itself, by help or a complaint; `code` is the exit code."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -81,7 +85,7 @@ def interrupted(arguments: list[str], number: int | None) -> int:
 def answered(arguments: list[str]) -> int:
     try:
         code = command(arguments)
-        sys.stdout.flush()  # here, where a full disk can be told
+        sys.stdout.flush()  # here, where a full disk can be reported
         return code
     except KeyboardInterrupt as error:
         # Python notes an interrupt that leaves the `exec` of a string (as dataclasses do) as unhandled,
@@ -124,7 +128,10 @@ def command(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
     module, function = COMMANDS[name][0].split(":")
-    return int(getattr(import_module(module), function)(rest))
+    try:
+        return int(getattr(import_module(module), function)(rest))
+    except CommandEnd as end:
+        return int(end.code or 0)
 
 
 def lacks_extra(error: ModuleNotFoundError, arguments: list[str]) -> int:

@@ -1,31 +1,27 @@
-"""What subcommands with arguments of their own share. Standard library only."""
+"""Shared by subcommands: their argument parser, and the check of the state folder. Standard library only."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import NoReturn
+
+from primerl.cli import CommandEnd
 
 
-def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace | int:
-    """What was chosen, or the exit code after help or a complaint."""
-    try:
-        return parser.parse_args(arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
+class CommandParser(argparse.ArgumentParser):
+    """Raises CommandEnd, which `primerl.cli.main` turns into an exit code, where argparse would exit."""
 
-
-def parse_known(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]] | int:
-    """What was chosen and what is left for others to read, or the exit code after help or a complaint."""
-    try:
-        return parser.parse_known_args(arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        if message:
+            self._print_message(message, sys.stderr)
+        raise CommandEnd(status)
 
 
 def keep_state(output_dir: str) -> None:
-    """Before the state folder is asked for anything."""
+    """Moves the state folder into the run's folder if its usual place is unusable; call it before using the state."""
     from primerl.runs import state
 
-    remark = state.within_run(output_dir)
-    if remark is not None:
-        print(remark, file=sys.stderr, flush=True)
+    notice = state.within_run(output_dir)
+    if notice is not None:
+        print(notice, file=sys.stderr, flush=True)

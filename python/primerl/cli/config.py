@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from pathlib import Path
 
-from primerl.cli.arguments import parse
+from primerl.cli.arguments import CommandParser
 from primerl.config.describe.forms import FORMS
 from primerl.config.errors.fail import fail
 
@@ -15,9 +14,7 @@ TITLE = "No config"
 
 
 def config(arguments: list[str]) -> int:
-    chosen = parse(parser(), arguments)
-    if isinstance(chosen, int):
-        return chosen
+    chosen = parser().parse_args(arguments)
     if chosen.what == "explain":
         return explain(chosen.key, chosen.of)
     if chosen.what == "schema":
@@ -26,14 +23,14 @@ def config(arguments: list[str]) -> int:
     return reference(chosen.output)
 
 
-def parser() -> argparse.ArgumentParser:
-    main = argparse.ArgumentParser(prog="primerl config", description="What the keys of a config mean.")
+def parser() -> CommandParser:
+    main = CommandParser(prog="primerl config", description="What the keys of a config mean.")
     commands = main.add_subparsers(dest="what", required=True, metavar="COMMAND")
     explained = commands.add_parser(
         "explain", help="type, default, bounds and meaning of a key, or the keys of a section"
     )
     explained.add_argument("key", help="dotted, such as trainer.optim.lr or orchestrator.train.env[].ratio")
-    explained.add_argument("--of", choices=FORMS, help="of this command's config only; of all where it is left out")
+    explained.add_argument("--of", choices=FORMS, help="of this command's config only; default: of all")
     schema_of = commands.add_parser("schema", help="JSON schema of a config, for editors")
     schema_of.add_argument("--of", choices=FORMS, default="rl", help="the command whose config it is (rl)")
     page = commands.add_parser("reference", help="every key of every config, as a page of Markdown")
@@ -53,7 +50,7 @@ def explain(key: str, of: str | None) -> int:
 
 
 def schema(form: str) -> dict[str, object]:
-    """Of what a file may hold: a key that has to be set may be in another file, or on the command line."""
+    """JSON schema of what a file may hold: a key that has to be set may be in another file, or on the command line."""
     found = FORMS[form].cls.model_json_schema(by_alias=False)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from primerl.cli.arguments import parse, parse_known
+from primerl.cli.arguments import CommandParser
 from primerl.cli.run.common import BAD_INPUT, add_json, show, size
 from primerl.config.errors.fail import fail
 from primerl.runs.registry import known
@@ -30,10 +30,7 @@ def deploy(arguments: list[str]) -> int:
     )
     parser.add_argument("--model", type=Path, help="its base model, where the run that trained it is not in the list")
     parser.add_argument("--mark-only", action="store_true", help="serve nothing")
-    parsed = parse_known(parser, arguments)
-    if isinstance(parsed, int):
-        return parsed
-    chosen, options = parsed
+    chosen, options = parser.parse_known_args(arguments)
     try:
         store, entry = _find(chosen)
         folder = None if chosen.mark_only else merged(store, entry, chosen.model)
@@ -50,10 +47,8 @@ def deploy(arguments: list[str]) -> int:
 
 
 def undeploy(arguments: list[str]) -> int:
-    parser = _parser("undeploy", "Lets a deployed adapter be cleaned up again; who serves it goes on.")
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    parser = _parser("undeploy", "Lets a deployed adapter be cleaned up again; processes that serve it keep running.")
+    chosen = parser.parse_args(arguments)
     try:
         store, entry = _find(chosen)
         if entry.id not in store.deployed(entry.run):
@@ -82,14 +77,10 @@ def deployments(arguments: list[str]) -> int:
 
 
 def _listed(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="primerl deployments list", description="The adapters in stores.", allow_abbrev=False
-    )
-    parser.add_argument("--store", metavar="URL", help="of this one; of all that runs of the list have")
+    parser = CommandParser(prog="primerl deployments list", description="The adapters in stores.", allow_abbrev=False)
+    parser.add_argument("--store", metavar="URL", help="only of this store; default: of all stores of listed runs")
     add_json(parser)
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    chosen = parser.parse_args(arguments)
     from primerl.cli.store import all_stored
 
     try:
@@ -113,8 +104,8 @@ def _listed(arguments: list[str]) -> int:
     return 0
 
 
-def _parser(word: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"primerl {word}", description=description, allow_abbrev=False)
+def _parser(word: str, description: str) -> CommandParser:
+    parser = CommandParser(prog=f"primerl {word}", description=description, allow_abbrev=False)
     parser.add_argument("adapter", metavar="ADAPTER", help="RUN (its newest), RUN/step_N or RUN/adapter/step_N")
     parser.add_argument("--store", metavar="URL", help="where it is; the run's store, or the state folder's")
     return parser

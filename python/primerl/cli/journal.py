@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from primerl.cli.arguments import parse
+from primerl.cli.arguments import CommandParser
 from primerl.config.errors.fail import fail
 from primerl.process.redaction import redacted
 
@@ -17,13 +17,13 @@ NUMBERED = ("rollout", "group", "step", "batch")
 
 
 def trace(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="primerl trace",
-        description="What the journal of a run tells: without more, a summary; of one rollout, group or step (a batch "
-        "is its step's), its story. Nothing is written, and the run may be going on.",
+        description="Shows the journal of a run: a summary, or the events of one rollout, group or step (a batch is "
+        "its step's). Nothing is written, and the run may be active.",
     )
     parser.add_argument("output_dir", type=Path, help="output folder of the run")
-    parser.add_argument("what", nargs="?", choices=NUMBERED, help="what to tell the story of")
+    parser.add_argument("what", nargs="?", choices=NUMBERED, help="what to show")
     parser.add_argument("number", nargs="?", type=natural, help="which one")
     questions = parser.add_mutually_exclusive_group()
     questions.add_argument(
@@ -34,9 +34,7 @@ def trace(arguments: list[str]) -> int:
         "--check", action="store_true", help="play everything and check every invariant; exit code 1 if one is broken"
     )
     add_json(parser)
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    chosen = parser.parse_args(arguments)
     flag = next((name for name in ("idle", "dropped", "check") if getattr(chosen, name)), None)
     if (chosen.what is None) != (chosen.number is None) or (chosen.what is not None and flag is not None):
         return fail(
@@ -56,17 +54,15 @@ def trace(arguments: list[str]) -> int:
 
 
 def buffer(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="primerl buffer",
         description="The difficulty buffer of a run as it is now: examples of each pool, epochs, movement by step.",
     )
     parser.add_argument("output_dir", type=Path, help="output folder of the run")
-    parser.add_argument("--steps", type=natural, default=10, help="so many of the last steps (10)")
+    parser.add_argument("--steps", type=natural, default=10, help="number of the last steps to show (10)")
     parser.add_argument("--example", nargs=2, metavar=("ENV", "INDEX"), help="the history of one example")
     add_json(parser)
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    chosen = parser.parse_args(arguments)
     environment, example = chosen.example or (None, None)
     if example is not None and not (example.isascii() and example.isdigit() and int(example) < 2**32):
         return fail(
@@ -90,7 +86,7 @@ def natural(text: str) -> int:
     return int(text)
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: CommandParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -107,7 +103,7 @@ def tell(
 
     if not chosen.output_dir.is_dir():
         return fail(f"there is no folder {chosen.output_dir}; give the output_dir of a run", title=title)
-    # Journals of versions in which env workers did not leave them out.
+    # Journals of versions in which env workers did not remove them.
     note_of_run(chosen.output_dir)
     try:
         answer: dict[str, Any] = redacted(ask())

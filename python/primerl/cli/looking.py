@@ -9,7 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from primerl.cli.arguments import parse
+from primerl.cli.arguments import CommandParser
 from primerl.config.errors.fail import fail
 from primerl.process.signals import stop_signals
 
@@ -36,17 +36,15 @@ def meant(given: str) -> str:
 
 
 def top(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="primerl top",
-        description="What a run does now, in the terminal: curves, where the time goes, engines, who waits for what. "
-        "Ctrl-C leaves it; the run goes on.",
+        description="Shows what a run does now, in the terminal: curves, where the time goes, engines, waits. "
+        "Ctrl-C leaves it; the run continues.",
     )
     parser.add_argument("run", help="output folder of a run, its id, or the URL of its orchestrator")
     parser.add_argument("--once", action="store_true", help="print it once")
-    parser.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="look so often (1)")
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    parser.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help="seconds between updates (1)")
+    chosen = parser.parse_args(arguments)
     from primerl.runs import top as view
 
     run = meant(chosen.run)
@@ -65,16 +63,14 @@ def top(arguments: list[str]) -> int:
 
 
 def page(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="primerl page",
-        description="The page of a run from its files, on this machine: of one that is over, or that goes on (while it "
-        "does, its orchestrator serves the page too). Nothing is written. Ctrl-C ends it.",
+        description="Serves the page of a run from its files, on this machine: of a finished run, or of an active one "
+        "(whose orchestrator serves the page too). Nothing is written. Ctrl-C ends it.",
     )
     parser.add_argument("run", help="output folder of a run, or its id")
     parser.add_argument("--port", type=port, default=0, help="port to serve it at (any free one)")
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    chosen = parser.parse_args(arguments)
     from primerl.runs.registry import UnknownRunError, folder_of
     from primerl.runs.state import StateError
 

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from primerl.cli.arguments import parse
+from primerl.cli.arguments import CommandParser
 from primerl.cli.run.common import add_json, show, size
 
 
 def models(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="primerl models",
         description="Judges a model by its config.json, before weights are downloaded.",
         allow_abbrev=False,
@@ -27,8 +27,7 @@ def models(arguments: list[str]) -> int:
     check.add_argument("--gpus", type=_positive, default=1, help="GPUs that divide the model among them (default 1)")
     check.add_argument("--seq-len", type=_positive, default=4096, help="tokens of a packed row (default 4096)")
     add_json(check, "print one JSON object")
-    chosen = parse(parser, arguments)
-    return chosen if isinstance(chosen, int) else _check(chosen)
+    return _check(parser.parse_args(arguments))
 
 
 def _check(chosen: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 Such a file was checked and filled when it was written, and is read without the config library, which would cost each
 process half a second of start-up, and which a machine that only trains, or an environment's own interpreter, need not
 have. What anyone else gives is read by the config's class, which names file, line and the nearest key, and fills in
-what is left out.
+defaults.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def store_worker(arguments: list[str]) -> int:
 
 def orchestrator(arguments: list[str]) -> int:
     """`@ file` and overrides, or the native binary's own flags."""
-    # Of the binary, not of the config: what holds for one start of a run.
+    # Flags of the binary, not of the config: they hold for one start of a run.
     once = arguments[2:] if arguments[2:3] in (["--resume-step"], ["--measure-again"], ["--skip-event"]) else []
     checked = arguments[: len(arguments) - len(once)]
     is_file = is_resolved_file(checked)
@@ -175,7 +175,7 @@ def leave(code: int) -> int:
 
 
 def is_resolved_file(arguments: list[str]) -> bool:
-    """`@ file`, and nothing set anew."""
+    """`@ file`, and no overrides."""
     return len(arguments) == 2 and arguments[0] == "@"
 
 
@@ -205,7 +205,7 @@ def settings_of(cls: type[Settings], arguments: list[str], schema: str, command:
             if not has_config_library():
                 raise BadInputError(
                     f"{arguments[1]}: {error}; give a file with every key, as `primerl rl --dry-run` and `primerl sft "
-                    "--dry-run` write it, or install primerl's config library, which fills in what is left out"
+                    "--dry-run` write it, or install primerl's config library, which fills in defaults"
                 ) from None
         # Written by hand, for ranks that `torchrun` started, say.
     values, own = checked(arguments, schema, command), {field.name for field in fields(cls)}  # type: ignore[arg-type]

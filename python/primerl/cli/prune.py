@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from primerl.cli.arguments import parse
+from primerl.cli.arguments import CommandParser
 from primerl.cli.run.common import FAILED, show, size
 from primerl.config.errors.fail import fail
 from primerl.runs.state import StateError
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="primerl env prune",
         allow_abbrev=False,
-        description="Removes the virtualenvs that primerl made of environments' `python.requirements`, but for those "
-        "that a run of the list asks for, that a process runs in, or that were asked for within the last hour. What a "
-        "later run needs is installed again.",
+        description="Removes the virtualenvs that primerl made of environments' `python.requirements`, except those "
+        "that a listed run needs, that a process runs in, or that were requested within the last hour. What a later "
+        "run needs is installed again.",
     )
     parser.add_argument("--dry-run", action="store_true", help="list them all, with their sizes, and remove nothing")
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    chosen = parser.parse_args(arguments)
     from primerl.launch.interpreters import pruning
 
     try:

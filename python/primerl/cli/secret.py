@@ -6,7 +6,7 @@ import argparse
 import getpass
 import sys
 
-from primerl.cli.arguments import parse_known
+from primerl.cli.arguments import CommandParser
 from primerl.config.errors.fail import fail
 from primerl.runs import secrets
 from primerl.runs.state import StateError
@@ -39,7 +39,7 @@ def env(arguments: list[str]) -> int:
 
 def _secret(program: str, arguments: list[str], *, of_environment: bool) -> int:
     # Nothing of the command line is repeated in a complaint: it may be a value.
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=program,
         allow_abbrev=False,
         description="Values that env workers see as variables of their environment, and no other process of a run. "
@@ -51,10 +51,7 @@ def _secret(program: str, arguments: list[str], *, of_environment: bool) -> int:
     parser.add_argument("name", nargs="?", help="of the variable")
     # As `prime secret create` has it.
     parser.add_argument("-n", "--name", dest="named", help=argparse.SUPPRESS)
-    parsed = parse_known(parser, arguments)
-    if isinstance(parsed, int):
-        return parsed
-    chosen, more = parsed
+    chosen, more = parser.parse_known_args(arguments)
     environment = chosen.environment if of_environment else None
     try:
         if more:
@@ -65,7 +62,7 @@ def _secret(program: str, arguments: list[str], *, of_environment: bool) -> int:
         if environment is not None:
             secrets.check_environment(environment)
         if chosen.name is not None and chosen.named is not None:
-            raise secrets.SecretError("the name is given twice, after the action and by --name; leave one of them out")
+            raise secrets.SecretError("the name is given twice, after the action and by --name; omit one of them")
         return _do(SAME.get(chosen.action, chosen.action), chosen.name or chosen.named, environment)
     except (secrets.SecretError, StateError) as error:
         return fail(str(error), title=TITLE)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from primerl.cli.arguments import parse
+from primerl.cli.arguments import CommandParser
 from primerl.cli.run.common import BAD_INPUT, FAILED, add_json, ago, show, size
 from primerl.config.errors.fail import fail
 from primerl.runs.registry import Registry, Run, known
@@ -68,7 +67,7 @@ class Stored:
 
 
 def all_stored(url: str | None) -> list[Stored]:
-    """Of the store at the URL; of the one in the state folder and those of the runs in the list where it is left out.
+    """What is in the store at the URL; default: in the state folder's store and those of the runs in the list.
     Raises StoreError and StateError."""
     with Registry(reading=True) as registry:
         runs = {run.id: run for run in registry.all()}
@@ -85,11 +84,11 @@ def all_stored(url: str | None) -> list[Stored]:
 
 
 def _list(arguments: list[str]) -> int:
-    parser = _parser("list", "What is stored, by run. A run that is in no list was deleted, or is of another machine.")
+    parser = _parser(
+        "list", "Lists what is stored, by run. A run that is in no list was deleted, or belongs to another machine."
+    )
     add_json(parser)
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    chosen = parser.parse_args(arguments)
     found = all_stored(chosen.store)
     if chosen.json:
         print(json.dumps([one.described() for one in found], indent=2))
@@ -112,9 +111,7 @@ def _delete(arguments: list[str]) -> int:
     parser = _parser("delete", "Deletes what a run has stored, or a kind or a step of it. Deployed adapters stay.")
     parser.add_argument("id", metavar="ID", help="RUN, RUN/step_N, RUN/KIND or RUN/KIND/step_N")
     parser.add_argument("-y", "--yes", "-f", "--force", action="store_true", help="do not ask")
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    chosen = parser.parse_args(arguments)
     name, slash, rest = chosen.id.partition("/")
     run = known(name)
     given = chosen.id if run is None else run.id + slash + rest
@@ -145,14 +142,12 @@ def _delete(arguments: list[str]) -> int:
 def _prune(arguments: list[str]) -> int:
     parser = _parser(
         "prune",
-        "Deletes what runs have stored that are in no list any more, but for deployed adapters: of the store in the "
-        "state folder, or of that at --store. Runs of other machines that use the same store are in no list here.",
+        "Deletes what is stored of runs that are no longer in the list, except deployed adapters: in the store in the "
+        "state folder, or the one at --store. Runs of other machines that use the same store are not in the list here.",
     )
     parser.add_argument("--dry-run", action="store_true", help="list it, and delete nothing")
     parser.add_argument("-y", "--yes", "-f", "--force", action="store_true", help="do not ask")
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    chosen = parser.parse_args(arguments)
     store = open_store(chosen.store)
     goes = [one for one in all_stored(store.url) if one.known is None]
     if not goes:
@@ -170,8 +165,8 @@ def _prune(arguments: list[str]) -> int:
     return 0
 
 
-def _parser(word: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"primerl store {word}", description=description, allow_abbrev=False)
+def _parser(word: str, description: str) -> CommandParser:
+    parser = CommandParser(prog=f"primerl store {word}", description=description, allow_abbrev=False)
     parser.add_argument("--store", metavar="URL", help="which one, where it is not the run's or the state folder's")
     return parser
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from primerl.cli.arguments import parse
+from primerl.cli.arguments import CommandParser
 from primerl.cli.journal import add_json
 from primerl.config.errors.fail import fail
 
@@ -21,13 +20,13 @@ NOTES = {
 
 
 def template(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="primerl template",
         description="What a model's chat template does to conversations. A turn extends where the template's text for "
         "the new messages is proven not to depend on what came before; otherwise it forks.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    check = commands.add_parser("check", help="tell of every turn whether it extends or forks, and why")
+    check = commands.add_parser("check", help="show for every turn whether it extends or forks, and why")
     check.add_argument("model", type=Path, help="model folder: tokenizer.json and a chat template")
     check.add_argument(
         "--conversations",
@@ -36,8 +35,8 @@ def template(arguments: list[str]) -> int:
         help="your own: a JSON object a line, with messages and optional tools, documents, chat_template_kwargs",
     )
     add_json(check)
-    chosen = parse(parser, arguments)
-    return chosen if isinstance(chosen, int) else check_template(chosen.model, chosen.conversations, chosen.json)
+    chosen = parser.parse_args(arguments)
+    return check_template(chosen.model, chosen.conversations, chosen.json)
 
 
 def check_template(model: Path, conversations: Path | None, as_json: bool) -> int:

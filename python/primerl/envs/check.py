@@ -55,7 +55,7 @@ def check_environment(
             if importlib.util.find_spec(name) is None:
                 raise EnvironmentRefusedError(
                     f"environment {environment_id!r}: {sys.executable} has no {name}, which metrics_port needs; "
-                    "install it there, or leave metrics_port out"
+                    "install it there, or omit metrics_port"
                 )
         with exits.refused(environment_id):
             generation = choice.chosen(environment_id)

@@ -36,7 +36,7 @@ def innermost(error: BaseException) -> BaseException:
 
 
 def place(error: BaseException) -> str:
-    """` (file, line 3)`: where it was raised, leaving out Python's own import system; empty where that is unknown."""
+    """` (file, line 3)`: where it was raised, without Python's own import system; empty where that is unknown."""
     own = os.path.dirname(importlib.__file__ or "")
     frames = traceback.extract_tb(error.__traceback__)
     files = [frame for frame in frames if not frame.filename.startswith("<")]
@@ -56,8 +56,8 @@ def not_imported(environment_id: str, error: ImportError) -> EnvironmentRefusedE
 def run_to_end(main: Coroutine[Any, Any, int]) -> int:
     """As `asyncio.run`, but a task that ends the process ends by itself alone.
 
-    asyncio hands SystemExit and KeyboardInterrupt on from any task to whoever runs the loop. Whoever awaits that task
-    gets them as well, once the loop runs again.
+    asyncio hands SystemExit and KeyboardInterrupt on from any task to the caller of the loop. Code that awaits that
+    task gets them as well, once the loop runs again.
     """
     with asyncio.Runner() as runner:
         loop = runner.get_loop()

@@ -40,7 +40,7 @@ class RolloutLimits:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Of an example, which nothing has checked. Raises ValueError that names the key."""
+        """From the values of an example, which nothing has checked. Raises ValueError that names the key."""
         limits = setting_checks.from_mapping(cls, dict(values))
         for name, most in MOST.items():
             value = getattr(limits, name)

@@ -4,7 +4,7 @@
     log in  `tailscale up`, which reads the key from its standard input: no command line and no file has it
     use     HTTP_PROXY and its like, of this process and all that it starts, name the daemon's proxy; NO_PROXY names
             the gateway, which is never reached through it
-    watch   a daemon that ends takes the worker along (`NODE_LOST`), and the launcher starts both again
+    watch   a daemon that ends also ends the worker (`NODE_LOST`), and the launcher starts both again
 
 The daemon lives as long as the worker: it is asked to end when the worker ends, and by the kernel when it is killed.
 Standard library only, since the interpreter may be an environment's own.

@@ -1,7 +1,7 @@
 """Watches the worker's event loop from another thread, and reports where an environment holds it up.
 
 An environment runs on the loop. What takes long there without `await` (a request of `requests`, `time.sleep`, a long
-computation) keeps all rollouts of the worker from going on; only the client's heartbeats do. The loop says about once a
+computation) blocks all rollouts of the worker; only the client's heartbeats do. The loop says about once a
 second that it turns; when it has not for HELD_S, the line of code and the rollout are looked for, so that the
 orchestrator has them by the time the worker counts as blocked; then all stacks go to the log. What the orchestrator
 makes of that is in `primerl-core` (`worker/blocked.rs`).

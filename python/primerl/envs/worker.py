@@ -8,7 +8,7 @@ thread says for how long it does, and where (`watcher`).
 
 What ends a wait: a rollout's lease carries a deadline, after which it is reported as timed out; the orchestrator can
 cancel a rollout by its answer to a heartbeat; an orchestrator that is silent for `unreachable_s` ends the worker.
-Exit codes: 0 the run is over or the worker was told to stop, 1 the orchestrator was lost or the tailnet could not be
+Exit codes: 0 the run is over or the worker was asked to stop, 1 the orchestrator was lost or the tailnet could not be
 joined, 2 the environment or the config cannot be used, 3 its node left the tailnet, 4 the environment blocked the
 worker until a lease had run out (the client ends it). `sys.exit` in a rollout is that rollout's failure (`exits`).
 """

@@ -37,7 +37,7 @@ def check(client: Client) -> str | None:
     if status >= 500 and status != 501:
         raise ConfigError(f"base_url: {url}/models answers with status {status}: {said}; is the server well?")
     if 300 <= status < 400:
-        raise ConfigError(f"base_url: {url} answers from elsewhere (status {status}); give that address")
+        raise ConfigError(f"base_url: {url} redirects to another address (status {status}); give that address")
     return _unlisted(client.model, body) if status == 200 else None
 
 

@@ -168,13 +168,13 @@ def same_evaluation(config: EvalConfig) -> None:
         if was.get(name) != now.get(name):
             raise ConfigError(
                 f"{name} is {_shown(now.get(name))}, but the evaluation in {file.parents[1]} was begun with "
-                f"{_shown(was.get(name))}; set it to that to continue, choose another --output-dir, or measure anew "
+                f"{_shown(was.get(name))}; set it to that to continue, choose another --output-dir, or measure again "
                 "with --clean-output-dir"
             )
 
 
 def _shown(value: Any) -> str:
-    return "left out" if value is None else repr(value)
+    return "unset" if value is None else repr(value)
 
 
 def _values(config: EvalConfig) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """How a process ended that is no child of this one: what the kernel tells anyone who holds a pidfd. For Linux.
 
 While the process is a zombie, the last field of /proc/PID/stat is its status; once its parent has taken it, the pidfd
-has it (Linux 6.15 or newer). In between there is nothing, so whoever asks after its end has an answer at once.
+has it (Linux 6.15 or newer). In between there is nothing, so a caller that asks after its end has an answer at once.
 """
 
 from __future__ import annotations

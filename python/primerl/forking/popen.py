@@ -20,8 +20,8 @@ PlainPopen = subprocess.Popen
 class ForkedPopen(subprocess.Popen[Any]):
     """For commands of the server's interpreter, `[sys.executable, "-m" or "-c", ...]`.
 
-    `address`: of the server. The constructor waits for a server that still imports, unless `at_once`: then whoever asks
-    for the process (`communicate`, `wait`, `poll`, `pid`) does, and until then it has not begun.
+    `address`: of the server. The constructor waits for a server that still imports, unless `at_once`: then the
+    first call that asks for the process (`communicate`, `wait`, `poll`, `pid`) does; until then it has not begun.
 
     Overrides those methods of `Popen` (Python 3.11 to 3.14) that start a child of this process and wait for it, as this
     process is no child of it. Options that a fork cannot have raise ValueError.
@@ -102,7 +102,7 @@ class ForkedPopen(subprocess.Popen[Any]):
         try:
             self._plain = PlainPopen(self.args, stdin=stdin, stdout=stdout, stderr=stderr, **self._options)
         except BaseException:
-            self.returncode = 127  # or whoever cleans up would wait for it
+            self.returncode = 127  # or the cleanup would wait for it
             self._begun(None)
             raise
         self._begun(self._plain.pid)

@@ -57,7 +57,7 @@ OF_TORCH = ("GOMP_", "KMP_", "MKL_", "OMP_", "PYTORCH_", "TORCH")
 NOT_AT_START = ("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_GLOO_")
 # Said of the terminal, or of the folder, which a fork has from its request.
 IRRELEVANT = {"PWD", "OLDPWD", "_", "SHLVL", "COLUMNS", "LINES"}
-# The server's own: whoever says nothing of it has the same.
+# The server's own: a request that does not set them has the same.
 DEFAULTS = ("OMP_WAIT_POLICY",)
 
 

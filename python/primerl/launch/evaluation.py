@@ -106,7 +106,7 @@ class EvaluationRecovery(Recovery):
             if kind == "env-worker":
                 self.early[process.name] = time.monotonic()
             elif not is_over:
-                raise RunFailedError("the orchestrator was stopped; the same command goes on")
+                raise RunFailedError("the orchestrator was stopped; the same command resumes it")
             return
         left = self.signed_off(process)
         if not self.may_restart(process, left):
@@ -144,14 +144,14 @@ class Evaluation:
                 self.console.say("nothing has failed here that could be measured again")
             is_over = not self.again and preflight.is_over(self.folder)
             if not is_over or results.lack_scores(self.folder, self.names):
-                # A start that ends from here on can be told from another's folder.
+                # A start that ends from here on is recognised by these files.
                 write_configs(self.config, NOWHERE, self.variables)
                 # Reads all of the weights: before there is anything else to look after.
                 manifest = self._publish()
                 with self.placement:
                     code, reason = self._measured(manifest)
         except KeyboardInterrupt:
-            code, reason = INTERRUPTED, "interrupted; the same command goes on"
+            code, reason = INTERRUPTED, "interrupted; the same command resumes it"
         if reason:
             self._say(reason)
         if code == BAD_INPUT:
@@ -179,14 +179,14 @@ class Evaluation:
             except RunFailedError as failure:
                 code, reason = FAILED, f"the evaluation has failed: {failure}"
             except Interrupted:
-                code, reason = INTERRUPTED, "interrupted; the same command goes on"
+                code, reason = INTERRUPTED, "interrupted; the same command resumes it"
                 self.console.say("stopping all processes (Ctrl-C again kills them)")
             self.placement.stop(grace_s=self.config.timeouts.stop_s)
         return code, reason
 
     def _start(self, manifest: Path | None) -> bool:
         """Returns whether there is something to do."""
-        doing = "going on with the evaluation" if holds_run(self.folder) else "starting"
+        doing = "resuming the evaluation" if holds_run(self.folder) else "starting"
         self.console.say(f"{'measuring again what has failed' if self.again else doing} in {self.folder}")
         orchestrator = evaluation.orchestrator(self.config)
         started = self.recovery.start(orchestrator, *(["--measure-again"] if self.again else []))
@@ -218,7 +218,7 @@ class Evaluation:
                 if not ended:
                     raise RefusedError(
                         f"model: the weights in {self.config.model} are refused: {error}; measure changed weights in "
-                        "another --output-dir, or anew with --clean-output-dir"
+                        "another --output-dir, or again with --clean-output-dir"
                     ) from None
             finally:
                 client.close()
@@ -285,7 +285,7 @@ class Evaluation:
             how = "the same command" if results.counts(self.folder) else "the same command with --retry-errors"
             self._say(f"nothing could be measured{most}; {how} measures it again")
             return FAILED
-        # Scores of the fast ones are not what was asked for, whoever reads only the exit code.
+        # Scores of the fast ones are not what was asked for, and some callers read only the exit code.
         return code if not summary["finished"] or results.is_complete(summary) else code or FAILED
 
     def _decode(self) -> results.Decode | None:

@@ -74,9 +74,7 @@ def check(config: RLConfig | SFTConfig) -> None:
 
 def _wandb_problem(config: RLConfig | SFTConfig) -> str | None:
     if importlib.util.find_spec("wandb") is None:
-        return (
-            f"wandb: the package is not installed; leave wandb out (--no-wandb), or install {extras.described('wandb')}"
-        )
+        return f"wandb: the package is not installed; omit wandb (--no-wandb), or install {extras.described('wandb')}"
     try:
         key = _wandb_key(config)
     except ValueError as error:
@@ -169,14 +167,14 @@ class MonitorWatch:
             process_files.write(self.described)
             start(placement, self.described)
         except FAILURES as error:
-            self.say(f"the monitors cannot be started, and training goes on without them: {error}")
+            self.say(f"the monitors cannot be started, and training continues without them: {error}")
 
     def go_back(self, step: int) -> None:
         """Without a checkpoint of that step nothing changes: the trainer will refuse."""
         if step not in saved_steps(self.folder / "checkpoints"):
             return
-        # The trainer, which starts after the monitors, would cut them too late: the new run would be told of the steps
-        # that are given up.
+        # The trainer, which starts after the monitors, would cut them too late: the new run would get the steps that
+        # are discarded.
         for name in TOLD_BY_STEP:
             keep_steps(self.folder / name, step)
         self._set_aside(step)
@@ -195,14 +193,14 @@ class MonitorWatch:
                 number += 1
             records.parent.rename(former)
         self.say(
-            f"monitors were told of steps after {step}, so they are told of a new run, from the first step on; what is "
-            f"known of the one before is renamed to {former}"
+            f"monitors were sent steps after {step}, so they get a new run, from the first step on; the records of the "
+            f"previous one are renamed to {former}"
         )
 
     def ended(self, process: Process) -> None:
         """During the run."""
         if process.code == BAD_INPUT or not self._restarts.has_one_left(self.name):
-            self.say(f"{self.name} {process.describe_end()}, and training goes on without it; see {process.log}")
+            self.say(f"{self.name} {process.describe_end()}, and training continues without it; see {process.log}")
             return
         self.say(f"{self.name} {process.describe_end()}; it is started again")
         self._start_at = time.monotonic() + RESTART_AFTER_S
@@ -214,10 +212,10 @@ class MonitorWatch:
             try:
                 start(placement, self.described)
             except FAILURES as error:
-                self.say(f"{self.name} cannot be started again, and training goes on without it: {error}")
+                self.say(f"{self.name} cannot be started again, and training continues without it: {error}")
         for name, monitor in self._status().items():
             if monitor["is_given_up"]:
-                self._show(name, f"monitor {name} is given up, and training goes on without it: {monitor['error']}")
+                self._show(name, f"monitor {name} is given up, and training continues without it: {monitor['error']}")
             elif monitor["where"]:
                 self._show(name, f"monitor {name}: {monitor['where']}")
 
@@ -235,7 +233,7 @@ class MonitorWatch:
             for line in self._left():
                 self.say(line)
         except FAILURES as error:  # a full disk may be why the run has failed
-            self.say(f"monitors were not told of the end: {error}")
+            self.say(f"monitors did not get the run's end: {error}")
 
     def _wait(self, placement: Placement, process: Process) -> None:
         """Until it has sent what is left, or its time is over. It is not sent a signal, which one that has just been

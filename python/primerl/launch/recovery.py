@@ -122,7 +122,7 @@ class RunRecovery(Recovery):
         if kind == "trainer" and (process.code or 0) < 0 and not self.config.trainer.can_go_on:
             raise RunFailedError(
                 f"{describe_end(process)}\nit saves no checkpoints, so it is not started again; with "
-                "ckpt.interval (without weights_only) it would go on from the last one"
+                "ckpt.interval (without weights_only) it would resume from the last one"
             )
         raise self.failure(process, left)
 
@@ -186,16 +186,16 @@ class RunRecovery(Recovery):
                 )
 
     def _call_back(self, process: Process) -> None:
-        """Starts a process again that was told that the run is over, when it is not."""
+        """Starts a process again that ended because it took the run to be over."""
         if not self.restarts.has_one_left(process.name):
             raise RunFailedError(
                 f"{process.name} ended before the run had, and `restarts` = {self.config.restarts} does not allow to "
-                f"start it again; the same command goes on\n{tail(process.log)}"
+                f"start it again; the same command resumes the run\n{tail(process.log)}"
             )
-        self.console.say(f"{process.name} was told that the run is over, which it is not; it is started again")
+        self.console.say(f"{process.name} took the run to be over, which it is not; it is started again")
         del self.early[process.name]
         self._workers_seen.pop(process.name, None)
-        self._announce(process, "was told that the run is over")
+        self._announce(process, "took the run to be over")
         start(self.placement, self.described[process.name])
 
     def _uploads_ended(self, process: Process) -> None:

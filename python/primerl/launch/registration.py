@@ -109,4 +109,4 @@ def stored_copy(config: RLConfig | SFTConfig | EvalConfig) -> str:
     settings = run_file.settings(config)
     for section in (settings, settings.get("trainer", {})):
         section.get("ckpt", {}).pop("resume_step", None)
-    return f"# Of the run in {os.getcwd()}; relative paths begin there.\n{files.dump_toml(settings)}"
+    return f"# Config of the run in {os.getcwd()}; relative paths begin there.\n{files.dump_toml(settings)}"

@@ -195,7 +195,7 @@ class _Joining:
                 status, answer, problem = 0, {}, str(error)
             if status == 200:
                 return answer
-            # Refused for what no waiting mends.
+            # Refused for a reason that waiting does not remove.
             if 400 <= status < 500 and status not in (408, 429):
                 raise JoinRefusedError(self._refusal(status, answer))
             if time.monotonic() >= deadline:
@@ -245,7 +245,7 @@ class _Joining:
     # What is printed before the start
 
     def _variables(self, told: dict[str, Any], settings: JoinedSettings) -> dict[str, str]:
-        """Of this machine: its stored secrets and files. Says what the run's own workers have and is not here."""
+        """This machine's stored secrets and files. Reports what the run's own workers have and is missing here."""
         identifier = str(told["id"]).split("@", 1)[0]
         try:
             own = stored.of_environment(identifier.rsplit("/", 1)[-1], identifier, self.config.env) | dict(self._files)
@@ -267,7 +267,7 @@ class _Joining:
 
     def _say_what_is_joined(self, told: dict[str, Any]) -> None:
         first = told["first"]
-        has = "nobody has listed its examples yet"
+        has = "no worker has listed its examples yet"
         if first is not None:
             packages = ((first.get("listing") or {}).get("packages") or {}).items()
             versions = "".join(f", {name} {version}" for name, version in sorted(packages))

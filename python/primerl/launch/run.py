@@ -80,7 +80,7 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
 def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: secrets.Variables, plan: Plan) -> int:
     if training.holds_run(folder):
         # Its configs tell what it was trained with, and `primerl verify` reads them.
-        console.say(f"everything checked; a start goes on with the run in {folder}, whose configs are left as they are")
+        console.say(f"everything checked; a start resumes the run in {folder}, whose configs are left as they are")
         return 0
     # As other machines reach it: each process may be started on one of its own.
     configs.write(config, addresses.reached_at(config.orchestrator.host, config.orchestrator.port), variables)
@@ -150,7 +150,7 @@ class Launcher:
             self.console.say(f"finished after {time.monotonic() - self.began:.1f} s; results are in {self.folder}")
         elif reason == "interrupted":
             self.console.say(
-                f"interrupted; {going_back.same_command(self.config)} goes on {position.goes_on_from(self.folder)}"
+                f"interrupted; {going_back.same_command(self.config)} resumes {position.goes_on_from(self.folder)}"
             )
         return code
 
@@ -158,7 +158,7 @@ class Launcher:
 
     def _start(self) -> bool:
         """Returns whether there is something to do: the run in the folder may be over."""
-        doing = "going on with the run" if training.holds_run(self.folder) else "starting"
+        doing = "resuming the run" if training.holds_run(self.folder) else "starting"
         self.console.say(f"{doing} in {self.folder}")
         orchestrator = resolve.orchestrator(self.config, secrets.names_of_variables(self.variables))
         with unchanged_if_refused(orchestrator.file):
@@ -263,7 +263,7 @@ class Launcher:
     # The end
 
     def _store(self) -> None:
-        """Waits for the last uploads. The monitors stay: they are told of the end after this."""
+        """Waits for the last uploads. The monitors keep running: they get the end after this."""
         if self.storing is not None:
             monitors = self.recovery.monitors
             stay = [] if monitors is None else [monitors.name]
@@ -271,7 +271,7 @@ class Launcher:
             self.storing.finish(self.placement, self.console, stop_s, stay=stay, check=check)
 
     def _stop(self, code: int, reason: str) -> None:
-        """The monitors last: they are told how it ended, and have time to send it."""
+        """The monitors last: they get the run's end, and have time to send it."""
         stop_s, monitors = self.config.timeouts.stop_s, self.recovery.monitors
         if code == INTERRUPTED and self.storing is not None:
             self.storing.leave(self.placement, self.console)
@@ -296,5 +296,5 @@ class Launcher:
         has_run = self.training_began is not None or (code == 0 and self.orchestrator.url != "")
         try:
             summary.write(self.folder, content, has_run=has_run)
-        except OSError as error:  # a full disk may be why the run has failed, and that was said
+        except OSError as error:  # a full disk may be why the run has failed, and that was reported
             self.console.say(f"{self.folder / summary.FILE} was not written: {error}")

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from primerl.config.schema.rl import RLConfig
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Of the run's own variables, such as its key.
+# Prefix of the run's own variables, such as its key.
 RESERVED = "PRIMERL_"
 
 
 Variables = dict[str, dict[str, str]]
-"""Of env workers, by their environment's name in the run."""
+"""Variables of env workers, by their environment's name in the run."""
 
 
 def of_workers(config: RLConfig) -> Variables:
@@ -116,7 +116,7 @@ def note_stored() -> None:
     try:
         stored.note_all()
     except StateError as error:
-        print(f"warning: secrets are not left out of what is shown: {error}", file=sys.stderr)
+        print(f"warning: secrets are not removed from what is shown: {error}", file=sys.stderr)
 
 
 def note_of_run(folder: Path) -> None:
@@ -138,7 +138,7 @@ def _configs(folder: Path) -> Iterator[tuple[Path, Path]]:
     with contextlib.suppress(StateError), Registry(reading=True) as registry:
         found = [run for run in registry.all() if run.output_dir == folder]
         yield from ((run.config, run.folder) for run in found)
-    # Of a run that is not in the list: mostly started where the command is given.
+    # Configs of a run that is not in the list: mostly started where the command is given.
     yield from ((folder / "configs" / name, Path.cwd()) for name in ("rl.toml", "eval.toml"))
 
 

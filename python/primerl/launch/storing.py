@@ -56,7 +56,7 @@ class Storing:
         self._file = folder / REPORT
         self._read_at = 0.0
         self._told: dict[str, str] = {}
-        # Of a start before this one.
+        # Files of an earlier start.
         for file in (END, REPORT):
             (folder / file).unlink(missing_ok=True)
 
@@ -122,7 +122,7 @@ class Storing:
         )
 
     def leave(self, placement: Placement, console: Console) -> None:
-        """Of a run that is stopped: what is not uploaded yet is left to its next start."""
+        """For a run that is stopped: its next start uploads the rest."""
         process = placement.by_name.get(NAME)
         if process is not None and not process.ended:
             placement.stop(grace_s=LEAVE_S, names=[NAME])

@@ -163,7 +163,7 @@ def write_model(folder: Path, config: TinyConfig | None = None, *, seed: int = 0
         pad_token_id=END_OF_TEXT,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    # The caller's random state is left alone: a seed here must not depend on, or change, any other draw.
+    # The caller's random state is not changed: a seed here must not depend on, or change, any other draw.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(shape)  # type: ignore[no-untyped-call]

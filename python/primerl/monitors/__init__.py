@@ -1,6 +1,6 @@
 """Monitors: services to which a run is reported. `docs/monitors.md` shows how to write one.
 
-    metrics.jsonl, evals.jsonl, distributions.jsonl, journal     written by the run itself, whoever looks
+    metrics.jsonl, evals.jsonl, distributions.jsonl, journal     written by the run itself, monitored or not
             │ collect
             ▼
     monitor/records.jsonl    what there is to tell, numbered, in one order that no restart changes

@@ -1,5 +1,5 @@
-"""From the files that a run writes to records. What was collected once is told once: a trainer that goes on from a
-checkpoint trains steps again, which are not told again."""
+"""Turns the files that a run writes into records. Each is collected once: a trainer that resumes from a checkpoint
+trains steps again, which are not reported again."""
 
 from __future__ import annotations
 

@@ -11,6 +11,6 @@ def usable(key: str | None, source: str) -> str | None:
     stripped = (key or "").strip()
     if not all("!" <= character <= "~" for character in stripped):
         raise ValueError(
-            f"the key in {source} is no key: a blank or a character that is not ASCII is in it; copy it anew"
+            f"the key in {source} is no key: a blank or a character that is not ASCII is in it; copy it again"
         )
     return stripped or None

@@ -186,7 +186,7 @@ class MonitorProcess:
 
     def _left(self, sender: Sender) -> str:
         left = len(self.records) - sender.next
-        what = f"{left} of {len(self.records)} records were not sent" if left else "it was not told of the end"
+        what = f"{left} of {len(self.records)} records were not sent" if left else "the end was not sent"
         return f"{what}: {sender.error or 'the time was over'}"
 
     def _tell(self) -> None:

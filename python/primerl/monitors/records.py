@@ -110,7 +110,7 @@ def last_step(file: Path) -> int:
 
 
 class Tail:
-    """Lines of JSON that are appended to a file, each once it is whole. A file that is replaced, or cut, is read anew:
+    """Lines of JSON that are appended to a file, each once it is whole. A file that is replaced, or cut, is read again:
     the reader knows what it has had."""
 
     def __init__(self, file: Path) -> None:

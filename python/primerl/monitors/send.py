@@ -79,7 +79,7 @@ class Sender(threading.Thread):
                 return
             except Exception as error:  # noqa: BLE001 (a monitor may raise anything, and training has no part in it)
                 self._failed(error, pause)
-                # One that failed to start is created anew, since it may be half initialised.
+                # One that failed to start is created again, since it may be half initialised.
                 monitor = monitor if self.told.get("started") else None
                 if self._end is None:
                     self._woken.wait(pause)

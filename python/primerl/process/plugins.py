@@ -10,7 +10,7 @@ Standard library only. Nothing is imported but what is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module, metadata
 from typing import Any
 
@@ -21,9 +21,14 @@ class PluginError(ValueError):
     """No such part, or it cannot be imported. The message names it and says what there is."""
 
 
-def names(group: str, built_in: Mapping[str, str]) -> list[str]:
+def names(group: str, built_in: Iterable[str]) -> list[str]:
     """What can be chosen by name here."""
-    return list(dict.fromkeys([*built_in, *(found.name for found in metadata.entry_points(group=group))]))
+    return list(dict.fromkeys([*built_in, *sorted(metadata.entry_points(group=group).names)]))
+
+
+def entry_point(group: str, name: str) -> metadata.EntryPoint | None:
+    """The one of an installed package; None where none has that name."""
+    return next(iter(metadata.entry_points(group=group, name=name)), None)
 
 
 def find(group: str, name: str, built_in: Mapping[str, str]) -> Any:
@@ -33,7 +38,7 @@ def find(group: str, name: str, built_in: Mapping[str, str]) -> Any:
         return getattr(import_module(module), attribute)
     if IMPORT_PATH.fullmatch(name):
         return _by_path(name)
-    for found in metadata.entry_points(group=group, name=name):
+    if found := entry_point(group, name):
         try:
             return found.load()
         except (Exception, SystemExit) as error:  # whatever importing the package raises

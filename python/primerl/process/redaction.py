@@ -1,6 +1,6 @@
 """Secrets of the user's, kept out of what primerl itself prints and writes. Standard library only.
 
-Only values that this process knows can be found: whoever reads one notes it here. An env worker is given the names of
+Only values that this process knows can be found: code that reads one notes it here. An env worker is given the names of
 the variables of its environment are secrets.
 """
 

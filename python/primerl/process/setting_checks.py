@@ -3,7 +3,7 @@ only: env workers of any interpreter, and machines that only train, read their s
 
 Bounds, defaults and help of the keys are in `primerl.config.schema`, by which a file is checked and filled when it is
 written. Here a table has to have every key of its dataclass, of the kind that is declared there; the file cannot hold
-None, so a key that may be None is None where it is left out.
+None, so a key that may be None is None if it is missing.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class AsInterrupts:
     """Within the block, SIGTERM and SIGHUP raise [`Terminated`][primerl.process.signals.Terminated] in the main thread.
 
     The request is also remembered: an exception that a finalizer or somebody's import drops is raised again by
-    [`check`][primerl.process.signals.check], and whoever starts the command finds it in `number`. Does nothing outside
-    the main thread, and leaves handlers alone that somebody else has set.
+    [`check`][primerl.process.signals.check], and the command's caller finds it in `number`. Does nothing outside
+    the main thread, and does not replace handlers that others have set.
     """
 
     def __init__(self) -> None:

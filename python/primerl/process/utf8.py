@@ -11,7 +11,7 @@ VARIABLE = "PYTHONUTF8"
 
 
 def ensure() -> None:
-    """Starts this program anew in Python's UTF-8 mode, where the locale has another encoding; so do its children.
+    """Restarts this program in Python's UTF-8 mode, where the locale has another encoding; so do its children.
 
     Files of ours name their encoding. Libraries and environments do not, and a path that was given in UTF-8 can be
     neither printed nor written by a process that took it for ASCII.

@@ -12,7 +12,7 @@ from primerl.train.model import footprint
 
 ASK_S = 10.0
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Of a container, by the two versions of control groups."""
+"""Limits of a container, by the two versions of control groups."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class Registry:
         try:
             self._open(f"{self.file.absolute().as_uri()}?mode=ro", prepare=False)
         except StateError:
-            # Without the files beside it, which cannot be made there, SQLite reads one that does not change.
+            # Without the files next to it, which cannot be made there, SQLite reads one that does not change.
             self._open(f"{self.file.absolute().as_uri()}?immutable=1", prepare=False)
 
     def _prepare(self) -> None:

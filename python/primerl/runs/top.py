@@ -94,7 +94,7 @@ def address_of(url: str) -> str:
     """The URL without a path. Raises NoRunError where it is none of an orchestrator."""
     try:
         address = urlsplit(url)
-        # Read here: a port that is none raises when it is asked for.
+        # Read here: an invalid port raises when it is asked for.
         is_one = address.scheme == "http" and bool(address.hostname) and address.port != 0
     except ValueError:
         is_one = False
@@ -273,7 +273,7 @@ def engines(status: dict[str, Any]) -> RenderableType:
         share = engine.get("idle_share")
         proved = "none" if engine.get("version") is None else f"v{engine['version']}"
         table.add_row(
-            # Text, not markup: names come from elsewhere.
+            # Text, not markup: names are not ours.
             Text(str(engine.get("name") or engine["engine"])),
             proved,
             f"{engine['running']}/{engine.get('limit') or '-'}",
@@ -291,7 +291,7 @@ def environments(status: dict[str, Any]) -> Table:
     for one in status.get("environments") or []:
         errors = counted(one.get("errors"))
         table.add_row(
-            # Text, not markup: names come from elsewhere.
+            # Text, not markup: names are not ours.
             Text(str(one.get("name", ""))),
             str(one.get("workers", 0)),
             str(one.get("in_flight", 0)),
@@ -308,7 +308,7 @@ def counted(counts: dict[str, Any] | None, leaving_out: str = "") -> str:
 
 
 def evaluations(measured: Sequence[dict[str, Any]]) -> Table:
-    """The last one of each environment, with how far it is from the one before."""
+    """The last one of each environment, with how far it is from the previous one."""
     by_environment: dict[str, list[dict[str, Any]]] = {}
     for one in measured:
         by_environment.setdefault(str(one.get("environment")), []).append(one)
@@ -347,7 +347,7 @@ def waits(status: dict[str, Any]) -> RenderableType:
         return Text("nothing waits", style="dim")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for wait in found[:LONGEST_WAITS]:
-        # Text, not markup: what it says comes from elsewhere.
+        # Text, not markup: its content is not ours.
         table.add_row(
             Text(f"{wait['since_s']:.1f} s"), Text(str(wait["who"]), style="bold"), Text(f"for {wait['for']}")
         )

@@ -91,7 +91,7 @@ def report_line(report: dict[str, Any]) -> str:
     flags += [] if report["ok"] else ["failed"]
     flags += ["truncated"] if report["truncated"] else []
     flags += [f"stopped by {report['stop_condition']}"] if report["stop_condition"] else []
-    # A journal of before seats were told has none.
+    # A journal of a version that did not record seats has none.
     names = [f"{kind} {report[kind]!r}" for kind in ("seat", "session") if report.get(kind)]
     session = f"{', '.join(names)}: " if names else ""
     metrics = "".join(f", {name} {value:g}" for name, value in report["metrics"].items())

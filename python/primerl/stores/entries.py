@@ -86,7 +86,7 @@ def model_digest(folder: Path) -> str:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StoreError(f"{folder / 'config.json'} cannot be read: {error}") from None
-    # Saving a model writes these anew.
+    # Saving a model rewrites these.
     for name in ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures"):
         config.pop(name, None)
     return xxhash.xxh3_128_hexdigest(json.dumps(config, sort_keys=True).encode())

@@ -174,7 +174,7 @@ class Uploader:
             return self._taken
 
     def _is_due(self, one: staging.Staged, waiting: list[staging.Staged]) -> bool:
-        """A checkpoint that lacks the orchestrator's part is staged anew when it has it. One that has been followed by
+        """A checkpoint that lacks the orchestrator's part is staged again when it has it. One that has been followed by
         another will not get it any more."""
         if one.kind != "checkpoint" or self._all_staged.is_set():
             return True

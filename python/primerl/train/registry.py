@@ -17,10 +17,10 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from primerl.process import plugins
 from primerl.process.setting_checks import from_mapping
 from primerl.train.import_path import ImportFailedError, import_by_path
 from primerl.train.settings import ConfigError
@@ -51,10 +51,9 @@ class Registry:
             return self._checked(import_module(f"{self.package}.{kind}"), kind, where)
         if ":" in kind:
             return self._imported(kind, kind, where)
-        outside = {point.name: point for point in entry_points(group=self.group)}
-        if kind in outside:
-            return self._imported(_path_of(outside[kind]), kind, where)
-        names = ", ".join(map(repr, [*self.built_in(), *sorted(outside)]))
+        if point := plugins.entry_point(self.group, kind):
+            return self._imported(f"{point.module}:{point.attr or ''}", kind, where)
+        names = ", ".join(map(repr, plugins.names(self.group, self.built_in())))
         raise ConfigError(f"{where}type is {kind!r}; it must be one of {names}")
 
     def options(self, kind: str, args: dict[str, Any], where: str) -> Any:
@@ -90,10 +89,6 @@ class Registry:
                 f"`{self.function}`; see {self.package}"
             )
         return Implementation(options, function)
-
-
-def _path_of(point: EntryPoint) -> str:
-    return f"{point.module}:{point.attr}" if point.attr else point.module
 
 
 def _options(kind: type, args: dict[str, Any], where: str) -> Any:

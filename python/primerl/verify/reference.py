@@ -2,8 +2,8 @@
 truncated sampling in double precision (the trainer's are in `primerl.train.loss.truncation`), and adapters merged by
 peft.
 
-Where the edge of the kept set lies nearer to a token than rounding reaches, an engine may keep that token or leave it
-out. So there are three sets: as the numbers say, and with all edges moved a little outwards and inwards.
+Where the edge of the kept set lies nearer to a token than rounding reaches, an engine may keep or drop that
+token. So there are three sets: as the numbers say, and with all edges moved a little outwards and inwards.
 """
 
 from __future__ import annotations

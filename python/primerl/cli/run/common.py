@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from primerl.cli.arguments import parse
+from primerl.cli.arguments import CommandParser
 from primerl.config.errors.fail import fail
 from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.state import StateError
@@ -14,8 +14,8 @@ from primerl.runs.state import StateError
 FAILED, BAD_INPUT = 1, 2
 
 
-def parser_of(word: str, description: str, *, of_run: bool = True) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"primerl run {word}", description=description, allow_abbrev=False)
+def parser_of(word: str, description: str, *, of_run: bool = True) -> CommandParser:
+    parser = CommandParser(prog=f"primerl run {word}", description=description, allow_abbrev=False)
     if of_run:
         parser.add_argument("id", metavar="ID", help="id of the run, the beginning of one, or its name")
     return parser
@@ -40,7 +40,7 @@ def natural(text: str) -> int:
 
 
 def with_run(
-    parser: argparse.ArgumentParser,
+    parser: CommandParser,
     arguments: list[str],
     do: Callable[[Run, argparse.Namespace], int],
     *,
@@ -48,9 +48,7 @@ def with_run(
 ) -> int:
     """Calls `do` with the run that the arguments name; returns the exit code. `needs_folder`: of a run whose folder is
     gone it is only said that it is."""
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    chosen = parser.parse_args(arguments)
 
     def unless_gone(run: Run, chosen: argparse.Namespace) -> int:
         said = gone(run)
@@ -60,7 +58,7 @@ def with_run(
 
 
 def gone(run: Run) -> str | None:
-    """Of a run whose folder is gone: that it is, and what its store has; None of any other."""
+    """The message about a run whose folder is gone, with what its store has; None for any other run."""
     from primerl.launch.resume.restoring import is_gone, what_is_stored
 
     return f"{run.id}: its folder {run.output_dir} is gone; {what_is_stored(run)}" if is_gone(run.output_dir) else None
@@ -111,8 +109,8 @@ def size(count: float) -> str:
 def show(
     header: list[str], rows: list[list[Any]], *, right: tuple[int, ...] = (), optional: tuple[int, ...] = ()
 ) -> None:
-    """A table on a terminal; plain columns, of which nothing is cut off, elsewhere. `optional`: columns that are left
-    out, one after the other, where the terminal is too narrow for all."""
+    """A table on a terminal; plain columns, of which nothing is cut off, elsewhere. `optional`: columns that are
+    dropped, one after the other, where the terminal is too narrow for all."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -137,5 +135,5 @@ def show(
 
 
 def _width(rows: list[list[str]], columns: list[int]) -> int:
-    """Of a table with lines around its cells."""
+    """Width of a table with lines around its cells."""
     return sum(max(len(row[column]) for row in rows) + 3 for column in columns) + 1

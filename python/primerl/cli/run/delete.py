@@ -21,12 +21,12 @@ NOTHING = "Nothing was deleted"
 def main(arguments: list[str]) -> int:
     parser = parser_of(
         "delete",
-        "Takes a run out of the list; its folder stays, unless --with-files is given, and what it has stored, unless "
-        "--with-stored is.",
+        "Removes a run from the list. Its folder stays unless --with-files is given, and what it has stored unless "
+        "--with-stored is given.",
     )
     parser.add_argument("--with-files", action="store_true", help="delete the run's folder too")
     parser.add_argument(
-        "--with-stored", action="store_true", help="delete what it has stored too, but for deployed adapters"
+        "--with-stored", action="store_true", help="delete what it has stored too, except deployed adapters"
     )
     parser.add_argument("-y", "--yes", "-f", "--force", action="store_true", help="do not ask")
     return with_run(parser, arguments, _delete)

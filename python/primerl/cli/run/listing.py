@@ -6,7 +6,6 @@ import json
 import time
 from typing import Any
 
-from primerl.cli.arguments import parse
 from primerl.cli.run.common import add_json, ago, natural, parser_of, show
 from primerl.config.errors.fail import fail
 from primerl.launch.secrets import note_stored
@@ -28,10 +27,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--status", metavar="WORD", type=str.upper, choices=STATUS, help=f"only those that are {', '.join(STATUS)}"
     )
-    parser.add_argument("-n", "--num", type=natural, metavar="N", help="only so many")
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    parser.add_argument("-n", "--num", type=natural, metavar="N", help="show at most this many")
+    chosen = parser.parse_args(arguments)
     try:
         with Registry(reading=True) as registry:
             runs = registry.all()

@@ -21,13 +21,13 @@ LINES = 50
 LOOK_EVERY_S = 0.2
 TAIL_BYTES = 1 << 20
 PATTERNS = {"inference": ["inference", "inference_*"], "env-worker": ["envs/*"], "env-server": ["envs/*"]}
-"""Of the components that have several logs, or none of their name."""
+"""Log files of the components that have several logs, or none of their name."""
 COMPONENTS = ("launcher", "orchestrator", "inference", "trainer", "env-worker", "store")
 
 
 def main(arguments: list[str]) -> int:
-    parser = parser_of("logs", "Prints the ends of a run's logs; values of secrets are left out.")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    parser = parser_of("logs", "Prints the ends of a run's logs, without values of secrets.")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the logs until the run has ended")
     parser.add_argument(
         "-c",
         "--component",
@@ -91,7 +91,7 @@ class Printer:
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 begin = self._at.get(name)
-                if begin is None or begin > size:  # a run that began anew
+                if begin is None or begin > size:  # a run that started over
                     begin = _start_of_last(file.fileno(), size, self._lines)
                 file.seek(begin)
                 content = file.read()

@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     add_json(form, "all steps, as one JSON array")
     parser.add_argument("--min-step", type=natural, metavar="N", help="only of steps from this one on")
     parser.add_argument("--max-step", type=natural, metavar="N", help="only of steps up to this one")
-    parser.add_argument("-n", "--limit", type=natural, metavar="N", help="only of so many of the last ones")
+    parser.add_argument("-n", "--limit", type=natural, metavar="N", help="show only the last N steps")
     return with_run(parser, arguments, _metrics, needs_folder=True)
 
 

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from primerl.cli.arguments import parse
 from primerl.cli.run.common import add_json, parser_of, show, size
 from primerl.inference import backends
 from primerl.runs.models import Model, folders_in, look
@@ -29,9 +28,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("folders", metavar="FOLDER", nargs="*", type=Path, help="also look here")
     add_json(parser)
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    chosen = parser.parse_args(arguments)
     absent = [folder for folder in chosen.folders if not folder.is_dir()]
     if absent:
         from primerl.config.errors.fail import fail

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 
-from primerl.cli.arguments import parse_known
 from primerl.cli.run.common import can_go_on, of_run, parser_of
 from primerl.cli.run.start import detach, start_rl
 from primerl.config.errors.fail import fail
@@ -17,15 +16,12 @@ from primerl.runs.registry import Run
 def main(arguments: list[str]) -> int:
     parser = parser_of(
         "resume",
-        "Goes on with a run or an evaluation in its own folder, with the config that it was started with. "
-        "Keys may be set anew, as in --max-steps 200; those that the run depends on are refused. Where the folder is "
+        "Resumes a run or an evaluation in its own folder, with the config that it was started with. "
+        "Keys may be changed, as in --max-steps 200; those that the run depends on are refused. Where the folder is "
         "gone, the newest checkpoint of the run's store is fetched (or that of --ckpt.resume-step N).",
     )
     parser.add_argument("-d", "--detach", action="store_true", help="in the background")
-    parsed = parse_known(parser, arguments)
-    if isinstance(parsed, int):
-        return parsed
-    chosen, overrides = parsed
+    chosen, overrides = parser.parse_known_args(arguments)
     if next(word for word in arguments if word not in ("-d", "--detach")).startswith("-"):
         return fail("the run comes before the keys: `primerl run resume ID --max-steps 200`")
     return of_run(argparse.Namespace(**vars(chosen), overrides=overrides), _resume)
@@ -40,7 +36,7 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
     given, overrides = ["@", os.fspath(run.config)], chosen.overrides
     comes_back = run.kind == "rl" and is_gone(run.output_dir)
     if not comes_back and not can_go_on(run):
-        return fail(f"{run.id}: {run.output_dir} holds no run to go on with; start it again by its own file")
+        return fail(f"{run.id}: {run.output_dir} holds no run to resume; start it again by its own file")
     if chosen.detach:
         return detach(["resume", run.id, *overrides], run.folder)
     if comes_back and (code := _fetch(run, [*given, *overrides])) != 0:

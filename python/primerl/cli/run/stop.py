@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
         "stop", "Asks a run's launcher to stop all its processes, and waits for them. The run can be resumed."
     )
     parser.add_argument("--kill", action="store_true", help="kill them, where they do not stop (SIGKILL)")
-    # Of `prime rl stop`, which asks first.
+    # A flag of `prime rl stop`, which asks first.
     parser.add_argument("-f", "--force", action="store_true", help=argparse.SUPPRESS)
     return with_run(parser, arguments, _stop)
 
@@ -48,9 +48,9 @@ def _stop(run: Run, chosen: argparse.Namespace) -> int:
         time.sleep(LOOK_EVERY_S)
     how, did = standing(run), "killed" if chosen.kill else "stopped"
     if can_go_on(run):
-        then = f"`primerl run resume {run.id}` goes on {goes_on_from(run.output_dir)}"
+        then = f"`primerl run resume {run.id}` resumes {goes_on_from(run.output_dir)}"
     else:
-        then = "there is nothing to go on from: start it again by its own file"
+        then = "there is nothing to resume from: start it again by its own file"
     print(f"{did} {run.id} after {time.monotonic() - began:.1f} s{_at(run, how, ',')}; {then}")
     return 0
 

@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-from primerl.cli.arguments import parse
 from primerl.cli.run.common import BAD_INPUT, parser_of
 from primerl.config.errors.fail import fail
 
@@ -29,7 +28,7 @@ lr = 1e-5                         # ten times as much, or more, with an adapter:
 # alpha = 32
 
 [ckpt]
-interval = 20                     # steps between checkpoints, from which a run that was stopped goes on
+interval = 20                     # steps between checkpoints, from which a stopped run resumes
 keep_last = 1
 
 [orchestrator]
@@ -53,7 +52,7 @@ id = {environment}
 # interval = 20
 # num_examples = 64
 
-# [store]                         # copy checkpoints and weights away while the run goes on (docs/runs.md)
+# [store]                         # copy checkpoints and weights away during the run (docs/runs.md)
 # url = "s3://bucket/primerl"
 """
 HOSTED = """\
@@ -117,9 +116,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("-f", "--force", action="store_true", help="write over a FILE that is there")
     parser.add_argument("--model", metavar="FOLDER", help="model folder to fill in")
     parser.add_argument("--env", metavar="ID", help="environment to fill in")
-    chosen = parse(parser, arguments)
-    if isinstance(chosen, int):
-        return chosen
+    chosen = parser.parse_args(arguments)
     given = (chosen.model, chosen.env)
     if any(value is not None and ("\n" in value or not value) for value in given):
         print("primerl run init: --model and --env each take one line of text", file=sys.stderr)

@@ -31,8 +31,8 @@ class Key:
     """With the numbers of entries as numbers, and without the `type` that pydantic adds to the place of a section that
     is one of several. Of a place that leads nowhere, as far as it is known."""
     kind: Kind
-    """`any`: below a table whose keys are not ours. `below`: it goes on below a key that has none. `unnumbered`: so it
-    does below a list of tables, without the number of an entry."""
+    """`any`: below a table whose keys are not ours. `below`: the path continues below a key that has no keys.
+    `unnumbered`: it continues below a list of tables, without the number of an entry."""
     annotation: Any = None
     """Annotation of the field; for an entry of a list, the section's class."""
     sections: tuple[type[BaseModel], ...] = ()
@@ -45,7 +45,7 @@ class Key:
 
     @property
     def is_optional(self) -> bool:
-        """Whether it may be left out by saying None."""
+        """Whether None may be given to unset it."""
         return type(None) in self.shapes
 
     @property
@@ -172,8 +172,8 @@ def _off(cls: type[BaseModel], name: str, text: str | None) -> Flag | None:
     if key.sections and not key.is_optional:
         raise ConfigError(f"{name}: [{path}] is always there; --no- is for switches and optional sections")
     if not key.sections and bool not in key.shapes:
-        leave_out = ", or None to leave it out" if key.is_optional else ""
-        raise ConfigError(f"{name}: {path} is no switch ({type_text(key.annotation)}); give {given} VALUE{leave_out}")
+        unset = ", or None to unset it" if key.is_optional else ""
+        raise ConfigError(f"{name}: {path} is no switch ({type_text(key.annotation)}); give {given} VALUE{unset}")
     return Flag(name, key.place, None if key.sections else False)
 
 
@@ -276,7 +276,7 @@ def _check(flags: list[Flag]) -> None:
             is_below = len(other.place) > len(flag.place)
             if flag.value is None and (is_below or (flag.name.startswith("--no-") and other.name != flag.name)):
                 raise ConfigError(
-                    f"{flag.name} leaves [{dotted(flag.place)}] out, and {other.name} gives it; leave one of them out"
+                    f"{flag.name} unsets [{dotted(flag.place)}], and {other.name} gives it; omit one of them"
                 )
             if isinstance(flag.value, list) and is_below:
                 raise ConfigError(

@@ -79,8 +79,8 @@ def compose(cls: type[BaseModel], arguments: list[str]) -> dict[str, Any]:
 
 
 def _found_beside(file: str, tree: dict[str, Any]) -> dict[str, Any]:
-    """With the paths of files that are there beside the config file, so that it may be used from any folder; others are
-    left for the working directory."""
+    """With the paths of files that exist in the config file's folder, so that it may be used from any folder; others
+    are relative to the working directory."""
     found = dict(tree)
     for key in PATHS & tree.keys():
         if isinstance(tree[key], list):

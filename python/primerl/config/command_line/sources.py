@@ -124,7 +124,7 @@ def _holds(node: Any, location: Location) -> bool:
 
 
 def of_file(path: str) -> dict[Location, int]:
-    """Line, counted from 1, of every key of a TOML file, by its place in the tree; nothing of a file that is none."""
+    """Line, counted from 1, of every key of a TOML file, by its place in the tree; empty if the file is not TOML."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         tomllib.loads(text)

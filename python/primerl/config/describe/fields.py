@@ -19,7 +19,7 @@ from primerl.process.setting_checks import LONGEST_S, MOST_COUNT, MOST_LARGE_COU
 
 ANY_NAME = ".NAME"
 """Stands for the name of a section in a table of sections, whose names are the user's."""
-LEFT_OUT, REQUIRED = "left out", "required"
+UNSET, REQUIRED = "unset", "required"
 UNSAID = (MOST_COUNT, MOST_LARGE_COUNT, LONGEST_S)
 """Bounds that no run meets; the reference page names them once."""
 PLAIN: dict[Any, tuple[str, str]] = {
@@ -39,7 +39,7 @@ class Knob:
     path: str
     kind: str
     default: str
-    """The default in TOML; `LEFT_OUT` for None, `REQUIRED` where there is none."""
+    """The default in TOML; `UNSET` for None, `REQUIRED` where there is none."""
     bound: str
     """Empty where the type says it all."""
     meaning: str
@@ -59,9 +59,9 @@ class Table:
     cls: type[BaseModel]
     meaning: str
     optional: bool
-    """It is left out unless given."""
+    """It is unset unless given."""
     has_none: bool = False
-    """None is a value of it: `--no-` leaves it out, whether it is there by default or not."""
+    """None is a value of it: `--no-` unsets it, whether it is set by default or not."""
     variant: str = ""
     """Its `type`, where several sections are to be chosen from for one path."""
     knobs: list[Knob] = field(default_factory=list)
@@ -220,9 +220,9 @@ def number(value: float) -> str:
 
 
 def literal(value: Any) -> str:
-    """The value in TOML; `LEFT_OUT` for None."""
+    """The value in TOML; `UNSET` for None."""
     if value is None:
-        return LEFT_OUT
+        return UNSET
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

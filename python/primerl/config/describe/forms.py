@@ -20,7 +20,7 @@ RL_READERS = {
     "": LAUNCHER,
     "output_dir": ALL,
     "max_steps": "the orchestrator and the trainer",
-    "seq_len": "the orchestrator; the engines, where inference.max_model_len is left out",
+    "seq_len": "the orchestrator; the engines, where inference.max_model_len is unset",
     "seed": ALL,
     "keep_broadcasts": "the orchestrator and the trainer",
     "model.path": "the orchestrator, the engines and the trainer",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
-from primerl.config.describe.fields import LEFT_OUT, REQUIRED, Knob, Table, find, first_clause, first_sentence, nearest
+from primerl.config.describe.fields import REQUIRED, UNSET, Knob, Table, find, first_clause, first_sentence, nearest
 from primerl.config.describe.forms import FORMS, tree
 
 WIDTH = 80
@@ -194,7 +194,7 @@ def _other_forms(form: str, column: int) -> list[str]:
 
 def _row(knob: Knob) -> list[str]:
     flag = f"  --{knob.path.replace('[]', '.0').replace('_', '-')}"
-    default = {REQUIRED: " (required)", LEFT_OUT: ""}.get(knob.default, f" ({knob.default})")
+    default = {REQUIRED: " (required)", UNSET: ""}.get(knob.default, f" ({knob.default})")
     # Where the words are about one choice after the other, the choices are shorter.
     about_choices = knob.kind.startswith("one of") and (knob.meaning.startswith("`") or len(knob.kind) < COLUMNS)
     meaning = (knob.kind if about_choices else first_clause(knob.meaning)) + default

@@ -6,7 +6,7 @@ import re
 
 from pydantic import BaseModel
 
-from primerl.config.describe.fields import LEFT_OUT, REQUIRED, Knob, Table
+from primerl.config.describe.fields import REQUIRED, UNSET, Knob, Table
 from primerl.config.describe.forms import FORMS, Form, tree
 from primerl.config.describe.help import header
 
@@ -27,21 +27,21 @@ primerl rl @ rl.toml --trainer.optim.lr 3e-4          # single keys, dotted, wit
 primerl rl @ rl.toml --trainer.optim.lr=3e-4          # the same; so a value may be empty, or begin with two dashes
 primerl rl @ rl.toml --clean-output-dir               # a switch on, and off:
 primerl rl @ rl.toml --no-orchestrator.buffer.online-difficulty-filtering
-primerl rl @ rl.toml --ckpt                           # an optional section with its defaults, and left out again:
+primerl rl @ rl.toml --ckpt                           # an optional section with its defaults, and without it:
 primerl rl @ rl.toml --no-ckpt
 primerl rl @ rl.toml --orchestrator.train.env.0.num-workers 2     # one entry of a list of tables, counted from 0
 primerl rl @ rl.toml --orchestrator.engines http://a:1 http://b:2 # a whole list, its values one after the other,
 primerl rl @ rl.toml --orchestrator.engines '["http://a:1"]'      # or as JSON, which tables need
 primerl rl @ rl.toml --dry-run                        # check everything, write <output_dir>/configs/, start nothing
 ```
-Paths are relative to the folder that the command is started in, not to the file (those of `env_files` are looked for
-beside the file first). Lists are replaced, not joined. TOML has no null: a key that is left out (`-` below) is not in
-the file, and `--key None` leaves one out that a file has.
+Paths are relative to the folder that the command is started in, not to the file (those of `env_files` are looked up in
+the file's folder first). Lists are replaced, not joined. TOML has no null: an unset key (`-` below) is not in the file,
+and `--key None` unsets one that a file has.
 Where a type names no upper bound, an integer goes up to 2^32 - 1 (counts) or 2^63 - 1 (steps, bytes), and a time to a
 year (31536000 s).
 `<output_dir>/configs/` has the config of each process (`primerl trainer @ ..` takes it) and the whole in `rl.toml`.
 
-A table such as `[[orchestrator.train.env]]` may be given several times. Optional sections are left out unless a key of
+A table such as `[[orchestrator.train.env]]` may be given several times. Optional sections are unset unless a key of
 theirs is given.
 """
 
@@ -94,7 +94,7 @@ def _rows(form: Form, knobs: list[Knob]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for knob in knobs:
         kind = _code_literals(knob.kind) + (f", {_code_bound(knob.bound)}" if knob.bound else "")
-        default = {REQUIRED: "**required**", LEFT_OUT: "-"}.get(knob.default, f"`{knob.default}`")
+        default = {REQUIRED: "**required**", UNSET: "-"}.get(knob.default, f"`{knob.default}`")
         cells = [f"`{knob.name}`", kind, default, knob.meaning, *([form.read_by(knob.path)] if read_by else [])]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return lines

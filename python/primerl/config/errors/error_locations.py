@@ -113,7 +113,7 @@ class Source:
         return self._short is not None and ".".join(plain) in self._short
 
     def _worded(self, beginning: str, text: str, end: str = "") -> str:
-        """With other keys that the text names in the user's form too; what that has no word for is said."""
+        """With other keys that the text names in the user's form too; lists keys that it has no name for."""
         foreign: dict[str, None] = {}
 
         def own(match: re.Match[str]) -> str:

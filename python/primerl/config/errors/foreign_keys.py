@@ -1,8 +1,8 @@
 """What prime-rl and Hosted Training call what has another name here, or is not here: with what to write.
 
-By the dotted path of a key, without numbers of entries. Of a key that is none here the words stand behind `no key
-here`. Of one that means something else here (`model.name`), and of a value (`loss.type = default`), they are added to
-what is wrong where it is given.
+By the dotted path of a key, without numbers of entries. For an unknown key the text follows `no key here`. For one that
+means something else here (`model.name`), and for a value (`loss.type = default`), it is added to the message about the
+place where it is given.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TRAINER = {
     "model.optimization_dtype": "it is {}dtype, of the computation; weights are updated in float32",
     "model.reduce_dtype": "gradients are summed in float32",
     "model.trust_remote_code": "no code of a model's folder is run",
-    "model.lora.modules_to_save": "the base model is not trained beside an adapter",
+    "model.lora.modules_to_save": "the base model is not trained together with an adapter",
     "dist_timeout_seconds": "it is {}dist_timeout_s",
     "tokenizer": "tokenizer and chat template are those of the model's folder",
     "renderer": "the model's own template is rendered",
@@ -84,9 +84,9 @@ PRIME_RL: Names = {
     "orchestrator.ckpt": "its state is in the run's checkpoints, ckpt",
     "orchestrator.algorithms": "it is orchestrator.algorithm, and of one environment its own `algorithm`",
     "orchestrator.advantage": "it is orchestrator.algorithm",
-    "orchestrator.pre_batch_filters": "groups without signal are left out by "
+    "orchestrator.pre_batch_filters": "groups without signal are dropped by "
     "orchestrator.buffer.online_difficulty_filtering; orchestrator.algorithm.path may give a rollout no advantage",
-    "orchestrator.post_batch_filters": "groups without signal are left out by "
+    "orchestrator.post_batch_filters": "groups without signal are dropped by "
     "orchestrator.buffer.online_difficulty_filtering; orchestrator.algorithm.path may give a rollout no advantage",
     "orchestrator.rollout_transport": "batches go over HTTP, and there is nothing to set",
     "orchestrator.num_train_workers": "it is trainer.ranks, and found out",
@@ -98,7 +98,7 @@ PRIME_RL: Names = {
     "orchestrator.train.sampling": "it is orchestrator.sampling",
     "orchestrator.train.max_retries": "it is max_retries of each [[orchestrator.train.env]]",
     "orchestrator.train.num_workers": "it is num_workers of each [[orchestrator.train.env]]",
-    "orchestrator.train.env.taskset.id": "the environment's id stands beside taskset, not in it: as id",
+    "orchestrator.train.env.taskset.id": "the environment's id is not in taskset but next to it: as id",
     "orchestrator.train.env.sampling": "orchestrator.sampling is one for all training environments",
     "orchestrator.train.env.group_size": "orchestrator.group_size is one for all training environments",
     "orchestrator.train.env.pool": "env workers are num_workers",
@@ -111,14 +111,14 @@ PRIME_RL: Names = {
     "orchestrator.train.env.algorithms": "it is `algorithm`, one of each environment",
     "orchestrator.train.env.extra_env_kwargs": "it is args",
     "orchestrator.eval.interval": "it is interval of each [[orchestrator.eval.env]]",
-    "orchestrator.eval.num_examples": "it is num_examples of each [[orchestrator.eval.env]]; all where it is left out",
+    "orchestrator.eval.num_examples": "it is num_examples of each [[orchestrator.eval.env]]; all if unset",
     "orchestrator.eval.group_size": "it is rollouts_per_example of each [[orchestrator.eval.env]]",
     "orchestrator.eval.rollouts_per_example": "it is rollouts_per_example of each [[orchestrator.eval.env]]",
     "orchestrator.eval.sampling": "it is sampling of each [[orchestrator.eval.env]]",
     "orchestrator.eval.skip_first_step": "it is base_model = false of each [[orchestrator.eval.env]]",
     "orchestrator.eval.eval_base_model": "it is base_model of each [[orchestrator.eval.env]]",
     "orchestrator.eval.env.group_size": "it is rollouts_per_example",
-    "orchestrator.eval.env.taskset.id": "the environment's id stands beside taskset, not in it: as id",
+    "orchestrator.eval.env.taskset.id": "the environment's id is not in taskset but next to it: as id",
     "trainer.loss.type = default": 'prime-rl\'s "default" is "dppo", with settings in trainer.loss.args',
     "trainer.loss.type = custom": "a function of yours is trainer.loss.custom",
     "trainer.loss.import_path": "it is trainer.loss.custom, as module:function",
@@ -160,7 +160,7 @@ PRIME_RL_SFT: Names = {
     "data.subsets": "they are tables here: [[data.subsets]] with path, and name and split where it has several",
     "data.splits": "it is split of each of [[data.subsets]], or data.split",
     "data.probabilities": "it is ratio of each of [[data.subsets]]",
-    "data.stopping_strategy": "a dataset that is used up begins anew; data.epochs ends it",
+    "data.stopping_strategy": "a dataset that is used up starts over; data.epochs ends it",
     "data.micro_batch_size": "data.batch_size and data.seq_len are in tokens",
     "data.pack_function": "rows are packed whole, without padding",
     "val.eval_on_start": "it is val.at_start",
@@ -181,10 +181,10 @@ HOSTED: Names = {
     "cluster_name": "a run is on this machine",
     "env.version": "write it into the id, as owner/name@version",
     "env.ratio": "shares of environments are buffer.env_ratios, one number for each",
-    "env.taskset.id": "the environment's id stands beside taskset, not in it: as id",
+    "env.taskset.id": "the environment's id is not in taskset but next to it: as id",
     "eval.env.version": "write it into the id, as owner/name@version",
     "eval.env.max_retries": "a rollout of an evaluation that failed is tried once more",
-    "eval.env.taskset.id": "the environment's id stands beside taskset, not in it: as id",
+    "eval.env.taskset.id": "the environment's id is not in taskset but next to it: as id",
     "buffer.skip_verification": "every rollout is scored",
     "lora_rank": "the rank is 16; another is in the full form (trainer.model.lora.rank)",
 }

@@ -32,7 +32,7 @@ FIELD = re.compile(r"(\w+): (Some\([^)]*\)|[^,}]+?)(?=,| })")
 
 
 def in_words_of(config: RLConfig, message: str) -> str:
-    """The message, with the key that the user wrote, or left out, in place of the core's."""
+    """The message, with the key that the user wrote, or omitted, instead of the core's."""
     found = CHANGED.search(message)
     if found is None:
         return message
@@ -72,7 +72,7 @@ def _place(config: RLConfig, label: str) -> str:
 def _of_environment(config: RLConfig, number: int, field: str) -> str:
     there = _environments(config)
     if number >= len(there):
-        # One that was there is left out now.
+        # One that was there is missing now.
         return "orchestrator.eval.env" if config.orchestrator.eval.env else "orchestrator.train.env"
     entry = there[number]
     place = _place(config, entry.label)

@@ -7,7 +7,7 @@ rollouts_per_example        orchestrator.group_size
 learning_rate               trainer.optim.lr
 lora_alpha                  trainer.model.lora.alpha, with rank 16
 oversampling_factor, max_async_level, trajectory_strategy            orchestrator's
-loss                        rewards are learnt from, as in the full form where nothing else is said
+loss                        rewards are learnt from, as in the full form unless noted otherwise
 env_files, env_file         env_files
 checkpoint_id               checkpoint_id
 sampling.max_tokens, .temperature                                    orchestrator.sampling's
@@ -21,7 +21,7 @@ eval                        defaults of eval.env
 eval.env                    orchestrator.eval.env, sampled as in training
 val                         orchestrator.val, sampled as in training: one `<name>-val` for each training environment
 buffer                      orchestrator.buffer
-checkpoints.interval        ckpt.interval; adapters are saved beside the weights
+checkpoints.interval        ckpt.interval; adapters are saved in addition to the weights
 checkpoints.keep_cloud      store.keep
 adapters                    store.adapters
 infrastructure.compute_size num_workers, memory_mb and cpus of every environment
@@ -147,7 +147,7 @@ def _size(config: HostedConfig) -> dict[str, int]:
 
 def _source(source: HostedSource) -> dict[str, Any]:
     args = source.args | ({"harness": source.harness} if source.harness else {})
-    # What is left out stays out: a taskset may have a setting of that name, with a default of its own.
+    # Unset keys stay unset: a taskset may have a setting of that name, with a default of its own.
     taskset = source.taskset.model_dump(exclude_unset=True, exclude_none=True)
     python = source.python and source.python.model_dump(exclude_none=True)
     limits = source.limits.model_dump(exclude_none=True)
@@ -164,7 +164,7 @@ def _source(source: HostedSource) -> dict[str, Any]:
 
 def _validation(validation: HostedValidation, sampling: HostedSampling) -> dict[str, Any]:
     measured = _measured(validation.num_examples, validation.rollouts_per_example, validation.interval, sampling)
-    # What is left out would be 64 of them.
+    # An unset number would be 64 of them.
     return {"num_examples": None} | measured | _given(taskset=validation.taskset or None)
 
 

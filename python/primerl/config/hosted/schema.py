@@ -1,4 +1,4 @@
-"""The keys of the short form. Names, defaults and bounds are Hosted Training's, but for what is said to be ours."""
+"""The keys of the short form. Names, defaults and bounds are Hosted Training's, except where marked as ours."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from primerl.process.setting_checks import MOST_COUNT
 REFERENCE = re.compile(r"[\w./-]+:\w+|[\w.]+\.\w+")
 Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.001, 10.0
-# What is below the lowest is told why it is refused.
+# The message for a value below the lowest says why it is refused.
 Temperature = Annotated[
     float, Field(ge=0, le=HIGHEST_TEMPERATURE), Bound(f"{LOWEST_TEMPERATURE} to {HIGHEST_TEMPERATURE:g}")
 ]
@@ -70,15 +70,15 @@ class HostedSampling(Section):
     temperature: Temperature = 1.0
     """Sampling temperature; 0 would be greedy, which cannot be trained on."""
     enable_thinking: bool | None = None
-    """The chat template's switch for reasoning (Qwen3 and others); the template's own default where it is left out."""
+    """The chat template's switch for reasoning (Qwen3 and others); default: the template's."""
     reasoning_effort: Literal["low", "medium", "high"] | None = None
-    """The chat template's level of reasoning (gpt-oss and others); the template's own default where it is left out."""
+    """The chat template's level of reasoning (gpt-oss and others); default: the template's."""
 
     @model_validator(mode="after")
     def _one_way_to_think(self) -> Self:
         if self.enable_thinking is not None and self.reasoning_effort is not None:
             raise BadKeysError(
-                "enable_thinking and reasoning_effort are both set, and a model has one of the two; leave one out",
+                "enable_thinking and reasoning_effort are both set, and a model has one of the two; omit one",
                 "enable_thinking",
             )
         if self.temperature < LOWEST_TEMPERATURE:
@@ -91,7 +91,7 @@ class HostedSampling(Section):
 
 
 class HostedReward(Section):
-    """A reward function beside those of the taskset."""
+    """A reward function in addition to those of the taskset."""
 
     fn: str
     """The function: `module:function`, or `path/to/file.py:function`."""
@@ -126,9 +126,9 @@ class HostedTaskset(Section):
     model_config = ConfigDict(extra="allow")
 
     toolsets: dict[str, HostedToolset] = {}
-    """Tools beside those of the taskset, by name."""
+    """Tools in addition to those of the taskset, by name."""
     rewards: list[HostedReward] = []
-    """Rewards beside those of the taskset."""
+    """Rewards in addition to those of the taskset."""
 
 
 class HostedSource(Section):
@@ -137,7 +137,7 @@ class HostedSource(Section):
     id: str = Field(min_length=1)
     """The installed environment, as `owner/name`, with or without `@version`; or its name."""
     name: Name | None = None
-    """Name in metrics, logs and files; the environment's where it is left out."""
+    """Name in metrics, logs and files; default: the environment's."""
     args: Settings = {}
     """Settings, passed to the environment unchanged."""
     taskset: HostedTaskset = HostedTaskset()
@@ -146,8 +146,8 @@ class HostedSource(Section):
     python: Interpreter | None = None
     """Ours: the Python that the environment runs with, where it is not the one that runs primerl."""
     rollout_s: Seconds | None = None
-    """Ours: a rollout of it that has not ended after this long is cancelled and counts as failed; at most, and where it
-    is left out, 600."""
+    """Ours: a rollout of it that has not ended after this long is cancelled and counts as failed; at most, and by
+    default, 600."""
     limits: Limits = Limits()
 
     @property
@@ -168,7 +168,7 @@ class HostedSource(Section):
         for key, table in [("taskset", self.taskset.model_fields_set), ("harness", self.harness)]:
             if table and key in self.args:
                 raise BadKeysError(
-                    f"args.{key} and {key} are the same settings, and both are given; leave one of them out",
+                    f"args.{key} and {key} are the same settings, and both are given; omit one of them",
                     f"args.{key}",
                 )
         return self
@@ -185,11 +185,11 @@ class HostedEvaluationEnvironment(HostedSource):
     """An environment that is measured."""
 
     num_examples: Examples | None = None
-    """As in `eval`, which counts where it is left out."""
+    """As in `eval`; default: the value there."""
     rollouts_per_example: Count | None = None
-    """As in `eval`, which counts where it is left out."""
+    """As in `eval`; default: the value there."""
     interval: LargeCount | None = None
-    """As in `eval`, which counts where it is left out."""
+    """As in `eval`; default: the value there."""
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -228,7 +228,7 @@ class HostedValidation(Section):
     """Steps between validations."""
     taskset: Settings = {}
     """Ours: how the tasksets call their validation split, such as `{ split = "eval" }`, over the settings of each
-    environment; where it is left out, examples of the training environments are held out and never trained."""
+    environment; if unset, examples of the training environments are held out and never trained."""
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -259,7 +259,7 @@ class HostedCheckpoints(Section):
     """Checkpoints."""
 
     interval: LargeCount | None = None
-    """Steps between checkpoints, and one at the end; at the end only where it is left out."""
+    """Steps between checkpoints, and one at the end; default: at the end only."""
     keep_cloud: Kept = 5
     """Newest checkpoints that the store keeps; -1 keeps all."""
 
@@ -270,15 +270,15 @@ class HostedAdapters(Section):
     interval: LargeCountOrZero = 0
     """Steps between adapters that the store gets; 0 for the one of the run's end only."""
     keep_last: Kept = 3
-    """Newest adapters that the store keeps, beside those that are deployed; -1 keeps all."""
+    """Newest adapters that the store keeps, in addition to those that are deployed; -1 keeps all."""
 
 
 class HostedInfrastructure(Section):
     """What environments run on."""
 
     compute_size: Literal["S", "M", "L"]
-    """Env workers of each environment, and what each may take: S 1 of 4 GiB and 1 core, M 2 of 8 GiB and 2 cores,
-    L 4 of 16 GiB and 4 cores."""
+    """Env workers of each environment, and what each may take: S 1 of 4 GiB and 1 core, M 2 of 8 GiB and 2 cores, L 4
+    of 16 GiB and 4 cores."""
 
 
 class HostedConfig(Section):
@@ -309,7 +309,7 @@ class HostedConfig(Section):
     it as context."""
     env_files: list[str] = []
     """Files of variables (.env) that environments get, and no other process does (but the monitors', WANDB_API_KEY);
-    relative paths are looked for beside the file that names them, then in the working directory."""
+    relative paths are looked up in the folder of the file that names them, then in the working directory."""
     env_file: list[str] = []
     """The former name of `env_files`."""
     checkpoint_id: str | None = Field(default=None, min_length=1)
@@ -326,11 +326,11 @@ class HostedConfig(Section):
     infrastructure: HostedInfrastructure | None = None
     tailscale: Tailscale = Tailscale()
     output_dir: str = Field(default="outputs/rl", min_length=1)
-    """Ours: folder of the run: logs, metrics, weights. Where it is left out, a new one in outputs/rl, named by time and
+    """Ours: folder of the run: logs, metrics, weights. If unset, a new one in outputs/rl, named by time and
     environment."""
     seq_len: Count | None = None
-    """Ours: longest sequence, in tokens, prompt and answers together; where it is left out, the power of two that is at
-    least four times sampling.max_tokens, from 2048 and up to what the model can attend to."""
+    """Ours: longest sequence, in tokens, prompt and answers together; if unset, the power of two that is at least four
+    times sampling.max_tokens, from 2048 and up to what the model can attend to."""
     seed: Seed = 0
     """Ours: seed of every random choice."""
     clean_output_dir: bool = False
@@ -338,8 +338,8 @@ class HostedConfig(Section):
     fork_server: bool = True
     """Ours: fork the processes of this machine from servers that import their libraries once for all of them."""
     skip_event: LargeCount | None = None
-    """Ours: leave this event out of the journal of the run in output_dir, from this start on; the message of a run that
-    cannot go on because of it names it."""
+    """Ours: skip this event in the journal of the run in output_dir, from this start on; the message of a run that
+    cannot be resumed because of it names it."""
     dry_run: bool = False
     """Ours: check everything and write the full form to `configs/rl.toml` of output_dir, but start nothing."""
 

@@ -19,7 +19,7 @@ from primerl.config.schema.rollouts import Sampling
 # The results are read from the journal, so nothing of it may go.
 WHOLE_JOURNAL_MB = 2**30
 TEXT_FOLDER = Path("run") / "text"
-"""The tokenizer of an endpoint is unknown here: a byte-level one stands in its place, for counts that agents may ask
+"""The tokenizer of an endpoint is unknown here: a byte-level one replaces it, for counts that agents may ask
 for. Requests go to the endpoint as messages."""
 
 

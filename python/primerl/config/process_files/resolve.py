@@ -103,7 +103,7 @@ def engines(
     logprobs_mode: str,
     lora: EngineLora | None = None,
 ) -> list[ProcessConfig]:
-    """All replicas. `context` (tokens) and `logprobs_mode` count where the settings leave them out."""
+    """All replicas. `context` (tokens) and `logprobs_mode` count where the settings do not set them."""
     source = config.inference
     processes = []
     for index in range(source.replicas):
@@ -145,7 +145,7 @@ def adapters_to_keep(config: RLConfig) -> int | None:
 
 
 def engine_name(config: RLConfig | EvalConfig) -> str:
-    """Of the engines' backend: for `auto`, what this machine has."""
+    """Name of the engines' backend: for `auto`, what this machine has."""
     return backends.chosen(config.inference.backend, config.inference.python)
 
 
@@ -195,7 +195,7 @@ def env_workers(config: RLConfig, orchestrator_url: str, run_id: str | None = No
 
 
 def spread_over_cores(processes: list[ProcessConfig]) -> list[ProcessConfig]:
-    """Env workers of one machine: each that is bound to some cores begins where the one before has ended."""
+    """Env workers of one machine: each that is bound to some cores begins where the previous one has ended."""
     found, first = [], 0
     for worker in processes:
         config = worker.config
@@ -318,8 +318,8 @@ def monitor(config: RLConfig | SFTConfig, variables: Mapping[str, str]) -> Proce
 
 
 def _probe_tolerance(config: RLConfig) -> float:
-    """Of engines that run elsewhere nobody says here what they compute in; nor what the trainer does where that is left
-    to its device."""
+    """The number format of engines on other machines is not known here; nor is the trainer's where it follows from its
+    device."""
     source, exact = config.orchestrator, {"float32"}
     if "probe_tolerance" in source.model_fields_set or source.engines:
         return source.probe_tolerance
@@ -341,7 +341,7 @@ def sft(config: SFTConfig) -> SFTConfig:
 
 
 def trained_lora(config: RLConfig) -> TrainerLora | None:
-    """With what is left out decided: engines of elsewhere may not have been started for adapters, whose dtype is
+    """With unset keys decided: engines on other machines may not have been started for adapters, whose dtype is
     float32."""
     lora = config.trainer.model.lora
     if lora is None:

@@ -72,7 +72,7 @@ def newest(beside: Path, label: str, key: str) -> str:
     names = [path.name for path in (folder.iterdir() if folder.is_dir() else ()) if pattern.fullmatch(path.name)]
     if not names:
         raise ConfigError(
-            f"{key}: there is no run of {label} in {folder} to go on with; give its folder as --output-dir, or "
+            f"{key}: there is no run of {label} in {folder} to resume; give its folder as --output-dir, or "
             "`primerl run resume ID` (`primerl run list` has the ids)"
         )
     return max(names)
@@ -92,8 +92,8 @@ def to_toml(config: RLConfig | EvalConfig) -> str:
 
 
 def settings(config: RLConfig | EvalConfig | SFTConfig) -> dict[str, Any]:
-    """What was given, so that what is left out is decided anew (some defaults depend on its being left out). Without
-    what is asked for once, to begin with."""
+    """The keys that were given, so that unset ones are decided again (some defaults depend on their being unset).
+    Without one-time requests."""
     exclude: dict[str, Any] = {"dry_run": True, "clean_output_dir": True, "retry_errors": True, "skip_event": True}
     if isinstance(config, RLConfig) and config.ckpt is not None:
         exclude["trainer"] = {"ckpt"}  # the same settings

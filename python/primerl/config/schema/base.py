@@ -25,8 +25,7 @@ class Bound:
 
 
 class BadKeysError(ValueError):
-    """What a section's own checks refuse. It carries the keys, so that whoever shows it finds where they are
-    written."""
+    """A section's own check failed. Carries the keys, so that the error can show where they are written."""
 
     def __init__(self, message: str, *keys: str) -> None:
         """`keys`: dotted, below the section; first the one to change, then others whose values the message tells."""
@@ -34,8 +33,8 @@ class BadKeysError(ValueError):
         self.keys = keys
 
 
-# The orchestrator's integers, and bounds of all others: a number that nobody means is told by its place in the user's
-# file, and not by the process that would fail on it.
+# The orchestrator's integers, and bounds of all others: an absurd number is reported with its place in the user's file,
+# instead of by the process that would fail on it.
 Count = Annotated[int, Field(gt=0, le=MOST_COUNT)]
 CountOrZero = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 LargeCount = Annotated[int, Field(gt=0, le=MOST_LARGE_COUNT)]
@@ -62,15 +61,15 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN, max_length=NAME_LENGTH)]
 
 
 def _as_toml(value: Any, place: str = "") -> Any:
-    """What keys that are not ours hold, as files can tell it to the processes: without what is left out. Raises
-    ValueError that names the key."""
+    """The values of keys that are not ours, without None, as TOML files can hold them. Raises ValueError that names the
+    key."""
     if isinstance(value, dict):
         given = {str(key): inner for key, inner in value.items() if inner is not None}
         return {key: _as_toml(inner, f"{place}.{key}" if place else key) for key, inner in given.items()}
     if isinstance(value, list):
         return [_as_toml(inner, f"{place}[{index}]") for index, inner in enumerate(value)]
     if value is None:
-        raise ValueError(f"{place} is null, which lists of TOML do not hold; leave it out")
+        raise ValueError(f"{place} is null, which lists of TOML do not hold; remove it")
     if isinstance(value, int) and not -MOST_LARGE_COUNT <= value <= MOST_LARGE_COUNT:
         raise ValueError(f"{place} is more than the 64 bits of an integer hold; write it as a string")
     return value
@@ -110,7 +109,7 @@ class Section(pydantic_config.BaseConfig):
     @classmethod
     def _true_is_no_number(cls, given: Any) -> Any:
         """`max_steps = true` is a slip, not one step. (Pydantic's strict mode would refuse the command line's "6", and
-        a validator of every field cannot be had beside discriminated unions.)"""
+        a validator of every field does not work with discriminated unions.)"""
         for name, value in given.items() if isinstance(given, dict) else ():
             values = value if isinstance(value, list | tuple) else [value]
             if name in cls.model_fields and any(isinstance(one, bool) for one in values):
@@ -137,7 +136,7 @@ def check_dry_run(*, dry_run: bool, clean_output_dir: bool) -> None:
     """Raises ValueError: who asks what would happen must not lose a run over it."""
     if dry_run and clean_output_dir:
         raise BadKeysError(
-            "dry_run and clean_output_dir are both set, but a dry run deletes nothing; leave clean_output_dir out "
+            "dry_run and clean_output_dir are both set, but a dry run deletes nothing; omit clean_output_dir "
             "(--no-clean-output-dir where the file sets it), or dry_run to delete and start",
             "dry_run",
         )

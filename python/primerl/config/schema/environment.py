@@ -1,4 +1,4 @@
-"""Environments of a run, and what one env worker is told."""
+"""Environments of a run, and the settings of one env worker."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Limits(Section):
 
     time_s: Seconds | None = None
     """Seconds since it was leased in which the model answers; below the environment's `rollout_s`, or
-    `timeouts.rollout_s`, at which it fails. No limit where it is left out."""
+    `timeouts.rollout_s`, at which it fails. No limit if unset."""
     turns: Count | None = None
-    """Answers of the model, over all conversations of a rollout. No limit where it is left out."""
+    """Answers of the model, over all conversations of a rollout. No limit if unset."""
     tokens: Count | None = None
-    """Tokens sampled, over all conversations of a rollout; `sampling.rollout_max_tokens` counts as well. No limit where
-    it is left out."""
+    """Tokens sampled, over all conversations of a rollout; `sampling.rollout_max_tokens` counts as well. No limit if
+    unset."""
 
 
 class Environment(Section):
@@ -51,7 +51,7 @@ class Environment(Section):
     id: str = Field(min_length=1)
     """Name of the installed verifiers environment, for example `reverse-text`."""
     name: Name | None = None
-    """Name in metrics, logs and files; the environment's id where it is left out."""
+    """Name in metrics, logs and files; default: the environment's id."""
 
     @model_validator(mode="after")
     def _has_a_name(self) -> Self:
@@ -113,25 +113,24 @@ class Workers(Section):
     taskset: Settings = {}
     """The taskset's own settings, passed to the environment unchanged."""
     harness: Settings = {}
-    """The harness that plays the environment's seat: `id` of an installed one, and its own settings; verifiers' chat
-    within the worker where it is left out. An environment of several seats takes it by seat, as
-    `args.<seat>.harness`."""
+    """The harness that plays the environment's seat: `id` of an installed one, and its own settings; default:
+    verifiers' chat within the worker. An environment of several seats takes it by seat, as `args.<seat>.harness`."""
     args: Settings = {}
     """The environment's other settings, passed to it unchanged."""
     num_workers: ProcessesOrZero = 1
-    """Worker processes started on this machine; 0 where all of them join from elsewhere (`primerl env-worker --join`),
-    for which the run waits (`timeouts.join_s`)."""
+    """Worker processes started on this machine; 0 if all of them join from other machines (`primerl env-worker
+    --join`), for which the run waits (`timeouts.join_s`)."""
     max_concurrent: Count = 128
     """Rollouts one worker runs at the same time."""
     memory_mb: MemoryMb | None = None
     """Memory, in MiB, that a worker may allocate, and each process that its environment starts; above it they get
-    `MemoryError`. No limit where it is left out."""
+    `MemoryError`. No limit if unset."""
     cpus: Count | None = None
     """Cores that a worker may run on, and each process that its environment starts (CPU affinity, Linux); a machine's
-    workers are spread over its cores. Where it has no more, all of them; no limit where it is left out."""
+    workers are spread over its cores. Where it has no more, all of them; no limit if unset."""
     metrics_port: Port | None = None
     """Serve Prometheus's `/metrics` on this port of the worker's machine, the next worker on the next one; 0: any free
-    ports, which the workers' logs tell. Off where it is left out."""
+    ports, which the workers' logs show. Off if unset."""
 
     @model_validator(mode="after")
     def _every_worker_has_a_port(self) -> Self:
@@ -148,7 +147,7 @@ class Workers(Section):
     def _is_given_once(self) -> Self:
         for name in ("taskset", "harness"):
             if getattr(self, name) and name in self.args:
-                raise BadKeysError(f"{name} and args.{name} are both given; leave one of them out", name)
+                raise BadKeysError(f"{name} and args.{name} are both given; omit one of them", name)
         return self
 
 
@@ -156,14 +155,14 @@ class TrainSource(Environment):
     """An environment whose rollouts are trained on."""
 
     ratio: float | None = Field(default=None, gt=0)
-    """Relative share of the groups that come from this environment; 1 where it is left out."""
+    """Relative share of the groups that come from this environment; default: 1."""
     max_retries: CountOrZero = 2
     """How often a failed rollout is tried again before its group is dropped."""
     algorithm: Algorithm | None = None
-    """How its rewards become advantages; the run's algorithm where it is left out."""
+    """How its rewards become advantages; default: the run's algorithm."""
     rollout_s: Seconds | None = None
-    """A rollout of it that has not ended after this long is cancelled and counts as failed; at most, and where it is
-    left out, `timeouts.rollout_s`."""
+    """A rollout of it that has not ended after this long is cancelled and counts as failed; at most, and by default,
+    `timeouts.rollout_s`."""
     limits: Limits = Limits()
 
 
@@ -173,34 +172,34 @@ class EvaluationSampling(Section):
     temperature: float = Field(default=0.0, ge=0, le=10)
     """Sampling temperature; 0 is greedy."""
     max_tokens: Count | None = None
-    """Longest completion of one turn, in tokens; as in training where it is left out."""
+    """Longest completion of one turn, in tokens; default: as in training."""
     rollout_max_tokens: Count | None = None
-    """Tokens sampled in a whole rollout; as in training where it is left out."""
+    """Tokens sampled in a whole rollout; default: as in training."""
 
 
 class EvaluationSource(Environment):
     """An environment that measures the policy and is never trained on."""
 
     validates: Name | None = None
-    """Name of the training environment whose held out examples these are: results are told as `val/<name>`, in place of
-    `eval/<name>`."""
+    """Name of the training environment whose held out examples these are: results are reported as `val/<name>` instead
+    of `eval/<name>`."""
     num_examples: Count | None = None
-    """Examples taken from the front of the list; all of them where it is left out."""
+    """Examples taken from the front of the list; all of them if unset."""
     rollouts_per_example: Count = 1
     """Rollouts of each example."""
     interval: LargeCount | None = None
-    """Evaluate after every so many steps; only at the end (and the start) where it is left out."""
+    """Evaluate after every so many steps; default: only at the end (and the start)."""
     base_model: bool = True
     """Also evaluate the weights training starts from."""
     pass_threshold: float = Field(default=1.0, allow_inf_nan=False)
     """A rollout with at least this reward has passed (pass@k)."""
     sampling: EvaluationSampling = EvaluationSampling()
     rollout_s: Seconds | None = None
-    """A rollout of it that has not ended after this long is cancelled and counts as failed; at most, and where it is
-    left out, `timeouts.rollout_s`."""
+    """A rollout of it that has not ended after this long is cancelled and counts as failed; at most, and by default,
+    `timeouts.rollout_s`."""
     limits: Limits = Limits()
     client: Client | None = None
-    """Who answers in place of the policy, as a baseline to compare with; the run's engines where it is left out."""
+    """Who answers in place of the policy, as a baseline to compare with; default: the run's engines."""
 
     @model_validator(mode="after")
     def _client_answers(self) -> Self:
@@ -237,7 +236,7 @@ class Validation(Section):
     """A rollout with at least this reward has passed (pass@k)."""
     taskset: Settings = {}
     """How tasksets call their validation split, such as `{ split = "eval" }`, over the settings of each training
-    environment. v1 has no word for a split, each taskset has a setting of its own. Nothing is held out then."""
+    environment. v1 has no standard setting for a split, each taskset has its own. Nothing is held out then."""
     args: Settings = {}
     """The same of the environments' other settings."""
     sampling: EvaluationSampling = EvaluationSampling()
@@ -303,7 +302,7 @@ class EvaluationEnvironments(Section):
 
 
 class JoinedSettings(Section):
-    """What env workers that join are told (`primerl env-worker --join`)."""
+    """Settings sent to env workers that join (`primerl env-worker --join`)."""
 
     args: Settings = {}
     """Settings of the environment, its taskset's under `taskset`, its harness's under `harness`."""
@@ -316,7 +315,7 @@ class JoinedSettings(Section):
     cpus: Count | None = None
     """Cores that a worker may run on, and each process that its environment starts."""
     held_out: CountOrZero = 0
-    """Examples at the front of the list that are left out."""
+    """Number of examples skipped at the front of the list."""
     log: RolloutLog = RolloutLog()
     variables: list[str] = []
     """Names of the variables that the run's own workers get; their values are not sent."""
@@ -328,14 +327,14 @@ class ServedTrainSource(TrainSource):
     """An environment whose rollouts are trained on."""
 
     worker: Settings = {}
-    """What env workers that join are told, as the launcher writes it; the orchestrator only passes it on."""
+    """Settings sent to env workers that join, written by the launcher; the orchestrator only passes them on."""
 
 
 class ServedEvaluationSource(EvaluationSource):
     """An environment that measures the policy and is never trained on."""
 
     worker: Settings = {}
-    """What env workers that join are told, as the launcher writes it; the orchestrator only passes it on."""
+    """Settings sent to env workers that join, written by the launcher; the orchestrator only passes them on."""
 
 
 class TrainSources(Section):
@@ -363,7 +362,7 @@ class EnvWorkerConfig(Section):
     role: Literal["train", "eval"] = "train"
     """Whether its rollouts are trained on."""
     worker_name: str = ""
-    """Unique name of this process; made from host and process id where it is left out."""
+    """Unique name of this process; default: made from host and process id."""
     id: str = Field(min_length=1)
     """Name of the installed verifiers environment."""
     args: Settings = {}
@@ -371,7 +370,7 @@ class EnvWorkerConfig(Section):
     seed: Seed = 0
     """Seed of the order of examples; the same in all workers of an environment."""
     held_out: CountOrZero = 0
-    """Examples at the front of the list that are left out; the same in all workers of an environment."""
+    """Number of examples skipped at the front of the list; the same in all workers of an environment."""
     max_concurrent: Count = 128
     """Rollouts run at the same time."""
     memory_mb: MemoryMb | None = None
@@ -386,11 +385,10 @@ class EnvWorkerConfig(Section):
     limits: Limits = Limits()
     log: RolloutLog = RolloutLog()
     metrics_port: Port | None = None
-    """Serve Prometheus's `/metrics` on this port of this machine; 0: any free one, which the log tells. Off where it is
-    left out."""
+    """Serve Prometheus's `/metrics` on this port of this machine; 0: any free one, which the log shows. Off if
+    unset."""
     tailnet: TailnetNode | None = None
-    """The node of a tailnet that the worker is, with TAILSCALE_AUTH_KEY of its environment; none where it is left
-    out."""
+    """The node of a tailnet that the worker is, with TAILSCALE_AUTH_KEY of its environment; none if unset."""
 
 
 class JoinConfig(Section):
@@ -402,18 +400,17 @@ class JoinConfig(Section):
     env: Name
     """Name of the environment in the run."""
     role: Literal["train", "eval"] | None = None
-    """Whether its rollouts are trained on; what the run says where it is left out."""
+    """Whether its rollouts are trained on; default: the run's setting."""
     workers: Processes = 1
     """Worker processes."""
     python: Interpreter | None = None
     max_concurrent: Count | None = None
-    """Rollouts one worker runs at the same time; the run's where it is left out."""
+    """Rollouts one worker runs at the same time; default: the run's."""
     memory_mb: MemoryMb | None = None
-    """Memory, in MiB, that a worker may allocate, and each process that its environment starts; the run's where it is
-    left out."""
+    """Memory, in MiB, that a worker may allocate, and each process that its environment starts; default: the run's."""
     cpus: Count | None = None
-    """Cores of this machine that a worker may run on, and each process that its environment starts; the run's where it
-    is left out."""
+    """Cores of this machine that a worker may run on, and each process that its environment starts; default: the
+    run's."""
     fork_server: bool = True
     """Fork the workers from a server that imports their libraries once for all of them (Linux); without, each imports
     them itself."""
@@ -425,7 +422,7 @@ class JoinConfig(Section):
     """Files of variables (`NAME=value` lines) that the workers get in their environment; the run's are not sent."""
     metrics_port: Port | None = None
     """Serve Prometheus's `/metrics` on this port, the next worker on the next one; 0: any free ones, which the logs
-    tell. Off where it is left out."""
+    show. Off if unset."""
 
     @model_validator(mode="after")
     def _every_worker_has_a_port(self) -> Self:

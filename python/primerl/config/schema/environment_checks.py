@@ -35,7 +35,7 @@ def check_held_out(trained: Sequence[TrainEnvironment], evaluated: Sequence[Eval
         if environment.id != own.id:
             raise ValueError(
                 f"{who} is environment {own.id!r}, and this one is {environment.id!r}, whose examples are others; give "
-                "both the same id, or leave validates out: its results are then told as eval"
+                "both the same id, or omit validates: its results are then reported as eval"
             )
         if _chooses(environment) == _chooses(own):
             _check_number(who, environment, own)
@@ -128,7 +128,7 @@ def check_validated(trained: Sequence[TrainSource], evaluated: Sequence[Evaluati
         if environment.validates is not None and environment.validates not in names:
             raise BadKeysError(
                 f"eval.env {environment.label!r}: validates ({environment.validates}) is no training environment; give "
-                "the name of one in train.env, or leave it out",
+                "the name of one in train.env, or omit it",
                 "eval.env",
             )
 
@@ -146,7 +146,7 @@ def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]
         if environment.ratio is not None:
             raise BadKeysError(
                 f"buffer.env_ratios is set, and so is the ratio of train.env {environment.label!r}; "
-                "leave one of the two out",
+                "omit one of the two",
                 "buffer.env_ratios",
             )
 

@@ -31,7 +31,7 @@ LEAST_SEQ_LEN = 2048
 
 
 class MeasuredEnvironment(Environment, Workers):
-    """An environment that is measured; what is left out is as in the whole."""
+    """An environment that is measured; unset keys default to the evaluation's."""
 
     num_examples: Count | None = None
     """Examples taken from the front of the list."""
@@ -46,12 +46,12 @@ class MeasuredEnvironment(Environment, Workers):
     rollout_max_tokens: Count | None = None
     """Tokens sampled in a whole rollout, over all its turns."""
     rollout_s: Seconds | None = None
-    """A rollout of it that has not ended after this long is given up; at most, and where it is left out,
+    """A rollout of it that has not ended after this long is cancelled; at most, and by default,
     `timeouts.rollout_s`."""
 
 
 class EvalTimeouts(Section):
-    """How long is waited, in seconds, before it is said what is missing."""
+    """How long to wait, in seconds, before reporting what is missing."""
 
     check_s: Seconds = 300.0
     """Until the environments are imported, and the orchestrator has checked its config, before anything is started."""
@@ -62,14 +62,14 @@ class EvalTimeouts(Section):
     rollout_s: Seconds = 600.0
     """A rollout that has not ended after this long is given up, tried once more, and then counts as failed."""
     evaluation_s: Seconds | None = None
-    """All of it: what has not ended by then is left out of the results, which are told as not complete; no bound where
-    it is left out."""
+    """Time limit of the whole evaluation: rollouts that have not ended by then are not in the results, which are
+    reported as incomplete; no limit if unset."""
     answer_s: Seconds = 600.0
     """Longest time one answer may take."""
     outage_s: Seconds = 120.0
-    """An endpoint that has answered nobody for this long, or lets nobody in any more (status 401 to 404), or an engine
-    that could not be reached, ends the evaluation; the same command goes on. An endpoint of which no request fails has
-    a tenth of a second for each token of `max_tokens`, where that is longer."""
+    """An endpoint that has answered no request for this long, or refuses access (status 401 to 404), or an engine that
+    could not be reached, ends the evaluation; the same command resumes it. An endpoint of which no request fails has a
+    tenth of a second for each token of `max_tokens`, where that is longer."""
     no_progress_s: Seconds = 900.0
     """Longest time in which no rollout ends and no token is sampled."""
     stop_s: Seconds = 10.0
@@ -80,22 +80,21 @@ class EvalConfig(Section):
     """Evaluation of any OpenAI-compatible endpoint, or of a checkpoint, on environments."""
 
     output_dir: str = Field(default="outputs/eval", min_length=1)
-    """Folder of the results; the same command on it goes on where it was. Where it is left out, a new one in
-    outputs/eval, named by time and environment."""
-    _chosen: bool = PrivateAttr(default=False)  # by us: nobody gave one
+    """Folder of the results; the same command on it resumes the evaluation. If unset, a new one in outputs/eval, named
+    by time and environment."""
+    _chosen: bool = PrivateAttr(default=False)  # output_dir was not given, but chosen here
     model: str = Field(min_length=1)
     """With `base_url` the model's name there; without, a checkpoint: a model folder (such as `weights/step_100` of a
     run), or a name of the hub."""
     base_url: str | None = None
-    """Endpoint to measure, as OpenAI's SDK takes it, such as `http://127.0.0.1:8000/v1`; where it is left out the
-    checkpoint is served here."""
+    """Endpoint to measure, as OpenAI's SDK takes it, such as `http://127.0.0.1:8000/v1`; if unset the checkpoint is
+    served here."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Z_][A-Z0-9_]*$")
-    """Environment variable that holds the endpoint's key, which is in no file and no log; no key is sent where it is
-    left out."""
+    """Environment variable that holds the endpoint's key, which is in no file and no log; no key is sent if unset."""
     env: list[MeasuredEnvironment] = Field(min_length=1)
     """Environments, at least one."""
     num_examples: Count | None = None
-    """Examples of each environment, from the front of its list; all of them where it is left out."""
+    """Examples of each environment, from the front of its list; all of them if unset."""
     rollouts_per_example: Count = 1
     """Rollouts of each example, the k of avg@k and pass@k."""
     max_tokens: AnswerTokens = 512
@@ -105,14 +104,14 @@ class EvalConfig(Section):
     pass_threshold: float = Field(default=1.0, allow_inf_nan=False)
     """A rollout with at least this reward has passed (pass@k)."""
     rollout_max_tokens: Count | None = None
-    """Tokens sampled in a whole rollout, over all its turns; no bound where it is left out."""
+    """Tokens sampled in a whole rollout, over all its turns; no limit if unset."""
     concurrency: BatchSize = 32
     """Rollouts at the same time."""
     chat_template_kwargs: Settings = {}
     """Variables of the chat template, such as `{ enable_thinking = false }`."""
     seq_len: Count | None = None
-    """Longest prompt and answer together, in tokens, of a checkpoint; where it is left out, four answers and at least
-    2048, if the model can attend to so many."""
+    """Longest prompt and answer together, in tokens, of a checkpoint; if unset, four answers and at least 2048, if the
+    model can attend to so many."""
     seed: Seed = 0
     """Seed of sampling and of the order of examples."""
     clean_output_dir: bool = False
@@ -122,8 +121,8 @@ class EvalConfig(Section):
     dry_run: bool = False
     """Check everything and write the resolved configs, but start nothing and delete nothing."""
     fork_server: bool = True
-    """Fork env workers and engine of this machine from servers that import their libraries once for all
-    of them (Linux); without, each process imports them itself."""
+    """Fork env workers and engine of this machine from servers that import their libraries once for all of them
+    (Linux); without, each process imports them itself."""
     restarts: CountOrZero = 5
     """How often a process that was killed is started again within ten minutes, or an env worker that exited by itself
     once it had begun to work."""
@@ -131,7 +130,7 @@ class EvalConfig(Section):
     """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
     no other process does, and no config and no log has them."""
     served_name: Name | None = None
-    """Name under which environments see a checkpoint; the folder's where it is left out."""
+    """Name under which environments see a checkpoint; default: the folder's."""
     inference: RunInference = RunInference()
     parsers: Parsers = Parsers()
     log: RolloutLog = RolloutLog()
@@ -142,7 +141,7 @@ class EvalConfig(Section):
         check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
         if self.retry_errors and self.clean_output_dir:
             raise BadKeysError(
-                "clean_output_dir deletes the evaluation that retry_errors goes on with; leave one of the two out",
+                "clean_output_dir deletes the evaluation that retry_errors continues; omit one of the two",
                 "clean_output_dir",
             )
         return self
@@ -153,7 +152,7 @@ class EvalConfig(Section):
         idle = next((entry for entry in self.env if entry.num_workers == 0), None)
         if idle is not None:
             raise BadKeysError(
-                f"num_workers of env {idle.label!r} is 0: nobody would run its rollouts; set it to at least 1",
+                f"num_workers of env {idle.label!r} is 0: no worker would run its rollouts; set it to at least 1",
                 "num_workers",
             )
         return self
@@ -161,18 +160,18 @@ class EvalConfig(Section):
     @model_validator(mode="after")
     def _endpoint_is_one(self) -> Self:
         if self.base_url is not None:
-            # What is wrong with the URL is said by the class that the orchestrator's config has.
+            # The class in the orchestrator's config reports what is wrong with the URL.
             self.client()
             for name in ("inference", "parsers", "seq_len", "served_name"):
                 if name in self.model_fields_set:
                     raise BadKeysError(
-                        f"{name} is of a checkpoint that is served here, but base_url names an endpoint; leave one of "
-                        "the two out",
+                        f"{name} is of a checkpoint that is served here, but base_url names an endpoint; omit one of "
+                        "the two",
                         name,
                     )
         elif self.api_key_env is not None:
             raise BadKeysError(
-                "api_key_env is the key of an endpoint, but there is none; give base_url, or leave it out",
+                "api_key_env is the key of an endpoint, but there is none; give base_url, or omit it",
                 "api_key_env",
             )
         elif self.inference.replicas == 0:

@@ -31,20 +31,20 @@ class InferenceSettings(Section):
     port: Port = 0
     """Port to listen on; 0 takes a free one."""
     max_model_len: Annotated[int, Field(ge=2, le=MOST_COUNT)] | None = None
-    """Longest prompt and completion together, in tokens; in `primerl rl` the run's seq_len where it is left out."""
+    """Longest prompt and completion together, in tokens; default in `primerl rl`: the run's seq_len."""
     max_num_seqs: Annotated[int, Field(gt=0, le=MOST_NUM_SEQS)] = 128
     """Requests that are decoded at the same time."""
     kv_cache_tokens: Annotated[int, Field(ge=2, le=MOST_LARGE_COUNT)] | None = None
-    """Tokens the KV cache holds; where it is left out enough for max_num_seqs, of vLLM on a GPU what vLLM takes."""
+    """Tokens the KV cache holds; default: enough for max_num_seqs, or what vLLM chooses on a GPU."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Number format of weights and activations; float32, of vLLM on a GPU bfloat16, where it is left out."""
+    """Number format of weights and activations; default: float32, or bfloat16 for vLLM on a GPU."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "cpu"
     """Where the embedded engine computes: `cpu`; `cuda`, the first GPU that it sees, or `cuda:<n>`, counted from 0;
     `auto`, the first GPU where there is one. The default is `cpu` on any machine, since the trainer takes GPUs from the
     first one on, and a GPU that both use has to have memory for both. vLLM chooses its device itself."""
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
-    """Log-probabilities before or after temperature and the other sampling settings; what the run needs where it is
-    left out: after them if it samples at a temperature other than 1 or may truncate, else before."""
+    """Log-probabilities before or after temperature and the other sampling settings; default: what the run needs: after
+    them if it samples at a temperature other than 1 or may truncate, else before."""
     threads: Annotated[Threads, Field(ge=1)] = 1
     """CPU threads of the model."""
     vllm: Settings = {}
@@ -65,7 +65,7 @@ class EngineModel(Section):
     path: str
     """Model folder."""
     name: str | None = None
-    """Name under which it is served; the folder's name where it is left out."""
+    """Name under which it is served; default: the folder's name."""
 
 
 class InferenceConfig(InferenceSettings):

@@ -1,4 +1,4 @@
-"""Monitors: services that are told how a run goes. What they are is in `docs/monitors.md`."""
+"""Monitors: services that show a run's progress. `docs/monitors.md` describes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MONITOR_PATTERN = r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[A-Za-z][\w-]*)$"
 
 
 class Distributions(Section):
-    """Which histograms are logged, beside the metrics of each step."""
+    """Which histograms are logged in addition to the metrics of each step."""
 
     distributions: bool = True
     """Log them."""
@@ -32,7 +32,7 @@ class Distributions(Section):
 
 
 class LogExtras(Section):
-    """What is logged every few steps, beside the metrics of each step."""
+    """What is logged every few steps in addition to the metrics of each step."""
 
     samples: bool = True
     """Log a table of samples: prompt, completion, reward, advantage, environment."""
@@ -45,7 +45,7 @@ class LogExtras(Section):
 
 
 def without_samples(given: LogExtras | None) -> LogExtras:
-    """None in words that a TOML file has, too: left out of one, the default would come back."""
+    """None as values that a TOML file can hold; an omitted key would get its default back."""
     return LogExtras(samples=False, distributions=False) if given is None else given
 
 
@@ -55,7 +55,7 @@ def without_distributions(given: Distributions | None) -> Distributions:
 
 
 class TrainerWandb(Section):
-    """What W&B gets of the trainer beside its metrics; where it goes is said once, in `wandb`."""
+    """What W&B gets of the trainer in addition to its metrics; `wandb` sets the project and the run's name."""
 
     log_extras: Annotated[Distributions | None, AfterValidator(without_distributions)] = Distributions()
     """Histograms of entropy and of the log-ratio of trainer and engine, token by token; none with
@@ -63,7 +63,7 @@ class TrainerWandb(Section):
 
 
 class OrchestratorWandb(Section):
-    """What W&B gets of the orchestrator beside its metrics; where it goes is said once, in `wandb`."""
+    """What W&B gets of the orchestrator in addition to its metrics; `wandb` sets the project and the run's name."""
 
     log_extras: Annotated[LogExtras | None, AfterValidator(without_samples)] = LogExtras()
     """Samples, and histograms of what is in a batch; none with `--no-orchestrator.wandb.log-extras`."""
@@ -75,9 +75,9 @@ class Wandb(Section):
     project: str = Field(default="primerl", min_length=1)
     """The project."""
     name: str | None = None
-    """The run's name there; the name of output_dir where it is left out."""
+    """The run's name there; default: the name of output_dir."""
     entity: str | None = None
-    """User or team; the key's own default where it is left out."""
+    """User or team; default: the key's own default."""
     group: str | None = None
     """Group of runs."""
     tags: list[str] = []
@@ -102,12 +102,11 @@ class PrimeMonitor(Section):
     """The Prime platform. The key is PRIME_API_KEY in the environment, or that of `prime login`."""
 
     run_name: str | None = None
-    """The run's name there; that of `wandb.name` or of output_dir where it is left out."""
+    """The run's name there; default: that of `wandb.name` or of output_dir."""
     base_url: str | None = None
-    """Where its API is; PRIME_API_BASE in the environment where it is left out, else
-    https://api.primeintellect.ai/api/v1/rft."""
+    """Where its API is; default: PRIME_API_BASE in the environment, else https://api.primeintellect.ai/api/v1/rft."""
     team_id: str | None = None
-    """Team the run belongs to; PRIME_TEAM_ID or that of `prime login` where it is left out."""
+    """Team the run belongs to; default: PRIME_TEAM_ID or that of `prime login`."""
     log_extras: Annotated[LogExtras | None, AfterValidator(without_samples)] = LogExtras()
     """Samples and distributions."""
 
@@ -126,7 +125,7 @@ class CustomMonitor(Section):
     """`module:Class` (run from its folder, install it, or set PYTHONPATH), or the name of a package's entry point in
     `primerl.monitors`."""
     name: Name | None = None
-    """Name in the log; the class's where it is left out."""
+    """Name in the log; default: the class's."""
     args: Settings = {}
     """Its keyword arguments, which are written to configs/monitor.toml: keys belong into the environment."""
     log_extras: Annotated[LogExtras | None, AfterValidator(without_samples)] = LogExtras()
@@ -141,18 +140,18 @@ class MonitorSettings(Section):
     """The process that sends to the monitors."""
 
     finish_s: SecondsOrZero = 30.0
-    """Seconds it has to send what is left when the run has ended. What is not sent by then is not lost:
-    `primerl monitor @ <output_dir>/configs/monitor.toml` sends it."""
+    """Seconds it has to send what is left when the run has ended. What is not sent by then is not lost: `primerl
+    monitor @ <output_dir>/configs/monitor.toml` sends it."""
 
 
 class Monitored(Section):
-    """Of a run that monitors are told of."""
+    """Keys of a run that is reported to monitors."""
 
     wandb: Wandb | None = None
     monitors: list[CustomMonitor] = []
     """Monitors of your own."""
     monitor: MonitorSettings = MonitorSettings()
-    _chosen: bool = PrivateAttr(default=False)  # output_dir, by us: nobody gave one
+    _chosen: bool = PrivateAttr(default=False)  # output_dir was not given, but chosen here
 
     @classmethod
     def listed_last(cls) -> frozenset[str]:
@@ -170,7 +169,7 @@ class Monitored(Section):
 
 
 class MonitorEntry(Section):
-    """One monitor, as the process that runs it is told of it."""
+    """One monitor, in the config of the process that runs it."""
 
     name: Name
     """Name in the log, and of its cursor."""
@@ -179,13 +178,13 @@ class MonitorEntry(Section):
     args: Settings = {}
     """Its keyword arguments."""
     samples_interval: LargeCount | None = None
-    """Steps between tables of samples; none where it is left out."""
+    """Steps between tables of samples; none if unset."""
     sample_ratio: Fraction = 0.0
     """Share of samples in a table."""
     distributions_interval: LargeCount | None = None
-    """Steps between distributions of what is in a batch; none where it is left out."""
+    """Steps between distributions of what is in a batch; none if unset."""
     trainer_interval: LargeCount | None = None
-    """Steps between distributions that the trainer measures; none where it is left out."""
+    """Steps between distributions that the trainer measures; none if unset."""
 
 
 class MonitorConfig(Section):
@@ -206,7 +205,7 @@ class MonitorConfig(Section):
     retry_s: Seconds = 60.0
     """Longest time between two attempts to reach a service."""
     monitors: list[MonitorEntry]
-    """To whom it is sent."""
+    """The monitors it is sent to."""
     run: dict[str, Any] = {}
     """The run's config, for services that show it."""
 
@@ -221,4 +220,4 @@ def check_url(url: str, name: str, like: str = "https://host/path") -> None:
     if not is_url:
         raise BadKeysError(f"{name} ({url}) is no URL like {like}; give one", name)
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-        raise BadKeysError(f"{name} has a user, a query or a fragment; leave them out (keys are sent as headers)", name)
+        raise BadKeysError(f"{name} has a user, a query or a fragment; remove them (keys are sent as headers)", name)

@@ -51,15 +51,15 @@ class OrchestratorTimeouts(Section):
     rollout_s: Seconds = 600.0
     """A rollout that has not ended after this long is cancelled and counts as failed."""
     worker_s: float = Field(default=15.0, ge=1)
-    """A worker that was not heard of for this long has lost its leases."""
+    """A worker without a heartbeat for this long loses its leases."""
     long_poll_s: Seconds = 10.0
     """Longest time a request for leases or a batch waits before it is answered with a reason."""
     evaluation_s: Seconds | None = None
-    """An evaluation that has not ended by then is closed with what it has, and told as not complete; no bound where it
-    is left out."""
+    """An evaluation that has not ended by then is closed with the results so far and reported as incomplete; no limit
+    if unset."""
     evaluation_progress_s: Seconds | None = None
-    """So is one of which no rollout was measured for this long, as weight updates wait for it; three times `rollout_s`
-    where it is left out."""
+    """The same for an evaluation of which no rollout was measured for this long, since weight updates wait for it;
+    default: three times `rollout_s`."""
     engine_request_s: Seconds = 300.0
     """Longest time one generation may take."""
     engine_update_s: Seconds = 120.0
@@ -100,7 +100,7 @@ _PARSER = (WrapValidator(_resolve_parser), PlainSerializer(lambda value: value))
 
 
 class Parsers(Section):
-    """How answers are read. What is left out follows from the model's chat template and `config.json`."""
+    """How answers are parsed. Unset keys follow from the model's chat template and `config.json`."""
 
     tool: Annotated[parsers.ToolParserName | None, *_PARSER] = None
     """Syntax of tool calls. A parser of your own (docs/render.md): the name that its package registers, the path of its
@@ -121,7 +121,7 @@ class Orchestration(Section):
     group_size: BatchSize = 8
     """Rollouts of one example, compared with each other."""
     min_group_size: int | None = Field(default=None, ge=2, le=MOST_ROLLOUTS)
-    """Rollouts with which a group is trained when the others are lost; all of them where it is left out."""
+    """Rollouts with which a group is trained when the others are lost; all of them if unset."""
     group_on_cancel: Literal["refill", "drop"] = "refill"
     """What becomes of a group that loses a rollout as stale: `refill` starts another in its place, `drop` does not."""
     max_async_level: int = Field(default=2, ge=0, le=1_000_000)
@@ -138,7 +138,7 @@ class Orchestration(Section):
     """Rollouts that the environment cut short: trained as all others, counted in their group's baseline only, or tried
     again as failed."""
     long_samples: Literal["drop", "truncate"] = "drop"
-    """Samples longer than `seq_len`: left out, or cut to it at their ends."""
+    """Samples longer than `seq_len`: dropped, or truncated to it at their ends."""
     training_mode: Literal["rl", "opd", "sft"] = "rl"
     """What the policy learns from. `rl`: the rewards of its rollouts. `opd`, on-policy distillation: a teacher's
     log-probabilities of what it samples. `sft`: a teacher's answers in place of its own (docs/distillation.md)."""
@@ -149,8 +149,8 @@ class Orchestration(Section):
     `openai_chat_completions_token`: the engines, with their own template; they say which ids they were given and
     sampled. `openai_chat_completions` gives text only, which cannot be trained on."""
     engines: list[str] = []
-    """URLs of inference engines that already run (http or https), beside those that are started (`inference.replicas`;
-    0 for none)."""
+    """URLs of inference engines that already run (http or https), in addition to those that are started
+    (`inference.replicas`; 0 for none)."""
     probe_tolerance: float = Field(default=0.5, gt=0)
     """How far an engine's log-probabilities may be from the trainer's, right after it has loaded weights, on the tokens
     that the trainer publishes with them: mean of the differences, in nats. `primerl rl` lowers it to 0.001 where it
@@ -179,7 +179,7 @@ class Orchestration(Section):
         if self.training_mode == "rl":
             if self.teacher is not None:
                 raise BadKeysError(
-                    'teacher is given, but training_mode "rl" learns from rewards; leave teacher out, or set '
+                    'teacher is given, but training_mode "rl" learns from rewards; omit teacher, or set '
                     'training_mode to "opd" or "sft"',
                     "teacher",
                 )
@@ -194,7 +194,7 @@ class Orchestration(Section):
         self.teacher.client.check_type("teacher.client", wanted)
         if self.buffer.online_difficulty_filtering:
             raise BadKeysError(
-                "buffer.online_difficulty_filtering leaves out groups whose rewards are all equal, but training_mode "
+                "buffer.online_difficulty_filtering drops groups whose rewards are all equal, but training_mode "
                 f"({self.training_mode}) learns from a teacher, not from rewards; set it to false",
                 "buffer.online_difficulty_filtering",
                 "training_mode",
@@ -224,7 +224,7 @@ class Orchestration(Section):
         if self.min_group_size is not None and self.min_group_size > self.group_size:
             raise BadKeysError(
                 f"min_group_size ({self.min_group_size}) must be at most group_size ({self.group_size}); lower it, or "
-                "leave it out to train whole groups only",
+                "omit it to train whole groups only",
                 "min_group_size",
                 "group_size",
             )
@@ -252,14 +252,14 @@ class OrchestratorSettings(Orchestration):
         twice = next((entry for entry in others if entry.validates is not None), None)
         if twice is not None:
             raise BadKeysError(
-                f"val validates {twice.validates!r}, and so does eval.env {twice.label!r}; leave one of the two out",
+                f"val validates {twice.validates!r}, and so does eval.env {twice.label!r}; omit one of the two",
                 "val",
             )
         trained = next((entry for entry in self.train.env if entry.held_out not in (0, held_out)), None)
         if trained is not None:
             raise BadKeysError(
                 f"val holds {held_out} examples of {trained.label!r} out, and its held_out is {trained.held_out}; "
-                "leave one of the two out",
+                "omit one of the two",
                 "val",
             )
         kept = [environment.model_copy(update={"held_out": held_out}) for environment in self.train.env]
@@ -291,7 +291,7 @@ class ServedModel(Section):
     path: str
     """Folder with the tokenizer, the chat template and config.json."""
     name: Name | None = None
-    """Name under which environments see the model; the folder's name where it is left out."""
+    """Name under which environments see the model; default: the folder's name."""
 
 
 class OrchestratorConfig(Orchestration):
@@ -328,7 +328,7 @@ class OrchestratorConfig(Orchestration):
         if not self.max_steps and self.train.env:
             raise BadKeysError(
                 "max_steps (0) is for a run that only evaluates, but train.env has environments; set it to at least 1, "
-                "or leave them out",
+                "or remove them",
                 "max_steps",
             )
         if not self.max_steps and not self.eval.env:

@@ -20,11 +20,10 @@ from primerl.config.schema.base import (
     Seed,
     check_dry_run,
 )
-from primerl.config.schema.deployment import Deployment
 from primerl.config.schema.inference import InferenceSettings
 from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
 from primerl.config.schema.orchestrator import OrchestratorSettings
-from primerl.config.schema.services import Store, Tailscale
+from primerl.config.schema.services import Deployment, Store, Tailscale
 from primerl.config.schema.trainer import Checkpoints, TrainerSettings
 
 
@@ -35,7 +34,7 @@ class Model(Section):
     """Model folder (config.json, weights, tokenizer.json and a chat template), or a name of the hub (`owner/name`),
     which is looked for in this machine's cache, and downloaded where it is not there."""
     name: Name | None = None
-    """Name under which environments see the model; the folder's, or the hub's, where it is left out."""
+    """Name under which environments see the model; default: the folder's, or the hub's."""
 
 
 class RunInference(InferenceSettings):
@@ -56,11 +55,11 @@ class RunOrchestrator(OrchestratorSettings):
 
     wandb: OrchestratorWandb = OrchestratorWandb()
     prime_monitor: PrimeMonitor | None = None
-    """Tell the Prime platform of the run, trainer and all."""
+    """Report the run, with its trainer, to the Prime platform."""
 
 
 class RunTimeouts(Section):
-    """How long the launcher waits, in seconds, before it stops the run and says what is missing."""
+    """How long the launcher waits, in seconds, before it stops the run and reports what is missing."""
 
     check_s: Seconds = 300.0
     """Until the environments are imported, and the orchestrator has checked its config, before anything is started."""
@@ -70,7 +69,7 @@ class RunTimeouts(Section):
     """Until engines are ready, env workers have registered and the trainer has reported; env workers import their
     environments in it, so as long as `check_s`."""
     join_s: Seconds = 600.0
-    """Until env workers have joined from elsewhere, of each environment with `num_workers = 0`."""
+    """Until env workers of each environment with `num_workers = 0` have joined from other machines."""
     no_progress_s: Seconds = 600.0
     """Longest time in which no rollout ends and no step is trained, or in which no group has a signal while the trainer
     waits."""
@@ -84,49 +83,48 @@ class RLConfig(Monitored):
     foreign_keys: ClassVar[Names] = PRIME_RL
 
     output_dir: str = Field(default="outputs/rl", min_length=1)
-    """Folder of the run: logs, metrics, weights. Where it is left out, a new one in outputs/rl, named by time and
-    environment."""
+    """Folder of the run: logs, metrics, weights. If unset, a new one in outputs/rl, named by time and environment."""
     max_steps: LargeCount
     """Steps to train."""
     seq_len: Count = 2048
-    """Longest sequence and micro-batch, in tokens; where it is left out, no more than the model can attend to."""
+    """Longest sequence and micro-batch, in tokens; the default is lowered to what the model can attend to."""
     seed: Seed = 0
     """Seed of the order of examples, of adapters and of sampling by primerl's own engine. Which policy answers a
     request depends on time unless `max_async_level` is 0."""
     clean_output_dir: bool = False
     """Delete what an earlier run left in output_dir."""
     skip_event: LargeCount | None = None
-    """Leave this event out of the journal of the run in output_dir, from this start on: one that cannot be played back
-    would be refused at every start, with a message that names it. What it said is lost to the run."""
+    """Skip this event in the journal of the run in output_dir, from this start on: one that cannot be replayed would be
+    refused at every start, with a message that names it. Its content is lost."""
     dry_run: bool = False
-    """Check everything and write the resolved configs, but start nothing and delete nothing (refused beside
+    """Check everything and write the resolved configs, but start nothing and delete nothing (refused with
     clean_output_dir); where output_dir holds a run, that run's configs stay and none are written."""
     restarts: CountOrZero = 5
-    """How often a process that was killed (by the kernel for want of memory, say) is started again within ten minutes;
+    """How often a process that was killed (by the kernel for lack of memory, say) is started again within ten minutes;
     the trainer only where it saves checkpoints (`ckpt.interval`), an env worker also where it exited by itself once it
     had begun to work."""
     fork_server: bool = True
-    """Fork env workers, engine and trainer of this machine from servers that import their libraries once for all
-    of them (Linux); without, each process imports them itself."""
+    """Fork env workers, engine and trainer of this machine from servers that import their libraries once for all of
+    them (Linux); without, each process imports them itself."""
     keep_broadcasts: bool = False
     """Keep the weights and the batch of every step, which `primerl verify` needs."""
     env_files: list[str] = []
     """Files of variables (`NAME=value` lines, .env), such as keys of judges, that env workers get in their environment:
     no other process does (but the monitors', WANDB_API_KEY), and no config and no log has them. Of a name that two
-    files have, the later one counts. Relative paths are looked for beside the file that names them, then in the working
-    directory."""
+    files have, the later one counts. Relative paths are looked up in the folder of the file that names them, then in
+    the working directory."""
     tailscale: Tailscale = Tailscale()
     deployment: Deployment = Deployment()
     model: Model
     checkpoint_id: str | None = Field(default=None, min_length=1)
     """Begin from the weights or the adapter of another run in the store: `RUN`, `RUN/step_N` or `RUN/KIND/step_N`
-    (docs/runs.md); the model has to be the one that run began with."""
+    (docs/runs.md); the model has to be the one which that run began with."""
     store: Store | None = None
-    """Copies of checkpoints and weights; none are made where it is left out."""
+    """Copies of checkpoints and weights; none are made if unset."""
     ckpt: Checkpoints | None = None
     """The same as `trainer.ckpt`, by the name that `primerl sft` has for it."""
     log: Log = Log()
-    """Of all processes that have no `log.level` of their own."""
+    """Log of all processes that have no `log.level` of their own."""
     trainer: RunTrainer = RunTrainer()
     orchestrator: RunOrchestrator
     inference: RunInference = RunInference()
@@ -141,14 +139,14 @@ class RLConfig(Monitored):
     def _has_something_to_skip(self) -> Self:
         if self.clean_output_dir and self.skip_event is not None:
             raise BadKeysError(
-                "clean_output_dir deletes the journal that skip_event is about; leave one of the two out",
+                "clean_output_dir deletes the journal that skip_event is about; omit one of the two",
                 "clean_output_dir",
             )
         return self
 
     @model_validator(mode="after")
     def _loss_of_the_mode(self) -> Self:
-        """Weights of the loss that are left out follow from the training mode."""
+        """Unset weights of the loss follow from the training mode."""
         mode, loss = self.orchestrator.training_mode, self.trainer.loss
         own = {"rl": "rl_weight", "opd": "ref_kl_weight", "sft": "ce_weight"}[mode]
         names = ("rl_weight", "ce_weight", "ref_kl_weight")
@@ -159,7 +157,7 @@ class RLConfig(Monitored):
             if getattr(loss, name):
                 raise BadKeysError(
                     f'trainer.loss.{name} is set, but with orchestrator.training_mode "{mode}" no token has such a '
-                    "loss; leave it out",
+                    "loss; omit it",
                     f"trainer.loss.{name}",
                 )
         if loss.entropy_weight and not loss.rl_weight:
@@ -169,7 +167,7 @@ class RLConfig(Monitored):
             )
         if mode != "rl" and not getattr(loss, own):
             raise BadKeysError(
-                f'trainer.loss.{own} is 0, but it is what orchestrator.training_mode "{mode}" trains; leave it out',
+                f'trainer.loss.{own} is 0, but it is what orchestrator.training_mode "{mode}" trains; omit it',
                 f"trainer.loss.{own}",
             )
         if loss != given:
@@ -182,7 +180,7 @@ class RLConfig(Monitored):
             return self
         if self.trainer.ckpt not in (None, self.ckpt):
             raise BadKeysError(
-                "ckpt and trainer.ckpt are the same settings, and both are given; leave one of them out", "ckpt"
+                "ckpt and trainer.ckpt are the same settings, and both are given; omit one of them", "ckpt"
             )
         self.trainer = self.trainer.model_copy(update={"ckpt": self.ckpt})
         self.trainer.check_adapter()
@@ -193,7 +191,7 @@ class RLConfig(Monitored):
         ckpt = self.trainer.ckpt
         if self.clean_output_dir and ckpt is not None and ckpt.resume_step is not None:
             raise BadKeysError(
-                "clean_output_dir deletes the checkpoint that ckpt.resume_step names; leave one of the two out",
+                "clean_output_dir deletes the checkpoint that ckpt.resume_step names; omit one of the two",
                 "clean_output_dir",
             )
         return self
@@ -207,11 +205,11 @@ class RLConfig(Monitored):
         if "keep_last" in weights.model_fields_set:
             raise BadKeysError(
                 f"trainer.weights.keep_last ({weights.keep_last}) must be at least orchestrator.max_async_level + 2 "
-                f"({needed}): weights that an engine has yet to load would be deleted; raise it, or leave it out",
+                f"({needed}): weights that an engine has yet to load would be deleted; raise it, or omit it",
                 "trainer.weights.keep_last",
             )
         weights = weights.model_copy(update={"keep_last": needed})
-        weights.model_fields_set.discard("keep_last")  # nobody gave it
+        weights.model_fields_set.discard("keep_last")  # it was not given
         self.trainer = self.trainer.model_copy(update={"weights": weights})
         return self
 
@@ -223,7 +221,7 @@ class RLConfig(Monitored):
                 "inference.logprobs_mode is raw_logprobs, but with orchestrator.sampling.temperature "
                 f"{sampling.temperature} and truncated {sampling.truncated!r} rollouts are not sampled from the "
                 "model's own distribution, but the trainer needs log-probabilities of what they are sampled from: "
-                "leave it out",
+                "omit it",
                 "inference.logprobs_mode",
             )
         return self

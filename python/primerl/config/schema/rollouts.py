@@ -23,9 +23,9 @@ class Algorithm(Section):
     normalize_std: bool = False
     """`grpo` only: also divide by the standard deviation of the group."""
     length_normalization: Literal["token", "sequence", "constant"] | None = None
-    """What weighs the same in a step's loss: every `token`, every `sequence` (GRPO's 1/|o|), or every token by a weight
-    that does not depend on the batch's lengths (`constant`: 1 / `seq_len` a token, the mean over sequences). Where it
-    is left out: `constant` for `dr_grpo`, `token` for the others."""
+    """Loss normalisation, what weighs the same in a step's loss: every `token`, every `sequence` (GRPO's 1/|o|), or
+    every token by a weight that does not depend on the batch's lengths (`constant`: 1 / `seq_len` a token, the mean
+    over sequences). Default: `constant` for `dr_grpo`, `token` for the others."""
     shuffle_advantages: bool = False
     """Negative control: permute the advantages over the whole batch, so that nothing can be learnt."""
     path: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
@@ -62,12 +62,12 @@ class Sampling(Section):
     max_tokens: Count = 512
     """Longest completion of one turn, in tokens."""
     rollout_max_tokens: Count | None = None
-    """Tokens sampled in a whole rollout, over all its turns; no bound where it is left out. A rollout that has used
-    them up ends as at the model's longest context, and is scored."""
+    """Tokens sampled in a whole rollout, over all its turns; no limit if unset. A rollout that has used them up ends as
+    at the model's longest context, and is scored."""
     truncated: Literal["refuse", "replay"] = "refuse"
-    """Training rollouts that leave tokens out before sampling, by the three keys below or by their own requests:
-    refused, or recorded and replayed by the trainer, which leaves out the same of its own (see
-    `primerl.train.loss.truncation`; a training loop of your own has to do that itself)."""
+    """Training rollouts that exclude tokens before sampling, by the three keys below or by their own requests: refused,
+    or recorded and replayed by the trainer, which excludes the same of its own (see `primerl.train.loss.truncation`; a
+    training loop of your own has to do that itself)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Keeps the most likely tokens that have this share of the probability; 1 keeps all."""
     top_k: int = Field(default=0, ge=-1, lt=2**31)
@@ -86,7 +86,7 @@ class Sampling(Section):
                 if value != neutral and not (name == "top_k" and value == -1):
                     raise BadKeysError(
                         f"{name} ({value}) changes the distribution the trainer assumes; leave it at {neutral}, or set "
-                        'truncated to "replay", with which the trainer leaves out the same tokens',
+                        'truncated to "replay", with which the trainer excludes the same tokens',
                         name,
                     )
         return self
@@ -113,7 +113,7 @@ class Buffer(Section):
     env_ratios: list[Annotated[float, Field(gt=0)]] | None = None
     """One number for each training environment, in order, in place of their `ratio`."""
     seed: Seed | None = None
-    """Seed of the order of examples; the run's where it is left out."""
+    """Seed of the order of examples; default: the run's."""
 
     @model_validator(mode="after")
     def _hard_below_easy(self) -> Self:
@@ -145,8 +145,8 @@ class Admission(Section):
     decrease_factor: float = Field(default=0.8, gt=0, lt=1)
     """What the limit of a full engine is multiplied by."""
     evaluation_share: float = Field(default=0.5, gt=0, lt=1)
-    """Share of the rollouts in flight that evaluations may have, and that is kept free for them, while training goes
-    on; where no training may start they may have all."""
+    """Share of the rollouts in flight that evaluations may have, and that is kept free for them, during training; where
+    no training may start they may have all."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

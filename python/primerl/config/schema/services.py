@@ -1,4 +1,4 @@
-"""What a run uses that is not its own: the store, a tailnet, model servers that are no engines of the run."""
+"""What a run uses that is not its own: machines, the store, a tailnet, model servers that are not its engines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from primerl.config.schema.base import BadKeysError, Bound, LargeCountOrZero, Seconds, SecondsOrZero, Section
+from primerl.config.schema.base import BadKeysError, Bound, LargeCountOrZero, Seconds, SecondsOrZero, Section, Settings
 from primerl.process.setting_checks import MOST_COUNT
 
 KEY_PREFIX = "tskey-auth-"
@@ -16,6 +16,7 @@ PREFIX_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
 LONGEST_NAME = 63
 """Characters of a label of DNS, which a node's name is."""
 LONGEST_RUN = 16
+PLACEMENT_PATTERN = r"^[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?$"
 
 
 class Tailscale(Section):
@@ -83,11 +84,11 @@ class Client(Section):
     model: str = Field(min_length=1)
     """The model's name at that server."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Z_][A-Z0-9_]*$")
-    """Environment variable that holds the key, which is in no file and no log; no key is sent where it is left out."""
+    """Environment variable that holds the key, which is in no file and no log; no key is sent if unset."""
     client_type: ClientType | None = None
     """How it is asked. `openai_chat_completions`: messages in, text out, for evaluations and for the teacher of
     `training_mode = "sft"`. `renderer`: token ids in, their log-probabilities out, over vLLM's
-    `/inference/v1/generate`, for the teacher of `training_mode = "opd"`. Follows from these where it is left out."""
+    `/inference/v1/generate`, for the teacher of `training_mode = "opd"`. Follows from these if unset."""
     timeout_s: Seconds = 600.0
     """Longest time one answer may take."""
 
@@ -130,7 +131,7 @@ class Client(Section):
         if wanted == "renderer":
             why = 'but the teacher of training_mode = "opd" is an engine that gives log-probabilities of token ids'
         raise BadKeysError(
-            f"{name}.client_type ({self.client_type}), {why}; use {wanted}, or leave it out", f"{name}.client_type"
+            f"{name}.client_type ({self.client_type}), {why}; use {wanted}, or omit it", f"{name}.client_type"
         )
 
 
@@ -140,7 +141,7 @@ def _check_url(base_url: str) -> None:
         raise BadKeysError("base_url is no URL like http://host:port/v1 or https://host/v1; give one", "base_url")
     if url.username is not None or url.password is not None or url.query or url.fragment:
         raise BadKeysError(
-            "base_url has a user, a query or a fragment; leave them out, and name the variable that holds the key "
+            "base_url has a user, a query or a fragment; remove them, and name the variable that holds the key "
             "in api_key_env",
             "base_url",
         )
@@ -171,10 +172,10 @@ class StoredAdapters(Section):
 
 
 class Store(Section):
-    """Copies of a run's checkpoints and weights, made while it goes on (docs/runs.md)."""
+    """Copies of a run's checkpoints and weights, made during the run (docs/runs.md)."""
 
     url: str | None = Field(default=None, min_length=1)
-    """Folder, or a URL that fsspec knows (`s3://`, `gs://`); a folder in the state folder where it is left out."""
+    """Folder, or a URL that fsspec knows (`s3://`, `gs://`); default: a folder in the state folder."""
     keep: Kept = 5
     """Newest checkpoints, and newest model folders, of a run that are kept; -1: all."""
     adapters: StoredAdapters = StoredAdapters()
@@ -190,7 +191,7 @@ class StoreWorkerConfig(Section):
     model: str
     """Model folder that it began with."""
     url: str | None = None
-    """Of the store."""
+    """URL of the store."""
     keep: Kept = 5
     """Newest checkpoints and model folders that are kept."""
     adapters_interval: LargeCountOrZero = 0
@@ -199,3 +200,13 @@ class StoreWorkerConfig(Section):
     """Newest adapters that are kept."""
     give_up_s: SecondsOrZero = 600.0
     """How long one upload is tried again, before it is the next one's turn; seconds."""
+
+
+class Deployment(Section):
+    """Which placement starts the processes of the run, and where."""
+
+    type: Annotated[str, Field(pattern=PLACEMENT_PATTERN)] = "local"
+    """`local`: this machine. Else the name of an installed placement (entry point group `primerl.placements`), or one
+    of your own as `module:Class`."""
+    args: Settings = {}
+    """What that placement is made with."""

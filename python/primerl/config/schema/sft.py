@@ -90,7 +90,7 @@ class Subset(Section):
     ratio: float | None = Field(default=None, gt=0, le=MOST_RATIO)
     """Share of the samples that come from this subset, relative to the others'; given for all of them or for none."""
     label: Name | None = None
-    """Name in metrics and messages; made from `path` where it is left out."""
+    """Name in metrics and messages; default: made from `path`."""
 
 
 class Rows(Section):
@@ -105,8 +105,8 @@ class Rows(Section):
     subsets: list[Subset] = []
     """Several datasets, instead of `path`."""
     long_rows: Literal["drop", "truncate", "error"] = "drop"
-    """What becomes of a row that is longer than `seq_len`: left out and counted as one that cannot be used, cut to
-    `seq_len`, or a reason to stop."""
+    """Rows longer than `seq_len`: dropped and counted as unusable, truncated to `seq_len`, or an error that stops the
+    run."""
     max_bad_share: Fraction = 0.01
     """Stop before training when more than this share of a dataset's rows cannot be used."""
 
@@ -123,7 +123,7 @@ class SFTData(Rows):
     shuffle: bool = True
     """Read the rows in a random order, another one in each epoch."""
     seed: Seed | None = None
-    """Seed of the order of rows; the run's own where it is left out."""
+    """Seed of the order of rows; default: the run's own."""
     loss_mask: LossMask = LossMask()
 
 
@@ -131,9 +131,9 @@ class ValidationData(Rows):
     """Rows that are measured and never trained on; read in their order, all of them each time."""
 
     seq_len: SeqLen | None = None
-    """As in `data`, whose value it has where it is left out."""
+    """As in `data`; default: the value there."""
     loss_mask: LossMask | None = None
-    """As in `data`, whose value it has where it is left out."""
+    """As in `data`; default: the value there."""
 
 
 class Validation(Section):
@@ -147,16 +147,16 @@ class Validation(Section):
 
 
 class SFTCheckpoints(Section):
-    """What is saved on the way: `checkpoints/step_<N>` to go on from, `weights/step_<N>` to use."""
+    """What is saved during training: `checkpoints/step_<N>` to resume from, `weights/step_<N>` to use."""
 
     interval: LargeCount | None = None
     """Steps between saves; without it, the last step only."""
     keep_last: LargeCount | None = None
-    """Newest that are kept; all where it is left out."""
+    """Newest that are kept; all if unset."""
     keep_interval: LargeCount | None = None
     """Those at multiples of this step are kept whatever `keep_last` says."""
     weights_only: bool = False
-    """Save no checkpoints, weights only: nothing to go on from."""
+    """Save no checkpoints, weights only: the run cannot be resumed."""
     resume_step: int | None = Field(default=None, ge=-1, le=MOST_LARGE_COUNT)
     """Go on from the checkpoint of this step; -1: from the newest, or from the beginning where there is none."""
     weights: CheckpointWeights = CheckpointWeights()
@@ -168,8 +168,8 @@ class SFTConfig(Monitored, Computation):
     foreign_keys: ClassVar[Names] = PRIME_RL_SFT
 
     output_dir: str = Field(default="outputs/sft", min_length=1)
-    """Folder of the run: metrics, weights, checkpoints. Where it is left out, a new one in outputs/sft, named by time
-    and file of rows."""
+    """Folder of the run: metrics, weights, checkpoints. If unset, a new one in outputs/sft, named by time and file of
+    rows."""
     max_steps: LargeCount | None = None
     """Steps to train; `data.epochs` may end it earlier. One of the two has to be set."""
     seed: Seed = 0
@@ -180,7 +180,7 @@ class SFTConfig(Monitored, Computation):
     """Fork the ranks from a server that imports their libraries once for all of them (Linux), where there are several;
     without, each imports them itself."""
     dry_run: bool = False
-    """Check everything and write the resolved config, but start nothing and delete nothing (refused beside
+    """Check everything and write the resolved config, but start nothing and delete nothing (refused with
     clean_output_dir)."""
     model: SFTModel
     data: SFTData

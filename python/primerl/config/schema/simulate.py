@@ -87,9 +87,9 @@ class PlannedInference(Section):
     max_num_seqs: Count = 128
     """Requests that one engine decodes at the same time."""
     kv_cache_tokens: Annotated[int, Field(ge=1, le=10**15)] | None = None
-    """Tokens the KV cache of one engine holds; enough for max_num_seqs of seq_len where it is left out."""
+    """Tokens the KV cache of one engine holds; enough for max_num_seqs of seq_len if unset."""
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    """Most tokens computed in one step; 2048, or max_num_seqs where that is more, where it is left out."""
+    """Most tokens computed in one step; default: 2048, or max_num_seqs if that is more."""
     step_s: EngineStepSeconds = 0.02
     """Seconds a step takes however little there is to do: about the time of one token of one request."""
     step_per_sequence_s: SecondsEach = 0.00005
@@ -144,7 +144,7 @@ class SimulateConfig(Section):
     """A run in virtual time: throughput, idle shares, staleness, what limits. `--json` prints numbers, not a table."""
 
     output_dir: str | None = Field(default=None, min_length=1)
-    """Folder for `report.json`, `report.txt` and `timeline.svg`; nothing is written where it is left out."""
+    """Folder for `report.json`, `report.txt` and `timeline.svg`; nothing is written if unset."""
     what_if: bool = True
     """Also simulate the plan with one knob turned at a time, and show what each would bring."""
     seed: Seed = 0

@@ -29,14 +29,14 @@ Targets = Annotated[list[Target], Field(min_length=1)]
 
 
 class Lora(Section):
-    """Train a low-rank adapter (LoRA) and leave the model's own weights as they are (docs/lora.md)."""
+    """Train a low-rank adapter (LoRA) and freeze the model's own weights (docs/lora.md)."""
 
     rank: Count = 16
     """Rank of the adapter's matrices."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapter's product is scaled by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the adapter's inputs that is left out at random while training; 0 in `primerl rl`."""
+    """Dropout probability of the adapter's inputs in training; 0 in `primerl rl`."""
     target_modules: Targets = ["all-linear"]
     """Names (or ends of dotted names) of the linear layers that get one, such as `q_proj`; `all-linear`: all of them
     within the decoder's layers."""
@@ -47,17 +47,17 @@ class Lora(Section):
     def _all_or_names(self) -> Self:
         if "all-linear" in self.target_modules and len(self.target_modules) > 1:
             raise BadKeysError(
-                "target_modules: all-linear means every linear layer; leave the other names out", "target_modules"
+                "target_modules: all-linear means every linear layer; omit the other names", "target_modules"
             )
         return self
 
 
 class TrainerLora(Lora):
-    """Train a low-rank adapter (LoRA) and leave the model's own weights as they are (docs/lora.md)."""
+    """Train a low-rank adapter (LoRA) and freeze the model's own weights (docs/lora.md)."""
 
     broadcast: Literal["adapter", "merged"] | None = None
-    """What engines are sent: the adapter, or merged weights, which any engine can load. Where it is left out, the
-    adapter if all engines are the run's own and `weights.dtype` is left out too."""
+    """What engines are sent: the adapter, or merged weights, which any engine can load. If unset, the adapter if all
+    engines are the run's own and `weights.dtype` is unset too."""
 
     @model_validator(mode="after")
     def _samples_and_trains_one_policy(self) -> Self:
@@ -151,7 +151,7 @@ class Optimizer(Section):
     warmup_steps: LargeCountOrZero = 0
     """Steps over which the learning rate rises from zero."""
     decay_steps: LargeCount | None = None
-    """Steps over which `wsd` decays; a tenth of all where it is left out."""
+    """Steps over which `wsd` decays; default: a tenth of all."""
     final_lr_ratio: float = Field(default=0.1, ge=0)
     """Share of `lr` that a schedule ends at."""
 
@@ -192,7 +192,7 @@ class Loss(Section):
         if self.custom is None:
             losses.REGISTRY.options(self.type, self.args, "")
         elif self.type != "dppo":
-            raise BadKeysError("custom and type are both set; leave one of the two out", "custom")
+            raise BadKeysError("custom and type are both set; omit one of the two", "custom")
         return self
 
 
@@ -200,11 +200,11 @@ class Weights(Section):
     """How weights are broadcast, and which stay on disk."""
 
     keep_last: int = Field(default=4, ge=2, le=MOST_LARGE_COUNT)
-    """Newest versions that are kept; `primerl rl` raises it to max_async_level + 2 where it is left out."""
+    """Newest versions that are kept; `primerl rl` raises the default to max_async_level + 2."""
     keep_all: bool = False
     """Keep every version; `primerl verify` needs them."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of what engines load; what the trainer computes in where it is left out. Adapters are always float32."""
+    """Number format of the weights that engines load; default: the trainer's. Adapters are always float32."""
     max_shard_bytes: LargeCount = 5_000_000_000
     """Size of a file of weights above which another one is begun; also of `weights/step_<N>`."""
     transport: Literal["files", "collective"] = "files"
@@ -212,8 +212,8 @@ class Weights(Section):
     of torch (NCCL on GPUs, gloo on CPUs)."""
     probe: bool = True
     """Publish the trainer's log-probabilities of a few tokens with the weights; an engine that has loaded them has to
-    agree (`orchestrator.probe_tolerance`). `primerl rl` leaves it out where all engines are the embedded one, which
-    proves by hash the very memory that it computes with."""
+    agree (`orchestrator.probe_tolerance`). `primerl rl` omits them if all engines are the embedded one, which proves by
+    hash the very memory that it computes with."""
 
 
 def check_resume(step: int | None, *, weights_only: bool) -> None:
@@ -222,12 +222,12 @@ def check_resume(step: int | None, *, weights_only: bool) -> None:
         raise BadKeysError("ckpt.resume_step is 0; give a step, or -1 for the newest checkpoint", "ckpt.resume_step")
     if step is not None and weights_only:
         raise BadKeysError(
-            "ckpt.weights_only saves nothing to go on from; leave it out, or ckpt.resume_step", "ckpt.weights_only"
+            "ckpt.weights_only saves nothing to resume from; omit it, or ckpt.resume_step", "ckpt.weights_only"
         )
 
 
 class Checkpoints(Section):
-    """From what a run that was stopped goes on: `<output_dir>/checkpoints`."""
+    """What a stopped run resumes from: `<output_dir>/checkpoints`."""
 
     interval: LargeCount | None = None
     """Steps between checkpoints (and model folders `weights/step_<N>`), and one at the end; without it, at the end
@@ -235,13 +235,13 @@ class Checkpoints(Section):
     keep_last: LargeCount = 1
     """Newest checkpoints that are kept, with their model folders."""
     keep_interval: LargeCount | None = None
-    """Checkpoints and model folders at multiples of this step are kept beside the newest."""
+    """Checkpoints and model folders at multiples of this step are kept in addition to the newest."""
     weights_only: bool = False
-    """Save model folders (`weights/step_<N>`) in place of checkpoints: there is nothing to go on from, so a run that
+    """Save model folders (`weights/step_<N>`) instead of checkpoints: there is nothing to resume from, so a run that
     was stopped trains again from step 1, on the same batches. `keep_last` and `keep_interval` are of these folders."""
     resume_step: int | None = Field(default=None, ge=-1, le=MOST_LARGE_COUNT)
     """Go back to the checkpoint of this step: the whole run becomes what it was then, and what came later is set aside
-    (`replaced_step_<N>`, `replaced_journal`). -1, or left out: on from the newest one."""
+    (`replaced_step_<N>`, `replaced_journal`). -1, or unset: resume from the newest one."""
     weights: CheckpointWeights = CheckpointWeights()
 
     @property
@@ -273,8 +273,8 @@ class Computation(Section):
     """How a model is trained, whatever it is trained on."""
 
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Number format of the model's computations; bfloat16 on a GPU (where attention has its fast kernels in it only),
-    float32 on a CPU, where it is left out. Weights are updated in fp32."""
+    """Number format of the model's computations; default: bfloat16 on a GPU (where attention has its fast kernels in it
+    only), float32 on a CPU,. Weights are updated in fp32."""
     activation_checkpointing: Recomputed = "none"
     """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
     compile: bool = False
@@ -291,7 +291,7 @@ class Computation(Section):
     dist_timeout_s: Annotated[float, Field(ge=1, le=365 * 24 * 3600)] = 600.0
     """Give up when another rank has not come this long to where all meet."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
-    """What the device can do in `dtype`, dense, in TFLOP/s, for `perf/mfu`; by its name where it is left out."""
+    """What the device can do in `dtype`, dense, in TFLOP/s, for `perf/mfu`; default: by the device's name."""
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> Self:
@@ -321,11 +321,11 @@ class TrainerSettings(Computation):
     log: TrainerLog = TrainerLog()
     metrics_port: Port | None = None
     """Serve Prometheus's `/metrics` on this port of the trainer's machine; 0: any free one, which its log and
-    `run/trainer_metrics.json` tell. Off where it is left out."""
+    `run/trainer_metrics.json` show. Off if unset."""
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a trainer that was stopped in the middle will have something to go on from."""
+        """Whether a trainer that was stopped in the middle will have something to resume from."""
         return self.ckpt is not None and self.ckpt.interval is not None and not self.ckpt.weights_only
 
     @model_validator(mode="after")
@@ -338,7 +338,7 @@ class TrainerSettings(Computation):
         lora = self.model.lora
         if self.weights.dtype is not None and lora is not None and lora.broadcast == "adapter":
             raise BadKeysError(
-                "weights.dtype: adapters are published in float32 (model.lora.broadcast); leave it out", "weights.dtype"
+                "weights.dtype: adapters are published in float32 (model.lora.broadcast); omit it", "weights.dtype"
             )
         return self
 
@@ -372,7 +372,7 @@ class TrainerConfig(TrainerSettings):
     environments: list[str] = []
     """Names of the orchestrator's environments, in its order, for the metrics."""
     distributions_interval: LargeCount | None = None
-    """Steps between histograms of the tokens' entropy and log-ratio (`distributions.jsonl`); none where left out."""
+    """Steps between histograms of the tokens' entropy and log-ratio (`distributions.jsonl`); none if unset."""
     stored_adapters_interval: LargeCount | None = None
-    """Steps between adapters that are stored; none, or only the last one, where left out."""
+    """Steps between adapters that are stored; none, or only the last one, if unset."""
     model: TrainedModel

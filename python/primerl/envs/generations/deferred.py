@@ -6,9 +6,9 @@
 
 While verifiers is imported, their packages are in `sys.modules` without having been executed, and only the submodules
 that define those classes are: verifiers gets the very classes. Afterwards the packages are taken out of `sys.modules`,
-so that whoever imports such a library executes it whole and in its own order, and finds the same submodules and classes
-in it. Only for versions of verifiers that are known to need no more of them; a library that is not built as expected is
-imported at once.
+so that a later import of such a library executes it whole and in its own order, and finds the same submodules and
+classes in it. Only for versions of verifiers that are known to need no more of them; a library that is not built as
+expected is imported at once.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def translate(environment_id: str, config: Settings, seats: list[str]) -> tuple[
 def add_toolsets(env: vf.Env[Any], toolsets: Settings) -> None:
     """Serves them with the taskset's own, one process for all.
 
-    Raises UnusableError where a function cannot be imported, or an argument is bound that is none.
+    Raises UnusableError where a function cannot be imported, or an unknown argument is bound.
     """
     if not toolsets:
         return
@@ -80,7 +80,7 @@ def _seat(config: Settings, seats: list[str], harness: Any) -> None:
     for name, value in harness.items():
         target = seat if name in of_seat else own
         if name in target:
-            raise UnusableError(f"harness.{name} and args.{seats[0]} both set {name}; leave one of them out")
+            raise UnusableError(f"harness.{name} and args.{seats[0]} both set {name}; omit one of them")
         target[name] = value
     config[seats[0]] = {**seat, **({"harness": own} if own else {})}
 

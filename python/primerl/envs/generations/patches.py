@@ -129,7 +129,7 @@ def route_by_trace(root: str, address_of: Callable[[str], tuple[str, str] | None
     """Sends each trace's calls through verifiers' own server to its rollout, with its key, over one connection pool.
 
     A base URL in the client's config would build and keep one HTTP client for every rollout.
-    Calls without a trace (`GET /v1/models`) and seats with an endpoint of their own are left alone.
+    Calls without a trace (`GET /v1/models`) and seats with an endpoint of their own are not changed.
     """
     from verifiers.v1.clients.eval import EvalClient
 

@@ -1,7 +1,7 @@
 """Imports packages that only collect names of their modules, such as `openai.types`, name by name: verifiers uses ten
 names of them, of 600 modules.
 
-Only where `__init__` has nothing but `from .module import Name as Name`; any other package is imported as ever. A name
+Only where `__init__` has nothing but `from .module import Name as Name`; any other package is imported as usual. A name
 is imported from its module when it is first asked for, so all classes are the ones that they would be.
 """
 

@@ -59,7 +59,7 @@ def shapes_of(folder: Path, *, tied: bool) -> dict[str, tuple[int, ...]]:
 
 
 Receive = Callable[[Path, str], dict[str, Tensor] | None]
-"""The tensors of a file of a manifest, from elsewhere than the file; None where that gives none."""
+"""The tensors of a file of a manifest, from another source than the file; None if that has none."""
 
 
 def read(

@@ -54,7 +54,7 @@ class Comparison:
         """How many tensors are as they have to be. Raises NotLoadedError for weights that are not.
 
         `known`: the comparison of a model that was just loaded with its own folder. What differs in it is what vLLM
-        rearranges, of which nothing can be said.
+        rearranges, which cannot be compared.
         """
         wrong = [path for path in self.wrong if path not in known.wrong]
         if wrong:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from primerl.inference.settings import InferenceConfig, LoraConfig
 
 _ONE = "one engine is one API server on one machine; for more, raise inference.replicas or start more engines"
-_LORA = "it follows from trainer.model.lora; leave it out"
-_TLS = "engines that a run starts are reached without TLS; leave it out"
+_LORA = "it follows from trainer.model.lora; omit it"
+_TLS = "engines that a run starts are reached without TLS; omit it"
 _WEIGHTS = "new weights are loaded and proved through it"
 _SURFACE = "the run needs it as primerl sets it"
 OWNED = {
@@ -39,11 +39,11 @@ OWNED = {
     "enable-scale-out": _SURFACE,
     "enable-prompt-tokens-details": _SURFACE,
     "enable-server-load-tracking": _SURFACE,
-    "disable-log-stats": "the orchestrator reads the engine's load from its metrics; leave it out",
+    "disable-log-stats": "the orchestrator reads the engine's load from its metrics; omit it",
     "api-key": "the orchestrator sends engines no key; keep inference.host on an address that only the run reaches",
-    "root-path": "the orchestrator asks for vLLM's own paths; leave it out",
-    "uds": "the orchestrator reaches engines by TCP; leave it out",
-    "grpc": "the orchestrator reaches engines by HTTP; leave it out",
+    "root-path": "the orchestrator asks for vLLM's own paths; omit it",
+    "uds": "the orchestrator reaches engines by TCP; omit it",
+    "grpc": "the orchestrator reaches engines by HTTP; omit it",
     "tokens-only": _SURFACE,
     "logits-processors": "they change what is sampled from, and log-probabilities would be of something else",
     "config": "a file of flags may hold some that are primerl's; write them into [inference.vllm]",

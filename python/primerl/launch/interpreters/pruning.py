@@ -101,7 +101,7 @@ def _requirements(node: Any) -> Iterator[list[str]]:
 
 
 def _running() -> list[str]:
-    """Of each process what tells in which virtualenv it is: command line, and `VIRTUAL_ENV` where it can be read."""
+    """What shows each process's virtualenv: its command line, and `VIRTUAL_ENV` where it can be read."""
     processes = Path("/proc")
     if not (processes / "self").exists():
         done = subprocess.run(
@@ -147,7 +147,7 @@ def _is_free(folder: Path) -> bool:
 def _locked(folder: Path) -> Iterator[bool]:
     """Whether no other process installs it; none can begin within the block."""
     lock = folder.with_suffix(".lock")
-    if not lock.exists():  # whoever installs makes it first
+    if not lock.exists():  # an installation creates it first
         yield True
         return
     # Not written to: its time is that of the last who asked for the virtualenv.

@@ -26,8 +26,8 @@ FOLDER = "virtualenvs"
 REQUIREMENTS = "primerl-requirements.json"
 LAST_LINES = 12
 POLL_S = 0.2
-# Of a local package: what is made of it, and what does not belong to it.
-LEFT_OUT = {"build", "dist", "__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "outputs"}
+# Folders in a local package's folder that are built from it, or do not belong to it.
+EXCLUDED = {"build", "dist", "__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "outputs"}
 
 
 # What was installed by this process: an installer may leave files in the folder of a local package.
@@ -81,7 +81,7 @@ def _digest(path: Path) -> str:
 
 def _files(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in LEFT_OUT and not name.endswith(".egg-info")]
+        folders[:] = [name for name in folders if name not in EXCLUDED and not name.endswith(".egg-info")]
         yield from (Path(parent) / name for name in names if (Path(parent) / name).is_file())
 
 

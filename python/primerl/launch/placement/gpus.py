@@ -13,7 +13,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def found(environment: Mapping[str, str] = os.environ, driver: Path = DRIVER) -> list[str]:
-    """As CUDA counts them: up to the first name that is none, where the variable is set; else all of the machine."""
+    """As CUDA counts them: up to the first invalid name, where the variable is set; else all of the machine."""
     visible = environment.get(VARIABLE)
     if visible is None:
         return [str(index) for index in range(_count(driver))]

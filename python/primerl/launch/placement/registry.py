@@ -6,7 +6,7 @@ from collections.abc import Callable
 from inspect import signature
 
 from primerl.config.errors.fail import ConfigError
-from primerl.config.schema.deployment import Deployment
+from primerl.config.schema.services import Deployment
 from primerl.launch.placement.protocol import Placement
 from primerl.process import plugins
 

@@ -21,7 +21,7 @@ from primerl.launch.supervise.trees import MARK
 from primerl.process import signals
 
 ENVIRONMENTS = "primerl.launch.preflight.check_environments"
-# Of this process: it is started for the next check, and used once, then closed.
+# This process's checker: started for the next check, used once, then closed.
 _ahead: list[tuple[subprocess.Popen[str], contextlib.ExitStack]] = []
 
 
@@ -170,5 +170,5 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
     """Why a process failed, in its words, and which files may be why it had no better ones."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     # A traceback's last line is the error; a clean refusal is one line.
-    words = lines[-1] if lines else f"{' '.join(done.args)} failed without a word: it {described(done.returncode)}"
+    words = lines[-1] if lines else f"{' '.join(done.args)} failed without output: it {described(done.returncode)}"
     return words + shadowing.hint()

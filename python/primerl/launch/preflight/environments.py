@@ -35,7 +35,7 @@ class Wanted:
 
 
 def of_run(config: RLConfig, variables: Variables) -> list[Wanted]:
-    """Those with workers on this machine: whoever joins looks at its own where that is installed."""
+    """Those with workers on this machine: a worker that joins checks its own where that is installed."""
     source = config.orchestrator
     trained = [one(entry, "train", source.group_size, variables, entry.held_out) for entry in source.train.env]
     measured = [one(entry, "eval", entry.rollouts_per_example, variables) for entry in source.eval.env]
@@ -53,7 +53,7 @@ def check_installed(entries: Iterable[lookup.Entry]) -> None:
     """Raises ConfigError where there is no module for an environment: that is known before verifiers, which takes
     seconds, is imported. Of this interpreter: others are asked themselves."""
     problems = []
-    # One problem of one package, whoever uses it.
+    # One problem of one package, no matter how many environments use it.
     for entry in {entry.id: entry for entry in reversed(list(entries))}.values():
         name = module_name(entry.id)
         if entry.python is not None or not entry.num_workers or located(name) or located(f"{TASKSETS}.{name}"):

@@ -23,7 +23,7 @@ FILES = [*SMALL, "*.safetensors"]
 
 def with_model(config: RLConfig, *, weights: bool = True) -> RLConfig:
     """The config with the model's folder in place of a name of the hub, and with a `seq_len` that the model can attend
-    to where nobody has given one. Without `weights`, only small files are downloaded.
+    to where none was given. Without `weights`, only small files are downloaded.
 
     Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] where there is neither folder nor model.
     """

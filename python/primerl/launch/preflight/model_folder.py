@@ -13,7 +13,7 @@ from primerl.process.cuda import has_cuda
 from primerl.train.model import support
 
 TRAINABLE = {"F64", "F32", "BF16", "F16"}
-"""Of safetensors' names for number formats; buffers of whole numbers are small, and are let through by their name."""
+"""Safetensors' names for number formats; buffers of whole numbers are small, and are let through by their name."""
 INDEX = "model.safetensors.index.json"
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -131,7 +131,7 @@ def _check_files(config: dict[str, Any], folder: Path) -> None:
 
 
 def _check_shapes(config: dict[str, Any], file: Path, shapes: dict[str, Any]) -> None:
-    """Of the embedding, as an example of all: the rest is compared when the model is loaded."""
+    """Checks the embedding only: the other shapes are compared when the model is loaded."""
     expected = [config.get("vocab_size"), config.get("hidden_size")]
     if not all(isinstance(size, int) for size in expected):  # of models with parts, each has its own
         return
@@ -149,7 +149,7 @@ def _check_vocabulary(config: dict[str, Any], tokenizer: Path) -> None:
     with contextlib.suppress(TypeError, AttributeError, KeyError):
         content = read_json(tokenizer)
         vocabulary = content["model"]["vocab"]
-        # Of unigram models a list. Tokens that were added may be beyond it: of images, in Gemma 3.
+        # Unigram models have a list. Added tokens may be beyond it, such as those for images in Gemma 3.
         ids = vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
         largest = max(ids, default=0)
         if isinstance(words, int) and largest >= words:

@@ -75,7 +75,7 @@ def _attends(config: RLConfig, folder: Path) -> None:
         )
     bound = config.inference.max_model_len
     name, context = ("seq_len", config.seq_len) if bound is None else ("inference.max_model_len", bound)
-    # A default seq_len is too long only for want of a shorter answer.
+    # A default seq_len is too long only because nothing shorter was found.
     if context > limit and (bound is not None or "seq_len" in config.model_fields_set):
         problems.append(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
     if problems:
@@ -89,5 +89,5 @@ def _adapters_stay(config: RLConfig, backend: EngineBackend) -> None:
         raise ConfigError(
             f"trainer.weights.keep_last ({weights.keep_last}) must be at least orchestrator.max_off_policy_steps + "
             f"orchestrator.max_async_level + 2 ({needed}) with adapters on {backend.title}, which reads those of "
-            "rollouts in flight again where it has no room for them; raise it, or leave it out"
+            "rollouts in flight again where it has no room for them; raise it, or omit it"
         )

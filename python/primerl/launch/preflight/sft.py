@@ -75,7 +75,7 @@ def check(
     problems = problems or Problems()
     settings = from_mapping(Settings, values)
     if settings.resumes and config.clean_output_dir:
-        raise ConfigError("ckpt.resume_step goes on with the run that clean_output_dir deletes; leave one of them out")
+        raise ConfigError("ckpt.resume_step resumes the run that clean_output_dir deletes; omit one of them")
     with problems.noted():
         training.check_output_dir(
             config.output_dir,

@@ -19,7 +19,7 @@ def shadowing(folder: Path, search: Iterable[str] | None = None) -> list[Path]:
     """Files in the folder that have the name of a module of the standard library, or of an installed package.
 
     Args:
-        search: Where packages are installed; `sys.path` without the folder where it is left out.
+        search: Where packages are installed; default: `sys.path` without the folder.
     """
     given = sys.path if search is None else search
     elsewhere = [path for path in given if os.path.realpath(path or os.curdir) != os.path.realpath(folder)]

@@ -157,7 +157,7 @@ def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] 
         return
     if not clean:
         saved = bool(saved_steps(folder / "checkpoints"))
-        going_on = "--ckpt.resume-step -1 to go on from its newest checkpoint, or " if saved else ""
+        going_on = "--ckpt.resume-step -1 to resume from its newest checkpoint, or " if saved else ""
         raise ConfigError(
             f"output_dir: {folder} is not empty; choose another --output-dir, or start (no dry run) with {going_on}"
             "--clean-output-dir to delete what an earlier run left there"
@@ -180,7 +180,7 @@ def never_began(folder: Path) -> bool:
     its rows, or a run or an evaluation that was stopped before its first event."""
     entries = {entry.name for entry in folder.iterdir()} - {"bad_rows.jsonl", "val_bad_rows.jsonl"}
     own = {"configs", LOCK.parent.name}
-    # An evaluation's weights are those of its model, hashed anew.
+    # An evaluation's weights are those of its model, hashed again.
     copied = {"broadcasts"} if (folder / "configs" / "eval.toml").is_file() else set()
     if not own <= entries <= {*own, "logs", "journal", *copied}:
         return False

@@ -24,7 +24,7 @@ def bar(share: float) -> str:
 
 def line(status: dict[str, Any], *, now: bool = True, left_s: float | None = None, live: bool = False) -> str:
     """`step 12/60  reward 0.531  failed 58 % (environment)  3,412 tokens/s  in flight 64  staleness 1.2  eta 3:07
-    trainer waits for ...`; only step and reward where nothing is going on now. `left_s`: how long the rest will take;
+    trainer waits for ...`; only step and reward where nothing runs now. `left_s`: how long the rest will take;
     `live`: with a bar."""
     run, rollouts, step = status.get("run", {}), status.get("rollouts", {}), status.get("last_step") or {}
     parts = [f"step {run.get('step', 0)}/{run.get('max_steps', '?')}"]
@@ -54,7 +54,7 @@ def line(status: dict[str, Any], *, now: bool = True, left_s: float | None = Non
 
 def failures(step: dict[str, Any]) -> str | None:
     """`failed 58 % (environment)`: of the rollouts that ended since the step before, where they are more than a few."""
-    # Of all environments; those of one have its name in between.
+    # Keys over all environments; those of one have its name in between.
     keys = [key for key in step if key.startswith("errors/") and key.count("/") == 1]
     shares = {key.removeprefix("errors/"): float(step[key] or 0.0) for key in keys}
     share = sum(shares.values())

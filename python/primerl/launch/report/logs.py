@@ -11,7 +11,7 @@ LOG_LINES = 20
 
 
 def describe_end(process: Process, remark: str = "") -> str:
-    """`remark`: what is to be said of it before the end of its log."""
+    """`remark`: shown before the end of its log."""
     log = tail(process.log)
     cause = cause_of(process)
     why = f" ({cause})" if cause else ""

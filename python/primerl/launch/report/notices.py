@@ -12,7 +12,7 @@ from primerl.launch.report import status as orchestrator_status
 class Remarks:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._blocked: set[Any] = set()  # workers that were said to be
+        self._blocked: set[Any] = set()  # workers that were reported as blocked
         # Environments and kinds of error; those that are there at the first look are of an earlier start.
         self._failed: set[tuple[str, str]] | None = None
         self._resting: set[str] = set()
@@ -50,7 +50,7 @@ class Remarks:
         }
         for name, why in resting.items():
             if name not in self._resting:
-                self._say(f"warning: nothing comes of environment {name!r}; it rests, and the others go on: {why}")
+                self._say(f"warning: nothing comes of environment {name!r}; it rests, and the others continue: {why}")
         for name in sorted(self._resting - set(resting)):
             self._say(f"environment {name!r} is used again")
         self._resting = set(resting)
@@ -64,6 +64,6 @@ def blocked_in_words(worker: dict[str, Any]) -> str:
     name = orchestrator_status.own_name(str(worker.get("name", worker["worker"])))
     return (
         f"worker {name} is blocked by its environment for {float(block['since_s']):.0f} s{at}{of}: it gets no "
-        f"rollouts, none of its {worker.get('running', 0)} goes on, and it is started again when the time of one is "
+        f"rollouts, none of its {worker.get('running', 0)} proceeds, and it is started again when the time of one is "
         "up; all stacks are in its log"
     )

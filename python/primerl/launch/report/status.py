@@ -27,7 +27,7 @@ def finished(status: dict[str, Any]) -> bool:
 def waits(status: dict[str, Any]) -> list[str]:
     """`trainer waits for 2 of 8 groups ready for step 13 (4 s)`, in the order of who waits for whom."""
     return [
-        # Of an engine that is down, the orchestrator says what it does instead.
+        # For an engine that is down, the orchestrator reports what it does instead.
         f"{who} does not serve: {what} ({since:.0f} s)" if is_engine(who) else f"{who} waits for {what} ({since:.0f} s)"
         for since, who, what in _waits(status)
     ]
@@ -35,7 +35,7 @@ def waits(status: dict[str, Any]) -> list[str]:
 
 def longest_wait(status: dict[str, Any], least_s: float) -> str | None:
     """In a few words what holds the run up: not a usual wait (a worker that has nothing to do, a rollout
-    for its answer), and no engine while another serves (one that left may never be heard of again)."""
+    for its answer), and no engine while another serves (one that left may never come back)."""
     others_serve = any(engine.get("version") is not None for engine in status.get("engines", []))
     unusual = {**status, "waits": [wait for wait in status.get("waits", []) if not wait.get("usual")]}
     for since, who, what in sorted(_waits(unusual), reverse=True):
@@ -95,9 +95,9 @@ def worker_pids(status: dict[str, Any]) -> set[int]:
 
 
 def sign_off(url: str, worker_name: str, reason: str) -> list[str] | None:
-    """Says that an env worker has ended, and how ("exited with code 3"): its rollouts are handed out again now. Where
-    nobody answers, they are after `timeouts.worker_s`. Returns what it ran, `rollout 12 (example 5)`; None where the
-    orchestrator does not know it."""
+    """Reports that an env worker has ended, and how ("exited with code 3"): its rollouts are handed out again now, or,
+    if no orchestrator answers, after `timeouts.worker_s`. Returns what it ran, `rollout 12 (example 5)`; None where
+    the orchestrator does not know it."""
     status = fetch(url) or {}
     for worker in status.get("workers", []):
         if worker.get("name") == worker_name:
@@ -111,8 +111,8 @@ def sign_off(url: str, worker_name: str, reason: str) -> list[str] | None:
 
 def trainer_starts(url: str, within_s: float | None = None, why: str = "") -> None:
     """Says that the trainer is being started: one that a launcher of this run had started before is gone. `within_s`:
-    of one that is started again, how long that may take; `why` it was. Where nobody answers, the orchestrator finds out
-    by itself, and has the new one wait until then."""
+    of one that is started again, how long that may take; `why` it was. Without an answer, the orchestrator finds out by
+    itself, and has the new one wait until then."""
     body = {"why": why} if within_s is None else {"within_s": within_s, "why": why}
     with contextlib.suppress(UnansweredError):
         tell(url, "/trainer/starting", body, within_s=ANSWER_S)

@@ -46,7 +46,7 @@ def processor(processes: Iterable[tuple[str, Process]]) -> dict[str, Any]:
 
 
 def write(folder: Path, summary: dict[str, Any], *, has_run: bool) -> None:
-    """A session in which nothing ran leaves the summary of the one before, which tells of the run. Raises OSError."""
+    """A session in which nothing ran keeps the previous session's summary, which describes the run. Raises OSError."""
     file = folder / FILE
     if has_run or not file.is_file():
         with contextlib.suppress(

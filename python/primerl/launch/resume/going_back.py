@@ -41,8 +41,8 @@ def needed(config: RLConfig, folder: Path) -> int | None:
 
 
 def flags(config: RLConfig, folder: Path) -> list[str]:
-    """Of the orchestrator's first start, which sets a journal aside: there has to be one, be it empty; and which leaves
-    an event out."""
+    """Flags of the orchestrator's first start, which sets a journal aside (there has to be one, even if empty) and
+    skips an event."""
     skipped = [] if config.skip_event is None else ["--skip-event", str(config.skip_event)]
     step = needed(config, folder)
     if step is None:
@@ -62,7 +62,7 @@ def check(config: RLConfig, folder: Path) -> None:
         newest = {there[-1]} if _has_journal(folder) else set()
         can = sorted({*whole_steps(folder), *newest})
         raise ConfigError(
-            f"{KEY} is {back}, but beside the trainer's checkpoint of that step the orchestrator has saved nothing to "
+            f"{KEY} is {back}, but with the trainer's checkpoint of that step the orchestrator has saved nothing to "
             f"go back to; steps that have it{', and the newest' if newest else ''}: {_listed(can)}"
         )
 
@@ -87,7 +87,7 @@ def check_steps(config: RLConfig, url: str) -> None:
     if cut > config.max_steps:
         raise RefusedError(
             f"max_steps is {config.max_steps}, but the batches of {cut} steps are cut already, which cannot be undone; "
-            f"set it to {cut} or more, or begin anew with --clean-output-dir"
+            f"set it to {cut} or more, or start over with --clean-output-dir"
         )
 
 

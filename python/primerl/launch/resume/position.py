@@ -20,7 +20,7 @@ def trained_steps(folder: Path) -> int:
 
 
 def last_metrics(folder: Path) -> dict[str, Any]:
-    """Of the last step the trainer has trained; complete once it has ended."""
+    """Metrics of the last step the trainer has trained; complete once it has ended."""
     return last_line(folder / "metrics.jsonl")
 
 
@@ -36,7 +36,7 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
 
 
 def trained_again(folder: Path, ckpt: Checkpoints | None) -> str | None:
-    """What the trainer does a second time, for want of a checkpoint; to be asked before it starts."""
+    """What the trainer does a second time for lack of a checkpoint; to be called before it starts."""
     steps = trained_steps(folder)
     if steps == 0 or any(folder.glob("checkpoints/step_*")):
         return None
@@ -46,8 +46,8 @@ def trained_again(folder: Path, ckpt: Checkpoints | None) -> str | None:
     else:
         hint = f"ckpt.interval is {ckpt.interval}; lower it"
     if ckpt is not None and ckpt.weights_only:
-        hint = "ckpt.weights_only saves none; leave it out"
-    return f"no checkpoint: the trainer trains {span} again ({hint} to go on from where it was)"
+        hint = "ckpt.weights_only saves none; omit it"
+    return f"no checkpoint: the trainer trains {span} again ({hint} to resume from where it was)"
 
 
 def goes_on_from(folder: Path) -> str:
@@ -56,7 +56,7 @@ def goes_on_from(folder: Path) -> str:
         return "with what is not measured yet"
     if saved := saved_steps(folder / "checkpoints"):
         return f"from the checkpoint of step {saved[-1]}"
-    return "from step 1, for want of a checkpoint" if trained_steps(folder) else "from its beginning"
+    return "from step 1, for lack of a checkpoint" if trained_steps(folder) else "from its beginning"
 
 
 def cut_short(folder: Path, max_steps: int, *, evaluates: bool) -> str | None:
@@ -67,14 +67,14 @@ def cut_short(folder: Path, max_steps: int, *, evaluates: bool) -> str | None:
     """
     steps = trained_steps(folder)
     if steps < max_steps:
-        return f"the orchestrator was stopped at step {steps} of {max_steps}; the same command goes on"
+        return f"the orchestrator was stopped at step {steps} of {max_steps}; the same command resumes it"
     if not evaluates:
         return None
     try:
         # A request to stop is not in the journal, so what it calls the end is one.
         over = inspect_run(folder)["finished"] is not None
     except PrimerlError as error:
-        return f"whether the last evaluation was done cannot be told: {error}"
+        return f"whether the last evaluation was done is unknown: {error}"
     if over:
         return None
-    return f"the orchestrator was stopped after step {steps}, before the last evaluation; the same command goes on"
+    return f"the orchestrator was stopped after step {steps}, before the last evaluation; the same command resumes it"

@@ -17,7 +17,7 @@ from primerl.train.checkpoint.files import whole_folder
 from primerl.train.checkpoint.staging import identity_of
 
 FOLDERS = {"checkpoint": "checkpoints", "weights": "weights"}
-"""Of the kinds that come back, in the run's folder."""
+"""Folders of the kinds that are restored, in the run's folder."""
 
 
 def is_gone(folder: Path) -> bool:
@@ -26,17 +26,17 @@ def is_gone(folder: Path) -> bool:
 
 
 def what_is_stored(run: Run) -> str:
-    """Of a run whose folder is gone, for people: what its store has, and what can be done with it."""
+    """What the store has of a run whose folder is gone, and what can be done with it; for users."""
     try:
         store = store_of_run(run.config)
         if store is None:
             return "it has no store"
         there = store.entries(run.id)
     except StoreError as error:
-        return f"what its store has cannot be told: {error}"
+        return f"what its store has is unknown: {error}"
     found = f"the store {store.url} has {listed(there)}"
     if any(entry.goes_on for entry in there):
-        return f"{found}; `primerl run resume {run.id}` fetches the newest checkpoint and goes on from there"
+        return f"{found}; `primerl run resume {run.id}` fetches the newest checkpoint and resumes from there"
     begin = [entry for entry in there if entry.kind != "checkpoint"]
     if begin:
         return f'{found}; `checkpoint_id = "{max(begin, key=newest).id}"` begins another run from there'
@@ -67,7 +67,7 @@ def restore(run: Run, step: int | None, say: Callable[[str], None]) -> int:
             stored[f"{entry.kind}_step_{step}"] = identity_of(target)
         note_stored(folder, store.url, run.id, stored)
     say(
-        f"going on from step {step} with a new journal; metrics, evaluations and logs of before that were in the "
+        f"resuming from step {step} with a new journal; metrics, evaluations and logs of before that were in the "
         "folder, and are lost"
     )
     return step
@@ -85,13 +85,13 @@ def _wanted(run: Run, store: Store, step: int | None) -> list[Entry]:
     gone = f"{run.id}: its folder {run.output_dir} is gone, and "
     if whole:
         steps = ", ".join(str(entry.step) for entry in whole)
-        raise StoreError(f"{gone}the store {store.url} has no checkpoint of step {step} to go on from; of: {steps}")
+        raise StoreError(f"{gone}the store {store.url} has no checkpoint of step {step} to resume from; of: {steps}")
     if checkpoints:
         raise StoreError(
             f"{gone}the checkpoints in the store {store.url} hold the trainer's part alone, and without the "
-            f"orchestrator's no run goes on: {what_is_stored(run)}"
+            f"orchestrator's no run can be resumed: {what_is_stored(run)}"
         )
-    raise StoreError(f"{gone}there is no checkpoint to go on from: {what_is_stored(run)}")
+    raise StoreError(f"{gone}there is no checkpoint to resume from: {what_is_stored(run)}")
 
 
 def _remove_halves(folder: Path) -> None:

@@ -21,7 +21,7 @@ KEY = "checkpoint_id"
 
 def applied(config: RLConfig) -> RLConfig:
     """The config with the stored weights or adapter in place, which are fetched into the state folder, and without the
-    id: a run that goes on is not to begin from what is the newest by then. Raises ConfigError where it is not READY, or
+    id: a resumed run must not begin from what is the newest by then. Raises ConfigError where it is not READY, or
     of another model."""
     given = config.checkpoint_id
     if given is None:
@@ -61,7 +61,7 @@ def _only_goes_on(entry: Entry, store: Store) -> str:
     begin = "its weights were not stored (`ckpt.weights.only_last`, or only newer ones are kept)"
     others = f"there are {listed(there)}" if there else "there are none of other steps either"
     return (
-        f"{KEY}: {entry.id} is what its own run goes on from (`primerl run resume {entry.run}`); to begin another one "
+        f"{KEY}: {entry.id} is what its own run resumes from (`primerl run resume {entry.run}`); to begin another one "
         f"takes weights or an adapter, and of step {entry.step} {begin}; {others}"
     )
 

@@ -72,7 +72,7 @@ def start(arguments: Sequence[str], folder: Path) -> Start:
         if said:
             run_id = said.removeprefix("started ").strip()
             return Start(run_id or None, True, None, "", process.pid)
-        # It may have closed the pipe, but nothing but its end does so without a word.
+        # It may have closed the pipe, but nothing but its end does so without output.
         code = process.wait()
         return Start(None, False, code, output.read_text(errors="replace", encoding="utf-8"), process.pid)
     finally:

@@ -22,7 +22,7 @@ class RefusedError(RunFailedError):
 
 
 def failure_of(process: Process, remark: str = "") -> RunFailedError:
-    """`remark`: what is to be said of it before the end of its log."""
+    """`remark`: shown before the end of its log."""
     error = last_error(tail(process.log))
     if process.name == "orchestrator" and process.code == BAD_INPUT and error is not None:
         # A log's end would be the session before.

@@ -20,7 +20,7 @@ SAME_MOMENT_S = 2.0
 
 
 def begin(owner: int, mark: str) -> int:
-    """Forks it, from the guard. Returns its process id; 0 where there is none, for want of pidfds or of processes."""
+    """Forks it, from the guard. Returns its process id; 0 if the system has no pidfds or no free process."""
     if not hasattr(os, "pidfd_open"):
         return 0
     guard = os.getpid()

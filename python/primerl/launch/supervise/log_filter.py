@@ -1,7 +1,7 @@
 """Logs without secrets: a process that writes what comes through a pipe, less the texts that are to be hidden.
 
-The writer is a fork of the guard, and ends when all have ended that can write to it: so nothing hidden reaches the log,
-whoever writes it, and the last words of a process that was killed do. Standard library only.
+The writer is a fork of the guard, and ends when all have ended that can write to it: so no secret reaches the log from
+any of them, and the last output of a process that was killed does. Standard library only.
 """
 
 from __future__ import annotations

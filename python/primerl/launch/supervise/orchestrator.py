@@ -112,7 +112,7 @@ class OrchestratorWatch:
         self._registered: set[Any] = set()  # env workers that ever were, by the names that they gave
 
     def begin(self) -> None:
-        """Clocks begin anew: workers and engines have to come, or come back."""
+        """Restarts the clocks: workers and engines have to come, or come back."""
         self.heard = self._progress.since = time.monotonic()
 
     def begin_again(self, url: str | None) -> None:
@@ -133,7 +133,7 @@ class OrchestratorWatch:
         return status
 
     def sign_off(self, ended: Process, described: ProcessConfig) -> Ended:
-        """Of an env worker: it has no rollouts any more. Returns what is known of it."""
+        """Reports that an env worker has ended and runs no rollouts any more. Returns what is known of it."""
         if not self.url or not isinstance(described.config, EnvWorkerConfig):
             return Ended()
         return signed_off(self.url, ended, described.config, self._registered)
@@ -143,7 +143,7 @@ class OrchestratorWatch:
         self.is_ready, self._progress.since = True, now
 
     def check_start(self, missing: list[str], waited_s: float) -> None:
-        """Of a start that still lacks something. Raises RunFailedError where that takes too long."""
+        """Checks a start that still lacks something. Raises RunFailedError if that takes too long."""
         limit = self._timeouts.start_s
         if waited_s > limit:
             raise RunFailedError(

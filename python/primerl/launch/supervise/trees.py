@@ -23,7 +23,7 @@ PR_SET_CHILD_SUBREAPER = 36
 # A process may fork between the listing and its death; its child is in the next listing.
 ROUNDS = 50
 ROUND_S = 0.02
-# Of this module's groups, in what /proc/self/cgroup says.
+# Path of this module's groups in /proc/self/cgroup.
 OWN_GROUP = re.compile(r"^0::(.*)/primerl-[0-9a-f]{32}/\d+$", re.MULTILINE)
 
 
@@ -100,8 +100,9 @@ class Tree:
         return sorted({*_members(self._group), *marked(self.mark, PART)})
 
     def terminate(self) -> bool:
-        """SIGTERM to what is left; whether there is anything. One that has the run's mark alone is told of its
-        process's end by itself (the daemon of a tailnet), and would take a second signal as an order to hurry."""
+        """Sends SIGTERM to what is left; returns whether there is anything. A process that has the run's mark alone
+        notices its process's end by itself (the daemon of a tailnet), and would take a second signal as an order to
+        hurry."""
         found = self.left()
         own = set(marked(self.mark, PART)) if found else set()
         told = set(marked(self._run)) - own if found else set()
@@ -150,7 +151,7 @@ class Groups:
 
 
 def kill_run(mark: str) -> None:
-    """Everything of the run, by whoever is not its guard."""
+    """Kills everything of the run, from a process that is not its guard."""
     Groups(mark).kill()
     kill_marked(mark)
 

@@ -38,7 +38,7 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._interrupt) for number in signals.stop_signals()}
-        if signals.is_asked():  # before, and whoever was interrupted has dropped it
+        if signals.is_asked():  # before, and the interrupted code has dropped it
             self._count += 1
         return self
 
@@ -76,7 +76,7 @@ class Restarts:
         return len(lately) < self._most
 
     def used_up(self, name: str) -> str:
-        """What is to be said of a process that had none left; nothing of another."""
+        """The message about a process that had none left; empty for another."""
         ends = len(self._ends.get(name, []))
         if ends <= self._most:
             return ""
@@ -98,7 +98,7 @@ def gave_up(kind: str, ended: Process, was_registered: bool) -> bool:
 
 
 def say_goodbye(placement: Placement, described: Mapping[str, ProcessConfig], check: Callable[[], None]) -> None:
-    """Env workers have been told that it is over and end by themselves; engines have to be stopped. `check` may raise,
+    """Env workers have learnt that it is over and end by themselves; engines have to be stopped. `check` may raise,
     to give up sooner."""
     deadline = time.monotonic() + GOODBYE_S
     workers = [process for name, process in placement.by_name.items() if described[name].kind == "env-worker"]

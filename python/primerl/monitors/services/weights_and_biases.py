@@ -131,7 +131,7 @@ class WandbMonitor(Monitor):
 
 def written(folder: Path, run_id: str) -> int:
     """The number after the last record that the files of offline runs of this id hold. W&B's own process keeps records
-    for a while before it writes them, and a kill takes them along, or cuts one: that is repaired, since `wandb sync`
+    for a while before it writes them, and a kill loses them, or cuts one: that is repaired, since `wandb sync`
     sends nothing of a run of which one file cannot be read."""
     last = -1
     for file in sorted(folder.glob(f"offline-run-*-{run_id}/run-{run_id}.wandb")):

@@ -46,7 +46,7 @@ def is_read_by_kernel(module: str, tensors: Container[str]) -> bool:
 
 
 READ_BY_KERNEL = (
-    "is the last matrix of a Mamba layer, whose weight a fused kernel reads past an adapter; leave it out (in_proj can "
+    "is the last matrix of a Mamba layer, whose weight a fused kernel reads past an adapter; omit it (in_proj can "
     "have one)"
 )
 
@@ -54,7 +54,7 @@ READ_BY_KERNEL = (
 def targeted_layers(shapes: Mapping[str, Sequence[int]], targets: list[str]) -> list[str]:
     """The linear layers that get an adapter, from the shapes of a model's tensors, as an engine knows them.
 
-    Raises ValueError for a target that is none of them.
+    Raises ValueError for any other target.
     """
     linear = [
         name.removesuffix(".weight")

@@ -204,7 +204,7 @@ def target_modules(model: Any, config: LoraConfig) -> list[str]:
         if experts:
             raise ConfigError(
                 f"{KEY}target_modules: {target!r} is a mixture's experts ({experts[0]}), a stack of matrices that "
-                "an adapter of linear layers cannot reach; leave it out, or name linear layers by more of their names"
+                "an adapter of linear layers cannot reach; omit it, or name linear layers by more of their names"
             )
         if any(is_targeted(name, [target]) for name in linear):
             continue

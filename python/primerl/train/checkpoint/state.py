@@ -132,7 +132,7 @@ class Checkpoints:
         except TypeError as error:
             raise CheckpointError(
                 f"{path} has other entries than this version of primerl writes ({error}); resume with the version that "
-                "wrote it, give another output_dir, or begin anew from its weights"
+                "wrote it, give another output_dir, or start over from its weights"
             ) from error
 
     def restore(self, state: TrainerState, model: Any, optimizer: Optimizer) -> None:
@@ -177,7 +177,7 @@ class Checkpoints:
         """All ranks have to call it."""
         other = other_facts(state.model_config, model_facts(model))
         if other is not None:
-            raise CheckpointError(f"{where} is of another model: {other}; set the model as it was, or begin anew")
+            raise CheckpointError(f"{where} is of another model: {other}; set the model as it was, or start over")
         folder = self._folder / f"step_{state.step}"
         if not state.model_config:
             return  # of a version that wrote no sums either
@@ -289,7 +289,7 @@ class Checkpoints:
     def _former(self, folder: Path) -> CheckpointError:
         return CheckpointError(
             f"{folder} is of an earlier version of primerl, which alone can resume from it; give another output_dir, "
-            "or begin anew from its weights"
+            "or start over from its weights"
         )
 
     def _unreadable(self, path: Path, error: BaseException) -> CheckpointError:

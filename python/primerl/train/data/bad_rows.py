@@ -32,7 +32,7 @@ class Dataset:
     rows: int = 0
     truncated: int = 0
     unwritten_reasoning: int = 0
-    """Rows with answers whose reasoning the template leaves out."""
+    """Rows with answers whose reasoning the template drops."""
     answers_without_it: int = 0
     with_control_tokens: list[int] = field(default_factory=list)
     """Rows whose messages hold control tokens of the model in their text."""
@@ -117,7 +117,7 @@ class BadRows:
             if dataset.unwritten_reasoning:
                 rows = f"{dataset.unwritten_reasoning:,} of {dataset.rows:,} rows"
                 lines.append(
-                    f"{dataset.title}: in {rows} the chat template leaves out the reasoning of answers "
+                    f"{dataset.title}: in {rows} the chat template drops the reasoning of answers "
                     f"({dataset.answers_without_it:,} of them), which are trained without it"
                 )
             if dataset.with_control_tokens:

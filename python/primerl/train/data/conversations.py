@@ -121,8 +121,8 @@ SCHEMA = "not a conversation"
 
 def conversation(row: object) -> Conversation:
     """`messages` as they are, or `prompt` then `completion`, each a text or messages. A value of None counts as a
-    column that is not there, for tables have every column in every row; of what is beside the messages also an empty
-    one, for some tables have no None.
+    column that is not there, for tables have every column in every row; so does an empty value of a column other than
+    the messages, for some tables have no None.
 
     Raises:
         RowError: of kind `SCHEMA`.

@@ -33,7 +33,7 @@ def taken(path: Path) -> Iterator[object] | None:
     version, rows = _kept.pop(path, ((), []))
     try:
         return iter(rows) if version and version == _version(path) else None
-    except OSError:  # reported by whoever reads the file
+    except OSError:  # reported when the file is read
         return None
 
 

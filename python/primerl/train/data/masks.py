@@ -38,7 +38,7 @@ class Columns(NamedTuple):
     token_ids: bytes  # int32
     loss_mask: bytes  # uint8
     unwritten_reasoning: int = 0
-    """Trained answers whose reasoning the template leaves out."""
+    """Trained answers whose reasoning the template drops."""
     control_tokens: tuple[str, ...] = ()
     """Those that the text of messages holds, which became tokens of the model's own syntax."""
 
@@ -152,7 +152,7 @@ class Masker:
 
     def _without(self, messages: list[dict[str, Any]], ids: bytes, mask: bytes, untrained: frozenset[int]) -> bytes:
         """A mask of what the assistant wrote, without these messages. Each answer has to be one stretch of tokens that
-        holds what it says; else it cannot be told whose a token is.
+        holds what it says; else a token's author is unknown.
 
         Raises RowError.
         """
@@ -167,7 +167,8 @@ class Masker:
         ):
             raise RowError(
                 TEMPLATE,
-                f"messages[{marked[0]}] is marked as not trained, but its tokens cannot be told from other messages'",
+                f"messages[{marked[0]}] is marked as not trained, but its tokens cannot be distinguished from other "
+                "messages'",
             )
         trained = bytearray(mask)
         for index, stretch in zip(answers, stretches, strict=True):

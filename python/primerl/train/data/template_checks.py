@@ -57,7 +57,7 @@ def _any_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(re.escape(token) for token in sorted(markup, key=lambda token: (-len(token), token))))
 
 
-LEFT_OUT = "the chat template leaves content out"
+DROPPED = "the chat template drops content"
 EMPTY = "an answer without content"
 
 SENTINEL = "zPrimerlSentinelz"
@@ -101,7 +101,7 @@ def check_written(messages: list[dict[str, Any]], render: Render, left_out: set[
             at = max(at, found + len(said)) if found >= 0 else at
             # A template that refuses the sentinel says nothing about the content.
             if found < 0 and _shows(replaced(messages, index, content=SENTINEL), render) is False:
-                raise RowError(LEFT_OUT, f"messages[{index}].content is not written by the chat template")
+                raise RowError(DROPPED, f"messages[{index}].content is not written by the chat template")
         elif index in trained and not message.get("tool_calls") and not _thinks(messages, index, render):
             raise RowError(
                 EMPTY,
@@ -157,7 +157,7 @@ def _reasoning_and_words(message: Mapping[str, Any]) -> tuple[str, str]:
 def _check_role(index: int, role: str, left_out: set[str]) -> None:
     if role in left_out:
         raise RowError(
-            LEFT_OUT,
+            DROPPED,
             f"messages[{index}].content is not written by the chat template, which writes no text of a {role} message; "
             "it may take lists of content parts only: use a model folder whose template takes text",
         )

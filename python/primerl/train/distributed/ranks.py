@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 2.0
 """Between heartbeats."""
 SILENT_S = 20.0
-"""A rank without a heartbeat for this long is named in the log; the deadline of whoever waits for it ends training."""
+"""A rank without a heartbeat for this long is named in the log; the deadline of the rank that waits for it ends
+training."""
 SAID_WITHIN_S = 3.0
 """How long a failed rank waits for the others' last heartbeat; a silent rank is reported as the cause."""
 

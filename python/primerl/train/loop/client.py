@@ -315,7 +315,7 @@ class Heartbeat:
     known to be alive, and what one hangs in is known. The orchestrator ends the run when heartbeats stop
     (`timeouts.trainer_s`), unless [`leave`][] was called.
 
-    Of several data ranks one is `active`: a rank that hangs keeps it waiting in the sum of the gradients.
+    One of several data ranks is `active`: a rank that hangs keeps it waiting in the sum of the gradients.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ from primerl.train.settings import NO_CHECKPOINTS, TrainerConfig
 from primerl.train.weights.broadcast import BroadcastError, Broadcasts
 
 log = logging.getLogger(__name__)
-# A batch that takes longer is logged, once: of a run that does not begin, whoever started the trainer sees why.
+# A batch that takes longer is logged, once: if a run does not begin, the trainer's log says why.
 TOLD_AFTER_S = 5.0
 
 IS_THERE, IS_OVER, IS_ASKED = 0.0, 1.0, 2.0

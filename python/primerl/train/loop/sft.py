@@ -190,7 +190,7 @@ class Run:
                 what = "the rows" if name == "rows" else f"data's {name} ({state.data[name]}, and now {value})"
                 named = " (where a file has another name now, set `label` to the old one)" if name == "rows" else ""
                 raise CheckpointError(
-                    f"{what} are not those of {where}; give the data it was made with{named}, or begin anew"
+                    f"{what} are not those of {where}; give the data it was made with{named}, or start over"
                 )
         try:
             check_facts(self.adapter, state.adapter)

@@ -29,7 +29,7 @@ LOWEST = -1e30
 """Replaces minus infinity, whose product with the probability 0 would be NaN."""
 
 LogitsHook = Callable[[Tensor, slice], Tensor]
-"""`(logits [n, V], rows) -> logits`: leaves tokens out of the distribution by setting their logits to minus infinity.
+"""`(logits [n, V], rows) -> logits`: removes tokens from the distribution by setting their logits to minus infinity.
 
 The logits are fp32 and already divided by the temperatures; `rows` are the chunk's rows among the N. They may be
 changed in place. A hook is called in the forward and again in the backward pass and has to answer the same; it may
@@ -72,7 +72,7 @@ def token_logprobs(
     Args:
         hidden: [N, H], the state each token is predicted from.
         token_ids: [N] int64.
-        temperatures: [N], above 0; the engine sampled from softmax(logits / temperature). 1 when left out.
+        temperatures: [N], above 0; the engine sampled from softmax(logits / temperature). 1 if omitted.
         entropy: whether entropies are wanted, which take about a seventh of the time; [0] where they are not.
         chunk_tokens: tokens of a chunk, instead of what `CHUNK_ELEMENTS` allows.
     """

@@ -6,13 +6,13 @@ computes the same of its own logits: for the sampled token y
 
     log p(y) = z_y - logsumexp of z_j over j in K(z) or j = y
 
-K(z) is found in vLLM's order, each filter on what the one before has kept:
+K(z) is found in vLLM's order, each filter on what the previous one has kept:
 
     min_p    z_j >= max z + log(min_p)
     top_k    z_j >= the k-th largest; what is equal to it stays
     top_p    the most likely tokens, as long as those before them have less than top_p of the probability; at least one
 
-It is a constant for the gradient: where it changes, p jumps and has no derivative. What is left out gets none.
+It is a constant for the gradient: where it changes, p jumps and has no derivative. Excluded tokens get none.
 
 What is exact and what is not. With the weights that sampled, both sides keep the same set (rounding may differ at its
 edge), and the ratio of trainer to engine is 1. With newer weights each side keeps its own set, and the ratio is that of
@@ -52,7 +52,7 @@ class Truncation:
 
 
 def truncate(scaled: Tensor, token_ids: Tensor, truncation: Truncation) -> Tensor:
-    """The logits, -inf where a token is left out.
+    """The logits, -inf where a token is excluded.
 
     Args:
         scaled: [N, V] fp32, divided by the temperature.

@@ -20,7 +20,7 @@ class Options:
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float | None = None
-    """Bound c on the ratio of tokens with a negative advantage; none where it is left out."""
+    """Bound c on the ratio of tokens with a negative advantage; none if unset."""
 
     def check(self) -> None:
         check_bounds(self.clip_low, self.clip_high)

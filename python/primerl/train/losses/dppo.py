@@ -20,9 +20,9 @@ from primerl.train.losses import PolicyLoss, Tokens
 @dataclass(frozen=True, kw_only=True)
 class Options:
     mask_low: float = 0.2
-    """Tokens to be made less likely are left out once their probability fell by more than this."""
+    """Tokens to be made less likely are masked once their probability fell by more than this."""
     mask_high: float = 0.2
-    """Tokens to be made more likely are left out once their probability rose by more than this."""
+    """Tokens to be made more likely are masked once their probability rose by more than this."""
     kl_tau: float = 1e-3
     """Weight of the squared log-ratio, which keeps trainer and engine together."""
 

@@ -1,4 +1,4 @@
-"""IcePop: tokens on which engine and trainer disagree too much are left out, on either side.
+"""IcePop: tokens on which engine and trainer disagree too much are masked, on either side.
 
     loss = -sg(M(rho)) * A * log p,  M(rho) = rho if min_ratio <= rho <= max_ratio, else 0
 

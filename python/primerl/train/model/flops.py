@@ -14,7 +14,7 @@ attention (DeepSeek) a query has a part without and one with positions, and a va
 Two operations a multiplication, three times the forward pass for forward and backward; twice it (4 in place of 6) for
 parameters that are not trained, those under a low-rank adapter, which need no gradient of their own. Parameters are
 those of matrices: no embedding, no norm. Of a mixture's experts those count that a token is sent to. What is computed
-again for want of memory does not count, nor does the optimizer.
+again for lack of memory does not count, nor does the optimizer.
 """
 
 from __future__ import annotations
@@ -226,13 +226,13 @@ class Performance:
         peak = peak_flops(ranks.device, dtype) if peak_tflops is None else 1e12 * peak_tflops
         if peak is None and ranks.device.type == "cuda":
             name = torch.cuda.get_device_name(ranks.device)
-            log.info("perf/mfu is left out: the peak of %s is not known in %s; set peak_tflops", name, dtype)
+            log.info("perf/mfu is omitted: the peak of %s is not known in %s; set peak_tflops", name, dtype)
         try:
             shape = ModelShape.of(model)
         except Exception as error:  # noqa: BLE001 (configs differ; no metric may keep a model from being trained)
             shape = None
             log.warning(
-                "perf/mfu is left out: the model FLOPs of %s are not known: %s: %s",
+                "perf/mfu is omitted: the model FLOPs of %s are not known: %s: %s",
                 type(model).__name__,
                 type(error).__name__,
                 error,

@@ -44,7 +44,7 @@ def layers(model: Any) -> list[torch.nn.Module]:
     found = decoder_layers(model)
     if not found:
         raise ModelError(
-            f"{type(model).__name__} has no list of layers, which compile and several ranks need; leave compile out, "
+            f"{type(model).__name__} has no list of layers, which compile and several ranks need; omit compile, "
             "and train on one rank"
         )
     return found

@@ -295,7 +295,7 @@ def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
         if isinstance(error, KeyError) and error.args == (ATTENTION,):
             raise ModelError(
                 f"model folder {folder}: transformers has this architecture ({kind}) with attention of its own, which "
-                "cannot be told where packed sequences begin; it is not supported"
+                "cannot be given the starts of packed sequences; it is not supported"
             ) from error
         raise ModelError(f"model folder {folder} cannot be loaded: {type(error).__name__}: {error}") from error
 

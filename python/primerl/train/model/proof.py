@@ -185,8 +185,8 @@ def _check_config(model: Any, name: str) -> None:
     kinds = sorted(set(of_layers) - (WITH_STATE if known else set()))
     if kinds:
         raise ModelError(
-            f"{name} has layers of type {', '.join(kinds)}, which cannot be told where packed sequences begin; exact "
-            "are full, sliding and chunked attention, the gated delta rule, Mamba-2 and short convolutions; "
+            f"{name} has layers of type {', '.join(kinds)}, which cannot be given the starts of packed sequences; "
+            "exact are full, sliding and chunked attention, the gated delta rule, Mamba-2 and short convolutions; "
             f"{SUPPORTED}"
         )
     for where, module in model.named_modules():

@@ -53,7 +53,7 @@ class RoutingLoad:
             if routed is None:
                 self._unknown = True
                 name = type(module).__name__
-                log.warning("max_vio and routing_confidence are left out: what %s answers is not understood", name)
+                log.warning("max_vio and routing_confidence are omitted: what %s answers is not understood", name)
                 return
             logits, chosen, weights = routed
             load = logits.new_zeros(logits.shape[1], dtype=torch.float64)

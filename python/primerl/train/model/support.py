@@ -23,17 +23,17 @@ WITH_STATE = frozenset({"linear_attention", "mamba", "conv", "hybrid"})
 GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Endings of the names in `architectures` that generate text."""
 
-MAMBA_1 = "the scan of its Mamba-1 layers cannot be told where packed sequences begin"
-RECURRENCE = "its recurrence cannot be told where packed sequences begin"
+MAMBA_1 = "the scan of its Mamba-1 layers cannot be given the starts of packed sequences"
+RECURRENCE = "its recurrence cannot be given the starts of packed sequences"
 INDEXER = "its indexer picks the tokens that are attended to, over the whole packed row"
 OWN_ATTENTION = (
-    "transformers has this architecture with attention of its own, which cannot be told where packed sequences begin"
+    "transformers has this architecture with attention of its own, which cannot be given the starts of packed sequences"
 )
 REFUSED = {
     # Layers with a state.
     **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), MAMBA_1),
     **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), RECURRENCE),
-    "minimax": "its lightning attention cannot be told where packed sequences begin",
+    "minimax": "its lightning attention cannot be given the starts of packed sequences",
     # Attention.
     **dict.fromkeys(("axk2", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4"), INDEXER),
     **dict.fromkeys(
@@ -136,7 +136,7 @@ def training_refusal(config: Config) -> str | None:
 
 
 def weights_refusal(config: Config) -> str | None:
-    """Why the weights that belong to this `config.json` cannot be trained, to be said after `weights are`."""
+    """Why the weights that belong to this `config.json` cannot be trained, as the end of `weights are ...`."""
     if config.get("quantization_config") or text_config(config).get("quantization_config"):
         return (
             "quantised (config.json has a quantization_config), which cannot be trained; give the model in bfloat16 "

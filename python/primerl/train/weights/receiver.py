@@ -3,9 +3,9 @@ xxhash only.
 
     receive(manifest, file, world=2, rank=0, engine="e1") -> {name: tensor}      the other worker with rank=1
 
-Every worker of an engine calls it for the same files in the same order, and each gets all tensors of the file. Whoever
-gets a `TransferError` loads the file, which is there always and holds the same bytes: what is returned has the hashes
-that the manifest says. So workers need not agree on which of the two they did.
+Every worker of an engine calls it for the same files in the same order, and each gets all tensors of the file. A worker
+that gets a `TransferError` loads the file, which is there always and holds the same bytes: what is returned has the
+hashes that the manifest says. So workers need not agree on which of the two they did.
 
     worker  -> sender    connects to the `sender` of the file's entry in the manifest; both prove that they know the
                          secret in `<output_dir>/broadcasts/.secret` (mode 600); then JSON, each with its length before
@@ -16,7 +16,7 @@ that the manifest says. So workers need not agree on which of the two they did.
     sender  -> workers   the file's tensors, by name, as one row of bytes in buckets: {next}, then a broadcast
 
 The group is NCCL's for a CUDA device, else gloo's. Neither is encrypted, nor is the store that it is made with: the
-secret keeps out whoever does not belong to the run, on a network that no one else can read.
+secret keeps out what does not belong to the run, on a network that no one else can read.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def receive(
         manifest: path of `manifest.json`, as the engine received it.
         file: name of one of its files.
         world: workers of this engine that call it, each with another `rank`.
-        engine: the same for all workers of an engine, and of no other engine; may be left out for one worker.
+        engine: the same for all workers of an engine, and of no other engine; optional for one worker.
         device: the same kind as the trainer's: what kind of group there is depends on it.
         timeout_s: longest wait for the sender or another worker at a time.
 

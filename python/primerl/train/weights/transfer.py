@@ -1,7 +1,7 @@
 """The second way of published weights to the engines: each rank sends its own files' tensors, from its copies in
 memory, to the workers that ask (`receiver`). The files are written all the same.
 
-    offer(version, files)      from now on they are sent to whoever asks
+    offer(version, files)      from now on they are sent to workers that ask
     withdraw()                 before the copies are written over: what is being sent may come to its end within
                                moments; after that it is cut off
 

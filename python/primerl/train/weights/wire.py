@@ -82,7 +82,7 @@ class Wire:
         answer = self._read(64, deadline)
         nonces = own + answer[:32]
         if not hmac.compare_digest(answer[32:], _proof(secret, b"receiver" + nonces)):
-            raise SecretError("whoever asked does not know the secret")
+            raise SecretError("the worker that asked does not know the secret")
         self._write(_proof(secret, b"sender" + nonces))
 
     def prove(self, secret: bytes, timeout_s: float) -> None:
@@ -95,7 +95,7 @@ class Wire:
         except PeerGoneError:
             raise SecretError("the sender does not take this secret") from None
         if not hmac.compare_digest(proof, _proof(secret, b"sender" + nonces)):
-            raise SecretError("whoever answers there does not know the secret")
+            raise SecretError("the process that answers there does not know the secret")
 
     def close(self) -> None:
         # Wakes a thread that waits on it.
