@@ -44,7 +44,7 @@ def test_flags_turn_monitors_on_and_off(tmp_path: Path) -> None:
 
     assert names() == []
     assert names("--wandb") == ["wandb"]
-    with pytest.raises(ConfigError, match=r"--no-wandb leaves \[wandb\] out, and --wandb gives it"):
+    with pytest.raises(ConfigError, match=r"--no-wandb unsets \[wandb\], and --wandb gives it"):
         names("--wandb", "--no-wandb")
     file = tmp_path / "wandb.toml"
     file.write_text('[wandb]\nproject = "p"\n')

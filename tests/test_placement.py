@@ -154,7 +154,7 @@ def test_a_placement_is_found_by_its_name_or_its_path(tmp_path: Path, monkeypatc
     for given, said in [
         (
             Deployment(type="slurm"),
-            "deployment.type: there is no placement 'slurm'; there are 'local', 'plain', 'bad', ",
+            "deployment.type: there is no placement 'slurm'; there are 'local', 'bad', 'empty', 'full', 'plain'. ",
         ),
         (Deployment(type="bad"), "deployment.type: 'bad', the entry point acme_bad:Any of primerl.placements, cannot "),
         (Deployment(type="full"), "deployment: 'full' cannot be made: RuntimeError: no room"),

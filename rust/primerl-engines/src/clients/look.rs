@@ -55,7 +55,7 @@ async fn ask(server: &Server, within: Duration) -> Result<Said, LookError> {
                 Some(_) => "",
                 // Some servers that speak TLS send no answer at all to a client that does not.
                 None if closes_at_once(&error) && !tls::is_https(&url) => {
-                    "; does it speak TLS, and want https:// for http://?"
+                    "; does the server speak TLS, and the URL need https:// instead of http://?"
                 }
                 None => "; give the address of a server that runs",
             };
