@@ -13,6 +13,7 @@ import os
 import sys
 from importlib import import_module
 
+from primerl.cli.command_end import CommandEnd
 from primerl.launch.supervise.trees import MARK
 from primerl.process import utf8
 from primerl.process.rank_variables import NotARankError, forget_unless_rank, is_rank
@@ -58,10 +59,6 @@ COMMANDS = {
 FAILED, BAD_INPUT = 1, 2
 LAUNCHERS = (["rl"], ["run"], ["eval"])
 """Commands that exit with 130 for every signal."""
-
-
-class CommandEnd(SystemExit):
-    """The parser has answered the command itself, by help or a complaint; `code` is the exit code."""
 
 
 def main(argv: list[str] | None = None) -> int:

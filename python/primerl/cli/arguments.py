@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NoReturn
 
-from primerl.cli import CommandEnd
+from primerl.cli.command_end import CommandEnd
 
 
 class CommandParser(argparse.ArgumentParser):
