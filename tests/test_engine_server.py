@@ -199,7 +199,7 @@ def test_a_forked_child_is_told(engine: _core.InferenceEngine) -> None:
             os.write(write, str(error).encode())
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert b"create an engine of its own" in os.read(read, 1000)
+    assert b"create a separate engine in the child" in os.read(read, 1000)
     os.close(read)
     os.close(write)
     assert httpx.get(f"{engine.url}/health").status_code == 200

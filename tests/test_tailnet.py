@@ -30,6 +30,7 @@ from primerl.launch import configs, secrets, tailnet
 from primerl.launch.placement.protocol import Process
 from primerl.process import redaction
 from run_helpers import CONFIG, write_run
+from settings_helpers import worker_json
 from tailnet_programs import KEY, Programs
 from test_env_worker import MAIN
 
@@ -353,7 +354,7 @@ def test_a_worker_reaches_private_services_and_ends_with_its_node(programs: Prog
             "tailnet": {"name": "lab-env-0-abc", "log": str(tmp_path / "tailscaled_0.log")},
         }
         path = os.pathsep.join([str(ENVIRONMENTS), *sys.path])
-        command = [sys.executable, "-c", MAIN, json.dumps(config)]
+        command = [sys.executable, "-c", MAIN, worker_json(config)]
         # The user's own proxy is not there; neither the worker nor what it starts may ask it.
         dead = {"HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": ".internal", "PYTHONPATH": path}
         worker = subprocess.Popen(command, stdout=output, stderr=output, env=programs.variables(**dead))
