@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from primerl.train.import_path import find_by_path, located, missing
+from primerl.process.import_path import find_by_path, located, missing
 
 LOSSES = """
 import os.path
@@ -80,7 +80,7 @@ def test_what_is_found_is_what_would_be_imported() -> None:
     assert spec is not None
     assert (spec.origin or "").endswith("primerl/train/loss/components.py")
     code = (
-        "import sys\nfrom primerl.train.import_path import located, missing\n"
+        "import sys\nfrom primerl.process.import_path import located, missing\n"
         "assert located('verifiers.v1.tasksets') and missing('torch.nn:Module') is None\n"
         "print({'torch', 'verifiers', 'primerl.train.loss.components'} & set(sys.modules) or 'nothing')"
     )

@@ -41,9 +41,3 @@ class Exposition:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def check_port(port: object) -> None:
-    """Checks a port; None is off. Raises ValueError."""
-    if port is not None and not (isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= 65535):
-        raise ValueError(f"metrics_port is {port!r}; give a port from 0 (any free one) to 65535, or omit it")

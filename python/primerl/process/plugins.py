@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module, metadata
 from typing import Any
 
+from primerl.process.import_path import ImportFailedError, find_by_path
+
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -65,8 +67,6 @@ def make(name: str, made_by: Any, *args: Any, keep: tuple[type[Exception], ...] 
 
 
 def _by_path(path: str) -> Any:
-    from primerl.train.import_path import ImportFailedError, find_by_path
-
     try:
         found = find_by_path(path)
     except ImportFailedError as error:

@@ -13,7 +13,7 @@ need `peft`; both are imported where they are used.
 | `adapters/` | low-rank adapters |
 | `loss/` | components of the loss, log-probabilities, replayed truncation and grammars |
 | `losses/`, `optimizers/` | policy losses and optimizers, one file each |
-| `registry`, `import_path` | find them by file, entry point or `module:name` |
+| `registry` | finds them by file, entry point or `module:name` |
 | `optim` | one update of the model: clipping, optimizer, learning rate |
 | `data/` | a step's batch as tensors; rows of datasets as packed tokens with masks |
 | `weights/` | published weights: files and manifest, broadcasts, direct transfers |

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from primerl.process import plugins
+from primerl.process.import_path import ImportFailedError, import_by_path
 from primerl.process.setting_checks import from_mapping
-from primerl.train.import_path import ImportFailedError, import_by_path
 from primerl.train.settings import ConfigError
 
 

@@ -55,13 +55,13 @@ pub fn read<'a>(
         Ok(Err(error)) => {
             tracing::warn!(
                 path = %path.display(), %error,
-                "cannot read the engine records; restoring engines from the journal alone"
+                "cannot parse the engine records; restoring engines from the journal alone"
             )
         }
         Err(error) => {
             tracing::warn!(
                 path = %path.display(), %error,
-                "cannot parse the engine records; restoring engines from the journal alone"
+                "cannot read the engine records; restoring engines from the journal alone"
             )
         }
     }

@@ -110,7 +110,7 @@ impl State {
     }
 }
 
-/// Links a file, or a folder with all its files, if it exists.
+/// Removes a file, or a folder with all that is in it. One that does not exist is no error.
 pub fn remove_all(path: &Path) -> io::Result<()> {
     let removed = match path.is_dir() {
         true => std::fs::remove_dir_all(path),

@@ -20,7 +20,7 @@ from primerl.envs.interface import EnvironmentRefusedError, Role, module_name
 from primerl.launch.interpreters import lookup
 from primerl.launch.preflight import checker
 from primerl.launch.secrets import Variables
-from primerl.train.import_path import located
+from primerl.process.import_path import located
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,9 @@ from primerl.launch.resume import going_back
 from primerl.launch.supervise.failures import BAD_INPUT
 from primerl.launch.supervise.lock import LOCK, in_use, take
 from primerl.net import addresses
-from primerl.process import signals
+from primerl.process import import_path, signals
 from primerl.run_key import VARIABLE, run_key
 from primerl.runs.state import WITHIN_RUN
-from primerl.train import import_path
 from primerl.train.checkpoint.step_folders import saved_steps
 
 

@@ -33,9 +33,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from primerl.process.import_path import ImportFailedError, find_by_path
 from primerl.train import losses
 from primerl.train.data.batch import Batch, BatchError, MicroBatch, sequence_at
-from primerl.train.import_path import ImportFailedError, find_by_path
 from primerl.train.losses import LossFunction, PolicyLoss, Tokens
 from primerl.train.settings import ConfigError, LossConfig
 

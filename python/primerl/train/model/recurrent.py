@@ -32,7 +32,6 @@ from primerl.train.model.support import missing_package
 
 MARK = "primerl_packed"
 """Attribute of functions that replace `transformers`' own."""
-SCAN_OPTIONS = ("chunk_size", "D", "dt_bias", "dt_softplus", "dt_limit")
 UNTOLD = ("mamba_selective_scan",)
 """Functions of layers whose kernels have no argument for sequence boundaries (Mamba-1)."""
 
