@@ -255,6 +255,20 @@ def test_environments_of_another_package_are_served(
     assert worker.exit_code() == 0
 
 
+def test_a_generation_that_cannot_be_imported_refuses_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = {choice.GROUP: "acme = acme_envs\nbroken = broken_envs"}
+    outside.use(monkeypatch, outside.install(tmp_path, "acme_envs", ACME, points))
+    assert check.check_environment("acme-words", {"word": "a"}).remark == "acme-words is of another kind"
+    environments.check_installed([TrainEnvironment(id="acme-words"), TrainEnvironment(id="reverse-text")])
+    # The missing one may be of the broken package.
+    with pytest.raises(
+        ConfigError, match=r"environment 'other-words' cannot be imported.*'broken', the entry point broken_envs"
+    ):
+        environments.check_installed([TrainEnvironment(id="other-words")])
+
+
 def test_the_orchestrator_is_asked_past_the_users_proxy(
     orchestrator: Orchestrator, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

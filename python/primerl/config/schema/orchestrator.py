@@ -89,10 +89,16 @@ def _resolve_parser(given: Any, check_name: ValidatorFunctionWrapHandler) -> Any
         return parsers.checked(given, "the description", str(given.get("name", "described")))
     try:
         return check_name(given)
-    except ValidationError:
-        if isinstance(given, str) and (given.endswith(parsers.FILES) or given in parsers.registered()):
+    except ValidationError as error:
+        if not isinstance(given, str):
+            raise
+        if given.endswith(parsers.FILES) or given in parsers.registered():
             return parsers.describe(given)
-        raise
+        known = ", ".join([error.errors()[0]["ctx"]["expected"], *map(repr, parsers.registered())])
+        raise ValueError(
+            f"there is no parser {given!r}; there are {known}; for one of your own give the path of its description "
+            f"({' or '.join(parsers.FILES)}, docs/render.md)"
+        ) from None
 
 
 # For help and flags a name; a process is given the description of one that is not ours.

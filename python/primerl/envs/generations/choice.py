@@ -85,6 +85,14 @@ def chosen(environment_id: str) -> Generation:
     if outside is not None:
         outside.prepare()
         return outside
+    try:
+        return _own(environment_id)
+    except EnvironmentRefusedError as error:
+        # It may be of a generation that cannot be imported.
+        raise EnvironmentRefusedError("; ".join([str(error), *unusable()])) from error.__cause__
+
+
+def _own(environment_id: str) -> Generation:
     has = installed()
     generation = prepared(has)
     needs = wanted(environment_id, has)
@@ -98,15 +106,27 @@ def chosen(environment_id: str) -> Generation:
 
 
 def claimed(environment_id: str) -> OutsideGeneration | None:
-    """The generation of another package that the environment is of, if any. Raises EnvironmentRefusedError."""
-    for name in plugins.names(GROUP, {}):
-        try:
-            outside = cast(OutsideGeneration, plugins.find(GROUP, name, {}))
-        except plugins.PluginError as error:
-            raise EnvironmentRefusedError(str(error)) from error
+    """The generation of another package that the environment is of, if any. One that cannot be imported claims nothing:
+    it may have nothing to do with this environment (`unusable` lists those)."""
+    for outside in _outside()[0]:
         if outside.claims(environment_id):
             return outside
     return None
+
+
+def unusable() -> list[str]:
+    """What is wrong with generations of other packages that cannot be imported."""
+    return _outside()[1]
+
+
+def _outside() -> tuple[list[OutsideGeneration], list[str]]:
+    found, problems = [], []
+    for name in plugins.names(GROUP, {}):
+        try:
+            found.append(cast(OutsideGeneration, plugins.find(GROUP, name, {})))
+        except plugins.PluginError as error:
+            problems.append(str(error))
+    return found, problems
 
 
 def wanted(environment_id: str, has: Name) -> Name | None:

@@ -16,7 +16,7 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.schema.rl import RLConfig
 from primerl.envs.generations import choice
 from primerl.envs.generations.choice import TASKSETS
-from primerl.envs.interface import EnvironmentRefusedError, Role, module_name
+from primerl.envs.interface import Role, module_name
 from primerl.launch.interpreters import lookup
 from primerl.launch.preflight import checker
 from primerl.launch.secrets import Variables
@@ -58,22 +58,16 @@ def check_installed(entries: Iterable[lookup.Entry]) -> None:
         name = module_name(entry.id)
         if entry.python is not None or not entry.num_workers or located(name) or located(f"{TASKSETS}.{name}"):
             continue
-        if _is_claimed(entry.id):
+        if choice.claimed(entry.id) is not None:
             continue
         problem = (
             f"environment {entry.id!r} cannot be imported: there is no module {name!r}; install its package (for the "
             "examples: `pip install ./examples/<name>`) into this virtual environment"
         )
+        problem = "; ".join([problem, *choice.unusable()])
         problems.append(_named(entry.label, problem))
     if problems:
         raise ConfigError("\n".join(reversed(problems)))
-
-
-def _is_claimed(environment_id: str) -> bool:
-    try:
-        return choice.claimed(environment_id) is not None
-    except EnvironmentRefusedError as error:
-        raise ConfigError(str(error)) from None
 
 
 @contextlib.contextmanager
