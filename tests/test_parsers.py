@@ -100,7 +100,7 @@ def refusal(given: dict[str, Any]) -> str:
 
 
 def test_a_parser_that_cannot_be_used_is_refused_by_field_and_value(package: Path, tmp_path: Path) -> None:
-    assert "Input should be 'hermes', 'qwen3_coder', " in refusal({"tool": "hermse"})
+    assert "there is no parser 'hermse'; there are 'hermes', 'qwen3_coder', " in refusal({"tool": "hermse"})
     assert "acme_formats:WRONG (the entry point 'acme_wrong' of primerl.tool_parsers) is 3" in refusal(
         {"tool": "acme_wrong"}
     )
