@@ -148,6 +148,7 @@ def test_training_imports_little() -> None:
         "net.prometheus",
         "net.addresses",
         "process.extras",
+        "process.import_path",
         "process.imports",
         "process.plugins",
         "process.rank_variables",

@@ -34,6 +34,7 @@ COMMANDS = {
     "page": ("primerl.cli.looking:page", "show a finished run in the browser (a running one serves its own page)"),
     "buffer": ("primerl.cli.journal:buffer", "show the difficulty buffer of a run"),
     "config": ("primerl.cli.config:config", "explain a key of a config; JSON schemas; the reference page"),
+    "doctor": ("primerl.cli.doctor:doctor", "show what this machine has, and what it means for a run"),
     "models": ("primerl.cli.models:models", "check what can be done with a model, by its config.json"),
     "simulate": ("primerl.cli.planning:simulate", "plan capacity: a run in virtual time, and what limits it"),
     "template": (
