@@ -89,3 +89,48 @@ def test_curves_are_in_one_order_whenever_they_come(evaluate: Any) -> None:
     assert seen[4].startswith("bd")
     # What was in its place stays there, with its focus.
     assert moved == [1, 2, 1, 2]
+
+
+HEALTH = """
+class Fake {
+  constructor(tag) { this.tagName = tag; this.children = []; this.text = ""; this.on = {}; this.childNodes = []; }
+  set textContent(text) { this.text = text; }
+  addEventListener(event, act) { this.on[event] = act; }
+  setAttribute() {}
+  append(...nodes) { this.children.push(...nodes); this.childNodes = this.children; }
+  replaceChildren(...nodes) { this.children = nodes; this.childNodes = nodes; }
+  isEqualNode() { return false; }
+  all() { return [this, ...this.children.flatMap((one) => (one instanceof Fake ? one.all() : []))]; }
+}
+globalThis.document = { createElement: (tag) => new Fake(tag) };
+"""
+
+
+def test_what_is_wrong_is_said_and_leads_to_its_curve(evaluate: Any) -> None:
+    finding = {
+        "rule": "no_signal",
+        "what": "no group differs",
+        "advice": "harder examples",
+        "curve": "advantage/all/std",
+    }
+    shown = evaluate(
+        'import { health } from "./web/panels.js";',
+        f"""{HEALTH}
+const drawn = [];
+const texts = (found) => {{
+  const node = new Fake("section");
+  health(node, found, (name) => drawn.push(name));
+  return node;
+}};
+const ill = texts({json.dumps({"steps": 20, "findings": [finding]})});
+ill.all().find((one) => one.on.click).on.click();
+const said = (node) => node.all().map((one) => one.text).filter(Boolean);
+const quiet = (steps) => said(texts({{steps, findings: []}}));
+console.log(JSON.stringify([said(ill), drawn, quiet(20), quiet(2)]));""",
+    )
+    assert shown == [
+        ["Health", "no group differs", "harder examples", "advantage/all/std"],
+        ["advantage/all/std"],
+        ["Health", "No rule finds anything wrong."],
+        ["Health", "Too few steps to tell."],
+    ]

@@ -37,6 +37,7 @@ __all__ = [
     "inspect_run",
     "inspect_samples",
     "orchestrate",
+    "run_health",
     "simulate",
 ]
 
@@ -538,6 +539,12 @@ def evaluated_rollouts(output_dir: str | PathLike[str]) -> EvaluatedRollouts:
     order of versions, environments (as in the config), examples and slots.
 
     Raises `PrimerlError` if the journal cannot be read.
+    """
+
+def run_health(output_dir: str | PathLike[str]) -> list[dict[str, str]]:
+    """What the rules of docs/recipes/not-learning.md find wrong with a run, by its `metrics.jsonl` and `steps.jsonl`,
+    the first to look at first: `rule`, `what` is seen, `advice`, and the `curve` that shows it. Empty where nothing is,
+    or in the first steps. Raises `PrimerlError` if a file cannot be read.
     """
 
 def inspect_buffer(

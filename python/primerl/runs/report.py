@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from primerl._core import run_health
 from primerl.launch.report import summary
 from primerl.launch.report.evaluations import mark
 from primerl.process.extras import described
@@ -236,6 +237,8 @@ def show(folder: Path) -> None:
         table.add_row(name, value)
     console = Console()
     console.print(table)
+    for finding in run_health(folder):
+        console.print(f"! {finding['what']} ({finding['curve']})\n  {finding['advice']}", markup=False, soft_wrap=True)
     reward = results.column("reward/all/mean")
     steps = [step["step"] for step in results.steps if step.get("reward/all/mean") is not None]
     if not reward:

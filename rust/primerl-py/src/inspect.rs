@@ -4,6 +4,8 @@ use crate::errors::{PrimerlError, with_causes};
 use crate::interrupt::interruptible;
 use primerl_core::{ExampleIndex, GroupId, RolloutId, Step};
 use primerl_record::inspect::{self, InspectError, MeasuredRollout, Question};
+use primerl_record::page::curves::Curves;
+use primerl_record::page::health;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -47,6 +49,17 @@ pub fn inspect_run<'py>(
     let question = question(what, number)?;
     let answer = interruptible(py, move || inspect::answer(&output_dir, question))?;
     convert(py, answer)
+}
+
+/// What rules find wrong with a run, by its metrics; writes nothing.
+#[pyfunction]
+pub fn run_health(py: Python<'_>, output_dir: PathBuf) -> PyResult<Bound<'_, PyAny>> {
+    let found = interruptible(py, move || {
+        let mut curves = Curves::new(&output_dir);
+        curves.refresh().map(|()| health::findings(&curves))
+    })?;
+    let found = found.map_err(|error| PrimerlError::new_err(error.to_string()))?;
+    pythonize::pythonize(py, &found).map_err(|error| PrimerlError::new_err(error.to_string()))
 }
 
 /// Rollouts that evaluations counted, each converted on access: its tokens need ten times the memory in Python.

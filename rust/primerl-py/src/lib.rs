@@ -42,6 +42,7 @@ mod _core {
     #[pymodule_export]
     use inspect::{
         EvaluatedRollouts, evaluated_rollouts, inspect_buffer, inspect_run, inspect_samples,
+        run_health,
     };
 
     #[pymodule_export]

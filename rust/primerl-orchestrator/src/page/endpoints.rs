@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use primerl_core::RolloutId;
 use primerl_record::page::curves::{Curves, MOST_CURVES, MOST_POINTS, Wanted};
+use primerl_record::page::health;
 use primerl_record::page::index::Filter;
 use primerl_record::page::over;
 use primerl_record::page::rollout::{MOST_TOKENS, line};
@@ -30,6 +31,7 @@ const EVALUATIONS: usize = 1_000;
 pub fn routes<S: Clone + Send + Sync + 'static>(page: Arc<Page>) -> Routes<S> {
     assets::routes()
         .route("/page/curves", get(curves))
+        .route("/page/health", get(healthy))
         .route("/page/evaluations", get(evaluations))
         .route("/page/rollouts", get(rollouts))
         .route("/page/rollouts/{rollout}", get(rollout))
@@ -192,6 +194,15 @@ async fn of_curves(
         Ok(read(&curves))
     });
     Ok(answer(&value.await?))
+}
+
+/// What rules find wrong with the run.
+async fn healthy(State(page): State<Arc<Page>>) -> Result<Response, ApiError> {
+    of_curves(
+        page,
+        |curves| json!({"steps": curves.steps(), "findings": health::findings(curves)}),
+    )
+    .await
 }
 
 #[derive(Deserialize)]

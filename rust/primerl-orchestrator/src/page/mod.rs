@@ -4,6 +4,7 @@
 //! /                    the page; /page/assets/… its script and style (no data: no key is needed for them)
 //! /page/now            the status, where the time went, how far the journal was read
 //! /page/curves         named columns of metrics.jsonl and steps.jsonl, thinned to what can be drawn
+//! /page/health         what rules find wrong with the run, in words
 //! /page/evaluations    lines of evals.jsonl
 //! /page/rollouts       the last rollouts, a line each, filtered, in pages
 //! /page/rollouts/{id}  one of them: its turns; …/turns/{n}: the tokens of one

@@ -146,6 +146,9 @@ async fn a_run_is_shown_during_and_after_it() {
             .unwrap()
             .contains(&json!("staleness/mean"))
     );
+    let health = get(&format!("{url}/page/health")).await;
+    assert_eq!(health["findings"], json!([]));
+    assert!(health["steps"].as_u64() >= Some(1));
     let now = until(&format!("{url}/page/now"), |now| !now["idle"].is_null()).await;
     assert_eq!(now["is_live"], true);
     assert!(now["status"]["run"]["step"].as_u64() >= Some(1));

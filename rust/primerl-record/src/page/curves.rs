@@ -109,6 +109,48 @@ impl Curves {
         json!({"evaluations": found, "next": (begin > 0).then_some(begin)})
     }
 
+    /// Every value of a curve, by step.
+    pub fn values(&self, name: &str) -> Vec<f32> {
+        let whole = Wanted {
+            names: Vec::new(),
+            from: 0,
+            to: u64::MAX,
+            points: MOST_POINTS,
+        };
+        let points = self.points(name, &whole).into_iter();
+        points.map(|(_, value)| value).collect()
+    }
+
+    /// The sum of a curve's values in the last `steps` steps, of which some may have none.
+    pub fn sum_of_last(&self, name: &str, steps: usize) -> f64 {
+        let mut tables = self.tables();
+        let Some(table) = tables.find(|table| table.columns.contains_key(name)) else {
+            return 0.0;
+        };
+        let from = table.steps.len().saturating_sub(steps);
+        let last = table.columns[name].iter().skip(from);
+        let there = last.filter(|value| value.is_finite());
+        there.map(|value| f64::from(*value)).sum()
+    }
+
+    /// Number of steps of the longer file.
+    pub fn steps(&self) -> usize {
+        self.tables()
+            .map(|table| table.steps.len())
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Names of curves that begin so.
+    pub fn names<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+        let names = self.tables().flat_map(|table| table.columns.keys());
+        let names: std::collections::BTreeSet<&str> = names
+            .map(String::as_str)
+            .filter(|name| name.starts_with(prefix))
+            .collect();
+        names.into_iter()
+    }
+
     fn tables(&self) -> impl Iterator<Item = &Table> {
         [&self.trainer, &self.orchestrator].into_iter()
     }

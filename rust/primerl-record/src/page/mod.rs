@@ -2,6 +2,7 @@
 
 mod advantages;
 pub mod curves;
+pub mod health;
 pub mod index;
 mod line;
 pub mod over;

@@ -3,7 +3,7 @@
 import { Chart, MOST } from "./chart.js";
 import { arrange, el, get, percent, replace, short, span, whole } from "./common.js";
 import { Evaluations } from "./evaluations.js";
-import { engines, environments, idle, waits, workers } from "./panels.js";
+import { engines, environments, health, idle, waits, workers } from "./panels.js";
 
 const CHOSEN = "primerl-charts";
 const POINTS = 600;
@@ -98,6 +98,7 @@ export class Overview {
     this.to = el("input", { type: "number", min: 1, "aria-label": "last step", placeholder: "last" });
     for (const field of [this.from, this.to]) field.addEventListener("change", () => this.choose(this.from.value, this.to.value));
     this.more = el("select", { "aria-label": "add a curve", on: { change: () => this.add(this.more.value) } });
+    this.health = el("section", { class: "card", id: "health" });
     this.idle = el("section", { class: "card", id: "idle" });
     this.waits = el("section", { class: "card", id: "waits" });
     this.engines = el("section", { class: "card", id: "engines" });
@@ -107,18 +108,23 @@ export class Overview {
     const all = el("button", { text: "All steps", on: { click: () => this.choose() } });
     this.bar = el("div", { class: "bar" }, el("label", {}, "Steps", this.from, "to", this.to), all,
       el("span", { class: "faint" }, "drag over a curve to look closer"), el("label", { class: "end" }, this.more));
-    this.node = el("div", {}, el("h1", { text: "Overview" }), this.tiles, this.bar, this.grid,
+    this.node = el("div", {}, el("h1", { text: "Overview" }), this.tiles, this.health, this.bar, this.grid,
       el("div", { class: "wide" }, stack(this.idle), stack(this.waits, this.engines), stack(this.environments, this.workers), stack(...this.evaluations.nodes)), this.others);
   }
 
   async now(now) {
     this.evaluates = now.only_evaluates;
-    this.bar.hidden = this.grid.hidden = this.evaluates;
+    this.bar.hidden = this.grid.hidden = this.health.hidden = this.evaluates;
     this.isOver = now.end !== null;
     this.tell(now);
     if (now.rows === this.rows) return;
     this.rows = now.rows;
-    await Promise.all([this.evaluates ? null : this.curves(), this.evaluations.read(this.evaluates)]);
+    await Promise.all([this.evaluates ? null : this.curves(), this.evaluates ? null : this.judge(), this.evaluations.read(this.evaluates)]);
+  }
+
+  async judge() {
+    const found = await get("/page/health");
+    health(this.health, found, (name) => (this.own.includes(name) ? null : this.add(name)));
   }
 
   async choose(from = "", to = "") {

@@ -4,6 +4,8 @@ import { cut, el, percent, replace, span, table, whole, words } from "./common.j
 
 const WAITS = 14;
 const WORKERS = 16;
+/** Fewer say nothing about a run. */
+const FEW_STEPS = 5;
 /** A worker that has not been heard of for so long is late. */
 const LATE_S = 15;
 const KINDS = [[/^(busy|serves|runs)/, "busy"], [/^loads/, "loads"], [/^lost/, "gone"], [/^(waits|idle|asks|unproved)/, "waits-for"], [/./, "other"]];
@@ -71,6 +73,14 @@ export function workers(node, now) {
   const head = ["worker", "environment", ...(elsewhere ? ["machine"] : []), { right: "in flight" }, { right: "heard of" }, "log"];
   const nobody = now.is_live ? "None has registered." : now.end ? "The run is over." : "Only the page of the run itself knows.";
   replace(node, title("Env workers"), rows.length ? table(head, rows) : note(nobody), more(all.length, rows.length), ...(now.is_live ? refused : []));
+}
+
+/** What rules find wrong with the run, the first to look at first; each leads to its curve. */
+export function health(node, { steps, findings }, draw) {
+  const lines = findings.map((one) => el("li", { class: "finding" }, el("b", { text: one.what }), el("span", { text: one.advice }),
+    el("button", { text: one.curve, title: "draw this curve", on: { click: () => draw(one.curve) } })));
+  const quiet = steps < FEW_STEPS ? "Too few steps to tell." : "No rule finds anything wrong.";
+  replace(node, title("Health"), lines.length ? el("ul", { class: "findings" }, lines) : note(quiet));
 }
 
 /** Where the time went. */
