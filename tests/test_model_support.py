@@ -12,6 +12,7 @@ from families import FAMILIES, MIXTURES, WITH_STATE
 from hosted_models import GPT_OSS, HOSTED, write_hosted
 from primerl.cli import main
 from primerl.config.command_line.load import ConfigError
+from primerl.inference import backends
 from primerl.inference.torch.shape import Shape
 from primerl.launch.preflight.model_folder import check_model, check_trainable
 from primerl.train.adapters.lora import target_modules
@@ -47,12 +48,16 @@ def test_preflight_and_trainer_agree_about_the_hosted_models(name: str, tmp_path
             check_model(folder, weights=False)
         with pytest.raises(ModelError, match="its weights are quantised"):
             model_shape(folder)
+    assert (answers.transformers_engine is None) == (answers.training is None)
     if name in EMBEDDED:
         assert answers.embedded_engine is None
         assert Shape.read(folder).layers == 4
+        assert backends.chosen("auto", None, folder) == "torch"
     else:
-        with pytest.raises(ValueError, match="the embedded engine serves llama, qwen2, qwen3"):
+        other = '"transformers"' if answers.training is None else "serve this model with vLLM"
+        with pytest.raises(ValueError, match=f"the embedded engine serves llama, qwen2, qwen3.*{other}"):
             Shape.read(folder)
+        assert backends.chosen("auto", None, folder) == ("transformers" if answers.training is None else "torch")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +173,7 @@ def test_memory_falls_with_gpus_checkpointing_and_adapters() -> None:
     ("config", "code", "words"),
     [
         (HOSTED["Qwen3-4B-Instruct-2507"], 0, ["yes, packed", "qwen3", "on each of 2 GPUs"]),
-        (HOSTED["Qwen3.5-35B-A3B"], 0, ["qwen3_5_moe_text, 4 experts a layer", "no: the embedded engine serves"]),
+        (HOSTED["Qwen3.5-35B-A3B"], 0, ["qwen3_5_moe_text, 4 experts a layer", "yes, over transformers: it computes"]),
         (HOSTED["gpt-oss-20b"], 1, ["no: its weights are quantised"]),
         ({"model_type": "bloom"}, 1, ["no: transformers has this architecture with attention of its own"]),
         ({"model_type": "ctrl"}, 1, ["no: this architecture (ctrl) has no list of layers"]),

@@ -69,6 +69,8 @@ class EngineBackend:
     """Whether the digest is of the very tensors it computes with, so that no probe has to prove the model too."""
     starts_slowly = True
     """Whether an engine that is started again takes as long as at the beginning: rollouts wait so long for it."""
+    drawback: str = ""
+    """A sentence that a user reads who did not choose it by name: what it is worse at than others."""
     rereads_adapters = False
     """Whether a published adapter may be read again while requests use it, so that its folder has to stay."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from primerl.config.errors.fail import ConfigError, Problems
 from primerl.config.process_files import files, resolve
+from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
+from primerl.inference import backends
 from primerl.inference.backend import EngineBackend, UnservableError
 from primerl.launch.preflight import model_folder
 from primerl.process.setting_checks import from_mapping
@@ -34,6 +37,13 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
         with problems.noted():
             _attends(config, folder)
     problems.check()
+
+
+def say_drawback(config: RLConfig | EvalConfig, say: Callable[[str], None]) -> None:
+    """Says what an engine is worse at that `auto` has chosen."""
+    backend = resolve.engine_backend(config)
+    if config.inference.backend == backends.AUTO and backend.drawback:
+        say(f"the model is served by {backend.title}: {backend.drawback}")
 
 
 def _engine_serves(config: RLConfig, folder: Path) -> None:

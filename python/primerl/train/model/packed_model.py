@@ -216,15 +216,18 @@ def _attend(
     return out if out.shape[0] == bucket.slots.shape[0] else out.index_select(0, bucket.slots)
 
 
-def load_model(path: str | Path, dtype: str = "float32", device: torch.device | str = "cpu") -> Any:
-    """The checkpoint in folder `path` as a `transformers` model with packed attention, in training mode.
+def load_model(
+    path: str | Path, dtype: str = "float32", device: torch.device | str = "cpu", attention: str = ATTENTION
+) -> Any:
+    """The checkpoint in folder `path` as a `transformers` model with packed attention, in training mode. `attention`:
+    another one, by the name that it is registered under.
 
     Raises:
         ModelError: no such folder, no `config.json`, or `transformers` cannot load it.
     """
     import_transformers()
     with _reading(path) as (folder, config):
-        how: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION, "local_files_only": True}
+        how: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": attention, "local_files_only": True}
         model, loaded = _kind(config).from_pretrained(folder, config=config, **how, output_loading_info=True)
     missing = sorted(loaded["missing_keys"])
     if missing:
@@ -234,7 +237,7 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
             f"model folder {folder} lacks tensors that its config.json asks for: {listed}; fetch or save it again"
         )
     model = model.to(device).train()
-    annotate(model, ATTENTION)
+    annotate(model, attention)
     return model
 
 

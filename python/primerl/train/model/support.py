@@ -104,6 +104,11 @@ weights."""
 EMBEDDED_TYPES = ("llama", "qwen2", "qwen3")
 """Types that the embedded engine computes."""
 
+NOT_CACHED = {
+    "hrm_text": "a checkpoint's tensors lie in the model's in pieces, which new weights cannot be loaded into"
+}
+"""`model_type` -> why the embedded engine over `transformers` does not serve it."""
+
 EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 """Keys of the number of experts in a layer, by family."""
 
@@ -194,10 +199,20 @@ def experts(config: Config) -> int:
 
 
 def embedded_engine_refusal(config: Config) -> str | None:
-    """Why the embedded engine cannot compute this model exactly."""
+    """Why the embedded engine's own decoder cannot compute this model exactly."""
+    problem = _own_decoder_problem(config)
+    if problem is None:
+        return None
+    other = "serve this model with vLLM"
+    if transformers_engine_refusal(config) is None:
+        other = 'set inference.backend to "transformers" (slower), or serve this model with vLLM'
+    return f"{problem}; {other}"
+
+
+def _own_decoder_problem(config: Config) -> str | None:
     kind = config.get("model_type")
     if kind not in EMBEDDED_TYPES:
-        return f"the embedded engine serves {', '.join(EMBEDDED_TYPES)}, not {kind!r}; serve this model with vLLM"
+        return f"the embedded engine serves {', '.join(EMBEDDED_TYPES)}, not {kind!r}"
     neutral: dict[str, tuple[Any, ...]] = {
         "hidden_act": ("silu", None),
         "use_sliding_window": (False, None),
@@ -206,16 +221,25 @@ def embedded_engine_refusal(config: Config) -> str | None:
     }
     for name, values in neutral.items():
         if config.get(name) not in values:
-            return f"the embedded engine cannot serve {name} = {config[name]!r}; use vLLM"
+            return f"the embedded engine cannot serve {name} = {config[name]!r}"
     if others := set(config.get("layer_types") or []) - {"full_attention"}:
-        return f"the embedded engine has no layers of type {', '.join(sorted(others))}; use vLLM"
+        return f"the embedded engine has no layers of type {', '.join(sorted(others))}"
     rope = rope_parameters(config)
     if float(rope.get("partial_rotary_factor", 1.0)) != 1.0:
-        return "partial rotary embeddings need vLLM"
+        return "the embedded engine has no partial rotary embeddings"
     scaling = rope.get("rope_type", rope.get("type", "default"))
     if scaling not in ("default", "llama3"):
-        return f"rope type {scaling!r} is not served by the embedded engine; use vLLM"
+        return f"rope type {scaling!r} is not served by the embedded engine"
     return None
+
+
+def transformers_engine_refusal(config: Config) -> str | None:
+    """Why the embedded engine over `transformers` cannot compute this model: what it serves is what is trained."""
+    kind = model_type(config)
+    refused = refusal(config)
+    if refused is None and kind in NOT_CACHED:
+        refused = f"{NOT_CACHED[kind]} ({kind}); serve this model with vLLM"
+    return refused
 
 
 def rope_parameters(config: Config) -> Config:
@@ -235,7 +259,9 @@ class Support:
     state: bool
     experts: int
     embedded_engine: str | None
-    """Why the embedded engine cannot serve it; vLLM may."""
+    """Why the embedded engine's own decoder cannot serve it."""
+    transformers_engine: str | None
+    """Why the embedded engine over `transformers` cannot either; vLLM may."""
     several_ranks: str | None
     """Why it can be trained on one rank only."""
     projections: tuple[str, ...] | None
@@ -250,6 +276,7 @@ def support(config: Config) -> Support:
         state=has_state(config),
         experts=experts(config),
         embedded_engine=embedded_engine_refusal(config),
+        transformers_engine=transformers_engine_refusal(config),
         several_ranks=layout_refusal(config, 2),
         projections=PROJECTIONS.get(model_type(config)),
     )
