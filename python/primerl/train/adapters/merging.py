@@ -72,6 +72,6 @@ def _product(layer: Any, a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
     [E * R, in], expert by expert, and B is [out, R * E], of which the experts are the last axis."""
     if weight.dim() == 2:
         return b @ a
-    experts = weight.shape[0]
-    product = b.unflatten(1, (-1, experts)).permute(2, 0, 1) @ a.unflatten(0, (experts, -1))
+    experts, rank = weight.shape[0], a.shape[0] // weight.shape[0]
+    product = b.reshape(-1, rank, experts).permute(2, 0, 1) @ a.reshape(experts, rank, -1)
     return product.transpose(1, 2) if layer.get_base_layer().is_transposed else product

@@ -62,7 +62,7 @@ def _one_by_one(self: Any, rows: Tensor, counts: Tensor) -> Tensor:
     """[P, hidden] of the pairs [P, hidden], sorted by expert."""
     first, last = (_parts(self, name) for name in (_first(self), "down_proj"))
     done = []
-    for expert, part in enumerate(rows.split(counts.tolist())):
+    for expert, part in enumerate(torch.split(rows, counts.tolist())):
         if len(part):
             done.append(_project(self, _activate(self, _project(self, part, *first[expert])), *last[expert]))
     return torch.cat(done)
@@ -73,7 +73,7 @@ Part = tuple[Tensor, Tensor | None, Low | None]
 
 
 def _parts(self: Any, name: str) -> list[Part]:
-    """Parts of each expert. Unbound at once: a gradient of `weight[e]` would be as large as all experts, for each of them."""
+    """Parts of each expert. Unbound at once: the gradient of one `weight[e]` would be as large as all experts."""
     weights = getattr(self, name).unbind(0)
     biases = getattr(self, f"{name}_bias").unbind(0) if self.has_bias else [None] * len(weights)
     low = adapter_of(self, name)
@@ -155,7 +155,7 @@ def _try_grouped(device: torch.device, dtype: torch.dtype) -> bool:
         try:
             ends = torch.tensor([4, 4, 16], device=device, dtype=torch.int32)  # the second has none
             found = _product(rows, weights.transpose(1, 2), ends)
-            found.sum().backward()
+            torch.autograd.backward(found, torch.ones_like(found))
         except (RuntimeError, NotImplementedError, AttributeError):
             return False
     expected = torch.eye(16, device=device, dtype=dtype)
@@ -207,7 +207,7 @@ def install(model: Any) -> None:
     """The model's routers compute in fp32, as engines do it: where they round, nearly equal experts change places."""
     if any(is_experts(module) for module in model.modules()):
         for router, _ in routers(model):
-            router.forward = MethodType(_in_fp32, router)  # type: ignore[method-assign]
+            router.forward = MethodType(_in_fp32, router)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -216,8 +216,8 @@ def _in_fp32(self: torch.nn.Module, hidden_states: Tensor, *given: Any, **named:
     own = [(module, dict(module._parameters)) for module in self.modules()]
     try:
         for module, parameters in own:
-            wide = {name: None if one is None else one.float() for name, one in parameters.items()}
-            module._parameters.update(wide)  # type: ignore[arg-type] # as torch.func.functional_call does it
+            wide: dict[str, Any] = {name: None if one is None else one.float() for name, one in parameters.items()}
+            module._parameters.update(wide)  # as torch.func.functional_call does it
         return type(self).forward(self, hidden_states.float(), *given, **named)
     finally:
         for module, parameters in own:
