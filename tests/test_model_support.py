@@ -15,7 +15,7 @@ from primerl.config.command_line.load import ConfigError
 from primerl.inference import backends
 from primerl.inference.torch.shape import Shape
 from primerl.launch.preflight.model_folder import check_model, check_trainable
-from primerl.train.adapters.lora import target_modules
+from primerl.train.adapters.targets import choose
 from primerl.train.model import footprint, support
 from primerl.train.model.layers import layers
 from primerl.train.model.packed_model import ModelError, load_model, model_shape
@@ -92,7 +92,7 @@ def test_families_that_are_tested_are_approved() -> None:
     "family", ["qwen3", "gpt_oss", "glm4_moe", "nemotron_h", "qwen3_5_moe_text", "deepseek_v3", "arcee", "gpt2"]
 )
 def test_adapters_reach_the_projections_that_are_named(family: str, folders: Any) -> None:
-    names = target_modules(model_shape(folders(family)), filled(LoraConfig))
+    names = choose(model_shape(folders(family)), filled(LoraConfig)).linear
     assert {name.rsplit(".", 1)[-1] for name in names} == set(support.PROJECTIONS[family])
 
 

@@ -24,7 +24,7 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from primerl.train.loss.logprobs import OutputHead
-from primerl.train.model import support
+from primerl.train.model import experts, support
 from primerl.train.model.architectures import (
     annotate,
     decoder,
@@ -40,6 +40,8 @@ from primerl.train.model.packed import PackedSequences as PackedSequences
 
 ATTENTION = "primerl_packed"
 """Name of the attention below in `transformers`' registry."""
+
+IMPLEMENTATIONS = {"attn_implementation": ATTENTION, "experts_implementation": experts.EXPERTS}
 
 MOST_FLASH = 256
 """Largest head of flash attention."""
@@ -227,7 +229,8 @@ def load_model(
     """
     import_transformers()
     with _reading(path) as (folder, config):
-        how: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": attention, "local_files_only": True}
+        how: dict[str, Any] = {"dtype": DTYPES[dtype], **IMPLEMENTATIONS, "local_files_only": True}
+        how["attn_implementation"] = attention
         model, loaded = _kind(config).from_pretrained(folder, config=config, **how, output_loading_info=True)
     missing = sorted(loaded["missing_keys"])
     if missing:
@@ -238,6 +241,7 @@ def load_model(
         )
     model = model.to(device).train()
     annotate(model, attention)
+    experts.install(model)
     return model
 
 
@@ -246,9 +250,10 @@ def model_shape(path: str | Path) -> Any:
     import_transformers()
     with _reading(path) as (_, config), torch.device("meta"):
         # Some are made of tensors that say themselves where they are.
-        made = _kind(config).from_config(config, dtype=torch.float32, attn_implementation=ATTENTION)
+        made = _kind(config).from_config(config, dtype=torch.float32, **IMPLEMENTATIONS)
         model = made.to("meta").train()
     annotate(model, ATTENTION)
+    experts.install(model)
     return model
 
 
@@ -283,6 +288,7 @@ def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
 
     folder = checked_folder(path)
     AttentionInterface.register(ATTENTION, packed_attention)
+    experts.register()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     kind = ""
     try:
