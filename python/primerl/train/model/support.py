@@ -104,6 +104,10 @@ weights."""
 EMBEDDED_TYPES = ("llama", "qwen2", "qwen3")
 """Types that the embedded engine computes."""
 
+MXFP4 = "mxfp4"
+IN_MXFP4 = ("gpt_oss",)
+"""Types of which folders in MXFP4 are dequantised when they are loaded."""
+
 EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 """Keys of the number of experts in a layer, by family."""
 
@@ -135,14 +139,29 @@ def training_refusal(config: Config) -> str | None:
     return None
 
 
+def quantisation(config: Config) -> str | None:
+    """In what the weights are quantised; None where they are numbers."""
+    given = config.get("quantization_config") or text_config(config).get("quantization_config")
+    if not given:
+        return None
+    return str(given.get("quant_method") or "an unnamed way") if isinstance(given, Mapping) else str(given)
+
+
+def dequantises(config: Config) -> bool:
+    """Whether the weights are quantised in a way that they are read from as numbers: MXFP4 of gpt-oss, whose values
+    bfloat16 has all."""
+    return quantisation(config) == MXFP4 and model_type(config) in IN_MXFP4
+
+
 def weights_refusal(config: Config) -> str | None:
     """Why the weights that belong to this `config.json` cannot be trained, as the end of `weights are ...`."""
-    if config.get("quantization_config") or text_config(config).get("quantization_config"):
-        return (
-            "quantised (config.json has a quantization_config), which cannot be trained; give the model in bfloat16 "
-            "or float32"
-        )
-    return None
+    method = quantisation(config)
+    if method is None or dequantises(config):
+        return None
+    return (
+        f"quantised ({method}: config.json has a quantization_config), which cannot be trained; give the model in "
+        "bfloat16 or float32"
+    )
 
 
 def refusal(config: Config) -> str | None:
