@@ -16,7 +16,7 @@ from primerl.train.weights.mxfp4 import joined
 
 
 @register_model_loader(LOAD_FORMAT)
-class Mxfp4Loader(DefaultModelLoader):
+class Mxfp4Loader(DefaultModelLoader):  # type: ignore[misc] # vLLM is not installed where types are checked
     def __init__(self, load_config: LoadConfig) -> None:
         # Its own files are plain ones.
         super().__init__(replace(load_config, load_format="auto"))

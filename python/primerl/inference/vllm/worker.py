@@ -34,6 +34,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from primerl.inference.vllm import loader  # noqa: F401 - vLLM finds it by its name
 from primerl.inference.vllm.checkpoint import Checkpoint, CheckpointError, Frozen, read, tensors_of
 from primerl.inference.vllm.computed import compare, refresh_packed_heads
+from primerl.inference.vllm.gpt_oss import copy_sinks, for_reload
 from primerl.inference.vllm.serve import LORA
 from primerl.train.weights.mxfp4 import joined
 from primerl.train.weights.receiver import TransferError, receive
@@ -165,9 +166,12 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
         with torch.device(self.device):
             initialize_layerwise_reload(self.model)
             # With what is frozen: a reload is of whole layers.
-            self.model.load_weights(joined([*checkpoint.tensors, *self.frozen.tensors.items()]))
+            tensors = joined([*checkpoint.tensors, *self.frozen.tensors.items()])
+            self.model.load_weights(for_reload(self.model, tensors))
             finalize_layerwise_reload(self.model, self.model_config)
             refresh_packed_heads(self.model)
+            parallel = self.parallel_config
+            copy_sinks(self.model, checkpoint.tensors, parallel.rank % parallel.tensor_parallel_size)
 
     def finish_weight_update(self) -> None:
         pass

@@ -251,6 +251,8 @@ class Support:
     """Why it cannot be trained; None where nothing in its config forbids that."""
     device: str | None
     """Why it cannot be trained on a GPU of this machine."""
+    dequantised: str | None
+    """What the weights are quantised in, where they are read from that as bfloat16."""
     state: bool
     experts: int
     embedded_engine: str | None
@@ -266,6 +268,7 @@ def support(config: Config) -> Support:
         model_type=model_type(config),
         training=refusal(config),
         device=device_refusal(config),
+        dequantised=quantisation(config) if dequantises(config) else None,
         state=has_state(config),
         experts=experts(config),
         embedded_engine=embedded_engine_refusal(config),

@@ -34,6 +34,6 @@ def note_names(model: Any, names: Iterable[str]) -> list[str]:
         renamed, _ = rename_source_key(whole_name(name), renamings, converters, prefix, state)
         if renamed not in state:
             absent.append(name)
-    if getattr(model, "_weight_conversions", None) is None:
+    if any(one.was_used() for one in mapping) and getattr(model, "_weight_conversions", None) is None:
         model._weight_conversions = [one for one in mapping if one.was_used()]
     return absent
