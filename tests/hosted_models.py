@@ -1,5 +1,4 @@
-"""The hosted models as tiny folders of the same architectures, laid out as the hub has them: their `config.json` alone,
-or with random weights under the hub's names."""
+"""The hosted models as tiny `config.json` files of the same architectures, laid out as the hub has them."""
 
 from __future__ import annotations
 
@@ -149,24 +148,4 @@ def write_hosted(folder: Path, name: str) -> Path:
     for other in ("model.safetensors", "generation_config.json"):
         (folder / other).unlink(missing_ok=True)
     (folder / "config.json").write_text(json.dumps(HOSTED[name]))
-    return folder
-
-
-def write_hosted_weights(folder: Path, name: str) -> Path:
-    """The same with random weights, whole: with towers for images, as the hub has them."""
-    import torch
-    import transformers
-
-    write_hosted(folder, name)
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.from_pretrained(folder)
-    # As they are published for training: nothing here quantises.
-    vars(config).pop("quantization_config", None)
-    model = getattr(transformers, HOSTED[name]["architectures"][0])(config).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            # Zeros and ones, which norms, biases and sinks begin with, would hide what is left out.
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
     return folder

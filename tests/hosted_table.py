@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hosted_models import HOSTED, write_hosted_weights
+from hosted_models import HOSTED
+from hub_folders import write_hub_folder
 from primerl.inference.vllm.checkpoint import CheckpointError, read, shapes_of
 
 STEPS = 3
@@ -189,7 +190,7 @@ def kinds() -> list[tuple[str, ...]]:
 
 def measure(models: tuple[str, ...], folder: Path, columns: Iterable[Column] = COLUMNS) -> Row:
     """Each column, whatever became of the ones before. `folder`: empty, for all of it."""
-    model = write_hosted_weights(folder / "model", models[0])
+    model = write_hub_folder(folder / "model", models[0])
     cells = []
     for column in columns:
         try:

@@ -28,6 +28,8 @@ class Weights:
         self._broadcasts = folder / "broadcasts"
         self._config = AutoConfig.from_pretrained(_model_folder(folder), local_files_only=True)
         self._base = _trained_from(folder) or _model_folder(folder)
+        # What is published is not quantised, whatever the model's own folder is.
+        vars(self._config).pop("quantization_config", None)
         self._kind = _kind(self._config)
         self.stacks = _remembers_pairs_only(self._config)
         """Whether sequences' caches can be stacked: they hold keys and values of all tokens, and nothing else."""

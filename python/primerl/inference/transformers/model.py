@@ -20,7 +20,7 @@ from primerl.inference.torch.shape import eos_token_ids
 from primerl.inference.torch.step import longest_of
 from primerl.inference.transformers.attention import ATTENTION, cached_attention, computing
 from primerl.inference.transformers.cache import Rows, RowsCache, Slots
-from primerl.inference.transformers.weights import published
+from primerl.inference.transformers.weights import published_views
 from primerl.train.model.architectures import decoder, limit_of_positions
 from primerl.train.model.import_once import import_transformers
 from primerl.train.model.packed_model import load_model, output_head
@@ -45,7 +45,7 @@ class CachedModel:
         config = self.model.config.get_text_config()
         self.slots, self.max_len, self.device = slots, longest(config, max_len), device
         self.dtype: torch.dtype = self.model.dtype
-        self.tensors = published(self.model)
+        self.tensors = published_views(self.model)
         self._head = output_head(self.model)
         self.vocab_size = self._head.weight.shape[0]
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))

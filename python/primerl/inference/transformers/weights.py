@@ -15,22 +15,21 @@ from torch import Tensor
 
 from primerl.train.distributed.ranks import ALONE
 from primerl.train.model.packed import ModelError
+from primerl.train.weights.names import published
 from primerl.train.weights.shards import own_tensors, plan
 
 
-def published(model: Any) -> dict[str, Tensor]:
+def published_views(model: Any) -> dict[str, Tensor]:
     """Views of the model's own tensors, by the names that the trainer publishes them under.
 
     Raises ModelError where a published tensor is no part of one of the model's.
     """
-    from transformers.core_model_loading import revert_weight_conversion
-
     state = {name: tensor.detach() for name, tensor in own_tensors(model).items()}
     found: dict[str, Tensor] = {}
     for shard in plan(model, ALONE):
         for group in shard.groups:
             own = {name: state[name] for name in group}
-            named = revert_weight_conversion(model, dict(own))
+            named = published(model, dict(own))
             known = {(tensor.data_ptr(), tensor.shape): tensor for tensor in own.values()}
             same = {name: known.get((tensor.data_ptr(), tensor.shape)) for name, tensor in named.items()}
             if all(tensor is not None for tensor in same.values()):
@@ -42,8 +41,6 @@ def published(model: Any) -> dict[str, Tensor]:
 
 def _views(model: Any, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Views of the tensors of one group, found from where their values go."""
-    from transformers.core_model_loading import revert_weight_conversion
-
     numbered, ends, end = {}, [], 0
     for name, tensor in own.items():
         if not tensor.is_contiguous():
@@ -52,7 +49,7 @@ def _views(model: Any, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         end += tensor.numel()
         ends.append((end, tensor))
     views = {}
-    for name, places in revert_weight_conversion(model, numbered).items():
+    for name, places in published(model, numbered).items():
         view = _view(places, ends)
         if view is None:
             raise ModelError(

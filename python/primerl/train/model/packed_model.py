@@ -37,6 +37,8 @@ from primerl.train.model.import_once import import_transformers
 from primerl.train.model.packed import Bucket, to_rows, written_out
 from primerl.train.model.packed import ModelError as ModelError
 from primerl.train.model.packed import PackedSequences as PackedSequences
+from primerl.train.model.quantised import ask_for_numbers, check_parts, forget_quantisation
+from primerl.train.weights.frozen import names_in, note_frozen
 
 ATTENTION = "primerl_packed"
 """Name of the attention below in `transformers`' registry."""
@@ -239,6 +241,8 @@ def load_model(
         raise ModelError(
             f"model folder {folder} lacks tensors that its config.json asks for: {listed}; fetch or save it again"
         )
+    forget_quantisation(model, DTYPES[dtype])
+    note_frozen(model, folder)
     model = model.to(device).train()
     annotate(model, attention)
     experts.install(model)
@@ -248,10 +252,12 @@ def load_model(
 def model_shape(path: str | Path) -> Any:
     """The same model in fp32, on torch's meta device: its tensors have shapes, and no memory. Raises ModelError."""
     import_transformers()
-    with _reading(path) as (_, config), torch.device("meta"):
+    with _reading(path) as (folder, config), torch.device("meta"):
         # Some are made of tensors that say themselves where they are.
         made = _kind(config).from_config(config, dtype=torch.float32, **IMPLEMENTATIONS)
+        forget_quantisation(made, torch.float32)
         model = made.to("meta").train()
+        note_frozen(model, folder)
     annotate(model, ATTENTION)
     experts.install(model)
     return model
@@ -297,6 +303,8 @@ def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
         refused = support.refusal(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         if refused is not None:
             raise ModelError(refused)
+        if ask_for_numbers(config):
+            check_parts(names_in(folder))
         yield folder, config
     except ModelError as error:
         raise ModelError(f"model folder {folder}: {error}") from None

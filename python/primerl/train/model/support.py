@@ -109,6 +109,10 @@ NOT_CACHED = {
 }
 """`model_type` -> why the embedded engine over `transformers` does not serve it."""
 
+MXFP4 = "mxfp4"
+IN_MXFP4 = ("gpt_oss",)
+"""Types of which folders in MXFP4 are dequantised when they are loaded."""
+
 EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 """Keys of the number of experts in a layer, by family."""
 
@@ -140,14 +144,29 @@ def training_refusal(config: Config) -> str | None:
     return None
 
 
+def quantisation(config: Config) -> str | None:
+    """In what the weights are quantised; None where they are numbers."""
+    given = config.get("quantization_config") or text_config(config).get("quantization_config")
+    if not given:
+        return None
+    return str(given.get("quant_method") or "an unnamed way") if isinstance(given, Mapping) else str(given)
+
+
+def dequantises(config: Config) -> bool:
+    """Whether the weights are quantised in a way that they are read from as numbers: MXFP4 of gpt-oss, whose values
+    bfloat16 has all."""
+    return quantisation(config) == MXFP4 and model_type(config) in IN_MXFP4
+
+
 def weights_refusal(config: Config) -> str | None:
     """Why the weights that belong to this `config.json` cannot be trained, as the end of `weights are ...`."""
-    if config.get("quantization_config") or text_config(config).get("quantization_config"):
-        return (
-            "quantised (config.json has a quantization_config), which cannot be trained; give the model in bfloat16 "
-            "or float32"
-        )
-    return None
+    method = quantisation(config)
+    if method is None or dequantises(config):
+        return None
+    return (
+        f"quantised ({method}: config.json has a quantization_config), which cannot be trained; give the model in "
+        "bfloat16 or float32"
+    )
 
 
 def refusal(config: Config) -> str | None:
@@ -256,6 +275,8 @@ class Support:
     """Why it cannot be trained; None where nothing in its config forbids that."""
     device: str | None
     """Why it cannot be trained on a GPU of this machine."""
+    dequantised: str | None
+    """What the weights are quantised in, where they are read from that as bfloat16."""
     state: bool
     experts: int
     embedded_engine: str | None
@@ -273,6 +294,7 @@ def support(config: Config) -> Support:
         model_type=model_type(config),
         training=refusal(config),
         device=device_refusal(config),
+        dequantised=quantisation(config) if dequantises(config) else None,
         state=has_state(config),
         experts=experts(config),
         embedded_engine=embedded_engine_refusal(config),
