@@ -1,5 +1,5 @@
-"""The hosted models, tiny, through the commands that users have: checked, fine-tuned, trained whole and by an adapter on
-an engine of this machine, verified, and their published names compared with what vLLM loads. A row of a table for each.
+"""The hosted models, tiny, through the commands that users have: checked, fine-tuned, trained whole and by an adapter
+on an engine of this machine, verified, and their published names compared with those that vLLM loads.
 
 Weights are random, and no reward moves them: a bonus for entropy does, so that versions differ.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hosted_models import HOSTED
 from hub_folders import write_hub_folder
-from primerl.inference.vllm.checkpoint import CheckpointError, read, shapes_of
+from primerl.inference.vllm.checkpoint import CheckpointError, Frozen, read, tensors_of
 
 STEPS = 3
 HOSTED_TOML = """\
@@ -149,8 +149,9 @@ def named_as_vllm_does(folder: Path, model: Path) -> str:
     if not published.is_dir():
         raise FailedError("nothing was published")
     tied = bool(json.loads((model / "config.json").read_text()).get("tie_word_embeddings"))
+    own = tensors_of(model, tied=tied)
     try:
-        read(published, shapes_of(model, tied=tied))
+        read(published, {name: tuple(tensor.shape) for name, tensor in own.items()}, frozen=Frozen(own))
     except CheckpointError as error:
         raise FailedError(_reason(str(error))) from None
     return "yes"

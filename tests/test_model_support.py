@@ -46,7 +46,7 @@ def test_preflight_and_trainer_agree_about_the_hosted_models(name: str, tmp_path
         assert Shape.read(folder).layers == 4
         assert backends.chosen("auto", None, folder) == "torch"
     else:
-        with pytest.raises(ValueError, match='the embedded engine serves llama, qwen2, qwen3.*"transformers"'):
+        with pytest.raises(ValueError, match=r'the embedded engine serves llama, qwen2, qwen3.*"transformers"'):
             Shape.read(folder)
         assert backends.chosen("auto", None, folder) == "transformers"
 

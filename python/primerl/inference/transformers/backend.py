@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,9 +38,12 @@ class TransformersBackend(EmbeddedBackend):
         if problem is not None:
             raise UnservableError(f"model.path: {file}: {problem}")
 
-    def check_adapters(self, rank: int, folder: Path) -> None:
+    def merges(self, targets: Sequence[str], folder: Path) -> str | None:
+        return f"{self.title} is sent whole weights, with adapters merged"
+
+    def check_adapters(self, rank: int, folder: Path, targets: Sequence[str] = ("all-linear",)) -> None:
         raise UnservableError(
-            f'trainer.model.lora: {self.title} is sent whole weights; set trainer.model.lora.broadcast = "merged"'
+            f"trainer.model.lora.broadcast: {self.merges(targets, folder)}; omit it, or set it to merged"
         )
 
     def load(self, config: InferenceConfig) -> StepBackend:
