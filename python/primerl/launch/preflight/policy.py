@@ -55,7 +55,7 @@ def _engine_serves(config: RLConfig, folder: Path) -> None:
         backend.check_model(folder, config.inference.python)
         backend.check_sampling(config.orchestrator.sampling.temperature)
         if lora is not None and lora.broadcast == "adapter":
-            backend.check_adapters(lora.rank, folder)
+            backend.check_adapters(lora.rank, folder, lora.target_modules)
             _adapters_stay(config, backend)
     except UnservableError as error:
         raise ConfigError(str(error)) from None
