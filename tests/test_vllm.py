@@ -209,16 +209,16 @@ def test_usable_installations(interpreter: Callable[[dict[str, Any]], str], monk
 
 @pytest.mark.processes
 def test_auto_takes_vllm_only_where_it_can_be_used(
-    interpreter: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
+    interpreter: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     there = interpreter({"found": {"vllm": "0.32.0"}, "xxhash": True})
     missing = interpreter({"found": {}, "xxhash": True})
     monkeypatch.setattr(cuda, "has_cuda", lambda: False)
-    assert backends.chosen("auto", there) == "torch"
+    assert backends.chosen("auto", there, tmp_path) == "torch"
     monkeypatch.setattr(cuda, "has_cuda", lambda: True)
-    assert backends.chosen("auto", there) == "vllm"
-    assert backends.chosen("auto", missing) == "torch"
-    assert backends.chosen("vllm", missing) == "vllm"
+    assert backends.chosen("auto", there, tmp_path) == "vllm"
+    assert backends.chosen("auto", missing, tmp_path) == "torch"
+    assert backends.chosen("vllm", missing, tmp_path) == "vllm"
 
 
 @pytest.mark.processes
@@ -345,11 +345,16 @@ def test_adapters_that_vllm_cannot_have_are_refused_before_it_is_started(
     config = json.loads((mixture / "config.json").read_text())
     (mixture / "config.json").write_text(json.dumps({**config, "num_local_experts": 4}))
     run = run_config(mixture)
-    run.trainer.model.lora = resolve.TrainerLora(rank=4)
-    with pytest.raises(ConfigError, match=r"is a mixture, of which adapters for vLLM are not proved yet"):
+    run.trainer.model.lora = resolve.TrainerLora(rank=4, broadcast="adapter")
+    with pytest.raises(
+        ConfigError, match=r"lora\.broadcast: vLLM has no adapters of experts .*; omit it, or set it to"
+    ):
         policy.check(run)
-    run.trainer.model.lora = resolve.TrainerLora(rank=4, broadcast="merged")
-    policy.check(run)
+    # Without the key vLLM is sent what it takes.
+    for targets, sent in ((["all-linear"], "merged"), (["experts"], "merged"), (["q_proj", "v_proj"], "adapter")):
+        run.trainer.model.lora = resolve.TrainerLora(rank=4, target_modules=targets)
+        policy.check(run)
+        assert resolve.trained_lora(run).broadcast == sent
 
 
 @pytest.mark.processes

@@ -145,8 +145,9 @@ def adapters_to_keep(config: RLConfig) -> int | None:
 
 
 def engine_name(config: RLConfig | EvalConfig) -> str:
-    """Name of the engines' backend: for `auto`, what this machine has."""
-    return backends.chosen(config.inference.backend, config.inference.python)
+    """Name of the engines' backend: for `auto`, what this machine has and what serves the model."""
+    model = config.model.path if isinstance(config, RLConfig) else config.model
+    return backends.chosen(config.inference.backend, config.inference.python, Path(absolute(model)))
 
 
 def engine_backend(config: RLConfig | EvalConfig) -> EngineBackend:
@@ -342,16 +343,22 @@ def sft(config: SFTConfig) -> SFTConfig:
 
 def trained_lora(config: RLConfig) -> TrainerLora | None:
     """With unset keys decided: engines on other machines may not have been started for adapters, whose dtype is
-    float32."""
+    float32, and no engine has adapters of every model."""
     lora = config.trainer.model.lora
     if lora is None:
         return None
-    merges = bool(config.orchestrator.engines) or config.trainer.weights.dtype is not None
-    changes: dict[str, Any] = {"broadcast": lora.broadcast or ("merged" if merges else "adapter")}
+    changes: dict[str, Any] = {"broadcast": lora.broadcast or ("merged" if _merges(config, lora) else "adapter")}
     if lora.adapter_path is not None:
         changes["adapter_path"] = absolute(lora.adapter_path)
     resolved: TrainerLora = lora.model_copy(update=changes)
     return resolved
+
+
+def _merges(config: RLConfig, lora: TrainerLora) -> bool:
+    if config.orchestrator.engines or config.trainer.weights.dtype is not None:
+        return True
+    folder = Path(absolute(config.model.path))
+    return engine_backend(config).merges(lora.target_modules, folder) is not None
 
 
 def model_name(config: RLConfig) -> str:

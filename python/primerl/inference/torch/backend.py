@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primerl.inference.backend import Engine, EngineBackend, EngineEndedError, UnservableError
+from primerl.train.model import support
 
 if TYPE_CHECKING:
     from primerl._core import InferenceEngine
     from primerl.inference.settings import InferenceConfig
+    from primerl.inference.torch.step import StepBackend
 
 log = logging.getLogger("primerl.inference")
 
@@ -38,21 +40,38 @@ class EmbeddedBackend(EngineBackend):
         except (ValueError, TypeError) as error:
             raise UnservableError(f"model.path: {folder}: {error}") from None
 
+    def merges(self, targets: Sequence[str], folder: Path) -> str | None:
+        return support.embedded_engine_merges(support.read(folder), targets)
+
+    def check_adapters(self, rank: int, folder: Path, targets: Sequence[str] = ("all-linear",)) -> None:
+        if (problem := self.merges(targets, folder)) is not None:
+            raise UnservableError(
+                f"trainer.model.lora.broadcast: {problem}, as the model in {folder}; omit it, or set it to merged"
+            )
+
     def check_settings(self, config: InferenceConfig) -> None:
         super().check_settings(config)
         for name, value in (("python", config.python), ("vllm", config.vllm)):
             if value and config.backend != "auto":
-                raise UnservableError(f'{name}: is for backend "vllm"; the embedded engine has no use for it')
+                raise UnservableError(f'{name}: is for backend "vllm"; {self.title} has no use for it')
 
     def start(self, config: InferenceConfig) -> Engine:
         # torch takes seconds to import: not before the settings are known to be good.
         import torch
 
         from primerl import _core
-        from primerl.inference.torch.step import TorchBackend
 
         torch.set_num_threads(config.threads)
-        backend = TorchBackend(
+        backend = self.load(config)
+        log.info("the model computes in %s on %s", str(backend.decoder.dtype).removeprefix("torch."), backend.device)
+        settings = engine_settings(config, backend.decoder.max_len)
+        return EmbeddedEngine(_core.InferenceEngine(settings, backend, host=config.host, port=config.port))
+
+    def load(self, config: InferenceConfig) -> StepBackend:
+        """The model, for the scheduler in Rust. Raises ValueError for one, or a setting, that cannot be served."""
+        from primerl.inference.torch.step import TorchBackend
+
+        return TorchBackend(
             Path(config.model.path),
             dtype=config.dtype or "float32",
             max_num_seqs=config.max_num_seqs,
@@ -61,9 +80,6 @@ class EmbeddedBackend(EngineBackend):
             lora=None if config.lora is None else (config.lora.rank, config.lora.target_modules),
             device=config.device,
         )
-        log.info("the model computes in %s on %s", str(backend.decoder.dtype).removeprefix("torch."), backend.device)
-        settings = engine_settings(config, backend.decoder.max_len)
-        return EmbeddedEngine(_core.InferenceEngine(settings, backend, host=config.host, port=config.port))
 
 
 class EmbeddedEngine:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from primerl.config.errors.fail import ConfigError, Problems
 from primerl.config.process_files import files, resolve
+from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
+from primerl.inference import backends
 from primerl.inference.backend import EngineBackend, UnservableError
 from primerl.launch.preflight import model_folder
 from primerl.process.setting_checks import from_mapping
@@ -36,6 +39,13 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
     problems.check()
 
 
+def say_drawback(config: RLConfig | EvalConfig, say: Callable[[str], None]) -> None:
+    """Says what an engine is worse at that `auto` has chosen."""
+    backend = resolve.engine_backend(config)
+    if config.inference.backend == backends.AUTO and backend.drawback:
+        say(f"the model is served by {backend.title}: {backend.drawback}")
+
+
 def _engine_serves(config: RLConfig, folder: Path) -> None:
     if not config.inference.replicas:
         return
@@ -45,7 +55,7 @@ def _engine_serves(config: RLConfig, folder: Path) -> None:
         backend.check_model(folder, config.inference.python)
         backend.check_sampling(config.orchestrator.sampling.temperature)
         if lora is not None and lora.broadcast == "adapter":
-            backend.check_adapters(lora.rank, folder)
+            backend.check_adapters(lora.rank, folder, lora.target_modules)
             _adapters_stay(config, backend)
     except UnservableError as error:
         raise ConfigError(str(error)) from None
