@@ -38,6 +38,7 @@ from primerl.train.model.packed import Bucket, to_rows, written_out
 from primerl.train.model.packed import ModelError as ModelError
 from primerl.train.model.packed import PackedSequences as PackedSequences
 from primerl.train.model.quantised import ask_for_numbers, check_parts, forget_quantisation
+from primerl.train.model.sinks import flash_kernel, with_sinks
 from primerl.train.weights.frozen import names_in, note_frozen
 
 ATTENTION = "primerl_packed"
@@ -97,9 +98,11 @@ def packed_attention(
     if sliding_window is not None and packed.longest <= sliding_window:
         sliding_window = None
     q_THD, k_THD, v_THD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    plain = softcap is None and s_aux is None and flash_sizes(query.shape[-1], value.shape[-1])
-    if plain and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        out_THD = _varlen(q_THD, k_THD, v_THD, packed, scaling, sliding_window)
+    if softcap is None and _takes_flash(query, value):
+        if s_aux is None:
+            out_THD = _varlen(q_THD, k_THD, v_THD, packed, scaling, sliding_window)
+        else:
+            out_THD = with_sinks(q_THD, k_THD, v_THD, s_aux, flash_kernel(packed, scaling, sliding_window))
     else:
         out_THD = _by_bucket(q_THD, k_THD, v_THD, packed, scaling, sliding_window, softcap, s_aux)
     return out_THD.unsqueeze(0), None
@@ -109,6 +112,11 @@ def flash_sizes(query: int, value: int) -> bool:
     """Whether flash attention has a kernel for heads of these sizes: not for those of latent attention (DeepSeek), with
     larger queries than values, nor for very large ones (Gemma 4)."""
     return query == value and query <= MOST_FLASH and query % 8 == 0
+
+
+def _takes_flash(query: Tensor, value: Tensor) -> bool:
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and half and flash_sizes(query.shape[-1], value.shape[-1])
 
 
 def _checked(
