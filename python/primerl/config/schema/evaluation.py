@@ -20,6 +20,7 @@ from primerl.config.schema.base import (
     Settings,
     check_dry_run,
 )
+from primerl.config.schema.deployment import Deployment, Slurm
 from primerl.config.schema.environment import Environment, Workers
 from primerl.config.schema.environment_checks import check_distinct, check_rollout_times, numbered
 from primerl.config.schema.orchestrator import Parsers
@@ -131,6 +132,8 @@ class EvalConfig(Section):
     no other process does, and no config and no log has them."""
     served_name: Name | None = None
     """Name under which environments see a checkpoint; default: the folder's."""
+    deployment: Deployment = Deployment()
+    slurm: Slurm | None = None
     inference: RunInference = RunInference()
     parsers: Parsers = Parsers()
     log: RolloutLog = RolloutLog()

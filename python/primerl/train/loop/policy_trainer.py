@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from primerl.train.adapters.lora import Adapter, check_facts
+from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.model_folder import save_model
 from primerl.train.checkpoint.state import CheckpointError, Checkpoints, TrainerState
 from primerl.train.checkpoint.step_folders import keep_newest, saving, set_aside_later
@@ -318,7 +319,7 @@ class Trainer:
     def save(self, step: int, clock: Clock) -> None:
         """Start saving a checkpoint if one is due, and report finished ones to the orchestrator."""
         is_last = step == self.config.max_steps
-        if not is_last and not (self.ckpt.interval and step % self.ckpt.interval == 0):
+        if not is_last and not (self.ckpt.interval and step % self.ckpt.interval == 0) and not self.is_asked_to_save():
             self.report_saved(self.checkpoints.saved())
             return
         self.doing(step, "waiting for the previous checkpoint")
@@ -342,6 +343,12 @@ class Trainer:
         with saving(Path(self.config.output_dir) / "checkpoints"):
             self.checkpoints.save(state, self.model, self.optimizer)
         clock.lap("save_ckpt")
+
+    def is_asked_to_save(self) -> bool:
+        """Whether the launcher wants a checkpoint now."""
+        if self.config.ckpt is None or self.ckpt.weights_only:
+            return False
+        return bool(self.ranks.agree(self.ranks.leads and on_request.is_asked(Path(self.config.output_dir))))
 
     def save_weights(self, step: int) -> None:
         """Save the model folder `weights/step_<step>`, unless it is saved already."""
