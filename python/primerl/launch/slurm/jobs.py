@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ WAITING = frozenset(
 )
 ACTIVE = frozenset({"RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 UNKNOWN = "UNKNOWN"
+LISTED_S, LISTING_S = 2.0, 5.0
+_queues: dict[str | None, tuple[float, dict[str, State]]] = {}
 
 
 class SlurmError(Exception):
@@ -59,21 +63,21 @@ class State:
         return f"{self.state}{reason}"
 
 
-def command(*words: str, environ: Mapping[str, str] | None = None) -> str:
+def command(*words: str, environ: Mapping[str, str] | None = None, timeout_s: float = ASK_S) -> str:
     """Output of one of Slurm's commands. Raises SlurmError."""
     try:
         done = subprocess.run(
             words,
             capture_output=True,
             text=True,
-            timeout=ASK_S,
+            timeout=timeout_s,
             check=False,
             env=None if environ is None else dict(environ),
         )
     except FileNotFoundError:
         raise SlurmError(f"there is no {words[0]} on this machine; start it on a node that submits jobs") from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{words[0]} has not answered within {ASK_S:.0f} s") from None
+        raise SlurmError(f"{words[0]} has not answered within {timeout_s:.0f} s") from None
     except OSError as error:
         raise SlurmError(f"{words[0]}: {error}") from None
     if done.returncode:
@@ -125,6 +129,30 @@ def parsed(text: str) -> State:
         "" if found.get("NodeList") in (None, "(null)") else found["NodeList"],
         int(restarts) if restarts.isdigit() else 0,
     )
+
+
+def queue(conf: str | None) -> dict[str, State]:
+    """The jobs of this user that wait or run, by id; none where Slurm does not answer. Asked once in LISTED_S."""
+    now = time.monotonic()
+    kept = _queues.get(conf)
+    if kept is not None and now - kept[0] < LISTED_S:
+        return kept[1]
+    found: dict[str, State] = {}
+    with contextlib.suppress(SlurmError):
+        environ = {**os.environ, **({"SLURM_CONF": conf} if conf else {})}
+        words = ("squeue", "-h", "-u", getpass.getuser(), "-o", "%A|%T|%r|%N")
+        for line in command(*words, environ=environ, timeout_s=LISTING_S).splitlines():
+            number, word, reason, nodes = line.split("|")
+            found[number] = State(word, reason, nodes=nodes)
+    _queues[conf] = now, found
+    return found
+
+
+def queued(folder: Path) -> tuple[Job, State] | None:
+    """As `active`, by a list that may be some seconds old: for commands that show many runs."""
+    job = noted(folder)
+    found = None if job is None else queue(job.conf).get(job.id)
+    return None if job is None or found is None or found.is_over else (job, found)
 
 
 def active(folder: Path) -> tuple[Job, State] | None:
