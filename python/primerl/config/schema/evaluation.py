@@ -84,6 +84,7 @@ class EvalConfig(Section):
     """Folder of the results; the same command on it resumes the evaluation. If unset, a new one in outputs/eval, named
     by time and environment."""
     _chosen: bool = PrivateAttr(default=False)  # output_dir was not given, but chosen here
+    _host: str | None = PrivateAttr(default=None)  # where the orchestrator listens, if other machines are to reach it
     model: str = Field(min_length=1)
     """With `base_url` the model's name there; without, a checkpoint: a model folder (such as `weights/step_100` of a
     run), or a name of the hub."""

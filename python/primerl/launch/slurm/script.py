@@ -1,8 +1,8 @@
 """The script of a job, from a template that users may replace. Nothing secret is in it.
 
 Fields of the template: `options` (of sbatch, one each), `project_dir`, `pre_run_command`, `variable` (to be set to the
-job's id), `command` and `first_start` (its arguments at the first start alone), which are quoted for the shell; and
-`config`, the whole `[slurm]`, `nodes`, `gpus_per_node`, `output_dir`.
+job's id), `command`, `first_start` and `later_starts` (more arguments, before and after the job was put back into the
+queue), which are quoted for the shell; and `config`, the whole `[slurm]`, `nodes`, `gpus_per_node`, `output_dir`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,13 @@ def options(slurm: Slurm, deployment: Deployment, folder: Path) -> list[str]:
 
 
 def written(
-    slurm: Slurm, deployment: Deployment, folder: Path, *, command: Sequence[str], first_start: Sequence[str]
+    slurm: Slurm,
+    deployment: Deployment,
+    folder: Path,
+    *,
+    command: Sequence[str],
+    first_start: Sequence[str] = (),
+    later_starts: Sequence[str] = (),
 ) -> str:
     """The script. Raises ConfigError for a template that cannot be used."""
     import jinja2
@@ -79,6 +85,7 @@ def written(
             variable=VARIABLE,
             command=shlex.join([sys.executable, "-m", "primerl", *command]),
             first_start=shlex.join(first_start),
+            later_starts=shlex.join(later_starts),
             config=slurm,
             nodes=deployment.num_train_nodes + deployment.num_infer_nodes,
             gpus_per_node=deployment.gpus_per_node,

@@ -25,6 +25,7 @@ from primerl.launch.supervise import detached
 CONFIG = Path("configs") / "job.toml"
 # `sbatch` says what it has submitted by this, without a sentence around it.
 SUBMIT = ("sbatch", "--parsable")
+RESUMES_SFT = ("--ckpt.resume-step", "-1")
 PLACED_BY_SLURM = ("local", SLURM)
 
 
@@ -98,6 +99,8 @@ def submit(
             folder,
             command=[command, "@", os.fspath(folder / CONFIG)],
             first_start=once(config),
+            # The others find out by themselves that there is something to resume.
+            later_starts=RESUMES_SFT if isinstance(config, SFTConfig) else (),
         )
         files.write_text(folder / CONFIG, stored_copy(config))
         files.write_text(folder / script.SCRIPT, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ C = TypeVar("C", RLConfig, EvalConfig, SFTConfig)
 S = TypeVar("S", bound=BaseModel)
 EVERYWHERE = "0.0.0.0"
 REASON = "the job's time limit was near"
+LOOK_EVERY_S = 0.2
 LAST_S = 30.0
 """The last part of the time before the limit, in which the processes end."""
 
@@ -55,8 +57,10 @@ def placed(config: C) -> C:
     here = allocation.current()
     if here is None or len(here.nodes) < 2:
         return found
-    if isinstance(found, RLConfig) and "host" not in found.orchestrator.model_fields_set:
-        address = allocation.addresses(here.nodes)[here.nodes[0]]
+    address = allocation.addresses(here.nodes)[here.nodes[0]]
+    if isinstance(found, EvalConfig):
+        found._host = address
+    elif "host" not in found.orchestrator.model_fields_set:
         found = _changed(found, orchestrator=_changed(found.orchestrator, host=address))
     if "host" not in found.inference.model_fields_set:
         found = _changed(found, inference=_changed(found.inference, host=EVERYWHERE))
@@ -134,6 +138,32 @@ class TimeLimit:
             on_request.forget(self.folder)
             self.is_up = True
             raise TimeIsUp
+
+
+class InBackground:
+    """The same for a process whose main thread trains: it gets SIGTERM once the run is to stop."""
+
+    def __init__(self, limit: TimeLimit | None) -> None:
+        self._limit = limit
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="time limit", daemon=True)
+
+    def __enter__(self) -> None:
+        if self._limit is not None:
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._limit is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while self._limit is not None and not self._over.wait(LOOK_EVERY_S):
+            try:
+                self._limit.check()
+            except TimeIsUp:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
 
 
 class TimeIsUp(Interrupted):

@@ -7,6 +7,19 @@ machines, where no signal reaches them alone.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Protocol
+
+
+class Saves(Protocol):
+    @property
+    def weights_only(self) -> bool: ...
+
+
+class Agrees(Protocol):
+    @property
+    def leads(self) -> bool: ...
+    def agree(self, value: Any) -> Any: ...
+
 
 FILE = Path("run") / "save_checkpoint"
 
@@ -19,5 +32,9 @@ def forget(folder: Path) -> None:
     (folder / FILE).unlink(missing_ok=True)
 
 
-def is_asked(folder: Path) -> bool:
-    return (folder / FILE).exists()
+def is_wanted(folder: Path, ckpt: Saves | None, ranks: Agrees) -> bool:
+    """Whether a checkpoint is to be saved after this step: the same on all ranks, which have to call it together.
+    `ckpt`: the run's settings; without, or where only weights are saved, it is never."""
+    if ckpt is None or ckpt.weights_only:
+        return False
+    return bool(ranks.agree(ranks.leads and (folder / FILE).exists()))

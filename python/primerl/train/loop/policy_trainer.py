@@ -319,7 +319,8 @@ class Trainer:
     def save(self, step: int, clock: Clock) -> None:
         """Start saving a checkpoint if one is due, and report finished ones to the orchestrator."""
         is_last = step == self.config.max_steps
-        if not is_last and not (self.ckpt.interval and step % self.ckpt.interval == 0) and not self.is_asked_to_save():
+        is_due = is_last or bool(self.ckpt.interval and step % self.ckpt.interval == 0)
+        if not is_due and not on_request.is_wanted(Path(self.config.output_dir), self.config.ckpt, self.ranks):
             self.report_saved(self.checkpoints.saved())
             return
         self.doing(step, "waiting for the previous checkpoint")
@@ -343,12 +344,6 @@ class Trainer:
         with saving(Path(self.config.output_dir) / "checkpoints"):
             self.checkpoints.save(state, self.model, self.optimizer)
         clock.lap("save_ckpt")
-
-    def is_asked_to_save(self) -> bool:
-        """Whether the launcher wants a checkpoint now."""
-        if self.config.ckpt is None or self.ckpt.weights_only:
-            return False
-        return bool(self.ranks.agree(self.ranks.leads and on_request.is_asked(Path(self.config.output_dir))))
 
     def save_weights(self, step: int) -> None:
         """Save the model folder `weights/step_<step>`, unless it is saved already."""
