@@ -26,6 +26,7 @@ from primerl.launch.placement.slurm import allocation, planning
 from primerl.launch.placement.slurm.allocation import Allocation, Shape
 from primerl.launch.placement.slurm.planning import Slot
 from primerl.launch.placement.slurm.step import Step, command_line, environment_of_srun
+from primerl.launch.slurm import jobs
 from primerl.run_key import VARIABLE
 from primerl.train.distributed.torchrun import RENDEZVOUS
 
@@ -50,6 +51,7 @@ class SlurmPlacement:
         self._unstarted: list[Process] = []
         self._addresses: dict[str, str] = {}
         self._stopped = False
+        self._lost: str | None = None
 
     @property
     def allocation(self) -> Allocation:
@@ -72,7 +74,14 @@ class SlurmPlacement:
 
     @property
     def lost(self) -> str | None:
-        return self._local.lost
+        return self._local.lost or self._lost
+
+    def _look_at_job(self) -> None:
+        """After the loss of a step: without its job nothing can be started any more."""
+        job = self.allocation.job
+        found = jobs.state(jobs.Job(job, 0.0, 0))
+        if found.state not in ("RUNNING", jobs.UNKNOWN):
+            self._lost = f"Slurm has ended job {job}: it is {found.told()}"
 
     def plan(self, roles: Sequence[Role]) -> Plan:
         found = self.allocation
@@ -153,6 +162,8 @@ class SlurmPlacement:
                 step.witness = None
             if step.process.ended:
                 del self._steps[name]
+                if step.is_lost and not self._stopped:
+                    self._look_at_job()
                 step.close()
                 self._leaving.append(step)
         self._leaving = [step for step in self._leaving if not step.release()]

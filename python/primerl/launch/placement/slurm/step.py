@@ -102,7 +102,7 @@ class Step:
         self.errors: deque[str] = deque(maxlen=KEPT_LINES)
         self.first_end: Task | None = None
         self._said: list[str] = []
-        self._is_stopping = False
+        self._is_stopping = self._is_lost = False
         self._received = {"out": b"", "err": b""}
         self._open = {"out": True, "err": True}
         self.srun = subprocess.Popen(
@@ -116,6 +116,11 @@ class Step:
         assert self.srun.stdin is not None
         with contextlib.suppress(OSError):  # as large as this user may have it
             fcntl.fcntl(self.srun.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it ended without a report from one of its agents."""
+        return self._is_lost
 
     @property
     def is_started(self) -> bool:
@@ -221,11 +226,13 @@ class Step:
         return "; ".join(self.errors) or f"srun ended with code {self.srun.returncode}"
 
     def _lost(self, task: Task, why: str) -> None:
+        self._is_lost = True
         self._said.append(f"{task.node}: lost: {why}")
         if task.pid is None:
             task.failure = f"on node {task.node}: {why}"
         else:
             task.code = NOT_KNOWN
+            self.process.lost = f"was lost on node {task.node}: {why}"
         self.first_end = self.first_end or task
 
     def _end(self) -> None:
