@@ -14,6 +14,7 @@ from typing import Any
 import forks
 import pytest
 import slurm_helpers
+from docs_pages import shown
 from end_to_end import Started, find, primerl, read_lines, start, until
 from primerl.launch.slurm import jobs
 from run_helpers import write_run
@@ -96,7 +97,8 @@ def has_finished(run: Started, steps: int = MANY_STEPS) -> str:
 
 def test_a_whole_run_over_two_nodes(slurm: Cluster, tmp_path: Path) -> None:
     output = tmp_path / "outputs" / "small"
-    run = start(output, "@", "rl.toml", "--keep-broadcasts")
+    _, _, *words = shown(__file__, "docs/slurm.md")[0]
+    run = start(output, *words, "--keep-broadcasts")
     seen = []
     key_file = output / "run" / "key"
     until(lambda: key_file.is_file() or run.launcher.poll() is not None, 120, "the run's key")
@@ -116,11 +118,41 @@ def test_a_whole_run_over_two_nodes(slurm: Cluster, tmp_path: Path) -> None:
     assert (listed["status"], listed["job"], listed["step"]) == ("COMPLETED", str(job), 2)
     assert "resumed" not in primerl("run", "logs", listed["id"], "-c", "launcher")
     primerl("verify", str(output))
-    refused = primerl("rl", "@", "rl.toml", "--output-dir", "o", "--slurm.partition", "gpu", code=2)
-    assert "slurm.partition: there is no partition 'gpu'; there is debug" in refused
-    refused = primerl("rl", "@", "rl.toml", "--output-dir", "o", "--deployment.num-infer-nodes", "7", code=2)
-    assert "sbatch refuses the job of 8 nodes" in refused
     assert slurm.run("squeue", "-h") == ""
+
+
+@pytest.mark.long
+def test_what_slurm_would_refuse_is_named_before(slurm: Cluster, tmp_path: Path) -> None:
+    for key, value, said in [
+        ("--slurm.partition", "gpu", "there is no partition 'gpu'; there is debug"),
+        ("--deployment.num-infer-nodes", "7", "sbatch refuses the job of 8 nodes"),
+        ("--slurm.time", "1-00:00:00", "sbatch refuses the job of 2 nodes"),
+        ("--slurm.template-path", "absent", "absent cannot be read"),
+        ("--deployment.gpus-per-node", "1", "sbatch refuses the job of 2 nodes"),
+    ]:
+        assert said in primerl("rl", "@", "rl.toml", "--output-dir", "o", key, value, code=2)
+        assert slurm.run("squeue", "-h") == ""
+
+
+@pytest.mark.long
+def test_the_commands_of_the_page(slurm: Cluster, tmp_path: Path) -> None:
+    _, dry, detached, *looking, scripted, cat = shown(__file__, "docs/slurm.md")
+    assert "inference           node_1" in primerl(*dry[1:])
+    assert not jobs.noted(tmp_path / "outputs" / "small")
+    assert "nothing was submitted" in primerl(*scripted[1:])
+    assert cat[0] == "cat"
+    written = (tmp_path / cat[1]).read_text()
+    assert "#SBATCH --partition=debug" in written
+    assert "ulimit -c 0" in written.splitlines()
+    run_id = primerl(*detached[1:]).split()[0]
+    output = tmp_path / detached[detached.index("--output-dir") + 1]
+    for words in looking:
+        said = primerl(*(run_id if word == "3f9a1c2e" else word for word in words[1:]))
+        if words[2] == "list":
+            assert re.search(rf"{run_id} .* {job_of(output)}$", said, re.MULTILINE)
+        elif words[2] == "stop":
+            assert f"{run_id} is not running: it is COMPLETED at step 2" in said
+    assert steps_of(output) == [1, 2]
 
 
 @pytest.mark.long
