@@ -64,8 +64,7 @@ LONG_WAIT_S = 10.0
 def run(config: EvalConfig, console: Console | None = None) -> int:
     """Runs to the end. Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] before anything starts."""
     console = console or Console()
-    submits = submission.is_wanted(config)
-    limit = None
+    submits, limit = submission.is_wanted(config), None
     if submits:
         submission.check(config)
         placement: Placement = submission.placement(config.deployment)

@@ -60,7 +60,7 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     """
     console = console or Console()
     extras.require("`primerl rl`", "torch", "transformers")
-    submits = submission.is_wanted(config)
+    submits, limit = submission.is_wanted(config), None
     if submits:
         submission.check(config)
         placement: Placement = submission.placement(config.deployment)
@@ -75,7 +75,11 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     variables = training.check(config, console.say, placement)
     plan = commands.plan(placement, configs.processes(config))
     if submits:
-        console.say(f"where the processes would run:\n{plan.table()}")
+        if config.dry_run:
+            with training.claimed(config.output_dir, clean=False) as folder:
+                end_dry_run(config, folder, console, variables, plan)
+        else:
+            console.say(f"where the processes will run:\n{plan.table()}")
         return submission.submit(config, console.say, command="rl", goes_on=training.begun_in, form=form)
     code = _started(config, console, variables, plan, placement, limit, form)
     return within.ended(config, code, limit, console.say)

@@ -179,7 +179,8 @@ def visible(numbers: list[int], given: str | None) -> str:
 
 def main() -> int:
     for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+        # What it starts would inherit that a signal is ignored, but not this.
+        signal.signal(number, lambda *_: None)
     return Agent().run()
 
 
