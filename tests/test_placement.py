@@ -16,7 +16,7 @@ import pytest
 from end_to_end import start, until
 from primerl.config.command_line.load import ConfigError
 from primerl.config.process_files import resolve
-from primerl.config.schema.services import Deployment
+from primerl.config.schema.deployment import Deployment
 from primerl.launch import configs
 from primerl.launch.placement import commands, gpus, registry
 from primerl.launch.placement.local import LocalPlacement
@@ -153,8 +153,8 @@ def test_a_placement_is_found_by_its_name_or_its_path(tmp_path: Path, monkeypatc
     assert isinstance(registry.chosen(Deployment(type="plain", args={"record": record})), placements.Plain)
     for given, said in [
         (
-            Deployment(type="slurm"),
-            "deployment.type: there is no placement 'slurm'; there are 'local', 'bad', 'empty', 'full', 'plain'. ",
+            Deployment(type="flurm"),
+            "deployment.type: there is no placement 'flurm'; there are 'local', 'slurm', 'bad', 'empty', 'full', ",
         ),
         (Deployment(type="bad"), "deployment.type: 'bad', the entry point acme_bad:Any of primerl.placements, cannot "),
         (Deployment(type="full"), "deployment: 'full' cannot be made: RuntimeError: no room"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from primerl.cli.arguments import keep_state
 from primerl.config.command_line.arguments import PUBLISHED, with_long_names
@@ -10,6 +11,10 @@ from primerl.forking import servers
 from primerl.process.imports import importing
 from primerl.process.rank_variables import is_rank
 from primerl.process.setting_checks import from_mapping
+from primerl.train.distributed.torchrun import RENDEZVOUS
+
+if TYPE_CHECKING:
+    from primerl.config.schema.sft import SFTConfig
 
 
 def sft(arguments: list[str]) -> int:
@@ -19,6 +24,10 @@ def sft(arguments: list[str]) -> int:
 
     if is_rank(os.environ):
         return sft_rank(arguments)
+    if RENDEZVOUS in os.environ:
+        from primerl.train.distributed import torchrun
+
+        return torchrun.run(0, ["sft", *arguments])
     arguments = with_long_names(arguments, PUBLISHED)
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
@@ -32,12 +41,22 @@ def sft(arguments: list[str]) -> int:
         from primerl.launch import monitors
         from primerl.launch.preflight import sft, training
         from primerl.launch.registration import registered
+        from primerl.launch.slurm import sft_ranks, submission, within
         from primerl.train.distributed import torchrun
 
+        limit = None
         with placed(given, arguments):
+            submits = submission.is_wanted(given)
+            if submits:
+                submission.check(given)
+            else:
+                given, limit = within.begun(given, print, saves=given.ckpt is not None and not given.ckpt.weights_only)
             config, settings = sft.prepared(given)
+            if submits:
+                sft_ranks.plan(config, submission.placement(config.deployment))
+                return submission.submit(config, print, command="sft", goes_on=lambda _: _resumes(config))
         with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
-            goes_on = config.ckpt is not None and config.ckpt.resume_step is not None
+            goes_on = _resumes(config) or limit is not None
             write_text(folder / sft.CONFIG_FILE, dump_toml(settings))
             if config.dry_run:
                 print(f"everything checked; the resolved config is {folder / sft.CONFIG_FILE}")
@@ -47,8 +66,11 @@ def sft(arguments: list[str]) -> int:
             with (
                 registered(given, folder, print, goes_on=goes_on) as session,
                 monitors.beside(config, folder, print) as ended,
+                within.InBackground(limit),
             ):
-                if torchrun.are_wanted(config.ranks):
+                if limit is not None and config.deployment.num_train_nodes > 1:
+                    session.exit_code = sft_ranks.run(config, folder, print)
+                elif torchrun.are_wanted(config.ranks):
                     if not config.fork_server:
                         os.environ[servers.VARIABLE] = servers.OFF
                     file = folder / sft.CONFIG_FILE
@@ -59,9 +81,14 @@ def sft(arguments: list[str]) -> int:
                         from primerl.train.sft_settings import SFTConfig as Settings
 
                     session.exit_code = int(main(from_mapping(Settings, settings)))
-                return ended(session.exit_code)
+                code = ended(session.exit_code)
+        return within.ended(config, code, limit, print)
     except ConfigError as error:
         return fail(str(error))
+
+
+def _resumes(config: SFTConfig) -> bool:
+    return config.ckpt is not None and config.ckpt.resume_step is not None
 
 
 def sft_rank(arguments: list[str]) -> int:

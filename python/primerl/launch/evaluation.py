@@ -24,8 +24,8 @@ from primerl.evals import checkpoint, preflight, results
 from primerl.forking import servers
 from primerl.launch.configs import NOWHERE
 from primerl.launch.interpreters import lookup
-from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.placement.protocol import Placement, Process
+from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight.training import claimed, holds_run
 from primerl.launch.recovery import Recovery
 from primerl.launch.registration import registered
@@ -34,6 +34,7 @@ from primerl.launch.report.console import PLAIN_EVERY_S, Console
 from primerl.launch.report.logs import tail
 from primerl.launch.report.notices import Remarks
 from primerl.launch.secrets import Variables
+from primerl.launch.slurm import submission, within
 from primerl.launch.supervise.failures import (
     BAD_INPUT,
     FAILED,
@@ -63,19 +64,42 @@ LONG_WAIT_S = 10.0
 def run(config: EvalConfig, console: Console | None = None) -> int:
     """Runs to the end. Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] before anything starts."""
     console = console or Console()
+    submits, limit = submission.is_wanted(config), None
+    if submits:
+        submission.check(config)
+        placement: Placement = submission.placement(config.deployment)
+    else:
+        config, limit = within.begun(config, console.say, saves=False)
+        placement = chosen(config.deployment)
     console.say("checking the model, the environments and the folder")
     config = preflight.with_model(config)
-    placement = LocalPlacement()
     variables = preflight.check(config, console.say, placement)
+    if submits:
+        return submission.submit(config, console.say, command="eval", goes_on=_has_begun)
+    code = _measure(config, console, variables, placement, limit)
+    return within.ended(config, code, limit, console.say)
+
+
+def _has_begun(folder: Path) -> bool:
+    return holds_run(folder) or (folder / "logs").is_dir()
+
+
+def _measure(
+    config: EvalConfig,
+    console: Console,
+    variables: Variables,
+    placement: Placement,
+    limit: within.TimeLimit | None,
+) -> int:
     with claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
             if not holds_run(folder):
                 write_configs(config, NOWHERE, variables)
             console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
             return 0
-        goes_on = not config.clean_output_dir and (holds_run(folder) or (folder / "logs").is_dir())
+        goes_on = not config.clean_output_dir and _has_begun(folder)
         with registered(config, folder, console.say, goes_on=goes_on) as session:
-            session.exit_code = Evaluation(config, folder, console, variables, placement).run()
+            session.exit_code = Evaluation(config, folder, console, variables, placement, limit).run()
             return session.exit_code
 
 
@@ -118,8 +142,15 @@ class Evaluation:
     """One start of it, from the folder's lock to the results."""
 
     def __init__(
-        self, config: EvalConfig, folder: Path, console: Console, variables: Variables, placement: Placement
+        self,
+        config: EvalConfig,
+        folder: Path,
+        console: Console,
+        variables: Variables,
+        placement: Placement,
+        limit: within.TimeLimit | None = None,
     ) -> None:
+        self.limit = limit
         self.config = config
         self.folder = folder
         self.names = [entry.label for entry in config.env]
@@ -128,13 +159,17 @@ class Evaluation:
         self.placement = placement
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
         self.interrupts = Interrupts()
-        self.recovery = EvaluationRecovery(
-            placement, folder, self.orchestrator, config.restarts, console, self.interrupts.check
-        )
+        self.recovery = EvaluationRecovery(placement, folder, self.orchestrator, config.restarts, console, self.check)
         self.again = False  # what has failed is measured once more
         self.began = time.monotonic()
         self.printed = -PLAIN_EVERY_S
         self.remarks = Remarks(console.say)
+
+    def check(self) -> None:
+        """Raises Interrupted where the evaluation is to stop."""
+        self.interrupts.check()
+        if self.limit is not None:
+            self.limit.check()
 
     def run(self) -> int:
         code, reason = 0, ""
@@ -178,6 +213,8 @@ class Evaluation:
                 code, reason = BAD_INPUT, error_locations.told(str(refusal))
             except RunFailedError as failure:
                 code, reason = FAILED, f"the evaluation has failed: {failure}"
+            except within.TimeIsUp:
+                code, reason = INTERRUPTED, f"{within.REASON}; the same command resumes it"
             except Interrupted:
                 code, reason = INTERRUPTED, "interrupted; the same command resumes it"
                 self.console.say("stopping all processes (Ctrl-C again kills them)")
@@ -190,7 +227,7 @@ class Evaluation:
         self.console.say(f"{'measuring again what has failed' if self.again else doing} in {self.folder}")
         orchestrator = evaluation.orchestrator(self.config)
         started = self.recovery.start(orchestrator, *(["--measure-again"] if self.again else []))
-        url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)
+        url = wait_for_orchestrator(self.placement, started, self.folder, self.check)
         if url is None:
             return False
         self.orchestrator.url = url
@@ -214,7 +251,7 @@ class Evaluation:
                 ended = self.placement.watch(TICK_S)
                 for process in ended:
                     self.recovery.ended(process)
-                self.interrupts.check()
+                self.check()
                 if not ended:
                     raise RefusedError(
                         f"model: the weights in {self.config.model} are refused: {error}; measure changed weights in "
@@ -230,9 +267,9 @@ class Evaluation:
             for process in self.placement.watch(TICK_S):
                 self.recovery.ended(process)
             check_placement(self.placement)
-            self.interrupts.check()
+            self.check()
             if self.placement.by_name["orchestrator"].ended:
-                return say_goodbye(self.placement, self.recovery.described, self.interrupts.check)
+                return say_goodbye(self.placement, self.recovery.described, self.check)
             now = time.monotonic()
             if now - asked >= STATUS_EVERY_S:
                 asked = now

@@ -40,7 +40,7 @@ def registered(
     """`folder` is locked by the caller for as long as the block lasts. A start that is refused (exit code 2) leaves the
     run as it was noted before."""
     former = _former(folder) if goes_on else None
-    session = Session(_begin(config, folder, say, goes_on=goes_on, form=form))
+    session = Session(begin(config, folder, say, goes_on=goes_on, form=form))
     detached.has_started(folder, session.run_id)
     try:
         yield session
@@ -67,14 +67,15 @@ def _former(folder: Path) -> tuple[Run, str] | None:
     return None
 
 
-def _begin(
+def begin(
     config: RLConfig | SFTConfig | EvalConfig,
     folder: Path,
     say: Callable[[str], None],
     *,
     goes_on: bool,
-    form: str,
+    form: str = "full",
 ) -> str | None:
+    """Notes a start by this process; returns the run's id, where the list can be written."""
     kind, environments, model = _described(config)
     try:
         with Registry() as registry:

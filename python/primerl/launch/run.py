@@ -38,6 +38,7 @@ from primerl.launch.report.console import Console
 from primerl.launch.report.logs import tail
 from primerl.launch.report.notices import Remarks
 from primerl.launch.resume import going_back, position, warm_start
+from primerl.launch.slurm import submission, within
 from primerl.launch.supervise.failures import (
     BAD_INPUT,
     FAILED,
@@ -59,20 +60,46 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     """
     console = console or Console()
     extras.require("`primerl rl`", "torch", "transformers")
+    submits, limit = submission.is_wanted(config), None
+    if submits:
+        submission.check(config)
+        placement: Placement = submission.placement(config.deployment)
+    else:
+        config, limit = within.begun(config, console.say, saves=config.trainer.can_go_on)
+        placement = chosen(config.deployment)
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
-    placement = chosen(config.deployment)
     training.check_ahead(config, placement)
     config = hub.with_model(config)
     config = warm_start.applied(config)
     variables = training.check(config, console.say, placement)
     plan = commands.plan(placement, configs.processes(config))
+    if submits:
+        if config.dry_run:
+            with training.claimed(config.output_dir, clean=False) as folder:
+                end_dry_run(config, folder, console, variables, plan)
+        else:
+            console.say(f"where the processes will run:\n{plan.table()}")
+        return submission.submit(config, console.say, command="rl", goes_on=training.begun_in, form=form)
+    code = _started(config, console, variables, plan, placement, limit, form)
+    return within.ended(config, code, limit, console.say)
+
+
+def _started(
+    config: RLConfig,
+    console: Console,
+    variables: secrets.Variables,
+    plan: Plan,
+    placement: Placement,
+    limit: within.TimeLimit | None,
+    form: str,
+) -> int:
     with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
             return end_dry_run(config, folder, console, variables, plan)
         goes_on = not config.clean_output_dir and training.begun_in(folder)
         with registered(config, folder, console.say, goes_on=goes_on, form=form) as session:
-            launcher = Launcher(config, folder, console, variables, session.run_id, placement)
+            launcher = Launcher(config, folder, console, variables, session.run_id, placement, limit)
             session.exit_code = launcher.run()
             return session.exit_code
 
@@ -103,8 +130,10 @@ class Launcher:
         variables: secrets.Variables,
         run_id: str | None = None,
         placement: Placement | None = None,
+        limit: within.TimeLimit | None = None,
     ) -> None:
         self.config = config
+        self.limit = limit
         self.variables = variables
         self.folder = folder
         self.run_id = run_id
@@ -114,10 +143,16 @@ class Launcher:
         self.interrupts = Interrupts()
         self.placement = placement or chosen(config.deployment)
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
-        self.recovery = RunRecovery(config, self.placement, folder, self.orchestrator, console, self.interrupts.check)
+        self.recovery = RunRecovery(config, self.placement, folder, self.orchestrator, console, self.check)
         self.evaluated = evaluations.Evaluated(console.say, position.evaluations(folder))
         self.remarks = Remarks(console.say)
         self.storing: storing.Storing | None = None
+
+    def check(self) -> None:
+        """Raises Interrupted where the run is to stop."""
+        self.interrupts.check()
+        if self.limit is not None:
+            self.limit.check()
 
     def run(self) -> int:
         code, reason = 0, "finished"
@@ -137,6 +172,9 @@ class Launcher:
                     except RunFailedError as failure:
                         code, reason = FAILED, run_file.with_folder(str(failure), self.config)
                         self.console.say(f"the run has failed: {reason}")
+                    except within.TimeIsUp:
+                        code, reason = INTERRUPTED, within.REASON
+                        self.console.say(f"stopping all processes: {reason}")
                     except Interrupted:
                         code, reason = INTERRUPTED, "interrupted"
                         self.console.say("stopping all processes (Ctrl-C again kills them)")
@@ -148,9 +186,9 @@ class Launcher:
             self._write_summary(code, reason)
         if code == 0:
             self.console.say(f"finished after {time.monotonic() - self.began:.1f} s; results are in {self.folder}")
-        elif reason == "interrupted":
+        elif reason in ("interrupted", within.REASON):
             self.console.say(
-                f"interrupted; {going_back.same_command(self.config)} resumes {position.goes_on_from(self.folder)}"
+                f"{reason}; {going_back.same_command(self.config)} resumes {position.goes_on_from(self.folder)}"
             )
         return code
 
@@ -164,7 +202,7 @@ class Launcher:
         with unchanged_if_refused(orchestrator.file):
             files.write(orchestrator)
             started = self.recovery.start(orchestrator, *going_back.flags(self.config, self.folder))
-            url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)
+            url = wait_for_orchestrator(self.placement, started, self.folder, self.check)
         if url is not None:
             going_back.check_steps(self.config, url)
         self._start_uploads()
@@ -214,7 +252,7 @@ class Launcher:
             for process in self.placement.watch(TICK_S):
                 self.recovery.ended(process)
             check_placement(self.placement)
-            self.interrupts.check()
+            self.check()
             now = time.monotonic()
             if self.placement.by_name["orchestrator"].ended:
                 if self.placement.by_name["trainer"].ended:
@@ -222,7 +260,7 @@ class Launcher:
                     self.evaluated.look(position.evaluations(self.folder))
                     self._check_over()
                     self.console.end(position.last_metrics(self.folder), self.config.max_steps)
-                    return say_goodbye(self.placement, self.recovery.described, self.interrupts.check)
+                    return say_goodbye(self.placement, self.recovery.described, self.check)
             elif now - asked >= STATUS_EVERY_S:
                 asked = now
                 servers.tell_lost(self.console.say)
@@ -267,7 +305,7 @@ class Launcher:
         if self.storing is not None:
             monitors = self.recovery.monitors
             stay = [] if monitors is None else [monitors.name]
-            stop_s, check = self.config.timeouts.stop_s, self.interrupts.check
+            stop_s, check = self.config.timeouts.stop_s, self.check
             self.storing.finish(self.placement, self.console, stop_s, stay=stay, check=check)
 
     def _stop(self, code: int, reason: str) -> None:

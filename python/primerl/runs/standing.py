@@ -24,6 +24,7 @@ class Standing:
 
 
 def standing(run: Run) -> Standing:
+    from primerl.launch.slurm import jobs
     from primerl.launch.supervise.lock import in_use
 
     folder = run.output_dir
@@ -32,8 +33,12 @@ def standing(run: Run) -> Standing:
         used = in_use(folder)
     except OSError as error:
         return Standing(FAILED, f"its folder cannot be looked at: {error}", step)
-    if used:
+    in_queue = jobs.queued(folder)
+    if used or (in_queue is not None and not in_queue[1].is_waiting):
         return Standing(RUNNING if run.kind == "sft" or _has_started(run) else PENDING, "", step)
+    if in_queue is not None:
+        job, found = in_queue
+        return Standing(PENDING, f"job {job.id} is {found.told()}", step)
     if not folder.is_dir():
         return Standing(_by_code(run.exit_code), f"its folder {folder} is gone", None)
     code, reason = run.exit_code, ""
@@ -42,7 +47,9 @@ def standing(run: Run) -> Standing:
         code = summary.get("exit_code") if code is None else code
         reason = str(summary.get("reason", "")).strip()
     if code is None:
-        return Standing(FAILED, "its launcher was killed; `primerl run resume` continues it", step)
+        job = jobs.noted(folder)
+        ended = "" if job is None else f"job {job.id} is {jobs.state(job).told()}: "
+        return Standing(FAILED, f"{ended}its launcher was killed; `primerl run resume` continues it", step)
     reason = reason or (f"it ended with exit code {code}; see its log" if code else "")
     return Standing(_by_code(code), reason if code else "", step)
 

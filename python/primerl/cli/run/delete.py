@@ -8,6 +8,7 @@ import sys
 
 from primerl.cli.run.common import FAILED, parser_of, size, with_run
 from primerl.config.errors.fail import fail
+from primerl.launch.slurm import jobs
 from primerl.launch.supervise.lock import LOCK, in_use, take
 from primerl.runs.registry import Registry, Run
 from primerl.stores.choice import store_of_run
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 def _delete(run: Run, chosen: argparse.Namespace) -> int:
     folder = run.output_dir
-    if in_use(folder):
+    if in_use(folder) or jobs.active(folder) is not None:
         return fail(f"{run.id} is running; `primerl run stop {run.id}` first", title=NOTHING)
     deletes = chosen.with_files and folder.exists()
     if deletes and not (folder / LOCK).is_file():

@@ -9,6 +9,7 @@ from typing import Any
 from primerl.cli.run.common import add_json, ago, natural, parser_of, show
 from primerl.config.errors.fail import fail
 from primerl.launch.secrets import note_stored
+from primerl.launch.slurm import jobs
 from primerl.process.redaction import redact
 from primerl.runs.registry import Registry, Run
 from primerl.runs.standing import COMPLETED, FAILED, PENDING, RUNNING, STOPPED, Standing, standing
@@ -41,7 +42,13 @@ def main(arguments: list[str]) -> int:
         print(json.dumps([described(run, how) for run, how in found], indent=2))
     elif found:
         # What is dropped first on a narrow terminal is least missed.
-        show(HEADER, [_row(run, how) for run, how in found], right=(4,), optional=(8, 2, 6))
+        rows = [_row(run, how) for run, how in found]
+        ids = [job_of(run) for run, _ in found]
+        if any(ids):
+            header, rows = [*HEADER, "job"], [[*row, job] for row, job in zip(rows, ids, strict=True)]
+        else:
+            header = HEADER
+        show(header, rows, right=(4,), optional=(8, 2, 6))
         for run, how in found:
             if how.status == FAILED and how.reason:
                 print(f"{run.id} has failed: {_first_line(redact(how.reason))}")
@@ -71,7 +78,14 @@ def described(run: Run, how: Standing) -> dict[str, Any]:
         "exit_code": run.exit_code,
         "pid": run.pid if run.launcher_lives() else None,
         "config": str(run.config),
+        "job": job_of(run),
     }
+
+
+def job_of(run: Run) -> str | None:
+    """Id of its last job of Slurm, if it has had one."""
+    job = jobs.noted(run.output_dir)
+    return None if job is None else job.id
 
 
 def _row(run: Run, how: Standing) -> list[Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from primerl.cli.run.common import natural, parser_of, with_run
 from primerl.config.errors.fail import fail
 from primerl.launch.secrets import note_of_run
+from primerl.launch.slurm import jobs
 from primerl.launch.supervise.lock import in_use
 from primerl.process.redaction import redact
 from primerl.runs.registry import Run
@@ -20,7 +21,12 @@ from primerl.runs.registry import Run
 LINES = 50
 LOOK_EVERY_S = 0.2
 TAIL_BYTES = 1 << 20
-PATTERNS = {"inference": ["inference", "inference_*"], "env-worker": ["envs/*"], "env-server": ["envs/*"]}
+PATTERNS = {
+    "launcher": ["launcher", "job"],
+    "inference": ["inference", "inference_*"],
+    "env-worker": ["envs/*"],
+    "env-server": ["envs/*"],
+}
 """Log files of the components that have several logs, or none of their name."""
 COMPONENTS = ("launcher", "orchestrator", "inference", "trainer", "env-worker", "store")
 
@@ -50,14 +56,17 @@ def _logs(run: Run, chosen: argparse.Namespace) -> int:
         found = {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.log"))}
         return {name: path for name, path in found.items() if component is None or _is(name, component)}
 
-    if not files() and not (chosen.follow and in_use(run.output_dir)):
+    def goes_on() -> bool:
+        return bool(chosen.follow) and (in_use(run.output_dir) or jobs.queued(run.output_dir) is not None)
+
+    if not files() and not goes_on():
         there = sorted({str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.log")})
         known = f"; there are {', '.join(there)}" if there else "; it has none yet"
         hint = " (only a run that was started with -d has one)" if component == "launcher" else ""
         what = f" of {chosen.env or component!r}" if component else ""
         return fail(f"{folder} has no log{what}{hint}{known}", title="No logs")
     note_of_run(run.output_dir)
-    Printer(files, chosen.lines).run(lambda: chosen.follow and in_use(run.output_dir))
+    Printer(files, chosen.lines).run(goes_on)
     return 0
 
 

@@ -9,6 +9,7 @@ from primerl.cli.run.common import can_go_on, of_run, parser_of
 from primerl.cli.run.start import detach, start_rl
 from primerl.config.errors.fail import fail
 from primerl.launch.resume.restoring import is_gone
+from primerl.launch.slurm import jobs
 from primerl.launch.supervise.lock import in_use
 from primerl.runs.registry import Run
 
@@ -30,6 +31,10 @@ def main(arguments: list[str]) -> int:
 def _resume(run: Run, chosen: argparse.Namespace) -> int:
     if in_use(run.output_dir):
         return fail(f"{run.id} is running; `primerl run logs {run.id} -f` follows it", title="Nothing was started")
+    active = jobs.active(run.output_dir)
+    if active is not None:
+        job, found = active
+        return fail(f"{run.id} is job {job.id}, which is {found.told()}", title="Nothing was started")
     for needed, what in ((run.config, "the copy of its config"), (run.folder, "the folder it was started in")):
         if not needed.exists():
             return fail(f"{run.id}: {what}, {needed}, is gone; start it by its own file, `primerl run @ FILE`")

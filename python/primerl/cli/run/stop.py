@@ -9,6 +9,7 @@ import time
 
 from primerl.cli.run.common import FAILED, can_go_on, gone, parser_of, with_run
 from primerl.launch.resume.position import goes_on_from
+from primerl.launch.slurm import jobs
 from primerl.launch.supervise.lock import in_use
 from primerl.runs.registry import Run
 from primerl.runs.standing import Standing, standing
@@ -28,6 +29,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _stop(run: Run, chosen: argparse.Namespace) -> int:
+    active = jobs.active(run.output_dir)
+    if active is not None:
+        return _stop_job(run, *active, kill=chosen.kill)
     said = gone(run)
     # The lock went with the folder, where that was deleted under a run.
     if not in_use(run.output_dir) and (said is None or run.ended is not None or not run.launcher_lives()):
@@ -52,6 +56,26 @@ def _stop(run: Run, chosen: argparse.Namespace) -> int:
     else:
         then = "there is nothing to resume from: start it again by its own file"
     print(f"{did} {run.id} after {time.monotonic() - began:.1f} s{_at(run, how, ',')}; {then}")
+    return 0
+
+
+def _stop_job(run: Run, job: jobs.Job, found: jobs.State, *, kill: bool) -> int:
+    """A launcher on a node of a Slurm job gets its signal from Slurm; a job that waits is cancelled."""
+    began = time.monotonic()
+    try:
+        jobs.cancel(job, found, kill=kill)
+        while not (found := jobs.state(job)).is_over or in_use(run.output_dir):
+            if time.monotonic() - began > WAIT_S:
+                print(f"job {job.id} of {run.id} has not ended within {WAIT_S:.0f} s; --kill cancels it")
+                return FAILED
+            time.sleep(5 * LOOK_EVERY_S)
+    except jobs.SlurmError as error:
+        print(f"job {job.id} of {run.id} could not be stopped: {error}")
+        return FAILED
+    print(
+        f"stopped job {job.id} of {run.id} after {time.monotonic() - began:.1f} s{_at(run, standing(run), ',')}; "
+        f"`primerl run resume {run.id}` submits another, which resumes {goes_on_from(run.output_dir)}"
+    )
     return 0
 
 

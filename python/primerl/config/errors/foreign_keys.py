@@ -62,7 +62,6 @@ PRIME_RL: Names = {
     "deployment.num_train_gpus": "processes of the trainer are trainer.ranks",
     "deployment.num_infer_gpus": "engines of this machine are inference.replicas; other machines join "
     "(docs/recipes/several-machines.md)",
-    "slurm": "nothing submits jobs; docs/recipes/several-machines.md has a script for it",
     "run": "a run is called by its folder, output_dir",
     "bench": "`primerl simulate` plans, and benches/ of the repository measure",
     "env_server_base_port": "env workers listen on no port",
@@ -152,8 +151,6 @@ PRIME_RL_SFT: Names = {
     **{key: reason.format(*[""] * 4) for key, reason in TRAINER.items()},
     "model.name": "the model is model.path",
     "model.seq_len": "it is data.seq_len",
-    "deployment": "primerl sft starts processes here only: ranks of them, dp_replicate copies of the model",
-    "slurm": "nothing submits jobs; `torchrun` starts ranks on several machines (docs/recipes/several-machines.md)",
     "bench": "benches/sft_throughput.py of the repository measures",
     "loss_impl": "the loss is computed without all logits",
     "data.type": "data are rows of conversations",

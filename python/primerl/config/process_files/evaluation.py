@@ -51,6 +51,7 @@ def orchestrator(config: EvalConfig) -> ProcessConfig:
         ),
         retention=Retention(journal_mb=WHOLE_JOURNAL_MB),
         log=Log(level=config.log.level),
+        **({} if config._host is None else {"host": config._host}),
     )
     return process(config, "orchestrator", "orchestrator", resolved, threads=1)
 

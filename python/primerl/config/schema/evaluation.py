@@ -20,6 +20,7 @@ from primerl.config.schema.base import (
     Settings,
     check_dry_run,
 )
+from primerl.config.schema.deployment import Deployment, Slurm
 from primerl.config.schema.environment import Environment, Workers
 from primerl.config.schema.environment_checks import check_distinct, check_rollout_times, numbered
 from primerl.config.schema.orchestrator import Parsers
@@ -83,6 +84,7 @@ class EvalConfig(Section):
     """Folder of the results; the same command on it resumes the evaluation. If unset, a new one in outputs/eval, named
     by time and environment."""
     _chosen: bool = PrivateAttr(default=False)  # output_dir was not given, but chosen here
+    _host: str | None = PrivateAttr(default=None)  # where the orchestrator listens, if other machines are to reach it
     model: str = Field(min_length=1)
     """With `base_url` the model's name there; without, a checkpoint: a model folder (such as `weights/step_100` of a
     run), or a name of the hub."""
@@ -131,6 +133,8 @@ class EvalConfig(Section):
     no other process does, and no config and no log has them."""
     served_name: Name | None = None
     """Name under which environments see a checkpoint; default: the folder's."""
+    deployment: Deployment = Deployment()
+    slurm: Slurm | None = None
     inference: RunInference = RunInference()
     parsers: Parsers = Parsers()
     log: RolloutLog = RolloutLog()

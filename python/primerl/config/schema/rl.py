@@ -20,10 +20,11 @@ from primerl.config.schema.base import (
     Seed,
     check_dry_run,
 )
+from primerl.config.schema.deployment import Deployment, Slurm
 from primerl.config.schema.inference import InferenceSettings
 from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
 from primerl.config.schema.orchestrator import OrchestratorSettings
-from primerl.config.schema.services import Deployment, Store, Tailscale
+from primerl.config.schema.services import Store, Tailscale
 from primerl.config.schema.trainer import Checkpoints, TrainerSettings
 
 
@@ -78,7 +79,7 @@ class RunTimeouts(Section):
 
 
 class RLConfig(Monitored):
-    """Asynchronous reinforcement learning: orchestrator, inference, env workers and trainer on this machine."""
+    """Asynchronous reinforcement learning, with all its processes."""
 
     foreign_keys: ClassVar[Names] = PRIME_RL
 
@@ -115,6 +116,7 @@ class RLConfig(Monitored):
     the working directory."""
     tailscale: Tailscale = Tailscale()
     deployment: Deployment = Deployment()
+    slurm: Slurm | None = None
     model: Model
     checkpoint_id: str | None = Field(default=None, min_length=1)
     """Begin from the weights or the adapter of another run in the store: `RUN`, `RUN/step_N` or `RUN/KIND/step_N`

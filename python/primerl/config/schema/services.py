@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from primerl.config.schema.base import BadKeysError, Bound, LargeCountOrZero, Seconds, SecondsOrZero, Section, Settings
+from primerl.config.schema.base import BadKeysError, Bound, LargeCountOrZero, Seconds, SecondsOrZero, Section
 from primerl.process.setting_checks import MOST_COUNT
 
 KEY_PREFIX = "tskey-auth-"
@@ -16,7 +16,6 @@ PREFIX_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,29}")
 LONGEST_NAME = 63
 """Characters of a label of DNS, which a node's name is."""
 LONGEST_RUN = 16
-PLACEMENT_PATTERN = r"^[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?$"
 
 
 class Tailscale(Section):
@@ -200,13 +199,3 @@ class StoreWorkerConfig(Section):
     """Newest adapters that are kept."""
     give_up_s: SecondsOrZero = 600.0
     """How long one upload is tried again, before it is the next one's turn; seconds."""
-
-
-class Deployment(Section):
-    """Which placement starts the processes of the run, and where."""
-
-    type: Annotated[str, Field(pattern=PLACEMENT_PATTERN)] = "local"
-    """`local`: this machine. Else the name of an installed placement (entry point group `primerl.placements`), or one
-    of your own as `module:Class`."""
-    args: Settings = {}
-    """What that placement is made with."""

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from primerl.config.errors.foreign_keys import PRIME_RL_SFT, Names
 from primerl.config.schema.base import BadKeysError, Count, Fraction, LargeCount, Name, Section, Seed, check_dry_run
+from primerl.config.schema.deployment import Deployment, Slurm
 from primerl.config.schema.monitors import Monitored
 from primerl.config.schema.trainer import CheckpointWeights, Computation, Lora, Optimizer, TrainerLog, check_resume
 from primerl.process.setting_checks import MOST_COUNT, MOST_LARGE_COUNT
@@ -187,6 +188,8 @@ class SFTConfig(Monitored, Computation):
     val: Validation | None = None
     optim: Optimizer = Optimizer()
     ckpt: SFTCheckpoints | None = None
+    deployment: Deployment = Deployment()
+    slurm: Slurm | None = None
     log: TrainerLog = TrainerLog()
 
     @model_validator(mode="after")

@@ -66,6 +66,10 @@ class LocalPlacement:
     def watch(self, timeout_s: float) -> list[Process]:
         return self._processes.poll(timeout_s)
 
+    def descriptors(self) -> list[int]:
+        """To be waited on, by a placement that has this one within it; none once its guard is lost."""
+        return [] if self._processes.guard_end is not None else [self._processes.fileno()]
+
     def signal(self, name: str, number: int) -> None:
         self._processes.signal(name, number)
 

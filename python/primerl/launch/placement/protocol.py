@@ -137,6 +137,8 @@ class Process:
     """CPU seconds, known when it has ended; 0 where the placement cannot tell."""
     failure: str | None = None
     """Why it could not be started."""
+    lost: str | None = None
+    """How it was lost, of one whose end could not be seen: a predicate. Its code is `NOT_KNOWN` then."""
 
     @property
     def ended(self) -> bool:
@@ -145,6 +147,8 @@ class Process:
     def describe_end(self) -> str:
         if self.failure is not None:
             return f"could not be started: {self.failure}"
+        if self.lost is not None:
+            return self.lost
         return "runs" if self.code is None else described(self.code)
 
 

@@ -6,13 +6,17 @@ from collections.abc import Callable
 from inspect import signature
 
 from primerl.config.errors.fail import ConfigError
-from primerl.config.schema.services import Deployment
+from primerl.config.schema.deployment import Deployment
 from primerl.launch.placement.protocol import Placement
 from primerl.process import plugins
 
 GROUP = "primerl.placements"
 """Entry points of packages: a name, and the class or the function that makes the placement."""
-BUILT_IN = {"local": "primerl.launch.placement.local:LocalPlacement"}
+SLURM = "slurm"
+BUILT_IN = {
+    "local": "primerl.launch.placement.local:LocalPlacement",
+    SLURM: "primerl.launch.placement.slurm.placement:SlurmPlacement",
+}
 
 
 def chosen(deployment: Deployment) -> Placement:
@@ -20,12 +24,16 @@ def chosen(deployment: Deployment) -> Placement:
     take its arguments."""
     kind = deployment.type
     made_by = _find(kind)
+    args = deployment.args
+    if kind == SLURM:
+        names = ("num_train_nodes", "num_infer_nodes", "gpus_per_node")
+        args = {**{name: getattr(deployment, name) for name in names}, **args}
     try:
-        signature(made_by).bind(**deployment.args)
+        signature(made_by).bind(**args)
     except TypeError as error:
         raise ConfigError(f"deployment.args: {kind!r} does not take these args: {error}") from None
     try:
-        placement: Placement = plugins.make(kind, made_by, **deployment.args)
+        placement: Placement = plugins.make(kind, made_by, **args)
     except plugins.PluginError as error:
         raise ConfigError(f"deployment: {error}") from error
     missing = [call for call in ("plan", "start", "watch", "stop") if not hasattr(placement, call)]

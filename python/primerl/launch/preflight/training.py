@@ -26,6 +26,7 @@ from primerl.launch.preflight import checker, hub, shadowing
 from primerl.launch.preflight import environments as environments
 from primerl.launch.preflight import policy as policy
 from primerl.launch.resume import going_back
+from primerl.launch.slurm.script import SCRIPT
 from primerl.launch.supervise.failures import BAD_INPUT
 from primerl.launch.supervise.lock import LOCK, in_use, take
 from primerl.net import addresses
@@ -181,6 +182,7 @@ def never_began(folder: Path) -> bool:
     its rows, or a run or an evaluation that was stopped before its first event."""
     entries = {entry.name for entry in folder.iterdir()} - {"bad_rows.jsonl", "val_bad_rows.jsonl"}
     own = {"configs", LOCK.parent.name}
+    entries.discard(SCRIPT)
     # An evaluation's weights are those of its model, hashed again.
     copied = {"broadcasts"} if (folder / "configs" / "eval.toml").is_file() else set()
     if not own <= entries <= {*own, "logs", "journal", *copied}:

@@ -19,7 +19,7 @@ from primerl.launch.placement.protocol import Placement, Process
 from primerl.launch.report import status as orchestrator_status
 from primerl.launch.report.logs import tail
 from primerl.launch.supervise.failures import RefusedError, RunFailedError, check_placement, failure_of
-from primerl.run_key import learn
+from primerl.run_key import keep, learn
 
 START_S = 30.0
 POLL_S = 0.1
@@ -55,6 +55,7 @@ def wait_for_orchestrator(
             content = json.loads(file.read_text(encoding="utf-8"))
             if content["pid"] == process.pid:
                 url = str(content["url"])
+                keep(folder)
                 learn(url, folder)
                 return url
     raise RunFailedError(

@@ -54,6 +54,10 @@ class Processes:
     def guard_pid(self) -> int:
         return self._guard.pid
 
+    def fileno(self) -> int:
+        """Readable when `poll` has something to read, for callers that wait for other things too."""
+        return self._connection.fileno()
+
     def __enter__(self) -> Self:
         return self
 

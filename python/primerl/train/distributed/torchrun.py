@@ -2,6 +2,8 @@
 
     run(4, ["trainer", "@", file])    -> the exit code of the first rank that failed, 0 if all succeeded
 
+Where a placement puts the ranks on several machines, it starts the same command on each (`RENDEZVOUS`).
+
 If a signal kills a rank, this process ends the other ranks, logs which one was killed, and dies of the same signal. So
 its supervisor can tell a process that was killed, and restarts it, from one that gave up.
 """
@@ -29,6 +31,13 @@ log = logging.getLogger(__name__)
 STOP_S = 8
 """Time that ranks have to end when asked to. One that hangs does not react, and is killed."""
 PR_SET_PDEATHSIG = 1
+RENDEZVOUS = "PRIMERL_RENDEZVOUS"
+"""Set where the ranks are on several machines, by the placement that starts this process on each of them:
+`machines;ranks of each;host;port;id;folder of logs`, where host and port are those of the first."""
+NODE_RANK = "PRIMERL_NODE_RANK"
+"""Which of the machines this is, from 0."""
+JOIN_S = 300
+"""How long the first machine waits for the others, in seconds."""
 
 
 def are_wanted(ranks: int) -> bool:
@@ -50,17 +59,9 @@ def run(ranks: int, arguments: list[str]) -> int:
     fork_ranks()
     # Its own tables of errors repeat the ranks' logs.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        shutdown_timeout=STOP_S,
-    )
+    given = os.environ.pop(RENDEZVOUS, "")
+    where = _on_this_machine(ranks) if not given else _on_several(given, int(os.environ[NODE_RANK]))
+    config = LaunchConfig(**where, max_restarts=0, shutdown_timeout=STOP_S)
     try:
         with servers.launched(TORCH):
             elastic_launch(config, sys.executable)("-m", "primerl", *arguments)
@@ -76,6 +77,40 @@ def run(ranks: int, arguments: list[str]) -> int:
         rank, failure = min(error.failures.items(), key=order)
         return ended(rank, failure.exitcode)
     return 0
+
+
+def _on_this_machine(ranks: int) -> dict[str, Any]:
+    return {
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "nproc_per_node": ranks,
+        "run_id": uuid.uuid4().hex,
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "127.0.0.1:0",
+        "local_addr": "127.0.0.1",
+    }
+
+
+def _on_several(given: str, node: int) -> dict[str, Any]:
+    """This machine's part of the ranks. Those after its first write to files of their own, below the folder that
+    `given` names."""
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
+
+    nodes, ranks, host, port, run, folder = given.split(";", 5)
+    os.makedirs(os.path.join(folder, f"node_{node}"), exist_ok=True)
+    return {
+        "min_nodes": int(nodes),
+        "max_nodes": int(nodes),
+        "nproc_per_node": int(ranks),
+        "run_id": run,
+        # The first machine is the one that the others connect to, and has rank 0.
+        "rdzv_backend": "static",
+        "rdzv_endpoint": f"{host}:{port}",
+        "rdzv_configs": {"rank": node, "timeout": JOIN_S},
+        "logs_specs": DefaultLogsSpecs(
+            log_dir=os.path.join(folder, f"node_{node}"), redirects=dict.fromkeys(range(1, int(ranks)), Std.ALL)
+        ),
+    }
 
 
 def end_within(seconds: int) -> None:

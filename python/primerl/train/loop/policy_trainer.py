@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from primerl.train.adapters.lora import Adapter, check_facts
+from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.model_folder import save_model
 from primerl.train.checkpoint.state import CheckpointError, Checkpoints, TrainerState
 from primerl.train.checkpoint.step_folders import keep_newest, saving, set_aside_later
@@ -318,7 +319,8 @@ class Trainer:
     def save(self, step: int, clock: Clock) -> None:
         """Start saving a checkpoint if one is due, and report finished ones to the orchestrator."""
         is_last = step == self.config.max_steps
-        if not is_last and not (self.ckpt.interval and step % self.ckpt.interval == 0):
+        is_due = is_last or bool(self.ckpt.interval and step % self.ckpt.interval == 0)
+        if not is_due and not on_request.is_wanted(Path(self.config.output_dir), self.config.ckpt, self.ranks):
             self.report_saved(self.checkpoints.saved())
             return
         self.doing(step, "waiting for the previous checkpoint")

@@ -29,6 +29,7 @@ import torch
 
 from primerl.process.imports import importing
 from primerl.train.adapters.lora import Adapter, check_facts
+from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.model_folder import save_model
 from primerl.train.checkpoint.state import (
     CheckpointError,
@@ -251,7 +252,8 @@ class Run:
             if self.validation is not None and self._is_due(self.config.val.interval if self.config.val else None):
                 metrics |= self.validation.measure(self.model, step)
                 clock.lap("validation")
-            if self._is_due(self.config.ckpt.interval if self.config.ckpt else None):
+            is_due = self._is_due(self.config.ckpt.interval if self.config.ckpt else None)
+            if is_due or on_request.is_wanted(self.output_dir, self.config.ckpt, self.ranks):
                 self.checkpoints.finish()
                 clock.lap("wait_for_ckpt")
                 self.save()

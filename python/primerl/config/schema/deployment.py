@@ -1,0 +1,105 @@
+"""Where the processes of a run are started, and the Slurm job that they are a part of."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from primerl.config.schema.base import (
+    BadKeysError,
+    Bound,
+    Count,
+    CountOrZero,
+    Processes,
+    ProcessesOrZero,
+    Section,
+    Settings,
+)
+
+PLACEMENT_PATTERN = r"^[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?$"
+ONE_WORD = r"^[^\s\"'\\]+$"
+TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}")
+EXPORT = re.compile(r"(ALL|NONE|NIL|[A-Za-z_]\w*)(,[A-Za-z_]\w*)*")
+Word = Annotated[str, Field(pattern=ONE_WORD, max_length=200), Bound("one word")]
+
+
+class Deployment(Section):
+    """Which placement starts the processes of the run, and where."""
+
+    type: Annotated[str, Field(pattern=PLACEMENT_PATTERN)] = "local"
+    """`local`: this machine. `slurm`: the nodes of the Slurm job that this command runs in, which `[slurm]` submits.
+    Else the name of an installed placement (entry point group `primerl.placements`), or one of your own as
+    `module:Class`."""
+    num_train_nodes: Processes = 1
+    """Nodes of the trainer, of which each gets as many of `trainer.ranks`. The orchestrator runs on the first (Slurm
+    only, as the next two)."""
+    num_infer_nodes: ProcessesOrZero = 0
+    """Nodes of the engines; 0: those of the trainer."""
+    gpus_per_node: CountOrZero = 0
+    """GPUs that each node has for the run; 0: everything computes on CPUs."""
+    args: Settings = {}
+    """What a placement of another package is made with."""
+
+
+class Slurm(Section):
+    """A Slurm job that runs it instead (docs/slurm.md)."""
+
+    job_name: Word = "primerl"
+    """Name of the job."""
+    partition: Word | None = None
+    """Partition; the cluster's default if unset."""
+    account: Word | None = None
+    """Account that is charged."""
+    qos: Word | None = None
+    """Quality of service."""
+    time: Annotated[str, Bound("as Slurm writes it: minutes, HH:MM:SS or D-HH:MM:SS")] | None = None
+    """Time limit of the job; the partition's if unset."""
+    nodelist: Word | None = None
+    """Nodes that the job has to have, such as `n[1-4]`."""
+    exclude: Word | None = None
+    """Nodes that it must not have."""
+    constraint: Word | None = None
+    """Features that its nodes must have."""
+    cpus_per_node: Count | None = None
+    """CPUs of each node; all of them if unset and `exclusive`."""
+    mem: Word | None = None
+    """Memory of each node, as Slurm writes it (`64G`, `0` for all); the cluster's default if unset."""
+    exclusive: bool = True
+    """Share the nodes with no other job."""
+    options: list[str] = []
+    """More options of sbatch, such as `--reservation=mine`."""
+    project_dir: str = Field(default=".", min_length=1)
+    """Folder that the job works in; relative paths of the config begin there."""
+    pre_run_command: str | None = None
+    """Shell commands before the run, such as `module load cuda`."""
+    template_path: str | None = Field(default=None, min_length=1)
+    """A script of your own in place of the built-in one, with the same fields (docs/slurm.md)."""
+    export: Annotated[str, Bound("ALL, NONE or names of variables")] = "ALL"
+    """Variables that the job gets from where it is submitted, by name; values are in no file."""
+    signal_s: Count = 300
+    """How long before the time limit the run saves a checkpoint and stops, in seconds."""
+    requeue: bool = True
+    """Put the job back into the queue, where it resumes: at its time limit, when a node fails, or Slurm preempts it."""
+    max_requeues: CountOrZero = 100
+    """How often at its time limit."""
+    dry_run: bool = False
+    """Write job.sbatch, and do not submit it."""
+
+    @model_validator(mode="after")
+    def _as_slurm_reads_it(self) -> Self:
+        if self.time is not None and not TIME.fullmatch(self.time):
+            raise BadKeysError(
+                f"time ({self.time!r}) is no time limit of Slurm; write minutes, HH:MM:SS or D-HH:MM:SS", "time"
+            )
+        if not EXPORT.fullmatch(self.export):
+            raise BadKeysError(
+                "export must be ALL, NONE or names of variables with commas between them; set their values in the "
+                "environment, not here, where they would be in the job's script",
+                "export",
+            )
+        wrong = next((one for one in self.options if not one.startswith("-") or "\n" in one), None)
+        if wrong is not None:
+            raise BadKeysError(f"options has {wrong!r}, which is no option of sbatch; write --name=value", "options")
+        return self

@@ -1,0 +1,266 @@
+"""Placement within a Slurm job: each role is a step of the job, on the nodes that the plan gives it.
+
+    launcher (on the job's first node) ── srun ── agent on node A ── guard ── process of the role
+                                             └─── agent on node B ── guard ── ...
+
+Processes that only accompany the run (monitors, uploads) run next to the launcher, as on one machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from primerl.forking import servers
+from primerl.launch.placement.local import LocalPlacement, unusable
+from primerl.launch.placement.protocol import Command, PlacementError, Plan, Process, Role
+from primerl.launch.placement.slurm import allocation, planning
+from primerl.launch.placement.slurm.allocation import Allocation, Shape
+from primerl.launch.placement.slurm.planning import Slot
+from primerl.launch.placement.slurm.step import Step, command_line, environment_of_srun
+from primerl.launch.slurm import jobs
+from primerl.run_key import VARIABLE
+from primerl.train.distributed.torchrun import RENDEZVOUS
+
+# On top of the grace period: for `srun` and its agents to report.
+REPORT_S = 10.0
+
+
+class SlurmPlacement:
+    """Outside of a job it only plans. Use as a context manager: leaving it leaves no process behind on any node."""
+
+    def __init__(
+        self, *, num_train_nodes: int = 1, num_infer_nodes: int = 0, gpus_per_node: int = 0, ahead: bool = False
+    ) -> None:
+        """`ahead`: for a job that is yet to be submitted, whatever job this process may be in."""
+        self.by_name: dict[str, Process] = {}
+        self.shape = Shape(num_train_nodes, num_infer_nodes, gpus_per_node)
+        self._ahead = ahead
+        self._slots: dict[str, Slot] = {}
+        self._steps: dict[str, Step] = {}
+        self._leaving: list[Step] = []  # ended, but for `srun` itself
+        self._local = LocalPlacement()
+        self._unstarted: list[Process] = []
+        self._addresses: dict[str, str] = {}
+        self._stopped = False
+        self._lost: str | None = None
+
+    @property
+    def allocation(self) -> Allocation:
+        """Raises PlacementError."""
+        if self._ahead:
+            return allocation.planned(self.shape)
+        found = allocation.current()
+        if found is None:
+            raise PlacementError(
+                'deployment.type: "slurm" starts processes on the nodes of a job, and this process is in none '
+                "(SLURM_JOB_ID); add a section [slurm], which submits one, or start it by sbatch or salloc"
+            )
+        return found
+
+    def address(self, node: str) -> str:
+        """By which other nodes reach it."""
+        if node not in self._addresses:
+            self._addresses = allocation.addresses(self.allocation.nodes)
+        return self._addresses[node]
+
+    @property
+    def lost(self) -> str | None:
+        return self._local.lost or self._lost
+
+    def _look_at_job(self) -> None:
+        """After the loss of a step: without its job nothing can be started any more."""
+        job = self.allocation.job
+        found = jobs.state(jobs.Job(job, 0.0, 0))
+        if found.state not in ("RUNNING", jobs.UNKNOWN):
+            self._lost = f"Slurm has ended job {job}: it is {found.told()}"
+
+    def plan(self, roles: Sequence[Role]) -> Plan:
+        found = self.allocation
+        plan, self._slots = planning.placed(roles, found, self.shape)
+        if found.is_real:
+            # An engine on another node says itself that its port is taken.
+            own = [role for role in roles if self._slots[role.name].nodes == found.nodes[:1]]
+            listeners = dict.fromkeys(one for role in own for one in role.listens)
+            problems = [problem for one in listeners if (problem := unusable(one)) is not None]
+            if problems:
+                raise PlacementError("\n".join(problems))
+        return plan
+
+    def start(self, role: Role, command: Command) -> Process:
+        slot = self._slots.get(role.name)
+        if slot is None:
+            process = self.by_name[role.name] = self._local.start(role, command)
+            return process
+        process = self.by_name[role.name] = Process(role.name, command.log)
+        if self._stopped:
+            process.failure = "the run is being stopped"
+            self._unstarted.append(process)
+            return process
+        logs = log_files(command.log, role.name, slot.nodes)
+        witness = command.log.parent / f".{role.name}.{secrets.token_hex(8)}"
+        text = secrets.token_hex(16)
+        witness.write_text(text, encoding="utf-8")
+        srun = command_line(role.name, slot.nodes, self.allocation.job)
+        try:
+            step = Step(process, slot.nodes, srun, environment_of_srun(os.environ, frozenset({VARIABLE})))
+        except OSError as error:
+            process.failure = f"srun: {error}"
+            self._unstarted.append(process)
+            witness.unlink()
+            return process
+        self._steps[role.name] = step
+        step.witness = witness
+        step.send(
+            {
+                "start": role.name,
+                "command": list(command.argv),
+                "environment": self._environment(role, slot, command),
+                "logs": [os.fspath(log) for log in logs],
+                "hide": list(command.hide),
+                "gpus": list(slot.gpus),
+                "witness": [os.fspath(witness), text],
+            }
+        )
+        return process
+
+    def _environment(self, role: Role, slot: Slot, command: Command) -> dict[str, str]:
+        """What differs from this process's own, which `srun` passes on."""
+        own = {
+            name: value
+            for name, value in command.environment.items()
+            if name in command.own or name == VARIABLE or os.environ.get(name) != value
+        }
+        # Fork servers are on the launcher's node, and a process elsewhere would wait for them.
+        own[servers.VARIABLE] = servers.OFF
+        if len(slot.nodes) > 1:
+            ranks, port = role.ranks // len(slot.nodes), free_port()
+            parts = [len(slot.nodes), ranks, self.address(slot.nodes[0]), port, secrets.token_hex(8)]
+            folder = command.log.parent / role.name / "torchrun"
+            own[RENDEZVOUS] = ";".join(map(str, [*parts, folder]))
+        return own
+
+    def watch(self, timeout_s: float) -> list[Process]:
+        self._wait(timeout_s)
+        ended, self._unstarted = self._unstarted, []
+        ended += self._local.watch(0.0)
+        now = time.monotonic()
+        for name, step in list(self._steps.items()):
+            if step.look(now):
+                ended.append(step.process)
+            self._note(step)
+            if step.witness is not None and (step.process.ended or step.is_started):
+                step.witness.unlink(missing_ok=True)
+                step.witness = None
+            if step.process.ended:
+                del self._steps[name]
+                if step.is_lost and not self._stopped:
+                    self._look_at_job()
+                step.close()
+                self._leaving.append(step)
+        self._leaving = [step for step in self._leaving if not step.release()]
+        return ended
+
+    def _wait(self, timeout_s: float) -> None:
+        """For news of any step, or of what runs here."""
+        if self._unstarted:
+            return
+        poller = select.poll()
+        for descriptor in [one for step in self._steps.values() for one in step.descriptors()]:
+            poller.register(descriptor, select.POLLIN)
+        for descriptor in self._local.descriptors():
+            poller.register(descriptor, select.POLLIN)
+        poller.poll(timeout_s * 1000)
+
+    def _note(self, step: Step) -> None:
+        """In the log of each of its nodes."""
+        said = step.said()
+        if not said:
+            return
+        nodes = self.allocation.nodes
+        for node in step.tasks:
+            file = logs_folder(step.process.log) / f"node_{nodes.index(node)}.log"
+            lines = [f"{time.strftime('%H:%M:%S')} {step.process.name}: {line}\n" for line in said]
+            with contextlib.suppress(OSError), file.open("a", encoding="utf-8") as log:
+                log.writelines(lines)
+
+    def signal(self, name: str, number: int) -> None:
+        step = self._steps.get(name)
+        if step is not None:
+            step.send({"signal": int(number)})
+        elif name in self._local.by_name:
+            self._local.signal(name, number)
+
+    def logs(self, name: str) -> Path:
+        return self.by_name[name].log
+
+    def stop(self, *, grace_s: float, names: Sequence[str] = ()) -> None:
+        steps = [step for name, step in self._steps.items() if not names or name in names]
+        for step in steps:
+            step.send({"stop": grace_s})
+        if not names:
+            self._stopped = True
+        here = [name for name in self._local.by_name if not names or name in names]
+        if here or not names:
+            self._local.stop(grace_s=grace_s, names=names and here)
+        deadline = time.monotonic() + grace_s + REPORT_S
+        while time.monotonic() < deadline and not all(step.process.ended for step in steps):
+            # Ends that were asked for are no news.
+            self.watch(max(0.0, min(0.5, deadline - time.monotonic())))
+        for step in steps:
+            if not step.process.ended:
+                step.kill()
+        while not all(step.process.ended for step in steps) and time.monotonic() < deadline + REPORT_S:
+            self.watch(0.5)
+
+    def __enter__(self) -> Self:
+        self._local.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop(grace_s=0.0 if kind is not None else REPORT_S)
+            deadline = time.monotonic() + REPORT_S
+            while self._leaving and time.monotonic() < deadline:
+                self.watch(0.05)
+            for step in [*self._steps.values(), *self._leaving]:
+                step.kill()
+                step.srun.wait()
+                step.release()
+        finally:
+            self._local.__exit__(kind, error, trace)
+
+
+def log_files(log: Path, name: str, nodes: Sequence[str]) -> list[Path]:
+    """By node: the role's own log, and for the nodes after its first `<role>/node_<i>.log` next to it."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if len(nodes) == 1:
+        return [log]
+    folder = log.parent / name
+    folder.mkdir(exist_ok=True)
+    first = folder / "node_0.log"
+    with contextlib.suppress(FileExistsError):
+        first.symlink_to(os.path.relpath(log, folder))
+    return [log, *(folder / f"node_{index}.log" for index in range(1, len(nodes)))]
+
+
+def logs_folder(log: Path) -> Path:
+    """The run's `logs`, which a role's log is somewhere below."""
+    return next((parent for parent in log.parents if parent.name == "logs"), log.parent)
+
+
+def free_port() -> int:
+    """On this node, which is the first of those that the trainer's ranks are on."""
+    with socket.socket() as opened:
+        opened.bind(("", 0))
+        return int(opened.getsockname()[1])

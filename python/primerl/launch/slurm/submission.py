@@ -1,0 +1,163 @@
+"""Submitting a run as a job: what can be wrong is named before, and the run is in the list of runs from then on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import files
+from primerl.config.process_files.run_file import with_folder
+from primerl.config.schema.deployment import Deployment, Slurm
+from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.sft import SFTConfig
+from primerl.launch.placement.registry import SLURM
+from primerl.launch.placement.slurm.placement import SlurmPlacement
+from primerl.launch.preflight.training import claimed
+from primerl.launch.registration import begin, stored_copy
+from primerl.launch.slurm import follow, jobs, script, within
+from primerl.launch.supervise import detached
+
+CONFIG = Path("configs") / "job.toml"
+# `sbatch` says what it has submitted by this, without a sentence around it.
+SUBMIT = ("sbatch", "--parsable")
+RESUMES_SFT = ("--ckpt.resume-step", "-1")
+PLACED_BY_SLURM = ("local", SLURM)
+
+
+def is_wanted(config: RLConfig | EvalConfig | SFTConfig) -> bool:
+    """Whether this command is to submit a job, and is not the launcher within it."""
+    return config.slurm is not None and not within.is_within()
+
+
+def placement(deployment: Deployment) -> SlurmPlacement:
+    """Which plans for a job that is to be submitted. Raises ConfigError for a deployment that is not on Slurm."""
+    if deployment.type not in PLACED_BY_SLURM:
+        raise ConfigError(f"deployment.type: {deployment.type!r} does not run in a Slurm job; omit it, or [slurm]")
+    return SlurmPlacement(
+        num_train_nodes=deployment.num_train_nodes,
+        num_infer_nodes=deployment.num_infer_nodes,
+        gpus_per_node=deployment.gpus_per_node,
+        ahead=True,
+    )
+
+
+def check(config: RLConfig | EvalConfig | SFTConfig) -> None:
+    """Raises ConfigError for what Slurm would refuse, or would wait for in vain."""
+    slurm = config.slurm
+    if slurm is None or slurm.dry_run or config.dry_run:
+        return
+    try:
+        partitions = jobs.command("sinfo", "-h", "-o", "%R %D")
+    except jobs.SlurmError as error:
+        raise ConfigError(f"slurm: {error}") from None
+    nodes = {
+        name: int(count)
+        for name, _, count in (line.partition(" ") for line in partitions.splitlines())
+        if count.isdigit()
+    }
+    if slurm.partition is not None:
+        unknown = [name for name in slurm.partition.split(",") if name not in nodes]
+        if unknown:
+            raise ConfigError(
+                f"slurm.partition: there is no partition {unknown[0]!r}; there {'is' if len(nodes) == 1 else 'are'} "
+                f"{', '.join(sorted(nodes))}"
+            )
+    if not Path(files.absolute(slurm.project_dir)).is_dir():
+        raise ConfigError(f"slurm.project_dir: there is no folder {files.absolute(slurm.project_dir)}")
+
+
+def submit(
+    config: RLConfig | EvalConfig | SFTConfig,
+    say: Callable[[str], None],
+    *,
+    command: str,
+    goes_on: Callable[[Path], bool],
+    form: str = "full",
+) -> int:
+    """Writes and submits the job, and follows it to its end; returns the exit code. `command`: the subcommand.
+
+    Raises ConfigError where it is refused; nothing is left in the queue then.
+    """
+    slurm = config.slurm or Slurm()
+    folder = Path(files.absolute(config.output_dir))
+    waiting = jobs.active(folder)
+    if waiting is not None:
+        job, found = waiting
+        raise ConfigError(
+            f"output_dir: {folder} is used by job {job.id}, which is {found.told()}; stop it, or choose another"
+        )
+    is_detached = detached.VARIABLE in os.environ
+    with claimed(config.output_dir, clean=config.clean_output_dir):
+        text = script.written(
+            slurm,
+            config.deployment,
+            folder,
+            command=[command, "@", os.fspath(folder / CONFIG)],
+            first_start=once(config),
+            # The others find out by themselves that there is something to resume.
+            later_starts=RESUMES_SFT if isinstance(config, SFTConfig) else (),
+        )
+        files.write_text(folder / CONFIG, stored_copy(config))
+        files.write_text(folder / script.SCRIPT, text)
+        (folder / script.LOG).parent.mkdir(exist_ok=True)
+        if slurm.dry_run or config.dry_run:
+            say(f"everything checked; the job's script is {folder / script.SCRIPT}, and nothing was submitted")
+            return 0
+        nodes = config.deployment.num_train_nodes + config.deployment.num_infer_nodes
+        refused = _test(folder)
+        if refused is not None:
+            raise ConfigError(f"slurm: sbatch refuses the job of {nodes} nodes: {refused} ({folder / script.SCRIPT})")
+        run_id = begin(config, folder, say, goes_on=goes_on(folder), form=form)
+    # The job takes the folder, which has to be free by then.
+    offset = follow.size_of(folder / script.LOG)
+    job = _submitted(folder, nodes)
+    say(f"submitted job {job.id} of {nodes} node{'' if nodes == 1 else 's'}; its log is {folder / script.LOG}")
+    detached.has_started(folder, run_id)
+    if is_detached:
+        return 0
+    code = follow.to_the_end(job, folder, say, offset)
+    if code != 0:
+        say(with_folder(f"job {job.id} has ended with exit code {code}; the same command resumes the run", config))
+    return code
+
+
+def _test(folder: Path) -> str | None:
+    """What Slurm says against the job."""
+    try:
+        jobs.command("sbatch", "--test-only", os.fspath(folder / script.SCRIPT))
+    except jobs.SlurmError as error:
+        return str(error)
+    return None
+
+
+def _submitted(folder: Path, nodes: int) -> jobs.Job:
+    environ = {name: value for name, value in os.environ.items() if name not in (detached.VARIABLE, script.VARIABLE)}
+    # A Ctrl-C now would leave a job that no one knows of.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        said = jobs.command(*SUBMIT, os.fspath(folder / script.SCRIPT), environ=environ)
+        job = jobs.Job(said.strip().split(";")[0], time.time(), nodes, os.environ.get("SLURM_CONF"))
+        jobs.note(folder, job)
+    except jobs.SlurmError as error:
+        raise ConfigError(f"slurm: sbatch has refused the job: {error}") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return job
+
+
+def once(config: RLConfig | EvalConfig | SFTConfig) -> Sequence[str]:
+    """Arguments of the first start alone: a job that is put back into the queue resumes where it was."""
+    found: list[str] = []
+    ckpt = getattr(config, "ckpt", None)
+    if ckpt is not None and ckpt.resume_step is not None:
+        found += ["--ckpt.resume-step", str(ckpt.resume_step)]
+    if getattr(config, "skip_event", None) is not None:
+        found += ["--skip-event", str(config.skip_event)]
+    if getattr(config, "retry_errors", False):
+        found += ["--retry-errors"]
+    return found

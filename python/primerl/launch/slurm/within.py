@@ -1,0 +1,200 @@
+"""The launcher within its job: where its processes listen, the run's key, the time limit, going back to the queue."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from primerl import run_key
+from primerl.config.process_files.files import absolute
+from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.sft import SFTConfig
+from primerl.launch.placement.registry import SLURM
+from primerl.launch.placement.slurm import allocation
+from primerl.launch.slurm import jobs
+from primerl.launch.slurm.script import VARIABLE
+from primerl.launch.supervise.watching import Interrupted
+from primerl.train.checkpoint import on_request
+from primerl.train.checkpoint.step_folders import saved_steps
+
+C = TypeVar("C", RLConfig, EvalConfig, SFTConfig)
+S = TypeVar("S", bound=BaseModel)
+EVERYWHERE = "0.0.0.0"
+REASON = "the job's time limit was near"
+LOOK_EVERY_S = 0.2
+LAST_S = 30.0
+"""The last part of the time before the limit, in which the processes end."""
+
+
+def is_within() -> bool:
+    """Whether the script that `[slurm]` wrote has started this process."""
+    job = os.environ.get(VARIABLE)
+    return bool(job) and job == os.environ.get(allocation.JOB)
+
+
+def restarts() -> int:
+    """How often Slurm has put this job back."""
+    count = os.environ.get("SLURM_RESTART_COUNT", "0")
+    return int(count) if count.isdigit() else 0
+
+
+def placed(config: C) -> C:
+    """With the placement of the job, and addresses that its nodes reach. They are this job's: the stored config does
+    not have them."""
+    deployment = config.deployment.model_copy(update={"type": SLURM})
+    found = _changed(config, deployment=deployment)
+    if isinstance(found, SFTConfig):
+        return found
+    here = allocation.current()
+    if here is None or len(here.nodes) < 2:
+        return found
+    address = allocation.addresses(here.nodes)[here.nodes[0]]
+    if isinstance(found, EvalConfig):
+        found._host = address
+    elif "host" not in found.orchestrator.model_fields_set:
+        found = _changed(found, orchestrator=_changed(found.orchestrator, host=address))
+    if "host" not in found.inference.model_fields_set:
+        found = _changed(found, inference=_changed(found.inference, host=EVERYWHERE))
+    return found
+
+
+def _changed(section: S, **values: object) -> S:
+    """As if these had not been given."""
+    copy: S = section.model_copy(update=values)
+    for name in values:
+        if name not in section.model_fields_set:
+            copy.model_fields_set.discard(name)
+    return copy
+
+
+def begun(config: C, say: Callable[[str], None], *, saves: bool) -> tuple[C, TimeLimit | None]:
+    """What a launcher begins with: within a job, with addresses of its nodes, a key, and an ear for its time limit."""
+    if not is_within() or config.slurm is None:
+        return config, None
+    folder = Path(absolute(config.output_dir))
+    limit = TimeLimit(folder, config.slurm.signal_s, say, saves=saves)
+    limit.listen()
+    make_key(folder)
+    return placed(config), limit
+
+
+def ended(
+    config: RLConfig | EvalConfig | SFTConfig, code: int, limit: TimeLimit | None, say: Callable[[str], None]
+) -> int:
+    """The launcher's exit code, after what is to be done about a time limit."""
+    slurm = config.slurm
+    if limit is not None and slurm is not None and limit.is_up and slurm.requeue:
+        requeue(slurm.max_requeues, say)
+    return code
+
+
+class TimeLimit:
+    """What a launcher does when its job is about to reach its time limit: Slurm sends it SIGUSR1.
+
+    It asks the trainer for a checkpoint after the current step, waits for that while there is time, and ends by
+    [`TimeIsUp`][primerl.launch.slurm.within.TimeIsUp].
+    """
+
+    def __init__(self, folder: Path, before_s: float, say: Callable[[str], None], *, saves: bool) -> None:
+        """`before_s`: how long before the limit the signal comes. `saves`: whether there is a trainer that could."""
+        self.folder = folder
+        self.before_s = before_s
+        self.say = say
+        self.saves = saves
+        self.is_near = False
+        self.is_up = False
+        """Whether it has ended the run."""
+        self._until: float | None = None
+        self._newest = -1
+
+    def listen(self) -> None:
+        on_request.forget(self.folder)
+        signal.signal(signal.SIGUSR1, self._hear)
+
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+        self.is_near = True
+
+    def check(self) -> None:
+        """Raises TimeIsUp once the run is to stop."""
+        if not self.is_near:
+            return
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + max(0.0, self.before_s - LAST_S) if self.saves else now
+            self._newest = _newest(self.folder)
+            if self.saves:
+                self.say(f"the job's time limit is {self.before_s:.0f} s away; a checkpoint is saved after this step")
+                on_request.ask(self.folder)
+        if _newest(self.folder) > self._newest or now >= self._until:
+            on_request.forget(self.folder)
+            self.is_up = True
+            raise TimeIsUp
+
+
+class InBackground:
+    """The same for a process whose main thread trains: it gets SIGTERM once the run is to stop."""
+
+    def __init__(self, limit: TimeLimit | None) -> None:
+        self._limit = limit
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="time limit", daemon=True)
+
+    def __enter__(self) -> None:
+        if self._limit is not None:
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._limit is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while self._limit is not None and not self._over.wait(LOOK_EVERY_S):
+            try:
+                self._limit.check()
+            except TimeIsUp:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+
+class TimeIsUp(Interrupted):
+    """The job's time limit is near: the run stops, and can be resumed."""
+
+
+def _newest(folder: Path) -> int:
+    return max(saved_steps(folder / "checkpoints"), default=-1)
+
+
+def make_key(folder: Path) -> None:
+    """A key for the run, where none is given: other nodes reach the orchestrator, which does not listen without. It is
+    in no script, no command line and no process list: this process hands it on (and so does the file of the run's
+    folder that has it, which only its owner can read)."""
+    if os.environ.get(run_key.VARIABLE):
+        return
+    os.environ[run_key.VARIABLE] = run_key.made(folder)
+
+
+def requeue(most: int, say: Callable[[str], None]) -> bool:
+    """Puts this job back into the queue, unless that was done as often as is allowed. Slurm ends this process then."""
+    if restarts() >= most:
+        say(
+            f"the job was put back into the queue {restarts()} times (slurm.max_requeues); the same command resumes "
+            "the run"
+        )
+        return False
+    job = os.environ[allocation.JOB]
+    try:
+        jobs.command("scontrol", "requeue", job)
+    except jobs.SlurmError as error:
+        say(f"the job was not put back into the queue: {error}; the same command resumes the run")
+        return False
+    return True

@@ -1,0 +1,376 @@
+"""Slurm without Slurm: lists of nodes, the plan of a job, its script, what `scontrol` says, and refusals."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from primerl import run_key
+from primerl.config.command_line.load import load
+from primerl.config.errors.fail import ConfigError
+from primerl.config.schema.deployment import Deployment, Slurm
+from primerl.config.schema.rl import RLConfig
+from primerl.launch.placement import registry
+from primerl.launch.placement.protocol import Command, PlacementError, Resources, Role
+from primerl.launch.placement.slurm import agent, allocation, hostlist, planning, step
+from primerl.launch.placement.slurm.allocation import Allocation, Shape
+from primerl.launch.placement.slurm.placement import SlurmPlacement, log_files
+from primerl.launch.slurm import jobs, script, submission, within
+from run_helpers import CONFIG, config_of
+
+NODES = ("a1", "a2", "a3", "a4")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-3],login", ["n1", "n2", "n3", "login"]),
+        ("gpu[08-10,12]", ["gpu08", "gpu09", "gpu10", "gpu12"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("n[1,3]-ib,m", ["n1-ib", "n3-ib", "m"]),
+    ],
+)
+def test_lists_of_nodes(text: str, names: list[str]) -> None:
+    assert hostlist.expanded(text) == names
+
+
+@pytest.mark.parametrize("text", ["", "n[1-3", "n[a]", "n]1[", "a,,b", "n[1-9999999]", "n[1-2]]"])
+def test_what_is_no_list_of_nodes(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no list of nodes|names more than"):
+        hostlist.expanded(text)
+
+
+def roles(ranks: int = 1, engines: int = 1, gpus: int = 1, workers: int = 1) -> list[Role]:
+    found = [Role("trainer", "trainer", Resources(gpus=ranks), ranks), Role("orchestrator", "orchestrator")]
+    names = ["inference"] if engines == 1 else [f"inference_{index}" for index in range(engines)]
+    found += [Role(name, "inference", Resources(gpus=gpus)) for name in names]
+    return found + [Role(f"env_a_{index}", "env-worker") for index in range(workers)]
+
+
+def slots(shape: Shape, asked: list[Role], nodes: tuple[str, ...] = NODES) -> dict[str, tuple[Any, ...]]:
+    _, found = planning.placed(asked, Allocation("7", nodes[: shape.nodes]), shape)
+    return {name: (" ".join(slot.nodes), *slot.gpus) for name, slot in found.items()}
+
+
+def test_one_node_has_everything_and_each_role_its_own_gpus() -> None:
+    assert slots(Shape(1, 0, 4), roles(2, 2, 1)) == {
+        "trainer": ("a1", 0, 1),
+        "orchestrator": ("a1",),
+        "inference_0": ("a1", 2),
+        "inference_1": ("a1", 3),
+        "env_a_0": ("a1",),
+    }
+
+
+def test_ranks_and_engines_on_nodes_of_their_own() -> None:
+    assert slots(Shape(2, 2, 4), roles(8, 4, 2, workers=5)) == {
+        "trainer": ("a1 a2", 0, 1, 2, 3),
+        "orchestrator": ("a1",),
+        "inference_0": ("a3", 0, 1),
+        "inference_1": ("a4", 0, 1),
+        "inference_2": ("a3", 2, 3),
+        "inference_3": ("a4", 2, 3),
+        **{f"env_a_{index}": (node,) for index, node in enumerate([*NODES, "a1"])},
+    }
+
+
+def test_without_gpus_engines_take_turns() -> None:
+    found = slots(Shape(1, 2, 0), roles(1, 3))
+    assert [found[f"inference_{index}"] for index in range(3)] == [("a2",), ("a3",), ("a2",)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "asked", "said"),
+    [
+        (Shape(2, 0, 0), roles(3), r"trainer\.ranks \(3\) is no multiple of deployment\.num_train_nodes \(2\)"),
+        (Shape(1, 0, 2), roles(2, 1), "inference would have no GPUs: 2 on each of 1 nodes"),
+        (Shape(1, 1, 4), roles(8, 1), "trainer would have no GPUs"),
+        (Shape(1, 1, 4), roles(4, 1, gpus=8), "inference needs 8 GPUs, more than deployment.gpus_per_node .4."),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_and_shown(shape: Shape, asked: list[Role], said: str) -> None:
+    with pytest.raises(PlacementError, match=said) as refused:
+        slots(shape, asked)
+    assert "The plan:\n  trainer" in str(refused.value)
+
+
+def test_a_job_with_too_few_nodes_is_refused() -> None:
+    with pytest.raises(PlacementError, match=r"2 nodes are asked for .* and the Slurm job 7 has 1"):
+        planning.placed(roles(), Allocation("7", ("a1",)), Shape(1, 1))
+
+
+def test_a_role_may_name_its_nodes() -> None:
+    asked = [Role("judge", "inference", Resources(nodes="a[2-3]"))]
+    assert slots(Shape(3, 0), asked) == {"judge": ("a2 a3",)}
+    with pytest.raises(PlacementError, match="judge is to run on b1, which the job does not have"):
+        slots(Shape(1), [Role("judge", "inference", Resources(nodes="b1"))])
+
+
+def test_the_nodes_of_a_job_begin_with_the_launchers() -> None:
+    environ = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-3]", "SLURMD_NODENAME": "n2"}
+    assert allocation.current(environ) == Allocation("9", ("n2", "n1", "n3"))
+    assert allocation.current({}) is None
+    with pytest.raises(PlacementError, match="the nodes of Slurm job 9 are not known"):
+        allocation.current({"SLURM_JOB_ID": "9", "SLURM_NODELIST": "n["})
+
+
+def test_outside_of_a_job_the_placement_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    placement = registry.chosen(Deployment(type="slurm", num_infer_nodes=1))
+    assert isinstance(placement, SlurmPlacement)
+    assert placement.shape == Shape(1, 1, 0)
+    with pytest.raises(PlacementError, match=r"this process is in none .*; add a section \[slurm\]"):
+        placement.plan(roles())
+    ahead = SlurmPlacement(num_infer_nodes=1, ahead=True).plan(roles())
+    assert [place.host for place in ahead.places] == ["node_0", "node_0", "node_1", "node_0"]
+
+
+def test_a_step_shares_the_jobs_nodes_and_has_no_secret_on_its_command_line() -> None:
+    words = step.command_line("trainer", ("a1", "a2"), "7")
+    assert words[0] == "srun"
+    assert {"--jobid=7", "--nodes=2", "--ntasks=2", "--nodelist=a1,a2", "--overlap", "--input=all"} < set(words)
+    given = {"PRIMERL_API_KEY": "s", "SLURM_NTASKS": "9", "SLURM_JOB_ID": "7", "HOME": "/h"}
+    assert step.environment_of_srun(given, frozenset({"PRIMERL_API_KEY"})) == {"SLURM_JOB_ID": "7", "HOME": "/h"}
+
+
+def test_gpus_are_those_that_slurm_gave() -> None:
+    assert agent.visible([1, 2], "4,GPU-x,6,7") == "GPU-x,6"
+    assert agent.visible([1, 2], None) == "1,2"
+
+
+def test_a_folder_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("right")
+    assert agent.sees(str(tmp_path / "there"), "right", 0.0)
+    assert not agent.sees(str(tmp_path / "there"), "other", 0.0)
+    assert not agent.sees(str(tmp_path / "absent"), "right", 0.0)
+
+
+def test_logs_of_a_role_on_several_nodes(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "trainer.log"
+    assert log_files(log, "trainer", ("a1",)) == [log]
+    assert not (log.parent / "trainer").exists()
+    found = log_files(log, "trainer", ("a1", "a2", "a3"))
+    assert found == [log, *(log.parent / "trainer" / f"node_{index}.log" for index in (1, 2))]
+    log.write_text("step 1")
+    assert (log.parent / "trainer" / "node_0.log").read_text() == "step 1"
+
+
+# The script
+
+
+def text_of(slurm: Slurm, deployment: Deployment | None = None) -> str:
+    command, folder = ["rl", "@", "/o/configs/job.toml"], Path("/o")
+    first = ["--ckpt.resume-step", "3"]
+    return script.written(slurm, deployment or Deployment(), folder, command=command, first_start=first)
+
+
+def test_the_script_asks_for_what_the_config_says() -> None:
+    slurm = Slurm(
+        partition="gpu", account="me", qos="high", time="1-00:00:00", cpus_per_node=8, mem="64G", exclude="n[1-2]",
+        signal_s=120, requeue=False, options=["--reservation=mine"], project_dir="/my project",
+        pre_run_command="module load cuda\nulimit -n 65536",
+    )  # fmt: skip
+    lines = text_of(slurm, Deployment(num_train_nodes=2, num_infer_nodes=1, gpus_per_node=8)).splitlines()
+    assert lines[0] == "#!/bin/bash"
+    found = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+    assert found == [
+        "--job-name=primerl", "--partition=gpu", "--account=me", "--qos=high", "--time=1-00:00:00", "--exclude=n[1-2]",
+        "--nodes=3", "--ntasks-per-node=1", "--cpus-per-task=8", "--gpus-per-node=8", "--mem=64G",
+        "--output=/o/logs/job.log", "--open-mode=append", "--export=ALL", "--signal=B:USR1@120", "--exclusive",
+        "--no-requeue", "--reservation=mine",
+    ]  # fmt: skip
+    assert "cd '/my project'" in lines
+    assert lines.index("ulimit -n 65536") == lines.index("module load cuda") + 1
+    assert "    more=(--ckpt.resume-step 3)" in lines
+    assert lines[-1].startswith("exec ")
+    assert lines[-1].endswith(' -m primerl rl @ /o/configs/job.toml "${more[@]}"')
+
+
+def test_a_template_of_ones_own(tmp_path: Path) -> None:
+    own = tmp_path / "own.sbatch"
+    own.write_text("#!/bin/sh\n#SBATCH -N {{ nodes }} -J {{ config.job_name }}\n{{ command }}\n")
+    first, second, third = text_of(Slurm(template_path=str(own), job_name="mine")).splitlines()
+    assert (first, second) == ("#!/bin/sh", "#SBATCH -N 1 -J mine")
+    assert third.endswith("-m primerl rl @ /o/configs/job.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read"),
+        ("#!/bin/sh\n{{ nodse }}", "'nodse' is undefined"),
+        ("#!/bin/sh\n{% if %}", "Expected an expression"),
+        ("echo", "does not begin with `#!`"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_named(text: str | None, said: str, tmp_path: Path) -> None:
+    own = tmp_path / "own.sbatch"
+    if text is not None:
+        own.write_text(text)
+    with pytest.raises(ConfigError, match=said) as refused:
+        text_of(Slurm(template_path=str(own)))
+    assert str(refused.value).startswith(f"slurm.template_path: {own}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("time", "tomorrow", "slurm.time: time ('tomorrow') is no time limit of Slurm"),
+        ("export", "ALL,KEY=secret", "slurm.export: export must be ALL, NONE or names of variables"),
+        ("options", '["reservation=mine"]', "slurm.options: options has 'reservation=mine'"),
+        ("partition", "a b", "slurm.partition"),
+        ("max_nodes", "3", "slurm.max_nodes"),
+    ],
+)
+def test_a_bad_setting_is_named(key: str, value: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "rl.toml"
+    file.write_text(CONFIG)
+    with pytest.raises(ConfigError) as refused:
+        load(RLConfig, ["@", str(file), f"--slurm.{key.replace('_', '-')}", value], program="primerl rl")
+    assert "slurm" in str(refused.value)
+    assert said.split(": ")[-1] in str(refused.value)
+
+
+# What Slurm says
+
+
+def test_the_state_of_a_job() -> None:
+    line = (
+        "JobId=7 JobName=x Requeue=1 Restarts=2 BatchFlag=1 ExitCode=0:0 JobState=PENDING Reason=BeginTime "
+        "NodeList=(null) BatchHost=n1"
+    )
+    found = jobs.parsed(line)
+    assert found == jobs.State("PENDING", "BeginTime", 0, "", 2)
+    assert found.is_waiting
+    assert not found.is_over
+    assert found.told() == "PENDING (BeginTime)"
+    killed = jobs.parsed("JobState=NODE_FAIL Reason=NodeDown ExitCode=0:9 NodeList=n[1-2]")
+    assert killed.is_over
+    assert (killed.exit_code, killed.nodes) == (137, "n[1-2]")
+    assert jobs.parsed("").state == jobs.UNKNOWN
+
+
+def test_a_job_is_noted_in_the_runs_folder(tmp_path: Path) -> None:
+    assert jobs.noted(tmp_path) is None
+    assert jobs.active(tmp_path) is None
+    job = jobs.Job("7", 1.5, 2, "/etc/slurm.conf")
+    jobs.note(tmp_path, job)
+    assert jobs.noted(tmp_path) == job
+    (tmp_path / jobs.FILE).write_text("[]")
+    assert jobs.noted(tmp_path) is None
+
+
+@pytest.mark.processes
+def test_a_machine_without_slurm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="slurm: there is no sinfo on this machine; start it on a node that submits"):
+        submission.check(config_of(slurm={}))
+    submission.check(config_of(slurm={"dry_run": True}))
+    submission.check(config_of())
+
+
+@pytest.mark.processes
+def test_an_unknown_partition_is_refused_with_those_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\necho cpu 4\necho gpu 2\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(ConfigError, match=r"slurm.partition: there is no partition 'gpus'; there are cpu, gpu"):
+        submission.check(config_of(slurm={"partition": "gpus"}))
+    with pytest.raises(ConfigError, match=r"slurm.project_dir: there is no folder /absent"):
+        submission.check(config_of(slurm={"partition": "gpu,cpu", "project_dir": "/absent"}))
+
+
+def test_another_placement_is_not_run_in_a_job() -> None:
+    with pytest.raises(ConfigError, match=r"deployment.type: 'mine:Own' does not run in a Slurm job"):
+        submission.placement(Deployment(type="mine:Own"))
+
+
+# Within the job
+
+
+def test_addresses_are_the_jobs_and_stay_out_of_the_stored_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(allocation, "addresses", lambda nodes: {node: f"10.0.0.{node[1:]}" for node in nodes})
+    config = config_of(slurm={}, deployment={"num_infer_nodes": 1})
+    found = within.placed(config)
+    assert (found.orchestrator.host, found.inference.host) == ("10.0.0.1", "0.0.0.0")
+    assert found.deployment.type == "slurm"
+    assert found.model_dump(exclude_unset=True)["orchestrator"].keys() == tomllib.loads(CONFIG)["orchestrator"].keys()
+    assert config.orchestrator.host == "127.0.0.1"
+    assert "host" not in found.inference.model_fields_set
+    given = config_of(slurm={}, inference={"max_model_len": 128, "host": "::"})
+    assert within.placed(given).inference.host == "::"
+
+
+def test_only_the_launcher_that_the_script_started_is_within(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    monkeypatch.delenv(script.VARIABLE, raising=False)
+    assert submission.is_wanted(config_of(slurm={}))  # in an interactive job, say
+    monkeypatch.setenv(script.VARIABLE, "8")
+    assert not within.is_within()
+    monkeypatch.setenv(script.VARIABLE, "9")
+    assert not submission.is_wanted(config_of(slurm={}))
+    assert not submission.is_wanted(config_of())
+
+
+def test_before_the_time_limit_a_checkpoint_is_asked_for_and_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "checkpoints" / "step_3").mkdir(parents=True)
+    said: list[str] = []
+    limit = within.TimeLimit(tmp_path, 60.0, said.append, saves=True)
+    limit.check()
+    limit.is_near = True
+    limit.check()
+    assert said == ["the job's time limit is 60 s away; a checkpoint is saved after this step"]
+    assert (tmp_path / "run" / "save_checkpoint").exists()
+    limit.check()
+    (tmp_path / "checkpoints" / "step_5").mkdir()
+    with pytest.raises(within.TimeIsUp):
+        limit.check()
+    assert limit.is_up
+    assert not (tmp_path / "run" / "save_checkpoint").exists()
+
+
+def test_without_a_checkpoint_to_save_the_run_stops_at_once(tmp_path: Path) -> None:
+    for before_s, saves in ((60.0, False), (within.LAST_S, True)):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        limit = within.TimeLimit(tmp_path, before_s, lambda _: None, saves=saves)
+        limit.is_near = True
+        with pytest.raises(within.TimeIsUp):
+            limit.check()
+
+
+def test_the_runs_key_is_kept_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(run_key.VARIABLE, raising=False)
+    (tmp_path / "run").mkdir()
+    within.make_key(tmp_path)
+    key = os.environ[run_key.VARIABLE]
+    assert len(key) == 2 * run_key.KEY_BYTES
+    assert not (tmp_path / run_key.FILE).exists()
+    run_key.keep(tmp_path)
+    assert (tmp_path / run_key.FILE).read_text() == f"{key}\n"
+    assert (tmp_path / run_key.FILE).stat().st_mode & 0o777 == 0o600
+    monkeypatch.delenv(run_key.VARIABLE)
+    assert run_key.made(tmp_path) == key
+    monkeypatch.setenv(run_key.VARIABLE, "given")
+    within.make_key(tmp_path)
+    assert os.environ[run_key.VARIABLE] == "given"
+
+
+def test_what_is_sent_to_a_node_differs_from_what_srun_passes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "1")
+    monkeypatch.setenv(run_key.VARIABLE, "secret")
+    given = {**os.environ, "MINE": "2"}
+    placement = SlurmPlacement(num_train_nodes=2, ahead=True)
+    placement.plan(roles(2))
+    command = Command(["x"], given, Path("/o/logs/trainer.log"), own=frozenset({"MINE"}))
+    one = placement._environment(roles()[1], placement._slots["orchestrator"], command)
+    assert one == {"MINE": "2", run_key.VARIABLE: "secret", "PRIMERL_FORK_SERVER": "off"}

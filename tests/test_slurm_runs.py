@@ -1,0 +1,385 @@
+"""Runs on a real Slurm of two nodes on this host: a whole one in CI, and every fault in the long tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import forks
+import pytest
+import slurm_helpers
+from docs_pages import shown
+from end_to_end import Started, find, primerl, read_lines, start, until
+from primerl.launch.slurm import jobs
+from run_helpers import write_run
+from slurm_helpers import Cluster
+
+pytestmark = [
+    pytest.mark.end_to_end,
+    pytest.mark.skipif(slurm_helpers.missing() is not None, reason=str(slurm_helpers.missing())),
+]
+SLURM = """
+[deployment]
+num_infer_nodes = 1
+[slurm]
+exclusive = false
+"""
+MANY_STEPS = 300
+LIMIT_S = 240
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with slurm_helpers.cluster(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _within(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In a folder with `rl.toml`, on this Slurm, without the tests' own fork servers."""
+    file = write_run(tmp_path)
+    file.write_text(file.read_text() + SLURM)
+    monkeypatch.chdir(tmp_path)
+    for name, value in slurm.variables.items():
+        monkeypatch.setenv(name, value)
+    with forks.own_servers():
+        yield
+        slurm.run("scancel", "--user=root")
+        until(lambda: slurm.run("squeue", "-h") == "", 60, "the end of all jobs")
+        assert left(tmp_path) == []
+
+
+def left(folder: Path) -> list[str]:
+    """Command lines of processes that name the folder."""
+    found = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{entry}/cmdline").read_bytes().decode(errors="replace") if entry.isdigit() else ""
+            if str(folder) in words and "slurm.conf" not in words:
+                found.append(words.replace("\0", " "))
+    return found
+
+
+def job_of(output: Path) -> int:
+    return int(until(lambda: jobs.noted(output), 60, "the job").id)
+
+
+def steps_of(output: Path) -> list[int]:
+    return [line["step"] for line in read_lines(output / "metrics.jsonl")]
+
+
+@contextlib.contextmanager
+def running(output: Path, *more: str, steps: int = 3) -> Iterator[Started]:
+    """A run that has trained some steps, and has many to go."""
+    arguments = ["@", "rl.toml", "--output-dir", str(output), "--max-steps", str(MANY_STEPS), "--ckpt.interval", "10"]
+    run = start(output, *arguments, "--ckpt.keep-last", "3", *more)
+    try:
+        until(lambda: run.steps() >= steps or run.launcher.poll() is not None, 90, "its first steps")
+        yield run
+    finally:
+        run.kill()
+
+
+def has_finished(run: Started, steps: int = MANY_STEPS) -> str:
+    """What it printed, of a run whose steps have no gap and no repeat."""
+    code, printed = run.ended(LIMIT_S)
+    assert code == 0, printed
+    assert steps_of(run.output) == list(range(1, steps + 1))
+    assert "every invariant holds" in primerl("trace", str(run.output), "--check")
+    return printed
+
+
+def test_a_whole_run_over_two_nodes(slurm: Cluster, tmp_path: Path) -> None:
+    output = tmp_path / "outputs" / "small"
+    _, _, *words = shown(__file__, "docs/slurm.md")[0]
+    run = start(output, *words, "--keep-broadcasts")
+    seen = []
+    key_file = output / "run" / "key"
+    until(lambda: key_file.is_file() or run.launcher.poll() is not None, 120, "the run's key")
+    seen = left(tmp_path)
+    printed = has_finished(run, 2)
+    job = job_of(output)
+    assert f"submitted job {job} of 2 nodes" in printed
+    assert f"job {job} is COMPLETED" in printed
+    assert re.search(r"inference +node_1 ", printed)
+    key = key_file.read_text().strip()
+    assert seen
+    assert not any(key in line for line in seen)
+    assert key not in (output / "job.sbatch").read_text() + (output / "configs" / "job.toml").read_text()
+    assert "orchestrator: n1: process" in (output / "logs" / "node_0.log").read_text()
+    assert "inference: n2: process" in (output / "logs" / "node_1.log").read_text()
+    [listed] = [one for one in json.loads(primerl("run", "list", "--json")) if one["output_dir"] == str(output)]
+    assert (listed["status"], listed["job"], listed["step"]) == ("COMPLETED", str(job), 2)
+    assert "resumed" not in primerl("run", "logs", listed["id"], "-c", "launcher")
+    primerl("verify", str(output))
+    assert slurm.run("squeue", "-h") == ""
+
+
+@pytest.mark.long
+def test_what_slurm_would_refuse_is_named_before(slurm: Cluster, tmp_path: Path) -> None:
+    for key, value, said in [
+        ("--slurm.partition", "gpu", "there is no partition 'gpu'; there is debug"),
+        ("--deployment.num-infer-nodes", "7", "sbatch refuses the job of 8 nodes"),
+        ("--slurm.time", "1-00:00:00", "sbatch refuses the job of 2 nodes"),
+        ("--slurm.template-path", "absent", "absent cannot be read"),
+        ("--deployment.gpus-per-node", "1", "sbatch refuses the job of 2 nodes"),
+    ]:
+        assert said in primerl("rl", "@", "rl.toml", "--output-dir", "o", key, value, code=2)
+        assert slurm.run("squeue", "-h") == ""
+
+
+@pytest.mark.long
+def test_the_commands_of_the_page(slurm: Cluster, tmp_path: Path) -> None:
+    _, dry, detached, *looking, scripted, cat = shown(__file__, "docs/slurm.md")
+    assert "inference           node_1" in primerl(*dry[1:])
+    assert not jobs.noted(tmp_path / "outputs" / "small")
+    assert "nothing was submitted" in primerl(*scripted[1:])
+    assert cat[0] == "cat"
+    written = (tmp_path / cat[1]).read_text()
+    assert "#SBATCH --partition=debug" in written
+    assert "ulimit -c 0" in written.splitlines()
+    run_id = primerl(*detached[1:]).split()[0]
+    output = tmp_path / detached[detached.index("--output-dir") + 1]
+    for words in looking:
+        said = primerl(*(run_id if word == "3f9a1c2e" else word for word in words[1:]))
+        if words[2] == "list":
+            assert re.search(rf"{run_id} .* {job_of(output)}$", said, re.MULTILINE)
+        elif words[2] == "stop":
+            assert f"{run_id} is not running: it is COMPLETED at step 2" in said
+    assert steps_of(output) == [1, 2]
+
+
+@pytest.mark.long
+def test_each_role_is_killed(slurm: Cluster, tmp_path: Path) -> None:
+    with running(tmp_path / "o") as run:
+        for name in ("trainer", "inference", "orchestrator", "env_reverse-text_0"):
+            pid = until(lambda name=name: run.pid_of(name), 60, name)
+            os.kill(pid, signal.SIGKILL)
+            began = run.steps()
+            until(lambda name=name, pid=pid: run.pid_of(name) not in (None, pid), 60, f"another {name}")
+            until(lambda began=began: run.steps() > began + 10, 60, "more steps")
+        printed = has_finished(run)
+    for name in ("trainer", "inference", "orchestrator", "env_reverse-text_0"):
+        assert f"{name} was killed by SIGKILL" in printed
+
+
+@pytest.mark.long
+def test_an_agent_is_killed(slurm: Cluster, tmp_path: Path) -> None:
+    with running(tmp_path / "o") as run:
+        engine = until(lambda: run.pid_of("inference"), 60, "the engine")
+        agent = ancestor(engine, "agent.py")
+        os.kill(agent, signal.SIGKILL)
+        until(lambda: run.pid_of("inference") not in (None, engine), 60, "another engine")
+        printed = has_finished(run)
+    assert "inference was lost on node n2" in printed
+
+
+def ancestor(pid: int, word: str) -> int:
+    while word not in Path(f"/proc/{pid}/cmdline").read_text():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        assert pid > 1
+    return pid
+
+
+@pytest.mark.long
+def test_ranks_on_two_nodes_one_of_which_is_killed(slurm: Cluster, tmp_path: Path) -> None:
+    nodes = ["--deployment.num-train-nodes", "2", "--deployment.num-infer-nodes", "0", "--trainer.ranks", "2"]
+    with running(tmp_path / "o", *nodes) as run:
+        log = tmp_path / "o" / "logs" / "trainer" / "node_1.log"
+        assert log.is_file()
+        second = [pid for pid in ranks_of(run.output) if variable(pid, "RANK") == "1"]
+        os.kill(second[0], signal.SIGKILL)
+        printed = has_finished(run)
+    assert "trainer was killed by SIGKILL; it is started again" in printed
+
+
+def ranks_of(output: Path) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.isdigit() and f"{output}/configs/trainer.toml" in Path(f"/proc/{entry}/cmdline").read_text():
+                found.append(int(entry))
+    return [pid for pid in found if variable(pid, "RANK") is not None]
+
+
+def variable(pid: int, name: str) -> str | None:
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(f"{name}=".encode()):
+                return entry.partition(b"=")[2].decode()
+    return None
+
+
+def back_at_once(slurm: Cluster, job: int) -> None:
+    """Slurm lets a job that it has put back wait for two minutes."""
+    until(lambda: slurm.job(job)["JobState"] == "PENDING", 60, "the queue")
+    slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+
+
+@pytest.mark.long
+def test_the_time_limit_saves_a_checkpoint_and_the_job_resumes(slurm: Cluster, tmp_path: Path) -> None:
+    with running(tmp_path / "o", "--ckpt.interval", "1000") as run:
+        job = job_of(run.output)
+        slurm.run("scancel", "--batch", "--signal=USR1", str(job))
+        back_at_once(slurm, job)
+        assert (run.output / "checkpoints").is_dir()
+        [listed] = [one for one in json.loads(primerl("run", "list", "--json")) if one["job"] == str(job)]
+        assert listed["status"] in ("PENDING", "RUNNING")
+        printed = has_finished(run)
+    assert slurm.job(job)["Restarts"] == "1"
+    assert "a checkpoint is saved after this step" in printed
+    assert re.search(r"the job's time limit was near; the same command resumes from the checkpoint of step \d", printed)
+
+
+@pytest.mark.long
+def test_without_requeueing_the_time_limit_ends_the_job(slurm: Cluster, tmp_path: Path) -> None:
+    with running(tmp_path / "o", "--no-slurm.requeue") as run:
+        job = job_of(run.output)
+        slurm.run("scancel", "--batch", "--signal=USR1", str(job))
+        code, printed = run.ended(LIMIT_S)
+    assert code == 130, printed
+    assert slurm.is_over(job)
+    [listed] = [one for one in json.loads(primerl("run", "list", "--json")) if one["job"] == str(job)]
+    assert listed["status"] == "STOPPED"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["down", "slurmd"])
+def test_a_node_that_is_lost(slurm: Cluster, tmp_path: Path, how: str) -> None:
+    """Slurm puts the job back, as soon as it has noticed; it resumes on whatever nodes it gets."""
+    with running(tmp_path / "o", "--max-steps", "3000") as run:
+        job = job_of(run.output)
+        if how == "down":
+            slurm.run("scontrol", "update", "node=n2", "state=down", "reason=test")
+        else:
+            slurm.kill("slurmd.n2")
+        until(lambda: slurm.job(job)["JobState"] == "PENDING", 120, "the queue")
+        before = run.steps()
+        until(lambda: left_of_job(run.output) == [], 60, "the end of its processes")
+        if how == "slurmd":
+            slurm.start_node("n2")
+        else:
+            slurm.run("scontrol", "update", "node=n2", "state=idle")
+        back_at_once(slurm, job)
+        until(lambda: run.steps() > before + 20, 120, "more steps")
+        assert slurm.job(job)["Restarts"] == "1"
+        run_id = one_listed(job)["id"]
+        primerl("run", "stop", run_id)
+        code, printed = run.ended(LIMIT_S)
+        assert code != 0, printed
+        found = steps_of(run.output)
+        assert found == list(range(1, len(found) + 1))
+        assert "every invariant holds" in primerl("trace", str(run.output), "--check")
+
+
+def left_of_job(output: Path) -> list[str]:
+    return [line for line in left(output) if "primerl rl @ rl.toml" not in line]
+
+
+def one_listed(job: int) -> dict[str, Any]:
+    [listed] = [one for one in json.loads(primerl("run", "list", "--json")) if one["job"] == str(job)]
+    return dict(listed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["scancel", "launcher", "stop", "ctrl-c"])
+def test_a_job_that_is_ended_leaves_nothing_and_can_be_resumed(slurm: Cluster, tmp_path: Path, how: str) -> None:
+    with running(tmp_path / "o", steps=25) as run:
+        job = job_of(run.output)
+        run_id = one_listed(job)["id"]
+        if how == "scancel":
+            slurm.run("scancel", str(job))
+        elif how == "launcher":
+            os.kill(until(lambda: find("rl", "configs/job.toml"), 30, "the launcher"), signal.SIGKILL)
+        elif how == "stop":
+            assert f"stopped job {job} of {run_id}" in primerl("run", "stop", run_id)
+        else:
+            run.launcher.send_signal(signal.SIGINT)
+        code, printed = run.ended(LIMIT_S)
+    assert code not in (0, 2), printed
+    until(lambda: left(run.output) == [], 30, "the end of its processes")
+    assert slurm.is_over(job)
+    listed = one_listed(job)
+    assert listed["status"] == ("FAILED" if how == "launcher" else "STOPPED"), listed
+    primerl("run", "resume", run_id, "--max-steps", str(len(steps_of(run.output)) + 5))
+    found = steps_of(run.output)
+    assert found == list(range(1, len(found) + 1))
+    assert "every invariant holds" in primerl("trace", str(run.output), "--check")
+
+
+@pytest.mark.long
+def test_a_detached_run_waits_runs_and_is_followed(slurm: Cluster, tmp_path: Path) -> None:
+    slurm.run("scontrol", "update", "node=n2", "state=drain", "reason=test")
+    try:
+        run_id = primerl("run", "@", "rl.toml", "-d").split()[0]
+        listed = json.loads(primerl("run", "list", "--json"))
+        [found] = [one for one in listed if one["id"] == run_id]
+        assert found["status"] == "PENDING"
+        assert f"{run_id} is job {found['job']}" in primerl("run", "resume", run_id, code=2)
+        assert "output_dir" in primerl("rl", "@", "rl.toml", code=2)
+    finally:
+        slurm.run("scontrol", "update", "node=n2", "state=resume")
+    primerl("run", "logs", run_id, "-f")
+    assert steps_of(tmp_path / "outputs" / "small") == [1, 2]
+
+
+@pytest.mark.long
+def test_a_folder_that_nodes_do_not_share_is_named(slurm: Cluster, tmp_path: Path) -> None:
+    """The job's script is on its first node; what another lacks is seen when a role starts there."""
+    wrapped = tmp_path / "srun"
+    # As if the second node had another /tmp: the witness of the launcher is not there.
+    wrapped.write_text(
+        '#!/bin/sh\nfor one; do [ "$one" = --nodelist=n2 ] && hide=1; done\n'
+        f'if [ -n "${{hide:-}}" ]; then rm -f {tmp_path}/o/logs/.inference.*; fi\nexec /usr/bin/srun "$@"\n'
+    )
+    wrapped.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    run = start(tmp_path / "o", "@", "rl.toml", "--output-dir", str(tmp_path / "o"), variables={"PATH": path})
+    code, printed = run.ended(LIMIT_S)
+    assert code == 1
+    assert "is not the same folder on node n2 as on the launcher's; give an output_dir that all nodes share" in printed
+
+
+@pytest.mark.long
+def test_a_fine_tuning_on_two_nodes_resumes_after_its_time_limit(slurm: Cluster, tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "x"}]} for i in range(64)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sft.toml").write_text(
+        'output_dir = "o"\nmax_steps = 150\nranks = 2\n[model]\npath = "tiny"\n[data]\npath = "rows.jsonl"\n'
+        "batch_size = 512\nseq_len = 256\n[ckpt]\ninterval = 1000\n[deployment]\nnum_train_nodes = 2\n"
+        "[slurm]\nexclusive = false\n"
+    )
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "primerl", "sft", "@", "sft.toml"]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run = Started(launcher, tmp_path / "o")
+    try:
+        until(lambda: run.steps() >= 5, 90, "its first steps")
+        job = job_of(run.output)
+        slurm.run("scancel", "--batch", "--signal=USR1", str(job))
+        back_at_once(slurm, job)
+        code, printed = run.ended(LIMIT_S)
+    finally:
+        run.kill()
+    assert code == 0, printed
+    assert steps_of(run.output) == list(range(1, 151))
+    assert slurm.job(job)["Restarts"] == "1"
+    assert (run.output / "logs" / "sft" / "node_1.log").is_file()
+
+
+@pytest.mark.long
+def test_an_evaluation_over_two_nodes(slurm: Cluster, tmp_path: Path) -> None:
+    nodes = ["--deployment.num-infer-nodes", "1", "--no-slurm.exclusive", "--output-dir", "e"]
+    printed = primerl("eval", "reverse-text", "-m", "tiny", "-n", "4", "--max-tokens", "16", "--seq-len", "128", *nodes)
+    assert "4 rollouts are in" in printed
+    assert "inference: n2: process" in (tmp_path / "e" / "logs" / "node_1.log").read_text()

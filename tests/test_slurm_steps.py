@@ -1,0 +1,171 @@
+"""Steps of a job without Slurm: the launcher's half, `srun` in the form of a script, and the agents."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from end_to_end import until
+from primerl.forking.exit_status import NOT_KNOWN
+from primerl.launch.placement.protocol import Command, Process, Resources, Role
+from primerl.launch.placement.slurm.placement import SlurmPlacement
+from primerl.run_key import VARIABLE
+
+pytestmark = pytest.mark.processes
+WAIT_S = 60
+TRAINER = Role("trainer", "trainer", Resources(), 2)
+ENGINE = Role("inference", "inference")
+SLEEPS = "import signal; print('here', flush=True); signal.pause()"
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmPlacement]:
+    """Within a job of two nodes, with a trainer on both and an engine on the first."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    fake = Path(__file__).with_name("fake_srun.py")
+    for name, text in {
+        "srun": f'#!/bin/sh\nexec {sys.executable} {fake} "$@"\n',
+        "scancel": "#!/bin/sh\n",
+        "scontrol": '#!/bin/sh\necho "JobId=9 JobState=${FAKE_STATE:-RUNNING} Reason=NodeDown ExitCode=0:0"\n',
+    }.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    for name, value in {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}.items():
+        monkeypatch.setenv(name, value)
+    placement = SlurmPlacement(num_train_nodes=2)
+    placement.plan([TRAINER, ENGINE])
+    with placement:
+        yield placement
+
+
+def command(tmp_path: Path, name: str, source: str, **variables: str) -> Command:
+    log = tmp_path / "logs" / f"{name}.log"
+    return Command([sys.executable, "-c", source], {**os.environ, **variables}, log, frozenset(variables))
+
+
+def ends(placement: SlurmPlacement, process: Process) -> None:
+    until(lambda: process in placement.watch(0.1) or process.ended, WAIT_S, "its end")
+
+
+def test_a_process_is_started_reports_and_ends(job: SlurmPlacement, tmp_path: Path) -> None:
+    source = "import os; print(os.environ['MINE'], os.environ['SLURMD_NODENAME'], os.environ['PRIMERL_FORK_SERVER'])"
+    process = job.start(ENGINE, command(tmp_path, "inference", f"{source}; raise SystemExit(3)", MINE="x"))
+    ends(job, process)
+    assert (process.code, process.lost, process.failure) == (3, None, None)
+    assert process.cpu_s > 0
+    assert process.pid is not None
+    assert job.logs("inference").read_text() == "x n1 off\n"
+    assert f"n1: process {process.pid} was started" in (tmp_path / "logs" / "node_0.log").read_text()
+    assert [path.name for path in (tmp_path / "logs").iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_is_sent_is_in_no_process_list(
+    job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "the-runs-own-key")
+    source = f"import os, signal; print(os.environ['{VARIABLE}'], flush=True); signal.pause()"
+    process = job.start(ENGINE, command(tmp_path, "inference", source))
+    until(
+        lambda: job.watch(0.1) == [] and process.pid and process.log.is_file() and process.log.read_text(), WAIT_S, ""
+    )
+    assert process.log.read_text() == "the-runs-own-key\n"
+    found = subprocess.run(["ps", "-e", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    assert "fake_srun.py" in found
+    assert "the-runs-own-key" not in found
+
+
+def test_signals_reach_it_and_a_stop_ends_it(job: SlurmPlacement, tmp_path: Path) -> None:
+    source = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True)\n"
+    process = job.start(ENGINE, command(tmp_path, "inference", source + "while True: signal.pause()"))
+    until(lambda: job.watch(0.1) == [] and process.log.is_file() and process.log.read_text(), WAIT_S, "its output")
+    job.signal("inference", signal.SIGUSR1)
+    ends(job, process)
+    assert process.code == -signal.SIGUSR1
+    process = job.start(ENGINE, command(tmp_path, "inference", source + "while True: signal.pause()"))
+    until(lambda: job.watch(0.1) == [] and process.log.read_text().count("here") == 2, WAIT_S, "its output")
+    job.stop(grace_s=0.2, names=["inference"])
+    assert process.code == -signal.SIGKILL
+    job.stop(grace_s=0.2)
+    refused = job.start(ENGINE, command(tmp_path, "inference", SLEEPS))
+    assert job.watch(0.0) == [refused]
+    assert refused.describe_end() == "could not be started: the run is being stopped"
+
+
+def test_an_agent_that_is_killed_takes_its_process_with_it(job: SlurmPlacement, tmp_path: Path) -> None:
+    process = job.start(ENGINE, command(tmp_path, "inference", SLEEPS))
+    until(lambda: job.watch(0.1) == [] and process.pid, WAIT_S, "its start")
+    pid = process.pid
+    assert pid is not None
+    guard = parent(pid)
+    os.kill(parent(guard), signal.SIGKILL)
+    ends(job, process)
+    assert process.code == NOT_KNOWN
+    assert process.describe_end().startswith("was lost on node n1: srun ended with code ")
+    until(lambda: not Path(f"/proc/{pid}").exists(), WAIT_S, "the end of the process")
+    assert job.lost is None
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_the_end_of_the_job_is_told(job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SRUN_FAILS", "Unable to confirm allocation for job 9")
+    monkeypatch.setenv("FAKE_STATE", "PENDING")
+    process = job.start(ENGINE, command(tmp_path, "inference", SLEEPS))
+    ends(job, process)
+    assert process.describe_end() == (
+        "could not be started: on node n1: srun: error: Unable to confirm allocation for job 9"
+    )
+    assert job.lost == "Slurm has ended job 9: it is PENDING (NodeDown)"
+
+
+def test_without_srun_the_start_fails(job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    process = job.start(ENGINE, command(tmp_path, "inference", SLEEPS))
+    assert job.watch(0.0) == [process]
+    assert "srun" in process.describe_end()
+
+
+def test_parts_on_two_nodes_end_together(job: SlurmPlacement, tmp_path: Path) -> None:
+    """The second fails, which ends the first, and its code is that of the role."""
+    source = "import os, signal\nif os.environ['PRIMERL_NODE_RANK'] == '1': raise SystemExit(7)\nsignal.pause()"
+    process = job.start(TRAINER, command(tmp_path, "trainer", source))
+    ends(job, process)
+    assert process.code == 7
+    assert "trainer exited with code 7" in (tmp_path / "logs" / "node_1.log").read_text()
+
+
+def test_ranks_are_told_where_the_first_node_is(job: SlurmPlacement, tmp_path: Path) -> None:
+    source = "import os; print(os.environ['PRIMERL_NODE_RANK'], os.environ['PRIMERL_RENDEZVOUS'])"
+    process = job.start(TRAINER, command(tmp_path, "trainer", source))
+    ends(job, process)
+    assert process.code == 0
+    first, second = (tmp_path / "logs" / "trainer" / f"node_{index}.log" for index in (0, 1))
+    (own, given), (other, same) = first.read_text().split(), second.read_text().split()
+    assert (own, other, given) == ("0", "1", same)
+    nodes, ranks, host, port, _, folder = given.split(";")
+    assert (nodes, ranks, host, folder) == ("2", "1", "n1", str(tmp_path / "logs" / "trainer" / "torchrun"))
+    assert int(port) > 0
+
+
+def test_leaving_the_placement_leaves_no_process(job: SlurmPlacement, tmp_path: Path) -> None:
+    process = job.start(TRAINER, command(tmp_path, "trainer", SLEEPS))
+    until(lambda: job.watch(0.1) == [] and process.pid, WAIT_S, "its start")
+    job.__exit__(RuntimeError, RuntimeError(), None)
+    assert process.ended
+    until(lambda: not Path(f"/proc/{process.pid}").exists(), WAIT_S, "the end of the process")
+
+
+def test_a_role_that_was_not_planned_runs_next_to_the_launcher(job: SlurmPlacement, tmp_path: Path) -> None:
+    process = job.start(Role("monitor", "monitor"), command(tmp_path, "monitor", "print('here')"))
+    ends(job, process)
+    assert process.code == 0
+    assert job.by_name["monitor"] is process
