@@ -69,6 +69,8 @@ class EngineBackend:
     """Whether the digest is of the very tensors it computes with, so that no probe has to prove the model too."""
     starts_slowly = True
     """Whether an engine that is started again takes as long as at the beginning: rollouts wait so long for it."""
+    fills_its_share = False
+    """Whether its KV cache takes all that is left of its share of a GPU's memory, unless its size is given."""
     rereads_adapters = False
     """Whether a published adapter may be read again while requests use it, so that its folder has to stay."""
 

@@ -38,11 +38,16 @@ def machine() -> Machine:
     if gpus:
         what = "this machine's GPU" if len(gpus) == 1 else f"this machine's {len(gpus)} GPUs"
         return Machine(sum(gpus), what, half=len(gpus) == 1)
+    return Machine(main_memory(), "this machine")
+
+
+def main_memory() -> int:
+    """Bytes of this machine, or of the container that this process is in."""
     there = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in LIMITS:
         with contextlib.suppress(OSError, ValueError):  # `max`, or no such group
             there.append(int(file.read_text(encoding="utf-8")))
-    return Machine(min(there), "this machine")
+    return min(there)
 
 
 def _gpus() -> list[int]:

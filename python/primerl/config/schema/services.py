@@ -208,5 +208,8 @@ class Deployment(Section):
     type: Annotated[str, Field(pattern=PLACEMENT_PATTERN)] = "local"
     """`local`: this machine. Else the name of an installed placement (entry point group `primerl.placements`), or one
     of your own as `module:Class`."""
+    engine_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Let the engines share the trainer's GPUs, with this part of each one's memory, and the trainer the rest. If
+    unset, each has GPUs of its own; where there is a single GPU, engines get 0.4 of it."""
     args: Settings = {}
     """What that placement is made with."""

@@ -49,9 +49,11 @@ class EmbeddedBackend(EngineBackend):
         import torch
 
         from primerl import _core
-        from primerl.inference.torch.step import TorchBackend
+        from primerl.inference.torch.step import TorchBackend, device_of
+        from primerl.train.distributed.ranks import keep_to
 
         torch.set_num_threads(config.threads)
+        keep_to(config.gpu_share, device_of(config.device))
         backend = TorchBackend(
             Path(config.model.path),
             dtype=config.dtype or "float32",
