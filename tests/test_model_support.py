@@ -15,7 +15,7 @@ from primerl.inference import backends
 from primerl.inference.torch.shape import Shape
 from primerl.launch.preflight.model_folder import check_model, check_trainable
 from primerl.train.adapters.targets import choose
-from primerl.train.model import footprint, support
+from primerl.train.model import footprint, memory, support
 from primerl.train.model.layers import layers
 from primerl.train.model.packed_model import load_model, model_shape
 from primerl.train.model.proof import prove
@@ -145,19 +145,26 @@ def test_parameters_are_those_that_are_published(kind: str, published: float, si
 def test_memory_falls_with_gpus_checkpointing_and_adapters() -> None:
     config = {"model_type": "qwen3", **SIZES[0][2]}
 
-    def total(gpus: int, seq_len: int = 4096, *, adapter: bool = False, how: footprint.Checkpointing = "full") -> int:
-        found = footprint.memory(config, gpus, seq_len, how, adapter=adapter)
+    def total(gpus: int, seq_len: int = 4096, *, adapter: bool = False, how: memory.Checkpointing = "full") -> int:
+        found = memory.training(config, gpus, seq_len, how, adapter=adapter)
         assert found is not None
         return found.total
 
+    def held(gpus: int, replicas: int = 1) -> int:
+        found = memory.training(config, gpus, 1, "full", adapter=False, replicas=replicas)
+        assert found is not None
+        return found.weights + found.gradients + found.optimizer
+
     parameters = footprint.parameters(config)
     assert parameters is not None
-    assert total(1, 1) == pytest.approx(18 * parameters, rel=0.01)
-    assert total(8, 1) == pytest.approx(16 * parameters / 8, rel=0.05)
-    assert total(1, adapter=True) < 0.2 * total(1)
+    assert held(1) == pytest.approx(18 * parameters, rel=0.01)
+    assert held(8) == pytest.approx(16 * parameters / 8, rel=0.01)
+    assert held(8, replicas=2) == pytest.approx(16 * parameters / 4, rel=0.01)
+    assert total(1, adapter=True) < 0.3 * total(1)
     assert total(1) < total(1, how="selective") < total(1, how="none")
-    assert total(1, 8192) - total(1, 4096) == pytest.approx(total(1, 4096) - total(1, 0))
-    assert footprint.memory({"model_type": "qwen3"}, 1, 1, "full", adapter=False) is None
+    assert total(1, 65536) - total(1, 32768) == pytest.approx(total(1, 98304) - total(1, 65536))
+    assert memory.training({"model_type": "qwen3"}, 1, 1, "full", adapter=False) is None
+    assert memory.serving({"model_type": "qwen3"}, 1, half=True) is None
 
 
 @pytest.mark.parametrize(
@@ -197,3 +204,17 @@ def test_models_check_names_what_is_missing(tmp_path: Path, capsys: pytest.Captu
 
 def test_gpt_oss_in_bf16_trains() -> None:
     assert support.refusal(GPT_OSS) is None
+
+
+def test_memory_to_serve() -> None:
+    config = {"model_type": "qwen3", **SIZES[0][2]}
+    whole, halved, many = (memory.serving(config, gpus, half=True) for gpus in (1, 2, 64))
+    assert whole is not None
+    assert halved is not None
+    assert many is not None
+    count = footprint.parameters(config)
+    assert (whole.weights, halved.weights) == (2 * (count or 0), count)
+    # Keys and values of 36 layers, 8 heads of 128, in bf16; a head is whole on one GPU.
+    layers, heads = SIZES[0][2]["num_hidden_layers"], SIZES[0][2]["num_key_value_heads"]
+    assert whole.token == 2 * 2 * layers * heads * SIZES[0][2]["head_dim"]
+    assert (halved.token, many.token) == (whole.token // 2, whole.token // heads)

@@ -13,15 +13,21 @@ import forks
 import outside
 import placements
 import pytest
+import recorded_gpus
 from end_to_end import start, until
 from primerl.config.command_line.load import ConfigError
 from primerl.config.process_files import resolve
 from primerl.config.schema.deployment import Deployment
 from primerl.launch import configs
 from primerl.launch.placement import commands, gpus, registry
+from primerl.launch.placement.gpus import Gpu
 from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.placement.protocol import Command, Listener, PlacementError, Resources, Role
 from run_helpers import config_of, write_run
+
+
+def numbered(names: list[str]) -> list[Gpu]:
+    return [Gpu(name) for name in names]
 
 
 def roles_of(ranks: int, *engines: int) -> list[Role]:
@@ -34,21 +40,23 @@ def roles_of(ranks: int, *engines: int) -> list[Role]:
     ("found", "roles", "gpus_of"),
     [
         ([], roles_of(2, 1), [(), (), ()]),
-        (["0"], roles_of(1, 1), [(), (), ()]),
+        (["0"], roles_of(1, 1), [("0",), ("0",), ()]),
+        (["0", "1", "2", "3"], roles_of(1, 2), [("0",), ("2", "3"), ()]),
+        (["0", "1", "2"], roles_of(1, 2), [("0",), ("1", "2"), ()]),
         (["0", "1", "2", "3"], roles_of(1, 1, 1), [("0",), ("1",), ("2",), ()]),
         (["4", "GPU-5", "6", "7"], roles_of(2, 2), [("4", "GPU-5"), ("6", "7"), ()]),
     ],
 )
 def test_each_role_has_gpus_of_its_own(found: list[str], roles: list[Role], gpus_of: list[tuple[str, ...]]) -> None:
-    plan = LocalPlacement(find_gpus=lambda: found).plan(roles)
+    plan = LocalPlacement(find_gpus=lambda: numbered(found)).plan(roles)
     assert [place.gpus for place in plan.places] == gpus_of
 
 
 def test_one_gpu_is_shared_and_the_plan_says_so() -> None:
-    plan = LocalPlacement(find_gpus=lambda: ["3"]).plan(roles_of(1, 1))
+    plan = LocalPlacement(find_gpus=lambda: numbered(["3"])).plan(roles_of(1, 1))
     assert plan.table().splitlines() == [
-        "  trainer      this machine  1 GPU, 1 CPU  GPU 3, shared",
-        "  inference_0  this machine  1 GPU, 1 CPU  GPU 3, shared",
+        "  trainer      this machine  1 GPU, 1 CPU  GPU 3; shared",
+        "  inference_0  this machine  1 GPU, 1 CPU  GPU 3; shared",
         "  env_a_0      this machine  1 CPU",
     ]
 
@@ -56,7 +64,7 @@ def test_one_gpu_is_shared_and_the_plan_says_so() -> None:
 @pytest.mark.parametrize(("found", "roles"), [(["0"], roles_of(2)), (["0", "1"], roles_of(1, 1, 1))])
 def test_more_gpus_than_there_are_is_refused_with_the_plan(found: list[str], roles: list[Role]) -> None:
     with pytest.raises(PlacementError) as refused:
-        LocalPlacement(find_gpus=lambda: found).plan(roles)
+        LocalPlacement(find_gpus=lambda: numbered(found)).plan(roles)
     first, *plan = str(refused.value).splitlines()
     asked = sum(role.resources.gpus for role in roles)
     assert first.startswith(f"deployment: {asked} GPUs are asked for, and this machine has {len(found)}")
@@ -76,6 +84,51 @@ def test_gpus_are_found_as_cuda_sees_them(
         (tmp_path / bus).mkdir()
     assert gpus.found({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, tmp_path) == names
     assert gpus.found({}, tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize(
+    ("machine", "names"),
+    [
+        ("8xH100", ["0", "1", "2", "3", "4", "5", "6", "7"]),
+        ("old driver", ["0"]),
+        ("MIG", ["MIG-0000-0000", "MIG-0000-0001", "MIG-0000-0002"]),
+        ("MIG and whole", ["MIG-0000-0000", "MIG-0000-0001", "GPU-00000001-aaaa"]),
+        ("MIG without parts", []),
+        ("none", []),
+        ("no driver", []),
+    ],
+)
+def test_machines_as_nvml_describes_them(
+    machine: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded_gpus.use(machine, monkeypatch)
+    found = gpus.machine(tmp_path / "absent")
+    assert [one.name for one in found] == names
+    for one in found:
+        part = one.uuid.startswith("MIG")
+        assert (one.is_part, one.memory) == (part, recorded_gpus.PART_BYTES if part else recorded_gpus.H100_BYTES)
+    assert [one.numa for one in found] == (
+        [0] * 4 + [1] * 4 if machine == "8xH100" else [None if machine == "old driver" else 0] * len(names)
+    )
+
+
+def test_what_is_visible_is_known_by_number_and_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_gpus.use("8xH100", monkeypatch)
+    found = gpus.visible({"CUDA_VISIBLE_DEVICES": "5,GPU-00000002,GPU-unknown"})
+    assert [(one.name, one.numa, one.memory is None) for one in found] == [
+        ("5", 1, False),
+        ("GPU-00000002", 0, False),
+        ("GPU-unknown", None, True),
+    ]
+
+
+def test_tensor_parallel_engines_are_beside_one_numa_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_gpus.use("8xH100", monkeypatch)
+    plan = LocalPlacement().plan(roles_of(3, 2, 2))
+    assert [place.gpus for place in plan.places] == [("0", "1", "2"), ("4", "5"), ("6", "7"), ()]
+    # What is left counts before where it is.
+    plan = LocalPlacement().plan(roles_of(3, 4, 1))
+    assert [place.gpus for place in plan.places] == [("0", "1", "2"), ("4", "5", "6", "7"), ("3",), ()]
 
 
 def test_a_run_asks_for_what_its_config_says() -> None:
@@ -125,7 +178,7 @@ def test_a_command_names_the_variables_that_are_its_own(monkeypatch: pytest.Monk
 @pytest.mark.processes
 def test_a_role_is_started_with_its_gpus_and_hears_signals(tmp_path: Path) -> None:
     says = "import os, signal; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); signal.pause()"
-    placement = LocalPlacement(find_gpus=lambda: ["0", "1", "2"])
+    placement = LocalPlacement(find_gpus=lambda: numbered(["0", "1", "2"]))
     role = roles_of(1, 2)[1]
     with pytest.raises(RuntimeError, match="before the placement is entered"):
         placement.start(role, Command([sys.executable], {}, tmp_path / "log"))

@@ -50,7 +50,7 @@ def _check(chosen: argparse.Namespace) -> int:
 
 def _answers(config: dict[str, Any], gpus: int, seq_len: int) -> dict[str, Any]:
     from primerl.process.cuda import has_cuda
-    from primerl.train.model import footprint, support
+    from primerl.train.model import footprint, memory, support
 
     found: dict[str, Any] = asdict(support.support(config))
     found["training"] = found["training"] or support.layout_refusal(config, gpus)
@@ -58,7 +58,7 @@ def _answers(config: dict[str, Any], gpus: int, seq_len: int) -> dict[str, Any]:
         found["training"] = found["device"]
     found["parameters"] = footprint.parameters(config)
     for name, adapter in (("memory", False), ("memory_adapter", True)):
-        needed = footprint.memory(config, gpus, seq_len, "full", adapter=adapter)
+        needed = memory.training(config, gpus, seq_len, "full", adapter=adapter)
         found[name] = None if needed is None else {**asdict(needed), "total": needed.total}
     return found
 

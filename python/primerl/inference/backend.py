@@ -71,6 +71,8 @@ class EngineBackend:
     """Whether an engine that is started again takes as long as at the beginning: rollouts wait so long for it."""
     drawback: str = ""
     """A sentence that a user reads who did not choose it by name: what it is worse at than others."""
+    fills_its_share = False
+    """Whether its KV cache takes all that is left of its share of a GPU's memory, unless its size is given."""
     rereads_adapters = False
     """Whether a published adapter may be read again while requests use it, so that its folder has to stay."""
 

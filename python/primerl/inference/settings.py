@@ -49,6 +49,7 @@ class InferenceConfig:
     dtype: Literal["float32", "bfloat16"] | None
     device: str
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"]
+    gpu_share: float | None
     threads: int
     lora: LoraConfig | None
     log: LogConfig

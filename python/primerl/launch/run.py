@@ -24,10 +24,11 @@ from primerl.config.errors import error_locations, resume_refusal
 from primerl.config.process_files import files, resolve, run_file
 from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
-from primerl.launch import configs, remote_workers, secrets, storing
+from primerl.launch import configs, plan, remote_workers, secrets, storing
 from primerl.launch.monitors import MonitorWatch, wanted
-from primerl.launch.placement import commands
-from primerl.launch.placement.protocol import Placement, Plan
+from primerl.launch.placement import commands, sharing
+from primerl.launch.placement.fitting import Fitting
+from primerl.launch.placement.protocol import Placement
 from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight import hub, training
 from primerl.launch.recovery import RunRecovery
@@ -70,18 +71,23 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
     training.check_ahead(config, placement)
-    config = hub.with_model(config)
+    config, shared = sharing.applied(hub.with_model(config))
+    if shared is not None:
+        console.say(shared)
     config = warm_start.applied(config)
     variables = training.check(config, console.say, placement)
-    plan = commands.plan(placement, configs.processes(config))
+    fitted = plan.fits(config, placement, commands.plan(placement, configs.processes(config)))
+    if not config.dry_run:
+        for problem in fitted.problems:
+            console.say(f"this may not fit: {problem}")
     if submits:
         if config.dry_run:
             with training.claimed(config.output_dir, clean=False) as folder:
-                end_dry_run(config, folder, console, variables, plan)
+                end_dry_run(config, folder, console, variables, fitted)
         else:
-            console.say(f"where the processes will run:\n{plan.table()}")
+            console.say(f"where the processes will run:\n{fitted.text()}")
         return submission.submit(config, console.say, command="rl", goes_on=training.begun_in, form=form)
-    code = _started(config, console, variables, plan, placement, limit, form)
+    code = _started(config, console, variables, fitted, placement, limit, form)
     return within.ended(config, code, limit, console.say)
 
 
@@ -89,14 +95,14 @@ def _started(
     config: RLConfig,
     console: Console,
     variables: secrets.Variables,
-    plan: Plan,
+    fitted: Fitting,
     placement: Placement,
     limit: within.TimeLimit | None,
     form: str,
 ) -> int:
     with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
         if config.dry_run:
-            return end_dry_run(config, folder, console, variables, plan)
+            return end_dry_run(config, folder, console, variables, fitted)
         goes_on = not config.clean_output_dir and training.begun_in(folder)
         with registered(config, folder, console.say, goes_on=goes_on, form=form) as session:
             launcher = Launcher(config, folder, console, variables, session.run_id, placement, limit)
@@ -104,7 +110,7 @@ def _started(
             return session.exit_code
 
 
-def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: secrets.Variables, plan: Plan) -> int:
+def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: secrets.Variables, fitted: Fitting) -> int:
     if training.holds_run(folder):
         # Its configs tell what it was trained with, and `primerl verify` reads them.
         console.say(f"everything checked; a start resumes the run in {folder}, whose configs are left as they are")
@@ -114,7 +120,7 @@ def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: sec
     monitor = wanted(config)
     if monitor is not None:
         files.write(monitor)
-    console.say(f"where the processes would run:\n{plan.table()}")
+    console.say(f"where the processes would run:\n{fitted.text()}")
     console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
     return 0
 

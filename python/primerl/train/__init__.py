@@ -9,7 +9,7 @@ need `peft`; both are imported where they are used.
 |---|---|
 | `loop/` | `rl` and `policy_trainer` (`primerl trainer`), `sft` (`primerl sft`), their client, batches, metrics |
 | `model/` | a `transformers` model over packed sequences: loading, packing, the proof, FLOPs |
-| `model/support`, `model/footprint` | from `config.json` alone: can a model be trained, in how much memory |
+| `model/support`, `model/footprint`, `model/memory` | by `config.json`: is a model supported, its size and memory |
 | `adapters/` | low-rank adapters |
 | `loss/` | components of the loss, log-probabilities, replayed truncation and grammars |
 | `losses/`, `optimizers/` | policy losses and optimizers, one file each |

@@ -140,6 +140,7 @@ class TrainerConfig(ComputationConfig):
     environments: list[str]
     distributions_interval: int | None
     stored_adapters_interval: int | None
+    gpu_share: float | None
     orchestrator_timeout_s: float
     batch_timeout_s: float
     optim: OptimConfig

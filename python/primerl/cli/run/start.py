@@ -15,6 +15,7 @@ from primerl.launch.preflight import checker
 
 FAILED = 1
 DETACH = ("-d", "--detach")
+PLAN, AS_JSON = "--plan", "--json"
 PAGE_S = 30.0
 """From the end of the checks until the orchestrator listens."""
 POLL_S = 0.1
@@ -22,7 +23,7 @@ POLL_S = 0.1
 
 def main(arguments: list[str]) -> int:
     rest = [argument for argument in arguments if argument not in DETACH]
-    detached = len(rest) < len(arguments)
+    detached = len(rest) < len(arguments) and PLAN not in rest
     if rest and not rest[0].startswith(("@", "-")):
         rest.insert(0, "@")
     if not detached or "--help" in rest or "-h" in rest:
@@ -30,8 +31,28 @@ def main(arguments: list[str]) -> int:
     return detach(rest, Path.cwd())
 
 
+def show_plan(arguments: list[str]) -> int:
+    """Where the processes would be, and whether they fit; starts nothing, and writes nothing."""
+    from primerl.config.errors.error_locations import placed
+    from primerl.config.errors.fail import ConfigError, fail
+    from primerl.config.hosted.load_run import is_short, load_run
+    from primerl.config.process_files import run_file
+    from primerl.launch import plan
+
+    as_json = AS_JSON in arguments
+    rest = with_long_names([argument for argument in arguments if argument != AS_JSON], PUBLISHED)
+    try:
+        given = load_run(rest, program="primerl rl")
+        with placed(given, rest, short=is_short(rest)):
+            return plan.show(run_file.located(given), as_json=as_json)
+    except ConfigError as error:
+        return fail(str(error))
+
+
 def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     """`form`: that which the config was given in first, where it is the stored copy of a run's."""
+    if PLAN in arguments:
+        return show_plan([argument for argument in arguments if argument != PLAN])
     arguments = with_long_names(arguments, PUBLISHED)
     with checker.environments_ahead(arguments):
         with checker.interrupted_after():

@@ -103,6 +103,8 @@ class Form:
     """Tells the forms of one command apart: `short form`."""
     help_by: str = ""
     """The command that shows the help of such a form."""
+    flags: str = ""
+    """What its usage has besides keys."""
 
     @property
     def title(self) -> str:
@@ -151,6 +153,7 @@ FORMS: dict[str, Form] = {
             "clean_output_dir",
             "dry_run",
         ),
+        flags=" [--plan [--json]]",
     ),
     "sft": Form(
         "primerl sft",

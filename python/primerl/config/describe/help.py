@@ -161,7 +161,7 @@ def short(form: str, program: str) -> str:
     section = largest.path if largest is not None else ""
     of_section = f" [--{section} @ FILE.toml]" if section else ""
     lines = [
-        f"usage: {program} @ FILE.toml [--dotted.key VALUE ..]",
+        f"usage: {program} @ FILE.toml [--dotted.key VALUE ..]{found.flags}",
         "",
         *wrapped(root.meaning, ""),
         "",

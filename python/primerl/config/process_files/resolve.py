@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -122,11 +123,31 @@ def engines(
                 "join": orchestrator_url,
                 "join_as": name,
                 "lora": lora,
+                "gpu_share": _engine_share(config),
                 "log": Log(level=log_level(config, source.log)),
             }
         )
         processes.append(process(config, "inference", name, resolved, threads=source.threads))
     return processes
+
+
+def engine_gpus(config: RLConfig | EvalConfig) -> int:
+    """GPUs that one of the run's own engines asks for."""
+    source = config.inference
+    return engine_backend(config).gpus(source.device, source.options or source.vllm)
+
+
+def _engine_share(config: RLConfig | EvalConfig) -> float | None:
+    """An engine's part of the GPUs that engines share with the trainer, and with each other where they are more."""
+    if not isinstance(config, RLConfig) or config.deployment.engine_share is None:
+        return None
+    wanted = config.inference.replicas * engine_gpus(config)
+    return config.deployment.engine_share / max(1, math.ceil(wanted / config.trainer.ranks)) if wanted else None
+
+
+def _trainer_share(config: RLConfig) -> float | None:
+    share = config.deployment.engine_share
+    return None if share is None else round(1.0 - share, 6)
 
 
 def _engine_lora(config: RLConfig, lora: TrainerLora) -> EngineLora:
@@ -278,6 +299,7 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
             "seed": config.seed,
             "environments": [environment.label for environment in config.orchestrator.train.env],
             "distributions_interval": monitored.trainer_interval(config),
+            "gpu_share": _trainer_share(config),
             "stored_adapters_interval": (config.store and config.store.adapters.interval) or None,
             "model": TrainedModel(path=absolute(config.model.path), lora=lora),
         }

@@ -39,6 +39,9 @@ class Deployment(Section):
     """Nodes of the engines; 0: those of the trainer."""
     gpus_per_node: CountOrZero = 0
     """GPUs that each node has for the run; 0: everything computes on CPUs."""
+    engine_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Let the engines share the trainer's GPUs, with this part of each one's memory, and the trainer the rest. If
+    unset, each has GPUs of its own; where there is a single GPU, engines get 0.4 of it."""
     args: Settings = {}
     """What a placement of another package is made with."""
 

@@ -73,6 +73,9 @@ class InferenceConfig(InferenceSettings):
     """One inference process (`primerl inference @ file`)."""
 
     model: EngineModel
+    gpu_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Part of its GPUs' memory that it may take; in `primerl rl`, by deployment.engine_share. If unset, all of it (or
+    what vLLM's gpu-memory-utilization says)."""
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
     """Log-probabilities before or after temperature and the other sampling settings."""
     seed: Seed = 0

@@ -375,4 +375,6 @@ class TrainerConfig(TrainerSettings):
     """Steps between histograms of the tokens' entropy and log-ratio (`distributions.jsonl`); none if unset."""
     stored_adapters_interval: LargeCount | None = None
     """Steps between adapters that are stored; none, or only the last one, if unset."""
+    gpu_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Part of its GPUs' memory that torch may allocate; in `primerl rl`, by deployment.engine_share. If unset, all."""
     model: TrainedModel

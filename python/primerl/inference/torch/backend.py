@@ -60,8 +60,11 @@ class EmbeddedBackend(EngineBackend):
         import torch
 
         from primerl import _core
+        from primerl.inference.torch.step import device_of
+        from primerl.train.distributed.ranks import keep_to
 
         torch.set_num_threads(config.threads)
+        keep_to(config.gpu_share, device_of(config.device))
         backend = self.load(config)
         log.info("the model computes in %s on %s", str(backend.decoder.dtype).removeprefix("torch."), backend.device)
         settings = engine_settings(config, backend.decoder.max_len)

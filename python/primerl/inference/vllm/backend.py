@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class VllmBackend(EngineBackend):
     title = "vLLM"
     rereads_adapters = True
+    fills_its_share = True
 
     def is_preferred(self, python: str | None) -> bool:
         """Where there is a CUDA GPU and vLLM is installed."""

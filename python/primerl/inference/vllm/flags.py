@@ -146,6 +146,8 @@ def _usual(config: InferenceConfig, installation: Installation, given: Mapping[s
     usual: dict[str, Any] = {}
     if config.kv_cache_tokens is not None or installation.device == "cpu":
         usual["kv-cache-memory-bytes"] = _cache_bytes(config, installation)
+    if config.gpu_share is not None and installation.device != "cpu":
+        usual["gpu-memory-utilization"] = config.gpu_share
     if installation.device == "cpu":
         usual["enforce-eager"] = True
         # Requests with a seed end the engine where prompts are cut ("CPU Generator does not use offset").

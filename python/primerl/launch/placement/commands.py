@@ -55,9 +55,10 @@ def role_of(process: ProcessConfig) -> Role:
     match config:
         case TrainerConfig():
             ranks = config.ranks
-            resources = Resources(gpus=ranks, cpus=ranks * max(1, process.threads))
+            resources = Resources(ranks, ranks * max(1, process.threads), share=config.gpu_share)
         case InferenceConfig():
-            resources = Resources(gpus=_gpus(config), cpus=max(1, process.threads))
+            wanted = _gpus(config)
+            resources = Resources(wanted, max(1, process.threads), share=config.gpu_share if wanted else None)
             listens = (Listener("inference", config.host, config.port),)
         case OrchestratorConfig():
             listens = (Listener("orchestrator", config.host, config.port),)

@@ -10,20 +10,21 @@ from types import TracebackType
 from typing import Self
 
 from primerl.forking import servers
-from primerl.launch.placement import gpus
-from primerl.launch.placement.protocol import Command, Listener, Place, PlacementError, Plan, Process, Role
+from primerl.launch.placement import assignment, gpus
+from primerl.launch.placement.gpus import Gpu
+from primerl.launch.placement.protocol import Command, Listener, PlacementError, Plan, Process, Role
 from primerl.launch.supervise.processes import Processes
 
 HOST = "this machine"
-MISSING = "not enough GPUs are left"
 
 
 class LocalPlacement:
     """Use as a context manager: leaving it leaves no process behind."""
 
-    def __init__(self, *, find_gpus: Callable[[], list[str]] = gpus.found) -> None:
+    def __init__(self, *, find_gpus: Callable[[], Sequence[Gpu]] = gpus.visible) -> None:
         self.by_name: dict[str, Process] = {}
         self._find_gpus = find_gpus
+        self._found: Sequence[Gpu] = ()
         self._gpus: dict[str, tuple[str, ...]] = {}  # by role
         self._guarded: Processes | None = None
 
@@ -33,27 +34,28 @@ class LocalPlacement:
         return None if end is None else f"the guard of the processes {end}"
 
     def plan(self, roles: Sequence[Role]) -> Plan:
-        places = _places(roles, self._find_gpus() if any(role.resources.gpus for role in roles) else [])
+        self._found = self._find_gpus() if any(role.resources.gpus for role in roles) else []
+        places = assignment.places(roles, self._found, HOST)
         plan = Plan(tuple(places))
         self._gpus = {place.role.name: place.gpus for place in places}
         listeners = dict.fromkeys(one for role in roles for one in role.listens)
         problems = [problem for one in listeners if (problem := unusable(one)) is not None]
-        missing = [place.role.name for place in places if place.note == MISSING]
-        if missing:
-            asked = sum(role.resources.gpus for role in roles)
-            problems.append(
-                f"deployment: {asked} GPUs are asked for, and this machine has {len(self._find_gpus())}, so that "
-                f"{', '.join(missing)} would have none; lower trainer.ranks or inference.replicas, or let CUDA see "
-                f"more of them (CUDA_VISIBLE_DEVICES). The plan:\n{plan.table()}"
-            )
+        refused = assignment.refusal(places, self._found)
+        problems += [] if refused is None else [f"{refused}. The plan:\n{plan.table()}"]
         if problems:
             raise PlacementError("\n".join(problems))
         return plan
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each GPU that was found by the last plan, as far as the driver says."""
+        return {one.name: one.memory for one in self._found if one.memory is not None}
 
     def start(self, role: Role, command: Command) -> Process:
         environment = dict(command.environment)
         if self._gpus.get(role.name):
             environment[gpus.VARIABLE] = ",".join(self._gpus[role.name])
+            if gpus.VARIABLE not in command.environment:
+                environment.setdefault(gpus.ORDER, gpus.BY_BUS)
         return self._processes.start(
             role.name,
             command.argv,
@@ -93,21 +95,6 @@ class LocalPlacement:
         if self._guarded is None:
             raise RuntimeError("nothing can be started before the placement is entered (`with placement:`)")
         return self._guarded
-
-
-def _places(roles: Sequence[Role], found: Sequence[str]) -> list[Place]:
-    """In the order of the roles, each with the first GPUs that are free. One GPU is shared, by whatever fits into its
-    memory."""
-    most = max((role.resources.gpus for role in roles), default=0)
-    if len(found) == 1 and most == 1:
-        shared = f"GPU {found[0]}, shared"
-        return [Place(role, HOST, note=shared if role.resources.gpus else "") for role in roles]
-    places, free = [], list(found)
-    for role in roles:
-        wanted = role.resources.gpus if found else 0  # without any, everything computes on the CPU
-        own, free = free[:wanted], free[wanted:]
-        places.append(Place(role, HOST, tuple(own)) if len(own) == wanted else Place(role, HOST, note=MISSING))
-    return places
 
 
 def unusable(listener: Listener) -> str | None:

@@ -40,6 +40,8 @@ class Resources:
     cpus: int = 1
     memory_mb: int | None = None
     """None where it is not known."""
+    share: float | None = None
+    """Part of the memory of its GPUs that it takes; None: all of it, so that no other role is there."""
     nodes: str | None = None
     """A constraint on the machines, in the words of the placement (such as a list of Slurm's node names)."""
 

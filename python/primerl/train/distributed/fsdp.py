@@ -94,9 +94,10 @@ def nothing(model: Any, ranks: Ranks) -> Tensor:
 
 
 def sum_gradients_after(model: Any, *, last: bool) -> None:
-    """Set whether the next backward pass sums gradients over the ranks; only the last one of a step does."""
+    """To be called before each backward pass of a step. Each scatters its gradients, so that a rank holds those of its
+    own share only, in fp32; only the last one sums them over groups that hold the whole model (HSDP)."""
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
+        model.set_requires_all_reduce(last)
 
 
 def local(tensor: Tensor) -> Tensor:

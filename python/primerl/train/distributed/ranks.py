@@ -265,6 +265,13 @@ def own_device() -> torch.device:
     return device
 
 
+def keep_to(share: float | None, device: torch.device) -> None:
+    """Let torch allocate no more than this part of a GPU's memory, which other processes use too. What needs more then
+    fails here, and not there."""
+    if share is not None and device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
 def _of_other_ranks(error: RuntimeError) -> bool:
     if isinstance(error, torch.distributed.DistError):
         return True

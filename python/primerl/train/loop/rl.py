@@ -16,7 +16,7 @@ from primerl.train.adapters.lora import new_publisher
 from primerl.train.checkpoint.state import CheckpointError, Checkpoints
 from primerl.train.checkpoint.step_folders import SavingError
 from primerl.train.data.batch import BatchError
-from primerl.train.distributed.ranks import RankError, Ranks
+from primerl.train.distributed.ranks import RankError, Ranks, keep_to
 from primerl.train.loop.batches import Batches
 from primerl.train.loop.client import BatchTimeout, Heartbeat, OrchestratorClient, OrchestratorError, begin
 from primerl.train.loop.metrics import MetricsWriter, log_to_stdout
@@ -84,6 +84,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
     loss = Loss(config.loss)
     folder = checked_folder(config.model.path)
     ranks = Ranks.join(config.ranks, config.dp_replicate, config.dist_timeout_s)
+    keep_to(config.gpu_share, ranks.device)
     with ranks.naming_the_missing():
         identity = begin(ranks, client)
     heartbeat = Heartbeat(config.orchestrator_url, active=ranks.leads, identity=identity)

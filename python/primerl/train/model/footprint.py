@@ -1,17 +1,18 @@
-"""Size of a model and memory that training it takes, estimated from `config.json` alone. Imports no torch.
+"""Size of a model, from `config.json` alone. Imports no torch.
 
     parameters   matrices of embeddings, attention, state layers, feed-forward layers and experts; norms and biases,
                  well below 1 %, are not counted
-    memory       bytes a parameter (weights, gradient, AdamW's moments) and activations of one packed row
+    bytes        a parameter: weights, gradient, AdamW's moments
 
-Formulas: docs/models.md, "Memory". Tests compare the count with the models that `transformers` makes.
+What activations and several ranks take is in `primerl.train.model.memory`. Tests compare the count with the models that
+`transformers` makes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from primerl.train.model.support import Config, experts, model_type, text_config
 
@@ -41,22 +42,6 @@ UNGATED = (
 )
 """Types whose feed-forward layers have two matrices."""
 
-Checkpointing = Literal["none", "full", "selective"]
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes on each device."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations
-
 
 def bytes_to_train(parameters: int, *, half: bool) -> int:
     """Training all of a model, without activations. `half`: it computes with bf16 weights of its own, as on one GPU."""
@@ -70,33 +55,15 @@ def bytes_to_adapt(parameters: int, *, half: bool) -> int:
 
 def parameters(config: Config) -> int | None:
     """Parameters of the whole model; None if its config lacks the usual keys."""
-    text = _Text.of(config)
+    text = Text.of(config)
     if text is None:
         return None
     embeddings = text.vocabulary * text.hidden * (1 if text.tied else 2)
-    return embeddings + sum(_matrices(text)) + _vision(config)
-
-
-def memory(config: Config, gpus: int, seq_len: int, checkpointing: Checkpointing, *, adapter: bool) -> Memory | None:
-    """Memory of each of `gpus` GPUs that divide the model among them and train rows of `seq_len` tokens."""
-    text, count = _Text.of(config), parameters(config)
-    if text is None or count is None:
-        return None
-    one = gpus == 1
-    trained = int(count * ADAPTED) if adapter else count
-    # One GPU computes with bf16 weights; several gather one layer after the other, in bf16, from shares in fp32.
-    frozen = count * (HALF if one else FROZEN) if adapter else count * HALF if one else 0
-    gathered = 0 if one else HALF * max(_matrices(text))
-    return Memory(
-        weights=(frozen + 4 * trained) // gpus + gathered,
-        gradients=4 * trained // gpus,
-        optimizer=8 * trained // gpus,
-        activations=_activations(text, seq_len, checkpointing),
-    )
+    return embeddings + sum(matrices(text)) + _vision(config)
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
+class Text:
     """What the formulas need of a text model."""
 
     given: Config
@@ -112,7 +79,7 @@ class _Text:
     """Type of each layer's mixer; of a layer that has no feed-forward part, or only one, in Nemotron-H."""
 
     @classmethod
-    def of(cls, config: Config) -> _Text | None:
+    def of(cls, config: Config) -> Text | None:
         given = text_config(config)
         hidden, vocabulary, heads = (
             _number(given, name) for name in ("hidden_size", "vocab_size", "num_attention_heads")
@@ -152,7 +119,7 @@ def _blocks(given: Config) -> tuple[str, ...]:
     return ("full_attention",) * _number(given, "num_hidden_layers")
 
 
-def _matrices(text: _Text) -> Iterator[int]:
+def matrices(text: Text) -> Iterator[int]:
     """Parameters of each layer."""
     alone = text.kind == "nemotron_h"
     for index, block in enumerate(text.blocks):
@@ -161,10 +128,10 @@ def _matrices(text: _Text) -> Iterator[int]:
         elif alone:
             yield _mixer(text, block)
         else:
-            yield _mixer(text, block) + _feed_forward(text, sparse=_is_sparse(text, index))
+            yield _mixer(text, block) + _feed_forward(text, sparse=is_sparse(text, index))
 
 
-def _mixer(text: _Text, block: str) -> int:
+def _mixer(text: Text, block: str) -> int:
     hidden = text.hidden
     if text.number("linear_num_value_heads") and block == "linear_attention":
         keys = text.number("linear_num_key_heads") * text.number("linear_key_head_dim")
@@ -191,7 +158,7 @@ def _mixer(text: _Text, block: str) -> int:
     return hidden * (2 * queries + gate + 2 * text.kv_heads * text.head_dim)
 
 
-def _is_sparse(text: _Text, index: int) -> bool:
+def is_sparse(text: Text, index: int) -> bool:
     """Whether this layer's feed-forward part is a mixture."""
     if not experts(text.given) or index < text.number("first_k_dense_replace"):
         return False
@@ -199,7 +166,7 @@ def _is_sparse(text: _Text, index: int) -> bool:
     return not (isinstance(dense, list) and index in dense) and (index + 1) % text.number("decoder_sparse_step", 1) == 0
 
 
-def _feed_forward(text: _Text, *, sparse: bool) -> int:
+def _feed_forward(text: Text, *, sparse: bool) -> int:
     matrices = 2 if text.kind in UNGATED else 3
     if not sparse:
         return matrices * text.hidden * text.intermediate
@@ -224,14 +191,3 @@ def _vision(config: Config) -> int:
     merged = hidden * (_number(vision, "spatial_merge_size") or 2) ** 2
     mergers = 1 + len(vision.get("deepstack_visual_indexes") or ())
     return layers + (mergers * merged * (merged + out) if (out := _number(vision, "out_hidden_size")) else 0)
-
-
-def _activations(text: _Text, seq_len: int, checkpointing: Checkpointing) -> int:
-    """Bytes that the forward pass keeps of one row, in bf16: inputs of layers, and what is not computed again within
-    them. The largest layer is there in full while its backward pass runs. Logits come in small chunks."""
-    active = text.number("num_experts_per_tok", 1) * text.number("moe_intermediate_size", text.intermediate)
-    attention = 2 * (text.heads + text.kv_heads) * text.head_dim
-    products = attention + 2 * text.hidden + (3 * active if experts(text.given) else 3 * text.intermediate)
-    everything = products + 8 * text.hidden  # norms are computed in fp32
-    kept = {"none": everything, "selective": products + text.hidden, "full": text.hidden}[checkpointing]
-    return 2 * seq_len * (len(text.blocks) * kept + everything)
