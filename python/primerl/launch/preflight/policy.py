@@ -8,7 +8,7 @@ from primerl.config.errors.fail import ConfigError, Problems
 from primerl.config.process_files import files, resolve
 from primerl.config.schema.rl import RLConfig
 from primerl.inference.backend import EngineBackend, UnservableError
-from primerl.launch.preflight import model_folder
+from primerl.launch.preflight import model_folder, thinking
 from primerl.process.setting_checks import from_mapping
 from primerl.train.adapters.files import check_lora_files
 from primerl.train.settings import ConfigError as SettingError
@@ -33,6 +33,10 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
                 _adapts(config, folder)
         with problems.noted():
             _attends(config, folder)
+    if not problems.found:
+        with problems.noted():
+            kwargs = config.orchestrator.sampling.chat_template_kwargs
+            thinking.check(folder, kwargs, "orchestrator.sampling.chat_template_kwargs")
     problems.check()
 
 
