@@ -25,7 +25,9 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
     # What is judged by config.json says nothing of a folder that has none.
     if not problems.found or model_folder.has_config(folder):
         with problems.noted():
-            model_folder.check_trainable(folder, ranks=config.trainer.ranks, compiles=config.trainer.compile)
+            trusted = config.model.trust_remote_code
+            ranks, compiles = config.trainer.ranks, config.trainer.compile
+            model_folder.check_trainable(folder, ranks=ranks, compiles=compiles, trusted=trusted)
         with problems.noted():
             _engine_serves(config, folder)
         with problems.noted():
