@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from primerl.train.data.conversations import Conversation, RowError, TemplateFields, unknown
+from primerl.train.data.conversations import REASONING_OPTIONS, Conversation, RowError, TemplateFields, unknown
 from primerl.train.data.template_checks import (
     SENTINEL,
     ControlTokens,
@@ -95,9 +95,17 @@ class Masker:
                 rendered[index] = columns
         return [columns for columns in rendered if columns is not None]
 
-    @staticmethod
-    def _needs_a_look(conversation: Conversation) -> bool:
-        return bool(conversation.untrained) or any(map(unknown, conversation.messages))
+    def _needs_a_look(self, conversation: Conversation) -> bool:
+        return (
+            bool(conversation.untrained)
+            or any(map(unknown, conversation.messages))
+            or self._useless(conversation) is not None
+        )
+
+    def _useless(self, conversation: Conversation) -> str | None:
+        """An option of reasoning that the row sets and the template does not read."""
+        asked = (name for name in REASONING_OPTIONS if name in conversation.template_kwargs)
+        return next((name for name in asked if not self._fields.names(name)), None)
 
     def _group(self, group: list[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
         """Conversations with the same tools and template variables, on all cores in one call."""
@@ -130,7 +138,12 @@ class Masker:
         return check_written(messages, lambda given: self._text(given, options), self._left_out, trained)
 
     def _one(self, conversation: Conversation) -> Columns | RowError:
-        options = self._options(conversation)
+        options, useless = self._options(conversation), self._useless(conversation)
+        if useless is not None:
+            return RowError(
+                UNKNOWN,
+                f"chat_template_kwargs.{useless}: the chat template does nothing with it; take it out of the row",
+            )
         try:
             self._check_fields(conversation.messages, options)
             messages = self._renderer.trainable(
