@@ -13,7 +13,9 @@ import pytest
 import torch
 from engine_helpers import Engine, start_many, step, wait_until, whole_vocabulary, write_checkpoint
 from families import FAMILIES
+from hub_folders import write_hub_folder
 from primerl import _core
+from primerl.evals.checkpoint import publish
 from primerl.inference.backend import UnservableError
 from primerl.inference.settings import InferenceConfig
 from primerl.inference.torch.backend import engine_settings
@@ -24,6 +26,7 @@ from primerl.train.distributed.ranks import ALONE
 from primerl.train.model.packed_model import load_model
 from primerl.train.model.support import NOT_CACHED
 from primerl.train.weights.shards import by_file, plan, shares
+from safetensors.torch import load_file
 from settings_helpers import filled
 from transformers import AutoModelForCausalLM
 
@@ -105,6 +108,20 @@ def test_new_weights_are_those_that_were_published(family: str, folders: Folders
     with torch.no_grad():
         next(backend.decoder.model.parameters()).view(-1)[0] += 1
     assert backend.digest() != manifest["digest"]
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5-0.8B", "gpt-oss-20b"])
+def test_a_checkpoint_of_the_hub_is_evaluated(name: str, tmp_path: Path) -> None:
+    """Vision tower, MTP layers, and experts in MXFP4 are in the folder, and not in the engine."""
+    folder = write_hub_folder(tmp_path / "model", name)
+    manifest = publish(folder, tmp_path, trained_only=TransformersBackend.holds_trained_only)
+    published = json.loads(manifest.read_text())
+    tensors = load_file(manifest.parent / "model.safetensors")
+    backend = backend_of(folder)
+    assert {name: list(tensor.shape) for name, tensor in tensors.items()} == dict(backend.info()["tensors"])
+    for name, tensor in tensors.items():
+        backend.load_tensor(name, "F32", bytearray(tensor.numpy().tobytes()))
+    assert backend.digest() == published["digest"]
 
 
 def test_a_state_that_is_not_kept_is_found(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:

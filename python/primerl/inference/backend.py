@@ -71,6 +71,8 @@ class EngineBackend:
     """Whether an engine that is started again takes as long as at the beginning: rollouts wait so long for it."""
     drawback: str = ""
     """A sentence that a user reads who did not choose it by name: what it is worse at than others."""
+    holds_trained_only = False
+    """Whether it holds what a trainer publishes of a model and nothing else of its folder, such as a vision tower."""
     rereads_adapters = False
     """Whether a published adapter may be read again while requests use it, so that its folder has to stay."""
 
