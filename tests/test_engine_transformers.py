@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,11 @@ from primerl.inference.settings import InferenceConfig
 from primerl.inference.torch.backend import engine_settings
 from primerl.inference.transformers.backend import TransformersBackend
 from primerl.inference.transformers.cache import Rows, RowsCache
+from primerl.inference.transformers.kernels import OF_ONE_TOKEN
 from primerl.inference.transformers.step import CachedBackend
 from primerl.train.distributed.ranks import ALONE
 from primerl.train.model.packed_model import load_model
+from primerl.train.model.recurrent import TOLD
 from primerl.train.model.support import NOT_CACHED
 from primerl.train.weights.shards import by_file, plan, shares
 from safetensors.torch import load_file
@@ -130,6 +135,32 @@ def test_a_state_that_is_not_kept_is_found(folders: Folders, monkeypatch: pytest
         UnservableError, match=r"model\.path: .*in parts are not those at once.*serve this model with vLLM"
     ):
         backend_of(folders(STATED))
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next"])
+def test_packages_for_gpus_are_left_alone_on_a_cpu(
+    family: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where they are installed: `transformers` then calls them for any tensor."""
+    home = import_module(f"transformers.models.{family}.modeling_{family}")
+    replaced = 0
+    for name in (*TOLD, *OF_ONE_TOKEN):
+        if hasattr(home, name):
+            in_torch = inspect.unwrap(getattr(home, name))
+
+            @wraps(in_torch)
+            def of_a_package(*_: Any, **__: Any) -> Any:
+                raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
+
+            monkeypatch.setattr(home, name, of_a_package)
+            replaced += 1
+    assert replaced >= 4
+    folder = folders(family)
+    words = (backend := backend_of(folder)).decoder.vocab_size
+    found = [step(backend, [(0, 0, [5, 6, 7])], [1], words), step(backend, [(0, 3, [8])], [1], words)]
+    monkeypatch.undo()
+    for sampled, prefix in zip(found, ([5, 6, 7], [5, 6, 7, 8]), strict=True):
+        Reference(folder).check(sampled, [prefix])
 
 
 def test_a_token_that_sees_too_much_is_found(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
