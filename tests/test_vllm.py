@@ -346,15 +346,12 @@ def test_adapters_that_vllm_cannot_have_are_refused_before_it_is_started(
     (mixture / "config.json").write_text(json.dumps({**config, "num_local_experts": 4}))
     run = run_config(mixture)
     run.trainer.model.lora = resolve.TrainerLora(rank=4, broadcast="adapter")
-    with pytest.raises(
-        ConfigError, match=r"lora\.broadcast: vLLM has no adapters of experts .*; omit it, or set it to"
-    ):
+    with pytest.raises(ConfigError, match=r"lora\.broadcast: .* is a mixture: with adapters .*; omit it, or"):
         policy.check(run)
     # Without the key vLLM is sent what it takes.
-    for targets, sent in ((["all-linear"], "merged"), (["experts"], "merged"), (["q_proj", "v_proj"], "adapter")):
-        run.trainer.model.lora = resolve.TrainerLora(rank=4, target_modules=targets)
-        policy.check(run)
-        assert resolve.trained_lora(run).broadcast == sent
+    run.trainer.model.lora = resolve.TrainerLora(rank=4)
+    policy.check(run)
+    assert resolve.trained_lora(run).broadcast == "merged"
 
 
 @pytest.mark.processes

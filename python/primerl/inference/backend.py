@@ -73,6 +73,8 @@ class EngineBackend:
     """A sentence that a user reads who did not choose it by name: what it is worse at than others."""
     fills_its_share = False
     """Whether its KV cache takes all that is left of its share of a GPU's memory, unless its size is given."""
+    holds_trained_only = False
+    """Whether it holds what a trainer publishes of a model and nothing else of its folder, such as a vision tower."""
     rereads_adapters = False
     """Whether a published adapter may be read again while requests use it, so that its folder has to stay."""
 

@@ -31,7 +31,7 @@ class Weights:
         # What is published is not quantised, whatever the model's own folder is.
         vars(self._config).pop("quantization_config", None)
         made = _shape(self._config)
-        # Of a model that reads images too, whose text model is trained alone, the config of that.
+        # The text model's, where a model reads images too and that alone is trained.
         self._kind, self._config = type(made), made.config
         self.stacks = _remembers_pairs_only(self._config)
         """Whether sequences' caches can be stacked: they hold keys and values of all tokens, and nothing else."""

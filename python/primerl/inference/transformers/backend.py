@@ -24,6 +24,7 @@ class TransformersBackend(EmbeddedBackend):
 
     title = "the embedded engine over transformers"
     preload = ("primerl.inference.transformers.step",)
+    holds_trained_only = True
     drawback = "it computes as transformers does, many times slower than vLLM"
 
     def check_model(self, folder: Path, python: str | None) -> None:

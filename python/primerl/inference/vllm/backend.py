@@ -43,15 +43,16 @@ class VllmBackend(EngineBackend):
         installation.check_model(folder, installation.find(python).device)
 
     def merges(self, targets: Sequence[str], folder: Path) -> str | None:
-        return support.vllm_merges(support.read(folder), targets)
+        return support.vllm_merges(support.read(folder))
 
     def check_adapters(self, rank: int, folder: Path, targets: Sequence[str] = ("all-linear",)) -> None:
         """As far as it can be seen before vLLM is started, which refuses layers that it cannot adapt."""
         installation.lora_rank(rank)
-        if support.adapts_experts(support.read(folder), targets):
+        config = support.read(folder)
+        if support.experts(config):
             raise UnservableError(
-                f"trainer.model.lora.broadcast: {self.merges(targets, folder)}, as the model in {folder} would need; "
-                "omit it, or set it to merged"
+                f"trainer.model.lora.broadcast: the model in {folder} is a mixture: {support.vllm_merges(config)}; omit "
+                "it, or set it to merged"
             )
 
     def check_sampling(self, temperature: float) -> None:

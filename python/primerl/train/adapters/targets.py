@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from primerl.train.adapters.files import READ_BY_KERNEL, is_read_by_kernel, is_targeted
+from primerl.train.model.architectures import text_decoder
 from primerl.train.model.experts import stacks
 from primerl.train.model.support import GATED_PAIR
 from primerl.train.settings import ALL_LINEAR, ConfigError, LoraConfig
@@ -104,8 +105,14 @@ class _Model:
     def of(cls, model: Any) -> _Model:
         outside = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
         modules = dict(model.named_modules())
+        # A tower for images computes nothing when text is trained.
+        inside = {id(one) for one in text_decoder(model).modules()}
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        linear = [name for name, one in modules.items() if isinstance(one, torch.nn.Linear) and id(one) not in outside]
+        linear = [
+            name
+            for name, one in modules.items()
+            if isinstance(one, torch.nn.Linear) and id(one) in inside and id(one) not in outside
+        ]
         known = [f"{where}.{name}" for where, _, name in stacks(model)]
         kernels = {f"{name}.weight" for name, one in modules.items() if isinstance(one, CONVOLUTIONS)}
         large = [name for name, shape in shapes.items() if len(shape) > 2 and name not in kernels]

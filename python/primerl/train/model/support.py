@@ -304,10 +304,13 @@ def embedded_engine_merges(config: Config, targets: Sequence[str]) -> str | None
     return None
 
 
-def vllm_merges(config: Config, targets: Sequence[str]) -> str | None:
-    """Why vLLM is sent merged weights in place of adapters of these `target_modules`."""
-    if adapts_experts(config, targets):
-        return "vLLM has no adapters of experts on a CPU, and those that it has on GPUs are not proved"
+def vllm_merges(config: Config) -> str | None:
+    """Why vLLM is sent merged weights in place of adapters."""
+    if experts(config):
+        return (
+            "with adapters vLLM computes a mixture's experts by Triton, which ends it on a CPU, and adapters of mixtures "
+            "are not proved on GPUs"
+        )
     if has_state(config):
         return "adapters of layers with a state are not proved on vLLM"
     if "text_config" in config:
@@ -388,7 +391,7 @@ class Support:
     adapts_experts: bool
     """Whether it reaches the experts, too."""
     vllm_merges: str | None
-    """Why vLLM is sent merged weights where an adapter of `all-linear` is trained."""
+    """Why vLLM is sent merged weights where an adapter is trained."""
 
 
 def support(config: Config) -> Support:
@@ -404,7 +407,7 @@ def support(config: Config) -> Support:
         several_ranks=layout_refusal(config, 2),
         projections=PROJECTIONS.get(model_type(config)),
         adapts_experts=adapts_experts(config, [ALL_LINEAR]),
-        vllm_merges=vllm_merges(config, [ALL_LINEAR]),
+        vllm_merges=vllm_merges(config),
     )
 
 
