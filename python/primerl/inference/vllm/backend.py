@@ -51,7 +51,8 @@ class VllmBackend(EngineBackend):
         if support.experts(config):
             problem = support.vllm_merges(config)
             raise UnservableError(
-                f"trainer.model.lora.broadcast: the model in {folder} is a mixture: {problem}; omit it, or set it to merged"
+                f"trainer.model.lora.broadcast: the model in {folder} is a mixture: {problem}; omit it, or set it "
+                "to merged"
             )
 
     def check_sampling(self, temperature: float) -> None:
