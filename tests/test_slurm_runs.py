@@ -125,9 +125,14 @@ def test_a_whole_run_over_two_nodes(slurm: Cluster, tmp_path: Path) -> None:
 def test_what_slurm_would_refuse_is_named_before(slurm: Cluster, tmp_path: Path) -> None:
     for key, value, said in [
         ("--slurm.partition", "gpu", "there is no partition 'gpu'; there is debug"),
-        ("--deployment.num-infer-nodes", "7", "sbatch refuses the job of 8 nodes"),
-        ("--slurm.time", "1-00:00:00", "sbatch refuses the job of 2 nodes"),
+        (
+            "--deployment.num-infer-nodes",
+            "7",
+            "8 nodes are asked for (num_train_nodes + num_infer_nodes), and partition debug has 2",
+        ),
+        ("--slurm.time", "1-00:00:00", "slurm.time (1-00:00:00) is above the limit of partition debug (1:00:00)"),
         ("--slurm.template-path", "absent", "absent cannot be read"),
+        ("--slurm.nodelist", "n7", "sbatch refuses the job of 2 nodes"),
         ("--deployment.gpus-per-node", "1", "sbatch refuses the job of 2 nodes"),
     ]:
         assert said in primerl("rl", "@", "rl.toml", "--output-dir", "o", key, value, code=2)
