@@ -20,7 +20,7 @@ WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 )
 ACTIVE = frozenset({"RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING"})
-UNKNOWN = "UNKNOWN"
+UNKNOWN, CANCELLED = "UNKNOWN", "CANCELLED"
 LISTED_S, LISTING_S = 2.0, 5.0
 _queues: dict[str | None, tuple[float, dict[str, State]]] = {}
 
@@ -63,11 +63,14 @@ class State:
         return f"{self.state}{reason}"
 
 
-def command(*words: str, environ: Mapping[str, str] | None = None, timeout_s: float = ASK_S) -> str:
-    """Output of one of Slurm's commands. Raises SlurmError."""
+def command(
+    *words: str, environ: Mapping[str, str] | None = None, timeout_s: float = ASK_S, given: str | None = None
+) -> str:
+    """Output of one of Slurm's commands, which gets `given` as its input. Raises SlurmError."""
     try:
         done = subprocess.run(
             words,
+            input=given,
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -20,7 +20,7 @@ from primerl.config.schema.sft import SFTConfig
 from primerl.launch.placement.registry import SLURM
 from primerl.launch.placement.slurm.placement import SlurmPlacement
 from primerl.launch.preflight.training import claimed
-from primerl.launch.registration import begin, stored_copy
+from primerl.launch.registration import begin, end, stored_copy
 from primerl.launch.slurm import follow, jobs, script, within
 from primerl.launch.supervise import detached
 
@@ -74,7 +74,7 @@ class Partition:
 
 
 def partitions(text: str) -> list[Partition]:
-    """Of the output of `sinfo -o "%P|%D|%l"`, in which a partition has a line for each state of nodes."""
+    """From the output of `sinfo -o "%P|%D|%l"`, in which a partition has a line for each state of nodes."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         name, nodes, limit = line.split("|")
@@ -147,26 +147,26 @@ def submit(
             f"output_dir: {folder} is used by job {job.id}, which is {found.told()}; stop it, or choose another"
         )
     is_detached = detached.VARIABLE in os.environ
+    text = script.written(
+        slurm,
+        config.deployment,
+        folder,
+        command=[command, "@", os.fspath(folder / CONFIG)],
+        first_start=once(config),
+        # The others find out by themselves that there is something to resume.
+        later_starts=RESUMES_SFT if isinstance(config, SFTConfig) else (),
+    )
+    is_dry = slurm.dry_run or config.dry_run
+    nodes = config.deployment.num_train_nodes + config.deployment.num_infer_nodes
+    if not is_dry:
+        _test(text, nodes)
     with claimed(config.output_dir, clean=config.clean_output_dir):
-        text = script.written(
-            slurm,
-            config.deployment,
-            folder,
-            command=[command, "@", os.fspath(folder / CONFIG)],
-            first_start=once(config),
-            # The others find out by themselves that there is something to resume.
-            later_starts=RESUMES_SFT if isinstance(config, SFTConfig) else (),
-        )
         files.write_text(folder / CONFIG, stored_copy(config))
         files.write_text(folder / script.SCRIPT, text)
         (folder / script.LOG).parent.mkdir(exist_ok=True)
-        if slurm.dry_run or config.dry_run:
+        if is_dry:
             say(f"everything checked; the job's script is {folder / script.SCRIPT}, and nothing was submitted")
             return 0
-        nodes = config.deployment.num_train_nodes + config.deployment.num_infer_nodes
-        refused = _test(folder)
-        if refused is not None:
-            raise ConfigError(f"slurm: sbatch refuses the job of {nodes} nodes: {refused} ({folder / script.SCRIPT})")
         run_id = begin(config, folder, say, goes_on=goes_on(folder), form=form)
     # The job takes the folder, which has to be free by then.
     offset = follow.size_of(folder / script.LOG)
@@ -176,18 +176,21 @@ def submit(
     if is_detached:
         return 0
     code = follow.to_the_end(job, folder, say, offset)
+    if run_id is not None:
+        end(run_id, code, say)
     if code != 0:
         say(with_folder(f"job {job.id} has ended with exit code {code}; the same command resumes the run", config))
     return code
 
 
-def _test(folder: Path) -> str | None:
-    """What Slurm says against the job."""
+def _test(text: str, nodes: int) -> None:
+    """Raises ConfigError with what Slurm says against the job."""
     try:
-        jobs.command("sbatch", "--test-only", os.fspath(folder / script.SCRIPT))
+        jobs.command("sbatch", "--test-only", given=text)
     except jobs.SlurmError as error:
-        return str(error)
-    return None
+        raise ConfigError(
+            f"slurm: sbatch refuses the job of {nodes} node{'' if nodes == 1 else 's'}: {error}"
+        ) from None
 
 
 def _submitted(folder: Path, nodes: int) -> jobs.Job:
