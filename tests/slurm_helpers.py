@@ -26,7 +26,7 @@ PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged")
 NODES = ("n1", "n2")
 # Debian has the daemons there, which a user's PATH may lack.
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-START_S = 60
+START_S = 120
 CONF = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)

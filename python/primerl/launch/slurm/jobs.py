@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import re
@@ -143,7 +142,7 @@ def queue(conf: str | None) -> dict[str, State]:
     found: dict[str, State] = {}
     with contextlib.suppress(SlurmError):
         environ = {**os.environ, **({"SLURM_CONF": conf} if conf else {})}
-        words = ("squeue", "-h", "-u", getpass.getuser(), "-o", "%A|%T|%r|%N")
+        words = ("squeue", "-h", "--me", "-o", "%A|%T|%r|%N")
         for line in command(*words, environ=environ, timeout_s=LISTING_S).splitlines():
             number, word, reason, nodes = line.split("|")
             found[number] = State(word, reason, nodes=nodes)
