@@ -262,9 +262,11 @@ def test_a_node_that_is_lost(slurm: Cluster, tmp_path: Path, how: str) -> None:
         job = job_of(run.output)
         if how == "down":
             slurm.run("scontrol", "update", "node=n2", "state=down", "reason=test")
+            until(lambda: slurm.job(job)["JobState"] == "PENDING", WAIT_S, "the queue")
         else:
-            slurm.kill("slurmd.n2")
-        until(lambda: slurm.job(job)["JobState"] == "PENDING", WAIT_S, "the queue")
+            with slurm.impatient():
+                slurm.kill("slurmd.n2")
+                until(lambda: slurm.job(job)["JobState"] == "PENDING", WAIT_S, "the queue")
         before = run.steps()
         until(lambda: left_of_job(run.output) == [], WAIT_S, "the end of its processes")
         if how == "slurmd":
