@@ -26,7 +26,7 @@ PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged")
 NODES = ("n1", "n2")
 # Debian has the daemons there, which a user's PATH may lack.
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-START_S = 60
+START_S = 120
 CONF = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -53,7 +53,7 @@ JobAcctGatherType=jobacct_gather/none
 KillWait=5
 SlurmdParameters=config_overrides
 MinJobAge=300
-SlurmdTimeout=10
+SlurmdTimeout=300
 NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=8 RealMemory=1000 State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=FORCE:4
 """
@@ -116,6 +116,19 @@ class Cluster:
 
     def start_node(self, node: str) -> None:
         self._begin(f"slurmd.{node}", "slurmd", "-f", str(self.folder / "slurm.conf"), "-N", node)
+
+    @contextlib.contextmanager
+    def impatient(self) -> Iterator[None]:
+        """Within the block a node that does not answer for some seconds is down: no busy machine is to be one."""
+        conf = self.folder / "slurm.conf"
+        before = conf.read_text()
+        try:
+            conf.write_text(before.replace("SlurmdTimeout=300", "SlurmdTimeout=10"))
+            self.run("scontrol", "reconfigure")
+            yield
+        finally:
+            conf.write_text(before)
+            self.run("scontrol", "reconfigure")
 
     def _munge(self) -> None:
         munge = self.folder / "munge"

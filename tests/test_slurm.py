@@ -278,13 +278,44 @@ def test_an_unknown_partition_is_refused_with_those_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sinfo = tmp_path / "sinfo"
-    sinfo.write_text("#!/bin/sh\necho cpu 4\necho gpu 2\n")
+    sinfo.write_text("#!/bin/sh\necho 'cpu*|3|infinite'\necho 'cpu*|1|infinite'\necho 'gpu|2|1:00:00'\n")
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(ConfigError, match=r"slurm.partition: there is no partition 'gpus'; there are cpu, gpu"):
         submission.check(config_of(slurm={"partition": "gpus"}))
     with pytest.raises(ConfigError, match=r"slurm.project_dir: there is no folder /absent"):
         submission.check(config_of(slurm={"partition": "gpu,cpu", "project_dir": "/absent"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90", 5400), ("1:30", 90), ("1:00:00", 3600), ("2-00", 172800), ("1-02:03", 93780), ("1-00:00:01", 86401),
+        ("infinite", float("inf")), ("n/a", float("inf")),
+    ],
+)  # fmt: skip
+def test_times_as_slurm_writes_them(text: str, expected: float) -> None:
+    assert submission.seconds(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("slurm", "deployment", "said"),
+    [
+        ({}, {"num_infer_nodes": 4}, "deployment: 5 nodes are asked for .*, and partition cpu has 4"),
+        ({"partition": "gpu"}, {"num_infer_nodes": 2}, "deployment: 3 nodes are asked for .*, and partition gpu has 2"),
+        ({"partition": "gpu", "time": "2:00:00"}, {}, r"slurm.time \(2:00:00\) is above the limit of partition gpu"),
+        ({"partition": "gpu,cpu", "time": "2:00:00"}, {"num_infer_nodes": 3}, None),
+        ({"time": "30-00"}, {}, None),
+    ],
+)
+def test_what_a_partition_does_not_have(slurm: dict[str, Any], deployment: dict[str, Any], said: str | None) -> None:
+    found = submission.partitions("cpu*|3|infinite\ncpu*|1|infinite\ngpu|2|1:00:00\n")
+    given = Slurm(**slurm), Deployment(**deployment), found
+    if said is None:
+        submission._check_partition(*given)
+        return
+    with pytest.raises(ConfigError, match=said):
+        submission._check_partition(*given)
 
 
 def test_another_placement_is_not_run_in_a_job() -> None:

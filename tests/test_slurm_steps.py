@@ -13,6 +13,7 @@ import pytest
 from end_to_end import until
 from primerl.forking.exit_status import NOT_KNOWN
 from primerl.launch.placement.protocol import Command, Process, Resources, Role
+from primerl.launch.placement.slurm import step
 from primerl.launch.placement.slurm.placement import SlurmPlacement
 from primerl.run_key import VARIABLE
 
@@ -114,6 +115,31 @@ def test_an_agent_that_is_killed_takes_its_process_with_it(job: SlurmPlacement, 
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_node_that_falls_silent_loses_the_whole_role(job: SlurmPlacement, tmp_path: Path) -> None:
+    """Its agent is stopped, as on a node that hangs; the other one still sends."""
+    process = job.start(TRAINER, command(tmp_path, "trainer", SLEEPS))
+    found = job._steps["trainer"]
+    until(lambda: job.watch(0.1) == [] and found.is_started, WAIT_S, "its start")
+    pids = {node: task.pid for node, task in found.tasks.items()}
+    assert pids["n2"] is not None
+    agent = parent(parent(pids["n2"]))
+    os.kill(agent, signal.SIGSTOP)
+
+    def ends_once_silent() -> bool:
+        # What it has sent before is read first.
+        found.tasks["n2"].heard -= step.SILENT_S
+        return process in job.watch(0.1)
+
+    try:
+        until(ends_once_silent, WAIT_S, "its end")
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    assert process.code == NOT_KNOWN
+    assert process.describe_end().startswith("was lost on node n2: its agent has sent nothing for ")
+    for pid in pids.values():
+        until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), WAIT_S, "the end of the processes")
 
 
 def test_the_end_of_the_job_is_told(job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

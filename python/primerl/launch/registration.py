@@ -49,14 +49,23 @@ def registered(
         raise
     finally:
         if session.run_id is not None:
-            try:
-                with Registry() as registry:
-                    if session.exit_code == BAD_INPUT and former is not None and former[0].id == session.run_id:
-                        registry.restore(*former)
-                    else:
-                        registry.end(session.run_id, session.exit_code)
-            except StateError as error:
-                say(f"the list of runs does not know of this end: {error}")
+            if session.exit_code == BAD_INPUT and former is not None and former[0].id == session.run_id:
+                _noting(say, lambda registry: registry.restore(*former))
+            else:
+                end(session.run_id, session.exit_code, say)
+
+
+def end(run_id: str, exit_code: int, say: Callable[[str], None]) -> None:
+    """Notes the end of a session that this process has begun; one that another process has begun is not changed."""
+    _noting(say, lambda registry: registry.end(run_id, exit_code))
+
+
+def _noting(say: Callable[[str], None], change: Callable[[Registry], None]) -> None:
+    try:
+        with Registry() as registry:
+            change(registry)
+    except StateError as error:
+        say(f"the list of runs does not know of this end: {error}")
 
 
 def _former(folder: Path) -> tuple[Run, str] | None:

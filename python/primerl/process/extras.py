@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 EXTRAS = {
     "datasets": "data",
     "huggingface_hub": "train",
+    "jinja2": "train",
     "matplotlib": "report",
     "numpy": "train",
     "peft": "train",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from primerl.runs.registry import Run
@@ -47,11 +48,21 @@ def standing(run: Run) -> Standing:
         code = summary.get("exit_code") if code is None else code
         reason = str(summary.get("reason", "")).strip()
     if code is None:
-        job = jobs.noted(folder)
-        ended = "" if job is None else f"job {job.id} is {jobs.state(job).told()}: "
-        return Standing(FAILED, f"{ended}its launcher was killed; `primerl run resume` continues it", step)
+        return _without_code(folder, step)
     reason = reason or (f"it ended with exit code {code}; see its log" if code else "")
     return Standing(_by_code(code), reason if code else "", step)
+
+
+def _without_code(folder: Path, step: int) -> Standing:
+    """A run whose launcher has noted no end: it was killed, or its job of Slurm never began."""
+    from primerl.launch.slurm import jobs
+
+    job = jobs.noted(folder)
+    found = None if job is None else jobs.state(job)
+    if found is not None and found.state == jobs.CANCELLED:
+        return Standing(STOPPED, "", step)
+    ended = "" if found is None or job is None else f"job {job.id} is {found.told()}: "
+    return Standing(FAILED, f"{ended}its launcher was killed; `primerl run resume` continues it", step)
 
 
 def summary_of(run: Run) -> dict[str, Any] | None:

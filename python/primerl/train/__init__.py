@@ -18,7 +18,7 @@ need `peft`; both are imported where they are used.
 | `data/` | a step's batch as tensors; rows of datasets as packed tokens with masks |
 | `weights/` | published weights: files and manifest, broadcasts, direct transfers |
 | `distributed/` | ranks, the model divided among them, their barrier, torchrun |
-| `checkpoint/` | checkpoints, model folders, folders that appear whole, what the store uploads |
+| `checkpoint/` | checkpoints, also on request, model folders, folders that appear whole, what the store uploads |
 | `settings`, `sft_settings` | dataclasses of the settings; `primerl.process.setting_checks` reads them from a mapping |
 """
 

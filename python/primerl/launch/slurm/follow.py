@@ -91,7 +91,7 @@ def exit_code(job: jobs.Job, folder: Path, found: jobs.State) -> int:
             code = json.loads(summary.read_text(encoding="utf-8"))["exit_code"]
             if code:
                 return int(code)
-    return found.exit_code or FAILED
+    return INTERRUPTED if found.state == jobs.CANCELLED else found.exit_code or FAILED
 
 
 class Log:

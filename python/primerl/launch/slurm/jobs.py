@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import re
@@ -20,7 +19,7 @@ WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 )
 ACTIVE = frozenset({"RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING"})
-UNKNOWN = "UNKNOWN"
+UNKNOWN, CANCELLED = "UNKNOWN", "CANCELLED"
 LISTED_S, LISTING_S = 2.0, 5.0
 _queues: dict[str | None, tuple[float, dict[str, State]]] = {}
 
@@ -63,11 +62,14 @@ class State:
         return f"{self.state}{reason}"
 
 
-def command(*words: str, environ: Mapping[str, str] | None = None, timeout_s: float = ASK_S) -> str:
-    """Output of one of Slurm's commands. Raises SlurmError."""
+def command(
+    *words: str, environ: Mapping[str, str] | None = None, timeout_s: float = ASK_S, given: str | None = None
+) -> str:
+    """Output of one of Slurm's commands, which gets `given` as its input. Raises SlurmError."""
     try:
         done = subprocess.run(
             words,
+            input=given,
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -140,7 +142,7 @@ def queue(conf: str | None) -> dict[str, State]:
     found: dict[str, State] = {}
     with contextlib.suppress(SlurmError):
         environ = {**os.environ, **({"SLURM_CONF": conf} if conf else {})}
-        words = ("squeue", "-h", "-u", getpass.getuser(), "-o", "%A|%T|%r|%N")
+        words = ("squeue", "-h", "--me", "-o", "%A|%T|%r|%N")
         for line in command(*words, environ=environ, timeout_s=LISTING_S).splitlines():
             number, word, reason, nodes = line.split("|")
             found[number] = State(word, reason, nodes=nodes)

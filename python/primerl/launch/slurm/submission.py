@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from primerl.config.errors.fail import ConfigError
@@ -18,7 +20,7 @@ from primerl.config.schema.sft import SFTConfig
 from primerl.launch.placement.registry import SLURM
 from primerl.launch.placement.slurm.placement import SlurmPlacement
 from primerl.launch.preflight.training import claimed
-from primerl.launch.registration import begin, stored_copy
+from primerl.launch.registration import begin, end, stored_copy
 from primerl.launch.slurm import follow, jobs, script, within
 from primerl.launch.supervise import detached
 
@@ -52,23 +54,76 @@ def check(config: RLConfig | EvalConfig | SFTConfig) -> None:
     if slurm is None or slurm.dry_run or config.dry_run:
         return
     try:
-        partitions = jobs.command("sinfo", "-h", "-o", "%R %D")
+        found = partitions(jobs.command("sinfo", "-h", "-o", "%P|%D|%l"))
     except jobs.SlurmError as error:
         raise ConfigError(f"slurm: {error}") from None
-    nodes = {
-        name: int(count)
-        for name, _, count in (line.partition(" ") for line in partitions.splitlines())
-        if count.isdigit()
-    }
-    if slurm.partition is not None:
-        unknown = [name for name in slurm.partition.split(",") if name not in nodes]
-        if unknown:
-            raise ConfigError(
-                f"slurm.partition: there is no partition {unknown[0]!r}; there {'is' if len(nodes) == 1 else 'are'} "
-                f"{', '.join(sorted(nodes))}"
-            )
+    _check_partition(slurm, config.deployment, found)
     if not Path(files.absolute(slurm.project_dir)).is_dir():
         raise ConfigError(f"slurm.project_dir: there is no folder {files.absolute(slurm.project_dir)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    name: str
+    nodes: int
+    is_default: bool
+    limit_s: float
+    """Longest time of a job; infinite where there is none."""
+    limit: str
+    """The same, as Slurm writes it."""
+
+
+def partitions(text: str) -> list[Partition]:
+    """From the output of `sinfo -o "%P|%D|%l"`, in which a partition has a line for each state of nodes."""
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        name, nodes, limit = line.split("|")
+        plain, count = name.removesuffix("*"), int(nodes) if nodes.isdigit() else 0
+        before = found[plain].nodes if plain in found else 0
+        found[plain] = Partition(plain, before + count, name.endswith("*"), seconds(limit), limit)
+    return list(found.values())
+
+
+def seconds(text: str) -> float:
+    """A time as Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS; infinite for any other word."""
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in [*parts, *([days] if dash else [])]):
+        return math.inf
+    numbers = [int(part) for part in parts]
+    if dash:
+        hours, minutes, more = [*numbers, 0, 0][:3]
+    elif len(numbers) == 3:
+        hours, minutes, more = numbers
+    else:
+        hours, (minutes, more) = 0, [*numbers, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + more
+
+
+def _check_partition(slurm: Slurm, deployment: Deployment, found: list[Partition]) -> None:
+    names = [] if slurm.partition is None else slurm.partition.split(",")
+    known = {one.name: one for one in found}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"slurm.partition: there is no partition {unknown[0]!r}; there {'is' if len(known) == 1 else 'are'} "
+            f"{', '.join(sorted(known))}"
+        )
+    chosen = [known[name] for name in names] or [one for one in found if one.is_default]
+    if not chosen:
+        return
+    largest, longest = max(chosen, key=lambda one: one.nodes), max(chosen, key=lambda one: one.limit_s)
+    nodes = deployment.num_train_nodes + deployment.num_infer_nodes
+    if nodes > largest.nodes:
+        raise ConfigError(
+            f"deployment: {nodes} nodes are asked for (num_train_nodes + num_infer_nodes), and partition "
+            f"{largest.name} has {largest.nodes}; lower one, or choose another slurm.partition"
+        )
+    if slurm.time is not None and seconds(slurm.time) > longest.limit_s:
+        raise ConfigError(
+            f"slurm.time ({slurm.time}) is above the limit of partition {longest.name} ({longest.limit}), and the job "
+            "would wait for ever; lower it: with slurm.requeue the run resumes at the limit"
+        )
 
 
 def submit(
@@ -92,26 +147,26 @@ def submit(
             f"output_dir: {folder} is used by job {job.id}, which is {found.told()}; stop it, or choose another"
         )
     is_detached = detached.VARIABLE in os.environ
+    text = script.written(
+        slurm,
+        config.deployment,
+        folder,
+        command=[command, "@", os.fspath(folder / CONFIG)],
+        first_start=once(config),
+        # The others find out by themselves that there is something to resume.
+        later_starts=RESUMES_SFT if isinstance(config, SFTConfig) else (),
+    )
+    is_dry = slurm.dry_run or config.dry_run
+    nodes = config.deployment.num_train_nodes + config.deployment.num_infer_nodes
+    if not is_dry:
+        _test(text, nodes)
     with claimed(config.output_dir, clean=config.clean_output_dir):
-        text = script.written(
-            slurm,
-            config.deployment,
-            folder,
-            command=[command, "@", os.fspath(folder / CONFIG)],
-            first_start=once(config),
-            # The others find out by themselves that there is something to resume.
-            later_starts=RESUMES_SFT if isinstance(config, SFTConfig) else (),
-        )
         files.write_text(folder / CONFIG, stored_copy(config))
         files.write_text(folder / script.SCRIPT, text)
         (folder / script.LOG).parent.mkdir(exist_ok=True)
-        if slurm.dry_run or config.dry_run:
+        if is_dry:
             say(f"everything checked; the job's script is {folder / script.SCRIPT}, and nothing was submitted")
             return 0
-        nodes = config.deployment.num_train_nodes + config.deployment.num_infer_nodes
-        refused = _test(folder)
-        if refused is not None:
-            raise ConfigError(f"slurm: sbatch refuses the job of {nodes} nodes: {refused} ({folder / script.SCRIPT})")
         run_id = begin(config, folder, say, goes_on=goes_on(folder), form=form)
     # The job takes the folder, which has to be free by then.
     offset = follow.size_of(folder / script.LOG)
@@ -121,18 +176,21 @@ def submit(
     if is_detached:
         return 0
     code = follow.to_the_end(job, folder, say, offset)
+    if run_id is not None:
+        end(run_id, code, say)
     if code != 0:
         say(with_folder(f"job {job.id} has ended with exit code {code}; the same command resumes the run", config))
     return code
 
 
-def _test(folder: Path) -> str | None:
-    """What Slurm says against the job."""
+def _test(text: str, nodes: int) -> None:
+    """Raises ConfigError with what Slurm says against the job."""
     try:
-        jobs.command("sbatch", "--test-only", os.fspath(folder / script.SCRIPT))
+        jobs.command("sbatch", "--test-only", given=text)
     except jobs.SlurmError as error:
-        return str(error)
-    return None
+        raise ConfigError(
+            f"slurm: sbatch refuses the job of {nodes} node{'' if nodes == 1 else 's'}: {error}"
+        ) from None
 
 
 def _submitted(folder: Path, nodes: int) -> jobs.Job:

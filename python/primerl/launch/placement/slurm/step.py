@@ -80,10 +80,14 @@ class Task:
     """The role's process on one node."""
 
     node: str
+    heard: float
+    """When its agent last sent something, of `time.monotonic`."""
     pid: int | None = None
     code: int | None = None
     cpu_s: float = 0.0
     failure: str | None = None
+    lost: str | None = None
+    """How, of one whose end was not reported: a predicate."""
 
     @property
     def ended(self) -> bool:
@@ -94,11 +98,11 @@ class Step:
     def __init__(self, process: Process, nodes: Sequence[str], command: Sequence[str], environment: Mapping[str, str]):
         """Raises OSError where there is no `srun`."""
         self.process = process
-        self.tasks = {node: Task(node) for node in nodes}
+        began = time.monotonic()
+        self.tasks = {node: Task(node, began) for node in nodes}
         self.step: str | None = None
         """Its id, as `17.3`."""
         self.witness: Path | None = None
-        self.heard = time.monotonic()
         self.errors: deque[str] = deque(maxlen=KEPT_LINES)
         self.first_end: Task | None = None
         self._said: list[str] = []
@@ -182,7 +186,7 @@ class Step:
             task = self.tasks[message["at"]]
         except (ValueError, LookupError, TypeError):
             return self._complain(line)
-        self.heard = time.monotonic()
+        task.heard = time.monotonic()
         if "step" in message:
             self.step = message["step"]
         elif "started" in message:
@@ -214,11 +218,14 @@ class Step:
                 if not task.ended:
                     self._lost(task, self._why_gone())
             return self._end()
-        if now - self.heard > SILENT_S and self.step is not None:
+        silent = [task for task in tasks if not task.ended and now - task.heard > SILENT_S]
+        if silent and self.step is not None:
             self.kill()
+            for task in silent:
+                self._lost(task, f"its agent has sent nothing for {now - task.heard:.0f} s")
             for task in tasks:
                 if not task.ended:
-                    self._lost(task, f"its agent has sent nothing for {now - self.heard:.0f} s")
+                    self._lost(task, "it was ended with the others")
             return self._end()
         return None
 
@@ -232,7 +239,7 @@ class Step:
             task.failure = f"on node {task.node}: {why}"
         else:
             task.code = NOT_KNOWN
-            self.process.lost = f"was lost on node {task.node}: {why}"
+            task.lost = f"was lost on node {task.node}: {why}"
         self.first_end = self.first_end or task
 
     def _end(self) -> None:
@@ -245,7 +252,7 @@ class Step:
         elif first.failure is not None:
             self.process.failure = first.failure
         else:
-            self.process.code = first.code
+            self.process.code, self.process.lost = first.code, first.lost
         self._said.append(f"{self.process.name} {self.process.describe_end()}")
 
     def kill(self) -> None:
