@@ -283,6 +283,16 @@ def write_run(folder: Path, steps: int) -> None:
     (folder / "run" / "summary.json").write_text(json.dumps(summary))
 
 
+def test_report_shows_how_much_of_the_samples_was_computed(tmp_path: Path) -> None:
+    def row(*shares: float) -> str | None:
+        steps = [{"step": step, "perf/shared_tokens": share} for step, share in enumerate(shares, 1)]
+        rows = dict(report.rows(report.Results(tmp_path, steps, [], {})))
+        return rows.get("tokens computed (samples share the others)")
+
+    assert row(0.2, 0.4) == "30%"
+    assert row(1.0, 1.0) is None, "nothing was shared"
+
+
 def test_report_shows_what_a_run_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, 10)
     rows = dict(report.rows(report.load(tmp_path)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -379,6 +380,27 @@ def test_each_process_gets_its_part() -> None:
     assert trainer.weights.keep_all
     assert trainer.max_steps == 3
     assert trainer.environments == ["reverse-text"]
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "packed"),
+    [
+        ({"model_type": "qwen3"}, {}, True),
+        ({"model_type": "qwen3"}, {"trainer__shared_prefixes": "off"}, False),
+        ({"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]}, {}, False),
+        ({"model_type": "nemotron_h"}, {}, False),
+        (None, {}, False),
+    ],
+)
+def test_batches_are_packed_as_trees_where_the_trainer_can_share(
+    tmp_path: Path, model: dict[str, Any] | None, changes: dict[str, Any], packed: bool
+) -> None:
+    if model is not None:
+        (tmp_path / "config.json").write_text(json.dumps(model))
+    config = RLConfig.model_validate(tree(model__path=str(tmp_path), **changes))
+    assert resolve.orchestrator(config).config.model_dump()["shared_prefixes"] is packed
+    own = resolve.orchestrator(config, own_trainer=True)
+    assert own.config.model_dump()["shared_prefixes"] is False, "a training loop of one's own"
 
 
 @pytest.mark.parametrize(("backend", "seeds"), [("torch", [7, 7]), ("vllm", [7, 8])])

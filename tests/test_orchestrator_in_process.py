@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 import torch
 from engine_helpers import Engine, mock_command, running, write_checkpoint
 from primerl._core import Orchestrator, PrimerlError, orchestrate
+from primerl.cli import main
 from primerl.run_key import learn, run_key_header
 from primerl.train.data.batch import decode_batch
 
@@ -61,7 +63,7 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     return dict(msgpack.unpackb(answer.content))
 
 
-def work(url: str) -> None:
+def work(url: str, question: str = "example") -> None:
     """An env worker: one question a rollout, the reward is the answer's length."""
     registration = {"environment": "task", "role": "train", "name": "w", "pid": os.getpid(), "examples": 10}
     worker = post(f"{url}/envs/register", registration)["worker"]
@@ -70,7 +72,7 @@ def work(url: str) -> None:
         if answer["finished"]:
             break
         for lease in answer["rollouts"]:
-            body = {"model": "m", "messages": [{"role": "user", "content": f"example {lease['example']}"}]}
+            body = {"model": "m", "messages": [{"role": "user", "content": f"{question} {lease['example']}"}]}
             headers = {"authorization": f"Bearer {lease['api_key']}"}
             reply = httpx.post(f"{lease['base_url']}/chat/completions", json=body, headers=headers, timeout=PATIENCE_S)
             if reply.status_code == 410:
@@ -82,9 +84,9 @@ def work(url: str) -> None:
     post(f"{url}/envs/leave", {"worker": worker})
 
 
-def work_until_it_is_gone(url: str) -> None:
+def work_until_it_is_gone(url: str, question: str = "example") -> None:
     with contextlib.suppress(httpx.TransportError, GoneError):
-        work(url)
+        work(url, question)
 
 
 def begin(orchestrator: Orchestrator, output: Path) -> None:
@@ -122,6 +124,37 @@ def test_a_run_with_a_loop_of_ones_own(model: Path, engine: Engine, tmp_path: Pa
             time.sleep(0.02)
         assert orchestrator.status()["rollouts"]["trained"] == 8
     assert orchestrator.status()["run"]["finished"], "also after the end"
+
+
+def test_batches_share_what_samples_of_a_group_begin_with(
+    model: Path, engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    question = "which word of these is the longest one " * 8
+    with Orchestrator(settings(model, output, engines=[engine.url], shared_prefixes=True)) as orchestrator:
+        begin(orchestrator, output)
+        worker = threading.Thread(target=work_until_it_is_gone, args=(orchestrator.url, question))
+        worker.start()
+        publish(orchestrator, output, 0)
+        body = orchestrator.next_batch(1, 0)
+        assert body is not None
+        batch = decode_batch(body)
+    worker.join(PATIENCE_S)
+    # Two groups of two, of which all four begin with the same words.
+    (micro_batch,) = batch.micro_batches
+    assert micro_batch.shared[0] == 0
+    assert min(micro_batch.shared[1:]) >= 32
+    tokens = len(micro_batch.token_ids)
+    computed = tokens - sum(micro_batch.shared)
+    assert batch.metrics["perf/shared_tokens"] == pytest.approx(computed / tokens)
+    assert main(["trace", str(output), "step", "1"]) == 0
+    told = capsys.readouterr().out
+    assert f"tokens that samples share are computed once: {computed} ({computed / tokens:.0%})" in told
+    assert re.search(rf"rank 0 +micro-batch 0 +4 samples in 1 tree +{computed} of {tokens} tokens", told)
+    # The journal is also of a run that packs without trees from its next start on.
+    with Orchestrator(settings(model, output, engines=[engine.url])) as orchestrator:
+        begin(orchestrator, output)
+        assert orchestrator.next_batch(1, 0) == body
 
 
 def test_a_script_that_is_started_again_goes_on_from_its_checkpoint(

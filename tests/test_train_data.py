@@ -53,6 +53,42 @@ def test_extra_columns() -> None:
             decode_batch(encode_frame(fields, columns[:-cut]))
 
 
+def branches() -> list[Sequence]:
+    """5 6 7 8, 5 6 7 9 9 and 5 6: the last is the beginning of the others."""
+    return [
+        Sequence([5, 6], [7, 8], [-0.5, -1.0], version=1, advantage=0.25, rollout=11),
+        Sequence([5, 6, 7], [9, 9], [-0.5, -0.5], version=1, advantage=0.5, rollout=12),
+        Sequence([5], [6], [-0.75], version=2, advantage=-0.25, rollout=13),
+    ]
+
+
+def test_sequences_say_what_they_take_over_from_the_one_before() -> None:
+    micro_batches = [branches(), branches(), branches(), []]
+    batch = decode_batch(encode_batch(3, micro_batches, shared={0: [0, 3, 2], 1: [0, 2, 0], 2: [0, 0, 0]}))
+    assert [micro_batch.shared for micro_batch in batch.micro_batches] == [(0, 3, 2), (0, 2, 0), (), ()]
+    # The columns are those of each sequence, taken over or not.
+    first, _, plain, _ = batch.micro_batches
+    assert first.token_ids.tolist() == plain.token_ids.tolist() == [5, 6, 7, 8, 5, 6, 7, 9, 9, 5, 6]
+    assert first.trained().tolist() == [2, 3, 7, 8, 10]
+
+
+@pytest.mark.parametrize(
+    ("shared", "message"),
+    [
+        ([0, 4, 0], "rollouts 11 and 12 do not begin with the same 4 tokens"),
+        ([0, 3], "shared: 2 numbers for 3 sequences"),
+        ([1, 3, 2], "sequence 0 of 4 tokens cannot take over 1 of 0"),
+        ([0, 3, 3], "sequence 2 of 2 tokens cannot take over 3 of 5"),
+        ([0, 5, 0], "sequence 1 of 5 tokens cannot take over 5 of 4"),
+        ([0, -1, 0], "sequence 1 of 5 tokens cannot take over -1 of 4"),
+        ([0, "3", 0], "not a batch: TypeError"),
+    ],
+)
+def test_what_sequences_do_not_have_in_common_is_refused(shared: list[Any], message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        decode_batch(encode_batch(3, [branches()], shared={0: shared}))
+
+
 def test_columns_can_be_written_to() -> None:
     (micro_batch,) = decode_batch(encode_batch(3, [two_sequences()])).micro_batches
     micro_batch.token_ids[0] = 1

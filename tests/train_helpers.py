@@ -118,16 +118,19 @@ def encode_batch(
     metrics: dict[str, float] | None = None,
     truncations: dict[int, list[dict[str, Any]]] | None = None,
     grammars: dict[int, dict[str, Any]] | None = None,
+    shared: dict[int, list[int]] | None = None,
     checked: bool = True,
 ) -> bytes:
     """`truncations`: runs of truncated tokens by the micro-batch's number; `grammars`: kinds and runs, likewise;
-    `checked`: see `encode_frame`."""
+    `shared`: tokens that sequences take over, likewise; `checked`: see `encode_frame`."""
     own = sum(len(sequence.sampled) for micro_batch in micro_batches for sequence in micro_batch)
     encoded = [encode_micro_batch(micro_batch) for micro_batch in micro_batches]
     for number, runs in (truncations or {}).items():
         encoded[number][0]["truncations"] = runs
     for number, structured in (grammars or {}).items():
         encoded[number][0]["grammars"] = structured
+    for number, taken_over in (shared or {}).items():
+        encoded[number][0]["shared"] = taken_over
     fields = {
         "step": step,
         "rank": rank,

@@ -131,7 +131,7 @@ class Run:
             servers.begin(self.config.fork_server, preload.TORCH)
             resources.enter_context(training.claimed(self.config.output_dir, clean=self.config.clean_output_dir))
             self._metrics = resources.enter_context(MetricsWriter(self.output_dir))
-            described = resolve.orchestrator(self.config)
+            described = resolve.orchestrator(self.config, own_trainer=True)
             files.write(described)
             settings = described.config.model_dump(mode="json", exclude_none=True)
             self._orchestrator: Orchestrator = resources.enter_context(Orchestrator(settings))

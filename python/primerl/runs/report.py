@@ -189,6 +189,9 @@ def _speed(results: Results) -> list[tuple[str, str]]:
     throughput = results.column("perf/throughput")
     if throughput:
         found.append(("trained tokens/s (while training)", f"{mean(throughput):,.0f}"))
+    computed = results.column("perf/shared_tokens")
+    if computed and min(computed) < 1:
+        found.append(("tokens computed (samples share the others)", f"{mean(computed):.0%}"))
     return found
 
 

@@ -150,6 +150,27 @@ def group(answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def trees(answer: dict[str, Any]) -> list[str]:
+    """Micro-batches whose samples share tokens; empty where none does."""
+    lines = answer["trees"]
+    if not lines:
+        return []
+    share = answer["computed_tokens"] / answer["tokens"]
+    rows = [
+        (
+            f"rank {line['rank']}",
+            f"micro-batch {line['micro_batch']}",
+            f"{line['samples']} samples in {line['trees']} {'tree' if line['trees'] == 1 else 'trees'}",
+            f"{line['computed_tokens']} of {line['tokens']} tokens",
+        )
+        for line in lines
+    ]
+    return [
+        f"  tokens that samples share are computed once: {answer['computed_tokens']} ({share:.0%})",
+        *table(("", "", "", ""), rows),
+    ]
+
+
 def step(answer: dict[str, Any]) -> str:
     took = answer["took"]
     number = answer["step"]
@@ -157,6 +178,7 @@ def step(answer: dict[str, Any]) -> str:
     lines = [
         f"step {number}: {answer['rollouts']} rollouts in {len(answer['groups'])} groups, {answer['samples']} samples, "
         f"{answer['tokens']} tokens ({answer['loss_tokens']} trained), {answer['micro_batches']} micro-batches a rank",
+        *trees(answer),
         "  staleness (samples): " + "  ".join(f"{lag}: {count}" for lag, count in staleness),
     ]
     stages = [

@@ -121,6 +121,7 @@ class ComputationConfig:
     dtype: Dtype | None
     activation_checkpointing: Literal["none", "full", "selective"]
     compile: bool
+    shared_prefixes: Literal["auto", "off"]
     threads: int
     ranks: int
     dp_replicate: int

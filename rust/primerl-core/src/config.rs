@@ -57,6 +57,9 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// Model shape for estimated FLOPs, by which micro-batches are balanced.
     pub flops: FlopsModel,
+    /// Tokens that samples of a group have in common are packed as a tree, to be computed once: the trainer can do so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared_prefixes: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

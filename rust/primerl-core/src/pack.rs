@@ -7,6 +7,9 @@
 //! 3. Micro-batches, dearest first by estimated FLOPs, go to the rank with the least work that still has room. Then the
 //!    dearest and the cheapest rank exchange micro-batches for as long as that brings them closer.
 //!
+//! Samples that begin alike may go through the model as a tree, in which the tokens they share are computed once
+//! ([`pack_trees`]). What is packed is then the tree of a group, and its size what has to be computed.
+//!
 //! A batch holds no columns of its own: whoever needs them writes them, from the tokens that samples share with their
 //! turns.
 //!
@@ -14,15 +17,18 @@
 
 mod assign;
 mod columns;
+mod prefixes;
+mod trees;
 
 use crate::config::FlopsModel;
 use crate::ids::*;
 use crate::sample::{Sample, Segment, TokenLogprobs};
-use assign::{Bin, balance, first_fit_decreasing, make_divisible};
+use assign::{Bin, Size, balance, first_fit_decreasing, make_divisible};
 pub use columns::{Columns, GrammarRun, TruncatedRun};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+pub use trees::pack_trees;
 
 /// Sequences that go through the model together, one after the other without padding. Cheap to clone: the tokens are
 /// shared with the turns they came from, and the columns written where they are needed ([`MicroBatch::columns`]).
@@ -30,6 +36,9 @@ use std::sync::Arc;
 pub struct MicroBatch {
     sequences: Vec<Weighted>,
     tokens: usize,
+    /// `shared[i]`: leading tokens that sequence i takes over from the previous one. Empty where none takes any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    shared: Vec<usize>,
 }
 
 /// The batch of one step. Every rank has the same number of micro-batches (an empty one where needed).
@@ -67,12 +76,36 @@ pub enum Advantage {
 impl MicroBatch {
     pub fn new(sequences: Vec<Weighted>) -> Self {
         let tokens = sequences.iter().map(|weighted| weighted.sample.len()).sum();
-        MicroBatch { sequences, tokens }
+        MicroBatch {
+            sequences,
+            tokens,
+            shared: Vec::new(),
+        }
+    }
+
+    /// Sequences in the order of a depth-first walk of their tree; `shared[i]` (0 for the first) are the leading tokens
+    /// that sequence i takes over from the previous one, at most as many as both have in common.
+    fn of_tree(sequences: Vec<Weighted>, shared: Vec<usize>) -> Self {
+        let mut micro_batch = MicroBatch::new(sequences);
+        if shared.iter().any(|tokens| *tokens > 0) {
+            micro_batch.shared = shared;
+        }
+        micro_batch
     }
 
     /// Number of tokens N.
     pub fn len(&self) -> usize {
         self.tokens
+    }
+
+    /// Tokens that have to be computed: those that sequences share, once.
+    pub fn unique_tokens(&self) -> usize {
+        self.tokens - self.shared.iter().sum::<usize>()
+    }
+
+    /// For each sequence, the leading tokens that it takes over from the previous one it. Empty where none takes any.
+    pub fn shared(&self) -> &[usize] {
+        &self.shared
     }
 
     pub fn is_empty(&self) -> bool {
@@ -114,13 +147,29 @@ pub fn pack(
     data_ranks: usize,
     flops: FlopsModel,
 ) -> Vec<Vec<MicroBatch>> {
-    let lengths: Vec<usize> = samples
-        .iter()
-        .map(|weighted| weighted.sample.len())
-        .collect();
-    let mut bins = first_fit_decreasing(&lengths, seq_len, flops);
-    make_divisible(&mut bins, &lengths, data_ranks, flops);
-    let ranks = balance(bins, data_ranks);
+    let ranks = plain(&samples, seq_len, data_ranks, flops);
+    micro_batches(samples, &ranks)
+}
+
+/// Which samples share a micro-batch, each sample a unit of its own.
+fn plain(
+    samples: &[Weighted],
+    seq_len: usize,
+    data_ranks: usize,
+    flops: FlopsModel,
+) -> Vec<Vec<Bin>> {
+    let size = |weighted: &Weighted| Size {
+        tokens: weighted.sample.len(),
+        flops: flops.of(weighted.sample.len()),
+    };
+    let mut sizes: Vec<Size> = samples.iter().map(size).collect();
+    let mut bins = first_fit_decreasing(&sizes, seq_len);
+    make_divisible(&mut bins, &mut sizes, data_ranks, |_| None);
+    balance(bins, data_ranks)
+}
+
+/// Micro-batches of samples in their order.
+fn micro_batches(samples: Vec<Weighted>, ranks: &[Vec<Bin>]) -> Vec<Vec<MicroBatch>> {
     let mut samples: Vec<Option<Weighted>> = samples.into_iter().map(Some).collect();
     let mut micro_batch = |bin: &Bin| {
         let mut members = bin.members.clone();

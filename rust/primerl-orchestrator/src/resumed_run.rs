@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Fields of the core's config that do not identify a run: they may change between two starts.
-const MAY_CHANGE: [&str; 2] = ["max_steps", "timeouts"];
+const MAY_CHANGE: [&str; 3] = ["max_steps", "timeouts", "shared_prefixes"];
 
 /// Whether the identity's entry of this name may change, too. Journals of earlier versions could hold it.
 fn may_change(name: &str, run: &Identity) -> bool {

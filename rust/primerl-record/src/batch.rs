@@ -62,6 +62,9 @@ struct MicroBatchHeader {
     tokens: usize,
     /// `[S]`
     sequence_lengths: Vec<usize>,
+    /// `[S]`, leading tokens that each sequence takes over from the previous one, if any does.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    shared: Vec<usize>,
     /// `[S]`
     rollouts: Vec<RolloutId>,
     /// `[S]`
@@ -166,6 +169,7 @@ impl From<&MicroBatch> for MicroBatchHeader {
                 .clone()
                 .map(|weighted| weighted.sample.len())
                 .collect(),
+            shared: micro_batch.shared().to_vec(),
             rollouts: sequences
                 .clone()
                 .map(|weighted| weighted.sample.rollout)

@@ -356,6 +356,7 @@ impl Plan {
                 linear: 1.0,
                 quadratic: 0.0,
             },
+            shared_prefixes: false,
         }
     }
 }

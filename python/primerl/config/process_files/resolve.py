@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,7 @@ from primerl.config.schema.trainer import (
 from primerl.inference import backends
 from primerl.inference.backend import EngineBackend, UnservableError
 from primerl.process.log_levels import LogLevel
+from primerl.train.model import support
 
 Source = TypeVar("Source", bound=Environment)
 EXACT_TOLERANCE = 1e-3
@@ -51,8 +53,11 @@ TRAINER_LEVELS = {"trace": "debug", "warn": "warning"}
 """The run's log levels by the names that the trainer uses, which are Python's."""
 
 
-def orchestrator(config: RLConfig, variables: Mapping[str, list[str]] | None = None) -> ProcessConfig:
-    """`variables`: names of those that env workers get, by their environment's name."""
+def orchestrator(
+    config: RLConfig, variables: Mapping[str, list[str]] | None = None, *, own_trainer: bool = False
+) -> ProcessConfig:
+    """`variables`: names of those that env workers get, by their environment's name. `own_trainer`: the user's training
+    loop trains the batches, in place of the run's trainer."""
     source = config.orchestrator
     train = [ServedTrainSource(**shared(environment, TrainSource)) for environment in source.train.env]
     evaluation = [_evaluation(environment, config) for environment in source.eval.env]
@@ -78,6 +83,7 @@ def orchestrator(config: RLConfig, variables: Mapping[str, list[str]] | None = N
             "max_steps": config.max_steps,
             "seq_len": config.seq_len,
             "data_ranks": config.trainer.ranks,
+            "shared_prefixes": not own_trainer and _shares_prefixes(config),
             "log": Log(level=log_level(config, source.log)),
             "model": ServedModel(path=absolute(config.model.path), name=model_name(config)),
             "train": {"env": [named(environment) for environment in train]},
@@ -85,6 +91,18 @@ def orchestrator(config: RLConfig, variables: Mapping[str, list[str]] | None = N
         }
     )
     return process(config, "orchestrator", "orchestrator", resolved, threads=1)
+
+
+def _shares_prefixes(config: RLConfig) -> bool:
+    """Whether the run's trainer computes tokens that samples begin with alike once. A layer with a state would need the
+    state of every branch."""
+    if config.trainer.shared_prefixes == "off":
+        return False
+    try:
+        model = json.loads((Path(absolute(config.model.path)) / "config.json").read_bytes())
+    except (OSError, ValueError):  # the checks before a start say so
+        return False
+    return isinstance(model, dict) and not support.has_state(model)
 
 
 def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:

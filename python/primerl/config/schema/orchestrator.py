@@ -314,6 +314,8 @@ class OrchestratorConfig(Orchestration):
     """Longest micro-batch, in tokens; a longer sample is dropped or cut, and counted."""
     data_ranks: Processes = 1
     """Trainer processes among which a batch is divided."""
+    shared_prefixes: bool = False
+    """Pack samples that begin alike as a tree, whose shared tokens the trainer computes once."""
     model: ServedModel
     train: TrainSources = TrainSources()
     eval: EvaluationSources = EvaluationSources()

@@ -279,6 +279,9 @@ class Computation(Section):
     """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
     compile: bool = False
     """Compile each layer with `torch.compile`."""
+    shared_prefixes: Literal["auto", "off"] = "auto"
+    """Compute tokens that sequences begin with alike once, where that leaves out a tenth of them or more
+    (docs/shared-prefixes.md)."""
     threads: Threads = 0
     """CPU threads of torch; 0 leaves torch's own choice."""
     ranks: Processes = 1

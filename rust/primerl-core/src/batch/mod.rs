@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::group::Group;
 use crate::ids::*;
 use crate::metrics::{Interval, batch_metrics};
-use crate::pack::{Advantage, PackedBatch, Weighted, pack};
+use crate::pack::{Advantage, PackedBatch, Weighted, pack, pack_trees};
 use crate::signal::{Part, ScoredGroup, advantages, length_scales};
 use rand::Rng;
 use std::collections::BTreeMap;
@@ -46,17 +46,17 @@ pub fn build(
             *advantages = means_by_trace(group, given, advantages.len());
         }
     }
+    let group_sizes: Vec<usize> = groups.iter().map(|group| group.samples().count()).collect();
     let samples = weigh(config, groups, &advantages);
     let loss_tokens = samples
         .iter()
         .map(|weighted| weighted.sample.loss_tokens)
         .sum();
-    let ranks = pack(
-        samples,
-        config.seq_len as usize,
-        config.data_ranks as usize,
-        config.flops,
-    );
+    let (seq_len, data_ranks) = (config.seq_len as usize, config.data_ranks as usize);
+    let ranks = match config.shared_prefixes {
+        true => pack_trees(samples, &group_sizes, seq_len, data_ranks, config.flops),
+        false => pack(samples, seq_len, data_ranks, config.flops),
+    };
     let metrics = batch_metrics(config, step, groups, &advantages, &ranks, interval);
     PackedBatch {
         step,

@@ -16,6 +16,9 @@ pub struct Changes {
     /// In a run that only evaluates, rollouts at the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch_size: Option<u32>,
+    /// How samples are packed changes what is computed, not what is trained. `None`: as before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_prefixes: Option<bool>,
 }
 
 impl Changes {
@@ -32,6 +35,7 @@ impl Changes {
                 })
                 .collect(),
             batch_size: config.only_evaluates().then_some(config.batch_size),
+            shared_prefixes: Some(config.shared_prefixes),
         };
         let (before, now) = (of(before), of(now));
         (before != now).then_some(now)
@@ -45,6 +49,9 @@ impl Changes {
             {
                 evaluation.interval = *interval;
             }
+        }
+        if let Some(shared_prefixes) = self.shared_prefixes {
+            config.shared_prefixes = shared_prefixes;
         }
         if let (Some(batch_size), true) = (self.batch_size, config.only_evaluates()) {
             config.batch_size = batch_size;

@@ -1,23 +1,27 @@
-//! Which samples share a micro-batch, and which rank gets it. Looks at lengths only.
-
-use crate::config::FlopsModel;
+//! Which units share a micro-batch, and which rank gets it. A unit is one sample, or samples in a tree. Looks at sizes
+//! only.
 
 /// Exchanges between two ranks per micro-batch of a rank; a bound for inputs that improve by ever less.
 const EXCHANGES: usize = 8;
 
-/// Positions of samples that share a micro-batch.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Bin {
-    pub members: Vec<usize>,
+/// What a unit takes of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Size {
     pub tokens: usize,
     pub flops: f64,
 }
 
+/// Positions of units that share a micro-batch.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Bin {
+    pub members: Vec<usize>,
+    pub flops: f64,
+}
+
 impl Bin {
-    fn add(&mut self, index: usize, tokens: usize, flops: FlopsModel) {
+    fn add(&mut self, index: usize, size: Size) {
         self.members.push(index);
-        self.tokens += tokens;
-        self.flops += flops.of(tokens);
+        self.flops += size.flops;
     }
 }
 
@@ -56,33 +60,30 @@ impl Room {
     }
 }
 
-pub(super) fn first_fit_decreasing(
-    lengths: &[usize],
-    seq_len: usize,
-    flops: FlopsModel,
-) -> Vec<Bin> {
-    let mut order: Vec<usize> = (0..lengths.len())
-        .filter(|index| lengths[*index] <= seq_len)
+pub(super) fn first_fit_decreasing(sizes: &[Size], seq_len: usize) -> Vec<Bin> {
+    let mut order: Vec<usize> = (0..sizes.len())
+        .filter(|index| sizes[*index].tokens <= seq_len)
         .collect();
-    order.sort_unstable_by_key(|index| (std::cmp::Reverse(lengths[*index]), *index));
+    order.sort_unstable_by_key(|index| (std::cmp::Reverse(sizes[*index].tokens), *index));
     let mut room = Room::new(order.len(), seq_len);
     let mut bins: Vec<Bin> = Vec::new();
     for index in order {
-        let bin = room.take(lengths[index]);
+        let bin = room.take(sizes[index].tokens);
         if bin == bins.len() {
             bins.push(Bin::default());
         }
-        bins[bin].add(index, lengths[index], flops);
+        bins[bin].add(index, sizes[index]);
     }
     bins
 }
 
-/// Makes the number of bins a multiple of `data_ranks`.
+/// Makes the number of bins a multiple of `data_ranks`: splits bins between units, the dearest first, then units.
+/// `halve` divides a unit in two, of which the second becomes the last of all units; `None` where it cannot.
 pub(super) fn make_divisible(
     bins: &mut Vec<Bin>,
-    lengths: &[usize],
+    sizes: &mut Vec<Size>,
     data_ranks: usize,
-    flops: FlopsModel,
+    mut halve: impl FnMut(usize) -> Option<[Size; 2]>,
 ) {
     let wanted = bins.len().div_ceil(data_ranks) * data_ranks;
     while bins.len() < wanted {
@@ -92,23 +93,49 @@ pub(super) fn make_divisible(
             .filter(|bin| bins[*bin].members.len() > 1)
             .max_by(|a, b| bins[*a].flops.total_cmp(&bins[*b].flops));
         let second = match dearest {
-            Some(bin) => split(&mut bins[bin], lengths, flops),
-            None => Bin::default(),
+            Some(bin) => split(&mut bins[bin], sizes),
+            None => halve_one(bins, sizes, &mut halve).unwrap_or_default(),
         };
         bins.push(second);
     }
 }
 
 /// Halves a bin by FLOPs: its members, dearest first, each to the cheaper half.
-fn split(bin: &mut Bin, lengths: &[usize], flops: FlopsModel) -> Bin {
+fn split(bin: &mut Bin, sizes: &[Size]) -> Bin {
     let mut halves = [Bin::default(), Bin::default()];
     for index in std::mem::take(&mut bin.members) {
         let half = usize::from(halves[1].flops < halves[0].flops);
-        halves[half].add(index, lengths[index], flops);
+        halves[half].add(index, sizes[index]);
     }
     let [first, second] = halves;
     *bin = first;
     second
+}
+
+/// Divides the unit of the dearest bin whose unit can be divided. Every bin holds one, or none.
+fn halve_one(
+    bins: &mut [Bin],
+    sizes: &mut Vec<Size>,
+    halve: &mut impl FnMut(usize) -> Option<[Size; 2]>,
+) -> Option<Bin> {
+    let mut order: Vec<usize> = (0..bins.len()).collect();
+    order.sort_by(|a, b| bins[*b].flops.total_cmp(&bins[*a].flops));
+    for bin in order {
+        let Some(unit) = bins[bin].members.first().copied() else {
+            continue;
+        };
+        let Some([first, second]) = halve(unit) else {
+            continue;
+        };
+        sizes[unit] = first;
+        sizes.push(second);
+        bins[bin] = Bin::default();
+        bins[bin].add(unit, first);
+        let mut new = Bin::default();
+        new.add(sizes.len() - 1, second);
+        return Some(new);
+    }
+    None
 }
 
 /// The same number of bins for each rank, dearest first, with about the same work.

@@ -240,8 +240,9 @@ proptest! {
                 None => expected.push(vec![index]),
             }
         }
+        let sizes: Vec<Size> = lengths.iter().map(|tokens| Size { tokens: *tokens, flops: FLOPS.of(*tokens) }).collect();
         let bins: Vec<Vec<usize>> =
-            first_fit_decreasing(&lengths, seq_len, FLOPS).into_iter().map(|bin| bin.members).collect();
+            first_fit_decreasing(&sizes, seq_len).into_iter().map(|bin| bin.members).collect();
         prop_assert_eq!(bins, expected);
     }
 

@@ -52,6 +52,7 @@ pub fn config() -> Config {
             linear: 1.0,
             quadratic: 0.001,
         },
+        shared_prefixes: false,
     }
 }
 

@@ -309,7 +309,7 @@ impl Observer {
         assert_eq!(batch.ranks.len(), self.config.data_ranks as usize);
         let mut loss_tokens = 0;
         for micro_batch in batch.ranks.iter().flatten() {
-            assert!(micro_batch.len() <= self.config.seq_len as usize);
+            assert!(micro_batch.unique_tokens() <= self.config.seq_len as usize);
             let columns = micro_batch.columns();
             loss_tokens += columns.loss_mask.iter().filter(|mask| **mask == 1).count() as u64;
             self.saw_micro_batch(batch.step, &columns);

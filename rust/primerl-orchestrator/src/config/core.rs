@@ -90,6 +90,7 @@ impl Config {
                 teacher: seconds(self.teacher_patience_s()),
             },
             flops,
+            shared_prefixes: self.shared_prefixes,
         }
     }
 

@@ -58,6 +58,9 @@ pub struct Config {
     pub oversampling_factor: f64,
     #[serde(default)]
     pub admission: AdmissionConfig,
+    /// Whether the trainer computes tokens that samples have in common once: batches are then packed as trees.
+    #[serde(default)]
+    pub shared_prefixes: bool,
     /// Which samples a rollout's turns become.
     #[serde(default)]
     pub trajectory_strategy: TrajectoryStrategyType,

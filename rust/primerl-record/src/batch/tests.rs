@@ -1,6 +1,6 @@
 use super::*;
 use primerl_core::config::{FlopsModel, TrajectoryStrategy};
-use primerl_core::pack::{Columns, Weighted, pack};
+use primerl_core::pack::{Columns, Weighted, pack, pack_trees};
 use primerl_core::sample::{TokenLogprobs, samples};
 use primerl_core::testing::{taught_turn, turn};
 use primerl_core::{PolicyVersion, VersionRun};
@@ -30,6 +30,8 @@ struct DecodedHeader {
 struct DecodedMicroBatch {
     tokens: usize,
     sequence_lengths: Vec<i32>,
+    #[serde(default)]
+    shared: Vec<usize>,
     rollouts: Vec<u64>,
     environments: Vec<u32>,
     #[serde(default)]
@@ -231,6 +233,29 @@ fn the_bytes_are_the_columns() {
         encode(&batch, 2),
         Err(EncodeError { step: 4, .. })
     ));
+}
+
+#[test]
+fn the_header_says_what_sequences_take_over_only_where_they_do() {
+    // Seven tokens, and 100 of the 150 sampled: 107 in common, of which multiples of 32 are shared.
+    let samples = vec![weighted(0, 150), weighted(2, 100)];
+    let plain = batch(samples.clone(), 1);
+    let flops = FlopsModel {
+        linear: 1.0,
+        quadratic: 0.0,
+    };
+    let tree = PackedBatch {
+        ranks: pack_trees(samples, &[2], 4000, 1, flops),
+        ..plain.clone()
+    };
+    let body = encode(&tree, 0).expect("encodes");
+    let (header, columns) = decode(&body);
+    assert_eq!(header.micro_batches[0].shared, [0, 96]);
+    assert_eq!(header.micro_batches[0].rollouts, [2, 0]);
+    let expected: Vec<Columns> = tree.ranks[0].iter().map(MicroBatch::columns).collect();
+    assert_eq!(columns, expected, "columns of all tokens");
+    let body = encode(&plain, 0).expect("encodes");
+    assert!(!body.windows(6).any(|bytes| bytes == b"shared"));
 }
 
 /// A sample that a teacher wrote.

@@ -49,6 +49,21 @@ pub struct Durations {
     pub until_proved: Option<f64>,
 }
 
+/// A micro-batch whose samples share tokens.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TreeLine {
+    pub rank: usize,
+    /// Its place among the rank's micro-batches, from 0.
+    pub micro_batch: usize,
+    pub samples: usize,
+    /// Trees that share nothing with each other.
+    pub trees: usize,
+    /// All tokens of its sequences.
+    pub tokens: usize,
+    /// Those that are computed: what samples share, once.
+    pub computed_tokens: usize,
+}
+
 #[derive(Clone, Debug, Serialize)]
 pub struct StepTrace {
     pub story: JournalSummary,
@@ -59,8 +74,12 @@ pub struct StepTrace {
     pub samples: usize,
     /// All tokens of its sequences.
     pub tokens: u64,
+    /// Those that are computed, if the trainer shares leading tokens of samples.
+    pub computed_tokens: u64,
     /// Tokens that are trained.
     pub loss_tokens: u64,
+    /// Micro-batches whose samples share tokens.
+    pub trees: Vec<TreeLine>,
     /// Micro-batches of each rank.
     pub micro_batches: usize,
     /// Samples by the steps between their oldest token's version and the trained one.
@@ -85,8 +104,10 @@ struct Summed {
     rollouts: usize,
     samples: usize,
     tokens: u64,
+    computed_tokens: u64,
     loss_tokens: u64,
     micro_batches: usize,
+    trees: Vec<TreeLine>,
     staleness: BTreeMap<u64, u64>,
 }
 
@@ -96,12 +117,15 @@ impl Summed {
             rollouts: rollouts_of(batch).len(),
             samples: 0,
             tokens: 0,
+            computed_tokens: 0,
             loss_tokens: batch.loss_tokens,
             micro_batches: batch.ranks.first().map_or(0, Vec::len),
+            trees: trees_of(batch),
             staleness: BTreeMap::new(),
         };
         for micro_batch in batch.ranks.iter().flatten() {
             summed.tokens += micro_batch.len() as u64;
+            summed.computed_tokens += micro_batch.unique_tokens() as u64;
             let oldest = oldest_versions(micro_batch);
             summed.samples += oldest.len();
             for oldest in oldest.into_iter().flatten() {
@@ -111,6 +135,27 @@ impl Summed {
         }
         summed
     }
+}
+
+fn trees_of(batch: &PackedBatch) -> Vec<TreeLine> {
+    let of = |rank: usize, place: usize, micro_batch: &MicroBatch| {
+        let roots = micro_batch.shared().iter().filter(|shared| **shared == 0);
+        let line = TreeLine {
+            rank,
+            micro_batch: place,
+            samples: micro_batch.sequences().len(),
+            trees: roots.count(),
+            tokens: micro_batch.len(),
+            computed_tokens: micro_batch.unique_tokens(),
+        };
+        (!micro_batch.shared().is_empty()).then_some(line)
+    };
+    let ranks = batch.ranks.iter().enumerate();
+    let lines = ranks.flat_map(|(rank, micro_batches)| {
+        let numbered = micro_batches.iter().enumerate();
+        numbered.filter_map(move |(place, micro_batch)| of(rank, place, micro_batch))
+    });
+    lines.collect()
 }
 
 /// The oldest version among each sequence's trained tokens; `None` if a teacher wrote them.
@@ -301,6 +346,8 @@ pub fn step(output_dir: &Path, id: Step) -> Result<StepTrace, InspectError> {
         rollouts: cut.batch.rollouts,
         samples: cut.batch.samples,
         tokens: cut.batch.tokens,
+        computed_tokens: cut.batch.computed_tokens,
+        trees: cut.batch.trees,
         loss_tokens: cut.batch.loss_tokens,
         micro_batches: cut.batch.micro_batches,
         staleness: cut.batch.staleness,

@@ -314,6 +314,7 @@ fn groups_beyond_a_smaller_max_steps_are_dropped() {
             timeouts: run.core.config().timeouts.clone(),
             intervals: BTreeMap::new(),
             batch_size: None,
+            shared_prefixes: None,
         };
         let effects = run.send(Event::Reconfigured(changes));
         run.core.check().expect("every invariant holds");

@@ -1,7 +1,7 @@
 //! Batches, versions, the end.
 
 use super::*;
-use crate::config::{Algorithm, Environment};
+use crate::config::{Algorithm, Changes, Environment};
 use crate::testing::grpo;
 
 #[test]
@@ -18,6 +18,46 @@ fn a_batch_is_cut_as_soon_as_it_is_complete() {
         (1, Step(1), 8)
     );
     assert_eq!(run.core.counters().trained, 4);
+}
+
+#[test]
+fn samples_share_their_prompt_from_the_start_on_that_allows_it() {
+    let with = |shared_prefixes| Config {
+        seq_len: 200,
+        shared_prefixes,
+        ..config()
+    };
+    let batch = |run: &mut Run| {
+        let rollouts = run.lease(0, 4);
+        let mut effects = Vec::new();
+        for leased in rollouts {
+            let rollout = leased.rollout;
+            let turn = turn(None, &[1; 64], &[3, 4], 0);
+            run.send(Event::TurnFinished { rollout, turn });
+            effects = run.report(0, rollout, outcome(rollout.0 as f64));
+        }
+        Arc::clone(&cut(&effects)[0])
+    };
+    let mut run = Run::started(with(false));
+    let before = batch(&mut run);
+    assert_eq!(before.ranks[0].len(), 2);
+    assert!(before.ranks[0].iter().all(|own| own.shared().is_empty()));
+    assert!(!before.metrics.contains_key("perf/shared_tokens"));
+
+    let changes = Changes::between(&with(false), &with(true)).expect("how batches are packed");
+    // An earlier version's journal does not name it.
+    let mut earlier = serde_json::json!(changes);
+    let fields = earlier.as_object_mut().expect("is a map");
+    fields.remove("shared_prefixes");
+    let earlier: Changes = serde_json::from_value(earlier).expect("can be read");
+    run.send(Event::Reconfigured(earlier));
+    assert!(!run.core.config().shared_prefixes);
+    run.send(Event::Reconfigured(changes));
+    let after = batch(&mut run);
+    assert_eq!(after.ranks[0].len(), 1);
+    assert_eq!(after.ranks[0][0].shared(), [0, 64, 64, 64]);
+    assert_eq!(after.metrics["perf/shared_tokens"], 72.0 / 264.0);
+    assert_eq!(after.metrics["pack/fill"], 72.0 / 200.0);
 }
 
 #[test]

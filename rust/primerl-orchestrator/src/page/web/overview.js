@@ -33,6 +33,7 @@ const CHARTS = [
   ["Entropy", of("entropy/all/mean")],
   ["Trainer against engine (KL)", of("mismatch_kl/all/mean")],
   ["Norm of the gradient", of("optim/grad_norm")],
+  ["Share of the tokens that is computed", of("perf/shared_tokens")],
   ["Length of a sample, tokens", of("seq_len/all/mean", "seq_len/all/max")],
 ];
 
