@@ -92,6 +92,9 @@ class EngineBackend:
     def check_sampling(self, temperature: float) -> None:
         """Raises UnservableError for what it cannot sample at."""
 
+    def check_experts(self, folder: Path, python: str | None) -> None:
+        """Whether it can report which experts of a mixture it chose. Raises UnservableError."""
+
     def gpus(self, device: str, options: Mapping[str, Any]) -> int:
         """How many GPUs of a machine with several one engine takes for itself. `device`: `inference.device`; `options`:
         as in `check_options`."""

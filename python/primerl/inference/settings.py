@@ -50,6 +50,7 @@ class InferenceConfig:
     device: str
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"]
     threads: int
+    enable_return_routed_experts: bool
     lora: LoraConfig | None
     log: LogConfig
 

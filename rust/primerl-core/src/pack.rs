@@ -14,12 +14,14 @@
 
 mod assign;
 mod columns;
+mod experts;
 
 use crate::config::FlopsModel;
 use crate::ids::*;
 use crate::sample::{Sample, Segment, TokenLogprobs};
 use assign::{Bin, balance, first_fit_decreasing, make_divisible};
 pub use columns::{Columns, GrammarRun, TruncatedRun};
+pub use experts::{ExpertsColumn, ShapesDiffer};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;

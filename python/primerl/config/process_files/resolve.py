@@ -77,6 +77,7 @@ def orchestrator(config: RLConfig, variables: Mapping[str, list[str]] | None = N
             "max_steps": config.max_steps,
             "seq_len": config.seq_len,
             "data_ranks": config.trainer.ranks,
+            "router_replay": config.trainer.enable_router_replay,
             "log": Log(level=log_level(config, source.log)),
             "model": ServedModel(path=absolute(config.model.path), name=model_name(config)),
             "train": {"env": [named(environment) for environment in train]},
@@ -91,7 +92,16 @@ def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
     model = EngineModel(path=absolute(config.model.path), name=model_name(config))
     lora = trained_lora(config)
     adapters = _engine_lora(config, lora) if lora and lora.broadcast == "adapter" else None
-    return engines(config, orchestrator_url, model, context=config.seq_len, logprobs_mode=needed, lora=adapters)
+    replays = config.trainer.enable_router_replay
+    return engines(
+        config,
+        orchestrator_url,
+        model,
+        context=config.seq_len,
+        logprobs_mode=needed,
+        lora=adapters,
+        returns_experts=replays,
+    )
 
 
 def engines(
@@ -102,6 +112,7 @@ def engines(
     context: int,
     logprobs_mode: str,
     lora: EngineLora | None = None,
+    returns_experts: bool = False,
 ) -> list[ProcessConfig]:
     """All replicas. `context` (tokens) and `logprobs_mode` count where the settings do not set them."""
     source = config.inference
@@ -122,6 +133,7 @@ def engines(
                 "join": orchestrator_url,
                 "join_as": name,
                 "lora": lora,
+                "enable_return_routed_experts": returns_experts,
                 "log": Log(level=log_level(config, source.log)),
             }
         )

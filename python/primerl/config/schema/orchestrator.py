@@ -308,6 +308,9 @@ class OrchestratorConfig(Orchestration):
     """Longest micro-batch, in tokens; a longer sample is dropped or cut, and counted."""
     data_ranks: Processes = 1
     """Trainer processes among which a batch is divided."""
+    router_replay: bool = False
+    """Engines report which experts of a mixture they chose, for a trainer that uses the same
+    (`trainer.enable_router_replay`)."""
     model: ServedModel
     train: TrainSources = TrainSources()
     eval: EvaluationSources = EvaluationSources()

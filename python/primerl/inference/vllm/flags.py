@@ -40,6 +40,7 @@ OWNED = {
     "enable-prompt-tokens-details": _SURFACE,
     "enable-server-load-tracking": _SURFACE,
     "disable-log-stats": "the orchestrator reads the engine's load from its metrics; omit it",
+    "enable-return-routed-experts": "it follows from trainer.enable_router_replay; omit it",
     "api-key": "the orchestrator sends engines no key; keep inference.host on an address that only the run reaches",
     "root-path": "the orchestrator asks for vLLM's own paths; omit it",
     "uds": "the orchestrator reaches engines by TCP; omit it",
@@ -109,6 +110,8 @@ def command(config: InferenceConfig, installation: Installation, port: int) -> l
     }
     if config.max_model_len is not None:
         own["max-model-len"] = config.max_model_len
+    if config.enable_return_routed_experts:
+        own["enable-return-routed-experts"] = True
     if config.lora is not None:
         own |= _adapters(config.lora, Path(config.model.path))
     given = {name.replace("_", "-"): value for name, value in config.vllm.items()}

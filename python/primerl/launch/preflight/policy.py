@@ -44,6 +44,8 @@ def _engine_serves(config: RLConfig, folder: Path) -> None:
     try:
         backend.check_model(folder, config.inference.python)
         backend.check_sampling(config.orchestrator.sampling.temperature)
+        if config.trainer.enable_router_replay:
+            backend.check_experts(folder, config.inference.python)
         if lora is not None and lora.broadcast == "adapter":
             backend.check_adapters(lora.rank, folder)
             _adapters_stay(config, backend)
