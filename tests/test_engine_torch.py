@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from engine_helpers import (
@@ -18,15 +17,16 @@ from engine_helpers import (
     new_model,
     request,
     running,
+    step,
     torch_command,
     wait_until,
+    whole_vocabulary,
     write_checkpoint,
 )
 from primerl.inference.backend import UnservableError
 from primerl.inference.torch.sampling import Rows, sample, score
 from primerl.inference.torch.shape import Shape
 from primerl.inference.torch.step import TorchBackend
-from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -75,54 +75,6 @@ def family(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreTrainedMo
             parameter.add_(0.1 * torch.randn(parameter.shape))
     model.save_pretrained(tmp_path)
     return model, tmp_path
-
-
-def column(values: Any, dtype: Any = np.int64) -> bytearray:
-    return bytearray(np.asarray(values, dtype=dtype).tobytes())
-
-
-def step(backend: TorchBackend, parts: list[tuple[int, int, list[int]]], cuts: list[int], top: int = 0) -> Any:
-    """One forward call. `parts` are (slot, first position, token ids); `cuts` are the sizes of the segments."""
-    max_len = backend.decoder.max_len
-    positions = [list(range(start, start + len(ids))) for _, start, ids in parts]
-    segments, first = [], 0
-    for count in cuts:
-        members = parts[first : first + count]
-        longest = max(len(ids) for _, _, ids in members)
-        segments.append((first, count, longest, max(start + len(ids) for _, start, ids in members)))
-        first += count
-    ends = np.cumsum([len(ids) for _, _, ids in parts])
-    sampled, _ = backend.forward(
-        token_ids=column([token for _, _, ids in parts for token in ids]),
-        positions=column([position for row in positions for position in row]),
-        cache_rows=column([p + max_len * part[0] for part, row in zip(parts, positions, strict=True) for p in row]),
-        segments=segments,
-        slots=column([slot for slot, _, _ in parts]),
-        query_lens=column([len(ids) for _, _, ids in parts]),
-        context_lens=column([start + len(ids) for _, start, ids in parts]),
-        sample_rows=column(ends - 1),
-        uniforms=column([0.5] * len(parts), np.float64),
-        temperatures=column([0.0] * len(parts), np.float32),
-        top_p=None,
-        top_k=None,
-        min_p=None,
-        banned=None,
-        allowed=None,
-        top=top,
-        prompt_rows=None,
-        prompt_targets=None,
-        prompt_top=0,
-    )
-    assert sampled is not None
-    return sampled
-
-
-def whole_vocabulary(sampled: Any, rows: int) -> Tensor:
-    """Log-probabilities [rows, V] from scores that were asked for with the whole vocabulary."""
-    _, (_, _, ids, logprobs, width) = sampled
-    index = torch.frombuffer(bytearray(ids), dtype=torch.int64).view(rows, width)
-    values = torch.frombuffer(bytearray(logprobs), dtype=torch.float32).view(rows, width)
-    return torch.empty(rows, width).scatter_(1, index, values)
 
 
 def test_logprobs_equal_transformers(family: tuple[PreTrainedModel, Path]) -> None:

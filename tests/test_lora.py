@@ -19,7 +19,7 @@ from primerl.train.adapters.files import (
     published_scale,
 )
 from primerl.train.adapters.lora import BROADCAST_FILE, Adapter, AdapterPublisher, add_adapter, check_facts
-from primerl.train.adapters.merging import adapter_state, merged_state
+from primerl.train.adapters.merging import merged_state, plain_name
 from primerl.train.checkpoint import staging
 from primerl.train.checkpoint.model_folder import save_model
 from primerl.train.checkpoint.state import Checkpoints, TrainerState, training_tensors
@@ -143,27 +143,28 @@ def experts(folder: Path) -> Path:
     return folder / "experts"
 
 
-def test_a_mixture_is_adapted_outside_its_experts(tmp_path: Path) -> None:
+def test_a_mixture_is_adapted_with_its_experts_and_without_its_router(tmp_path: Path) -> None:
     base = experts(tmp_path)
     model, _ = adapted(base)
-    assert {name.split(".")[3] for name in adapter_state(model.state_dict())} == {"self_attn"}
     tensors = {name: tensor for _, name, tensor in shares(model, ALONE, plan(model, ALONE))}
     own = load_file(base / "model.safetensors")
     assert sorted(tensors) == sorted(own)
     changed = {name.split(".")[-2] for name, tensor in own.items() if not torch.equal(tensor, tensors[name])}
-    assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert changed == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", "qwen3_5_moe_text", "nemotron_h", "kimi_linear"])
-def test_an_adapter_is_of_all_linear_layers_and_of_nothing_else(family: str, folders: Any) -> None:
-    """Of shared experts too, and neither of stacks of experts nor of the kernels of convolutions."""
+def test_an_adapter_is_of_all_linear_layers_and_of_experts_and_of_nothing_else(family: str, folders: Any) -> None:
+    """Of shared experts too, and not of the kernels of convolutions."""
     base = folders(family)
     plain, model = load_model(base), load_model(base)
     add_adapter(model, filled(LoraConfig, rank=2), base, seed=0)
     linear = {name for name, module in plain.named_modules() if isinstance(module, torch.nn.Linear)}
     read_by_kernel = {name for name in linear if name.endswith("mixer.out_proj")}
+    stacked = {name for name, _ in plain.named_modules() if name.endswith(".experts")}
     trained = {name.partition(".lora_")[0] for name, one in model.named_parameters() if one.requires_grad}
-    assert trained == linear - read_by_kernel - {"lm_head"}
+    assert {plain_name(name) for name in trained} == linear - read_by_kernel - {"lm_head"} | stacked
+    assert stacked
     assert bool(read_by_kernel) == (family == "nemotron_h")
     assert any("shared_expert" in name for name in trained)
 
@@ -199,9 +200,12 @@ def test_layers_that_cannot_be_adapted_are_named(folder: Path, tmp_path: Path, f
         (folder, "embed_tokens", "model.embed_tokens is the embedding or output layer"),
         (folder, "lm_head", "lm_head is the embedding or output layer"),
         (folder, "mlp", "layers.0.mlp is a Qwen3MLP, and no linear layer"),
-        (mixture, "down_proj", "'down_proj' is a mixture's experts (model.layers.0.mlp.experts.down_proj)"),
-        (mixture, "experts", "'experts' is a mixture's experts"),
-        (mixture, "up_proj", "the experts of a mixture are stacks of matrices"),
+        (mixture, "gate", "layers.0.mlp.gate is a Qwen3MoeTopKRouter, and no linear layer; there are k_proj, o_proj"),
+        (
+            folders("llama4_text"),
+            "experts",
+            "'experts' is a mixture's experts (model.layers.0.feed_forward.experts.gate",
+        ),
     ]:
         with pytest.raises(ConfigError) as caught:
             add_adapter(load_model(base), filled(LoraConfig, target_modules=["q_proj", target]), base, seed=0)

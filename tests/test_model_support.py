@@ -11,19 +11,18 @@ import torch
 from families import FAMILIES, MIXTURES, WITH_STATE
 from hosted_models import GPT_OSS, HOSTED, write_hosted
 from primerl.cli import main
-from primerl.config.command_line.load import ConfigError
+from primerl.inference import backends
 from primerl.inference.torch.shape import Shape
 from primerl.launch.preflight.model_folder import check_model, check_trainable
-from primerl.train.adapters.lora import target_modules
+from primerl.train.adapters.targets import choose
 from primerl.train.model import footprint, support
 from primerl.train.model.layers import layers
-from primerl.train.model.packed_model import ModelError, load_model, model_shape
+from primerl.train.model.packed_model import load_model, model_shape
 from primerl.train.model.proof import prove
 from primerl.train.model.recurrent import mixers
 from primerl.train.settings import LoraConfig
 from settings_helpers import filled
 
-REFUSED = {"gpt-oss-20b", "gpt-oss-120b"}
 EMBEDDED = {name for name in HOSTED if name.startswith(("Qwen3-4B", "Llama-3.2"))}
 
 
@@ -32,27 +31,24 @@ def test_preflight_and_trainer_agree_about_the_hosted_models(name: str, tmp_path
     """Before weights are there: the trainer builds the model's shape from its config."""
     folder, config = write_hosted(tmp_path / name, name), HOSTED[name]
     answers = support.support(config)
-    assert (answers.training is not None) == (name in REFUSED)
-    if answers.training is None:
-        check_model(folder, weights=False)
-        check_trainable(folder, ranks=2, compiles=True)
-        model = model_shape(folder)
-        assert model.config.get_text_config().model_type == answers.model_type
-        assert layers(model)
-        assert bool(mixers(model)) == answers.state
-        count = sum(parameter.numel() for parameter in model.parameters())
-        assert footprint.parameters(config) == pytest.approx(count, rel=0.05)
-    else:
-        with pytest.raises(ConfigError, match=r"weights in .* are quantised"):
-            check_model(folder, weights=False)
-        with pytest.raises(ModelError, match="its weights are quantised"):
-            model_shape(folder)
+    assert answers.training is None
+    check_model(folder, weights=False)
+    check_trainable(folder, ranks=2, compiles=True)
+    model = model_shape(folder)
+    assert model.config.get_text_config().model_type == answers.model_type
+    assert layers(model)
+    assert bool(mixers(model)) == answers.state
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert footprint.parameters(config) == pytest.approx(count, rel=0.05)
+    assert answers.transformers_engine is None
     if name in EMBEDDED:
         assert answers.embedded_engine is None
         assert Shape.read(folder).layers == 4
+        assert backends.chosen("auto", None, folder) == "torch"
     else:
-        with pytest.raises(ValueError, match="the embedded engine serves llama, qwen2, qwen3"):
+        with pytest.raises(ValueError, match=r'the embedded engine serves llama, qwen2, qwen3.*"transformers"'):
             Shape.read(folder)
+        assert backends.chosen("auto", None, folder) == "transformers"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +83,7 @@ def test_families_that_are_tested_are_approved() -> None:
     "family", ["qwen3", "gpt_oss", "glm4_moe", "nemotron_h", "qwen3_5_moe_text", "deepseek_v3", "arcee", "gpt2"]
 )
 def test_adapters_reach_the_projections_that_are_named(family: str, folders: Any) -> None:
-    names = target_modules(model_shape(folders(family)), filled(LoraConfig))
+    names = choose(model_shape(folders(family)), filled(LoraConfig)).linear
     assert {name.rsplit(".", 1)[-1] for name in names} == set(support.PROJECTIONS[family])
 
 
@@ -168,8 +164,13 @@ def test_memory_falls_with_gpus_checkpointing_and_adapters() -> None:
     ("config", "code", "words"),
     [
         (HOSTED["Qwen3-4B-Instruct-2507"], 0, ["yes, packed", "qwen3", "on each of 2 GPUs"]),
-        (HOSTED["Qwen3.5-35B-A3B"], 0, ["qwen3_5_moe_text, 4 experts a layer", "no: the embedded engine serves"]),
-        (HOSTED["gpt-oss-20b"], 1, ["no: its weights are quantised"]),
+        (HOSTED["Qwen3.5-35B-A3B"], 0, ["qwen3_5_moe_text, 4 experts a layer", "yes, over transformers: it computes"]),
+        (HOSTED["gpt-oss-20b"], 0, ["yes, packed", "its weights in mxfp4 are read as bfloat16"]),
+        (
+            HOSTED["GLM-4.7"] | {"quantization_config": {"quant_method": "fp8"}},
+            1,
+            ["no: its weights are quantised (fp8:"],
+        ),
         ({"model_type": "bloom"}, 1, ["no: transformers has this architecture with attention of its own"]),
         ({"model_type": "ctrl"}, 1, ["no: this architecture (ctrl) has no list of layers"]),
         ({"model_type": "bert"}, 1, ["no: its attention lets tokens see later ones"]),

@@ -49,11 +49,11 @@ def test_models_are_listed_with_reasons(tmp_path: Path, capsys: pytest.CaptureFi
     assert (found["step_5"]["trainable"], found["step_5"]["engine"], found["step_5"]["reason"]) == (True, "torch", "")
     assert not found["0"]["trainable"]
     assert "chat template" in found["0"]["reason"]
-    assert (found["gemma"]["trainable"], found["gemma"]["engine"]) == (True, "vllm")
-    assert "not 'gemma3_text'" in found["gemma"]["reason"]
+    assert (found["gemma"]["trainable"], found["gemma"]["engine"]) == (True, "transformers")
+    assert found["gemma"]["reason"] == "it computes as transformers does, many times slower than vLLM"
     shown = told("run", "models", "given", capsys=capsys)
     assert [line.split("  ")[-1] for line in shown.splitlines() if "step_5" in line] == ["yes"]
-    assert "with vLLM  " in shown
+    assert "with the embedded engine over transformers  " in shown
     assert "no folder nowhere" in told("run", "models", "nowhere", code=2, capsys=capsys)
 
 

@@ -22,8 +22,8 @@ EVERY_STEP = (
     "loss/mean optim/lr optim/grad_norm optim/zero_grad_ratio seq_len/all/mean seq_len/all/max "
     "progress/epoch progress/num_samples progress/num_tokens progress/a/ratio_samples progress/a/ratio_tokens "
     "progress/b/ratio_samples progress/b/ratio_tokens perf/throughput perf/throughput_per_gpu perf/peak_memory "
-    "perf/mfu max_vio/mean routing_confidence/mean time/step time/wait_for_batch time/forward_backward time/optimizer "
-    "time/save_ckpt time/wait_for_ckpt time/metrics"
+    "perf/mfu max_vio/mean routing_confidence/mean routing_entropy/mean time/step time/wait_for_batch "
+    "time/forward_backward time/optimizer time/save_ckpt time/wait_for_ckpt time/metrics"
 )
 
 

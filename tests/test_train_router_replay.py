@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from families import LENGTHS, MIXTURES, gradients, packed_loss, write_family
+from families import LENGTHS, MIXTURES, gradients, packed_loss, sequences, write_family
 from primerl.train.data.batch import BatchError, MicroBatch, decode_batch
 from primerl.train.data.experts import RoutedExperts
 from primerl.train.distributed.ranks import ALONE
 from primerl.train.model.layers import prepare
-from primerl.train.model.packed_model import ModelError, load_model
-from primerl.train.model.router_replay import RouterReplay
+from primerl.train.model.packed_model import ModelError, PackedSequences, load_model, predicted_logits
+from primerl.train.model.router_replay import ChosenExperts, RouterReplay
 from primerl.train.model.routing import routers
 from torch import Tensor
 from torch.nn.functional import silu
@@ -43,7 +43,7 @@ def own_choices(replay: RouterReplay, model: Any, monkeypatch: pytest.MonkeyPatc
     found: dict[int, Tensor] = {}
     unknown = RoutedExperts((), torch.zeros(0, len(routers(model)), 2, dtype=torch.uint8))
     with monkeypatch.context() as patch, replay.replaying(unknown, TOKENS, "cpu"), torch.no_grad():
-        patch.setattr(replay, "_count", lambda index, _wanted, own: found.setdefault(index, own.clone()))
+        patch.setattr(replay, "_note", lambda index, _wanted, own: found.setdefault(index, own.clone()))
         packed_loss(model)
     return torch.stack([found[index] for index in sorted(found)], 1)
 
@@ -141,6 +141,36 @@ def test_where_nothing_is_known_the_routers_choose(
         assert torch.equal(chosen[3:9], told[3:9, layer])
         assert torch.equal(chosen[20:22], told[20:22, layer])
     assert torch.equal(seen[0][9:20], own[9:20, 0])
+
+
+def logprobs(model: Any) -> Tensor:
+    """Of the sampled tokens: [T - S]."""
+    packed, token_ids = PackedSequences.from_lengths(LENGTHS), torch.cat(sequences(LENGTHS))
+    targets = (packed.position_ids.squeeze(0) > 0).nonzero().squeeze(1)
+    with torch.no_grad():
+        logits = predicted_logits(model, token_ids, packed, targets)
+    return logits.log_softmax(-1).gather(1, token_ids[targets, None]).squeeze(1)
+
+
+def test_an_engine_in_half_precision_is_followed_more_closely(tmp_path: Path) -> None:
+    shape = {"num_experts": 32, "num_experts_per_tok": 8, "num_hidden_layers": 4, "norm_topk_prob": True}
+    folder = write_family(tmp_path, "qwen3_moe", **shape)
+    engine = load_model(folder, "bfloat16")
+    chosen = ChosenExperts(engine)
+    of_engine, told = logprobs(engine), chosen.take()
+    model = load_model(folder)
+    replay = RouterReplay(model)
+
+    def mismatch() -> float:
+        ratio = logprobs(model) - of_engine
+        return (ratio.exp() - ratio - 1).mean().item()
+
+    without = mismatch()
+    with replay.replaying(every(told), TOKENS, "cpu"):
+        replayed = mismatch()
+    assert replay.metrics(ALONE)["router_replay/changed"] > 0.005
+    print(f"mismatch KL {without:.2e} without replay, {replayed:.2e} with it")
+    assert replayed < without / 2
 
 
 @pytest.mark.parametrize("checkpointing", ["full", "selective"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -31,29 +32,33 @@ def test_routing_is_measured(family: str, folders: Any) -> None:
         module.register_forward_hook(lambda _module, _given, output: answered.append(output))
     with load.recording():
         loss = packed_loss(model)
-    expected = [confidence(family, answer) for answer in answered]
+    confidences, entropies = zip(*(measured(family, answer) for answer in answered), strict=True)
     loss.backward()  # computes the layers again, unrecorded
     counted = load.take(ALONE)
     assert counted is not None
     loads, sums = counted
-    layers, tokens = len(expected), sum(LENGTHS)
+    layers, tokens = len(confidences), sum(LENGTHS)
     assert loads.shape[0] == layers >= 1
     assert loads.sum(1).tolist() == [2.0 * tokens] * layers
-    assert sums[:, 1].tolist() == [float(tokens)] * layers
+    assert sums[:, 2].tolist() == [float(tokens)] * layers
     metrics = routing_metrics(loads, sums)
     most = [max(row) / (sum(row) / len(row)) - 1 for row in loads.tolist()]
     assert metrics["max_vio/mean"] == pytest.approx(sum(most) / layers)
-    assert metrics["routing_confidence/mean"] == pytest.approx(sum(expected) / layers, abs=1e-5)
+    assert metrics["routing_confidence/mean"] == pytest.approx(sum(confidences) / layers, abs=1e-5)
+    assert metrics["routing_entropy/mean"] == pytest.approx(sum(entropies) / layers, abs=1e-5)
+    assert 0.0 < metrics["routing_entropy/mean"] < math.log(loads.shape[1])
     assert 0.5 < metrics["routing_confidence/mean"] < 1.0
     assert load.take(ALONE) is None
 
 
-def confidence(family: str, answer: tuple[Tensor, ...]) -> float:
-    """Share of the router's scores that goes to the chosen experts, mean over tokens; by what its family does."""
+def measured(family: str, answer: tuple[Tensor, ...]) -> tuple[float, float]:
+    """Share of the router's scores that goes to the chosen experts, and entropy of the scores, mean over tokens; by
+    what its family does."""
     (chosen,) = (part for part in answer if part.dtype == torch.int64)
     logits = max((part for part in answer if part.is_floating_point()), key=lambda part: part.shape[-1])
     scores = logits.float().sigmoid() if family in SIGMOIDS else logits.float().softmax(-1)
-    return (scores.gather(1, chosen).sum(1) / scores.sum(1)).mean().item()
+    entropy = torch.distributions.Categorical(probs=scores).entropy().mean().item()
+    return (scores.gather(1, chosen).sum(1) / scores.sum(1)).mean().item(), entropy
 
 
 @pytest.mark.parametrize("family", sorted(NOT_UNDERSTOOD & {"jetmoe", "llama4_text"}))
@@ -67,7 +72,7 @@ def test_a_router_that_is_not_understood_is_left_out_and_named_once(
             packed_loss(model)
         assert load.metrics(ALONE) == {}
     (said,) = [record.getMessage() for record in caplog.records if "max_vio" in record.getMessage()]
-    assert said.startswith("max_vio and routing_confidence are omitted: what ")
+    assert said.startswith("max_vio and routing_* are omitted: what ")
 
 
 def test_a_dense_model_has_no_routing(folders: Any) -> None:

@@ -209,16 +209,16 @@ def test_usable_installations(interpreter: Callable[[dict[str, Any]], str], monk
 
 @pytest.mark.processes
 def test_auto_takes_vllm_only_where_it_can_be_used(
-    interpreter: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch
+    interpreter: Callable[[dict[str, Any]], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     there = interpreter({"found": {"vllm": "0.32.0"}, "xxhash": True})
     missing = interpreter({"found": {}, "xxhash": True})
     monkeypatch.setattr(cuda, "has_cuda", lambda: False)
-    assert backends.chosen("auto", there) == "torch"
+    assert backends.chosen("auto", there, tmp_path) == "torch"
     monkeypatch.setattr(cuda, "has_cuda", lambda: True)
-    assert backends.chosen("auto", there) == "vllm"
-    assert backends.chosen("auto", missing) == "torch"
-    assert backends.chosen("vllm", missing) == "vllm"
+    assert backends.chosen("auto", there, tmp_path) == "vllm"
+    assert backends.chosen("auto", missing, tmp_path) == "torch"
+    assert backends.chosen("vllm", missing, tmp_path) == "vllm"
 
 
 @pytest.mark.processes

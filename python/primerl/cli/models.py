@@ -71,17 +71,34 @@ def _rows(found: dict[str, Any], gpus: int, seq_len: int) -> list[list[Any]]:
             "parameters",
             "unknown: its config lacks the usual keys" if count is None else f"about {count / 1e9:.2f} billion",
         ],
-        ["training", f"no: {found['training']}" if found["training"] else "yes, packed; proved when it is loaded"],
+        ["training", f"no: {found['training']}" if found["training"] else _trains(found)],
         ["on a GPU", found["device"] or "nothing else is needed"],
         ["adapters", _adapters(found)],
         ["several ranks", f"no: {found['several_ranks']}" if found["several_ranks"] else "yes"],
-        ["embedded engine", f"no: {found['embedded_engine']}" if found["embedded_engine"] else "yes"],
+        ["embedded engine", _embedded(found)],
     ]
     if found["memory"] is not None:
         on = f"on each of {gpus} GPUs" if gpus > 1 else "on one GPU"
         for name, what in (("memory", "all weights"), ("memory_adapter", "an adapter")):
             rows.append([f"memory, {what}", f"about {size(found[name]['total'])} {on}, rows of {seq_len} tokens"])
     return rows
+
+
+def _embedded(found: dict[str, Any]) -> str:
+    from primerl.inference import backends
+
+    if not found["embedded_engine"]:
+        return "yes"
+    if not found["transformers_engine"]:
+        return f"yes, over transformers: {backends.named('transformers').drawback}"
+    return f"no: {found['transformers_engine']}"
+
+
+def _trains(found: dict[str, Any]) -> str:
+    quantised = found["dequantised"]
+    return "yes, packed; proved when it is loaded" + (
+        f"; its weights in {quantised} are read as bfloat16" if quantised else ""
+    )
 
 
 def _adapters(found: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from primerl.launch.interpreters import lookup
 from primerl.launch.placement import commands
 from primerl.launch.placement.protocol import Placement
 from primerl.launch.preflight import environments as environments
-from primerl.launch.preflight import hub, model_folder, training
+from primerl.launch.preflight import hub, model_folder, policy, training
 from primerl.models.tiny import write_text_model
 from primerl.process import extras
 from primerl.process.redaction import note
@@ -119,6 +119,8 @@ def check(config: EvalConfig, say: Callable[[str], None], placement: Placement) 
     )
     if repeated is not None:
         say(repeated)
+    if client is None:
+        policy.say_drawback(config, say)
     if odd is not None:
         say(f"warning: {odd}")
     lookup.provided(config.env, config.timeouts.install_s, say)

@@ -69,6 +69,8 @@ class EngineBackend:
     """Whether the digest is of the very tensors it computes with, so that no probe has to prove the model too."""
     starts_slowly = True
     """Whether an engine that is started again takes as long as at the beginning: rollouts wait so long for it."""
+    drawback: str = ""
+    """A sentence that a user reads who did not choose it by name: what it is worse at than others."""
     rereads_adapters = False
     """Whether a published adapter may be read again while requests use it, so that its folder has to stay."""
 
@@ -106,6 +108,8 @@ class EngineBackend:
             raise UnservableError(
                 f"logprobs_mode: {self.title} reports {', '.join(self.logprobs_modes)} only, not {config.logprobs_mode}"
             )
+        if config.enable_return_routed_experts:
+            self.check_experts(Path(config.model.path), config.python)
 
     def start(self, config: InferenceConfig) -> Engine:
         """Starts an engine at `config.host` and `config.port`; it may still be loading when this returns. Raises

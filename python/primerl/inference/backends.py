@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from primerl.inference.backend import EngineBackend
+from primerl.inference.backend import EngineBackend, UnservableError
 from primerl.process import plugins
 
 GROUP = "primerl.engine_backends"
@@ -14,9 +15,11 @@ AUTO, DEFAULT = "auto", "torch"
 BUILT_IN = {
     "vllm": "primerl.inference.vllm.backend:VllmBackend",
     "torch": "primerl.inference.torch.backend:EmbeddedBackend",
+    "transformers": "primerl.inference.transformers.backend:TransformersBackend",
 }
-"""In the order in which `auto` asks them; the last one works everywhere."""
-SMALLEST_FIRST = tuple(reversed(BUILT_IN))
+EVERYWHERE = ("torch", "transformers")
+"""Those that work on any machine: `auto` takes the first one that serves the model, if none is preferred here."""
+SMALLEST_FIRST = (*EVERYWHERE, "vllm")
 
 
 @cache
@@ -31,11 +34,20 @@ def named(name: str) -> EngineBackend:
     return backend
 
 
-def chosen(wanted: str, python: str | None) -> str:
-    """The name of a backend, for `auto` too."""
+def chosen(wanted: str, python: str | None, folder: Path) -> str:
+    """The name of a backend, for `auto` too. `folder`: of the model; where none serves it, the default says why."""
     if wanted != AUTO:
         return wanted
-    return next((name for name in BUILT_IN if named(name).is_preferred(python)), DEFAULT)
+    preferred = (name for name in BUILT_IN if named(name).is_preferred(python))
+    return next(preferred, None) or next((name for name in EVERYWHERE if _serves(name, folder, python)), DEFAULT)
+
+
+def _serves(name: str, folder: Path, python: str | None) -> bool:
+    try:
+        named(name).check_model(folder, python)
+    except UnservableError:
+        return False
+    return True
 
 
 def check_name(name: str) -> str:

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
@@ -88,7 +89,7 @@ def _log_from(level: LogLevel) -> None:
 
 def _serve(config: InferenceConfig, stop: _Stop) -> int:
     try:
-        backend = backends.named(backends.chosen(config.backend, config.python))
+        backend = backends.named(backends.chosen(config.backend, config.python, Path(config.model.path)))
         backend.check_settings(config)
         _check_reached(config)
         engine = backend.start(config)

@@ -72,14 +72,15 @@ def _parameters(folder: Path) -> int:
 
 
 def _engine(folder: Path) -> tuple[str, str]:
-    """The backend that can serve it and needs least, and why not those that need less."""
+    """The backend that can serve it and needs least, and why not those that need less, or what it is worse at."""
     from primerl.inference import backends
 
     reason = ""
     for name in backends.SMALLEST_FIRST:
+        backend = backends.named(name)
         try:
-            backends.named(name).check_model(folder, None)
-            return name, reason
+            backend.check_model(folder, None)
+            return name, backend.drawback or reason
         except ValueError as error:
             why = _short(str(error), folder)
             reason = f"{reason} ({why})" if reason else why

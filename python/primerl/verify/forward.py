@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import torch
@@ -22,19 +23,28 @@ def forward_all(turns: list[Turn], weights: Weights, report: Report) -> None:
     while ready:
         version = min(ready)
         model = weights.load(version)
-        for batch in _batches(ready.pop(version), weights.vocabulary):
-            _forward(model, batch, report)
+        for batch in _batches(ready.pop(version), weights):
+            if len(batch[0].segments) > 1 and not weights.stacks:
+                _forward_alone(model, batch[0], report)
+            else:
+                _forward(model, batch, report)
             for turn in batch:
                 turn.done += 1
                 if turn.done < len(turn.segments):
                     ready.setdefault(turn.segments[turn.done].version, []).append(turn)
                 else:
-                    turn.cache = []
+                    turn.cache, turn.past = [], None
 
 
-def _batches(turns: list[Turn], vocabulary: int) -> Iterator[list[Turn]]:
-    """Turns of similar lengths together, so many that their logits, padding included, take about 256 MB."""
-    limit = max(256, 2**26 // vocabulary)
+def _batches(turns: list[Turn], weights: Weights) -> Iterator[list[Turn]]:
+    """Turns of similar lengths together, so many that their logits, padding included, take about 256 MB. Where caches
+    cannot be stacked, those that cross an update alone."""
+    limit = max(256, 2**26 // weights.vocabulary)
+    if not weights.stacks:
+        yield from ([turn] for turn in turns if len(turn.segments) > 1)
+        turns = [turn for turn in turns if len(turn.segments) == 1]
+        if not turns:
+            return
 
     def shape(turn: Turn) -> tuple[int, int]:
         segment = turn.segments[turn.done]
@@ -90,6 +100,23 @@ def _forward(model: Any, turns: list[Turn], report: Report) -> None:
                 (layer.keys[row, :, real].clone(), layer.values[row, :, real].clone()) for layer in cache.layers
             ]
         _compare(turn, segment, logits[row], report)
+
+
+def _forward_alone(model: Any, turn: Turn, report: Report) -> None:
+    """Forward the next segment of a turn, whose cache may hold states too."""
+    from transformers import DynamicCache
+
+    segment = turn.segments[turn.done]
+    if turn.past is None:
+        turn.past = DynamicCache(config=model.config)
+    names = signature(model.forward).parameters
+    output = model(
+        input_ids=turn.token_ids[None, segment.begin : segment.end].to(model.device),
+        position_ids=torch.arange(segment.begin, segment.end, device=model.device)[None],
+        use_cache=True,
+        **{"past_key_values" if "past_key_values" in names else "cache_params": turn.past},
+    )
+    _compare(turn, segment, output.logits[0].float().cpu(), report)
 
 
 def _stack(turns: list[Turn], past: int) -> KeyValues:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ class Turn:
     done: int = 0
     """Segments forwarded so far."""
     cache: KeyValues = field(default_factory=list)
+    past: Any = None
+    """`transformers`' cache of what was forwarded, in place of `cache`, of models that remember other things too."""
 
 
 def read_spool(folder: Path, report: Report) -> list[Turn]:

@@ -21,17 +21,18 @@ class Weights:
     """The run's model in `transformers`, fp32, with the weights of one version at a time."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._broadcasts = folder / "broadcasts"
         self._config = AutoConfig.from_pretrained(_model_folder(folder), local_files_only=True)
         self._base = _trained_from(folder) or _model_folder(folder)
-        kinds = set(getattr(self._config.get_text_config(), "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"}:
-            raise VerifyError(f"models with {', '.join(sorted(kinds))} layers cannot be verified")
-        self._kind: Any = type(AutoModelForCausalLM.from_config(self._config))  # type: ignore[no-untyped-call]
+        # What is published is not quantised, whatever the model's own folder is.
+        vars(self._config).pop("quantization_config", None)
+        self._kind = _kind(self._config)
+        self.stacks = _remembers_pairs_only(self._config)
+        """Whether sequences' caches can be stacked: they hold keys and values of all tokens, and nothing else."""
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def load(self, version: int) -> Any:
@@ -57,7 +58,8 @@ class Weights:
             config=self._config,
             state_dict=tensors,
             dtype=torch.float32,
-            attn_implementation="sdpa",
+            # The plainest of each architecture: others omit caps of scores, or sinks.
+            attn_implementation="sdpa" if self.stacks else "eager",
             output_loading_info=True,
         )
         problems = {kind: sorted(names) for kind, names in loaded.items() if names}
@@ -68,6 +70,27 @@ class Weights:
     @property
     def vocabulary(self) -> int:
         return int(self._config.get_text_config().vocab_size)
+
+
+def _kind(config: Any) -> Any:
+    """The class of models with this config: of text, or of text and images. Raises VerifyError."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kinds: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    for kind in kinds:
+        if type(config) in kind._model_mapping:
+            with torch.device("meta"):
+                return type(kind.from_config(config))
+    raise VerifyError(f"transformers has no model of type {config.model_type!r} that continues a text")
+
+
+def _remembers_pairs_only(config: Any) -> bool:
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    try:
+        return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+    except (KeyError, AttributeError):  # no cache of transformers is for its layers
+        return False
 
 
 def _model_folder(folder: Path) -> Path:

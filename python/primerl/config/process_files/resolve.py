@@ -157,8 +157,9 @@ def adapters_to_keep(config: RLConfig) -> int | None:
 
 
 def engine_name(config: RLConfig | EvalConfig) -> str:
-    """Name of the engines' backend: for `auto`, what this machine has."""
-    return backends.chosen(config.inference.backend, config.inference.python)
+    """Name of the engines' backend: for `auto`, what this machine has and what serves the model."""
+    model = config.model.path if isinstance(config, RLConfig) else config.model
+    return backends.chosen(config.inference.backend, config.inference.python, Path(absolute(model)))
 
 
 def engine_backend(config: RLConfig | EvalConfig) -> EngineBackend:

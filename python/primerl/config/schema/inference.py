@@ -21,9 +21,10 @@ class InferenceSettings(Section):
     """The inference engine."""
 
     backend: Backend = "auto"
-    """`vllm`: vLLM's server; `torch`: the embedded engine, for laptops and tests; `auto`: vLLM where there is a CUDA
-    GPU and vLLM is installed, else the embedded engine. Any other: a backend of your own, by its entry point's name or
-    as `module:Class`."""
+    """`vllm`: vLLM's server; `torch`: the embedded engine (Llama, Qwen 2 and 3), for laptops and tests; `transformers`:
+    the embedded engine over `transformers`, slower, for every other model that can be trained; `auto`: vLLM where there
+    is a CUDA GPU and vLLM is installed, else `torch` where it serves the model, else `transformers`. Any other: a
+    backend of your own, by its entry point's name or as `module:Class`."""
     python: str | None = None
     """Interpreter of the environment that vLLM is installed in, where it is not the one that runs primerl."""
     host: str = "127.0.0.1"

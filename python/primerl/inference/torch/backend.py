@@ -12,6 +12,7 @@ from primerl.inference.backend import Engine, EngineBackend, EngineEndedError, U
 if TYPE_CHECKING:
     from primerl._core import InferenceEngine
     from primerl.inference.settings import InferenceConfig
+    from primerl.inference.torch.step import StepBackend
 
 log = logging.getLogger("primerl.inference")
 
@@ -42,7 +43,7 @@ class EmbeddedBackend(EngineBackend):
         super().check_settings(config)
         for name, value in (("python", config.python), ("vllm", config.vllm)):
             if value and config.backend != "auto":
-                raise UnservableError(f'{name}: is for backend "vllm"; the embedded engine has no use for it')
+                raise UnservableError(f'{name}: is for backend "vllm"; {self.title} has no use for it')
 
     def check_experts(self, folder: Path, python: str | None) -> None:
         raise UnservableError(
@@ -54,10 +55,18 @@ class EmbeddedBackend(EngineBackend):
         import torch
 
         from primerl import _core
-        from primerl.inference.torch.step import TorchBackend
 
         torch.set_num_threads(config.threads)
-        backend = TorchBackend(
+        backend = self.load(config)
+        log.info("the model computes in %s on %s", str(backend.decoder.dtype).removeprefix("torch."), backend.device)
+        settings = engine_settings(config, backend.decoder.max_len)
+        return EmbeddedEngine(_core.InferenceEngine(settings, backend, host=config.host, port=config.port))
+
+    def load(self, config: InferenceConfig) -> StepBackend:
+        """The model, for the scheduler in Rust. Raises ValueError for one, or a setting, that cannot be served."""
+        from primerl.inference.torch.step import TorchBackend
+
+        return TorchBackend(
             Path(config.model.path),
             dtype=config.dtype or "float32",
             max_num_seqs=config.max_num_seqs,
@@ -66,9 +75,6 @@ class EmbeddedBackend(EngineBackend):
             lora=None if config.lora is None else (config.lora.rank, config.lora.target_modules),
             device=config.device,
         )
-        log.info("the model computes in %s on %s", str(backend.decoder.dtype).removeprefix("torch."), backend.device)
-        settings = engine_settings(config, backend.decoder.max_len)
-        return EmbeddedEngine(_core.InferenceEngine(settings, backend, host=config.host, port=config.port))
 
 
 class EmbeddedEngine:

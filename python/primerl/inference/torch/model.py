@@ -64,6 +64,7 @@ class Decoder:
         """Raises ValueError where the KV cache does not fit into the machine's memory, torch.OutOfMemoryError where it
         or the weights do not fit into the GPU's."""
         self.shape = shape
+        self.vocab_size, self.eos_token_ids = shape.vocab_size, shape.eos_token_ids
         self.dtype = dtype
         self.device = device
         self.slots = slots
@@ -132,17 +133,7 @@ class Decoder:
 
     def _cache(self) -> Tensor:
         size = (self.slots, self.max_len, self.shape.kv_heads, self.shape.head_dim)
-        if self.device.type != "cpu":
-            return self._empty(*size).zero_()
-        # calloc: pages are zero (a masked NaN would still spoil a sum) and cost memory only once they are used.
-        try:
-            words = np.zeros(size, dtype=np.uint16 if self.dtype.itemsize == 2 else np.uint32)
-        except (MemoryError, ValueError):  # more than there is, or than an array may have
-            raise ValueError(
-                f"max_num_seqs: {self.slots} sequences of max_model_len ({self.max_len}) tokens need more memory for "
-                "their KV cache than this machine gives; lower one of the two"
-            ) from None
-        return torch.from_numpy(words).view(self.dtype)
+        return empty_cache(size, self.dtype, self.device)
 
     def _rotations(self) -> tuple[Tensor, Tensor]:
         """Cosines and sines, [M, 1, D]; the sign of `rotate_half` is in the sines."""
@@ -216,6 +207,21 @@ class Decoder:
         short = cache[:, : segment.context_len]
         picked = short[segment.slots] if isinstance(segment.slots, slice) else short.index_select(0, segment.slots)
         return picked.transpose(1, 2)
+
+
+def empty_cache(size: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, [slots, longest sequence, heads, head size]. Raises ValueError where the machine has no memory for it."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    # calloc: pages are zero (a masked NaN would still spoil a sum) and cost memory only once they are used.
+    try:
+        words = np.zeros(size, dtype=np.uint16 if dtype.itemsize == 2 else np.uint32)
+    except (MemoryError, ValueError):  # more than there is, or than an array may have
+        raise ValueError(
+            f"max_num_seqs: {size[0]} sequences of max_model_len ({size[1]}) tokens need more memory for "
+            "their KV cache than this machine gives; lower one of the two"
+        ) from None
+    return torch.from_numpy(words).view(dtype)
 
 
 def load_folder(decoder: Decoder, folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.inference.backend import UnservableError
-from primerl.train.model.support import embedded_engine_refusal, rope_parameters
+from primerl.train.model.support import Config, embedded_engine_refusal, rope_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Shape:
         except ValueError as error:
             raise UnservableError(f"model.path: {file} is not JSON: {error}") from None
         try:
-            return cls._from_config(config, file, _eos_token_ids(config, folder))
+            return cls._from_config(config, file, eos_token_ids(config, folder))
         except KeyError as error:
             raise UnservableError(f"model.path: {file} has no {error}") from None
 
@@ -113,7 +113,7 @@ def _rope(config: dict[str, Any]) -> Rope:
     return Rope(theta=theta, scaling={name: float(parameters[name]) for name in names})
 
 
-def _eos_token_ids(config: dict[str, Any], folder: Path) -> tuple[int, ...]:
+def eos_token_ids(config: Config, folder: Path) -> tuple[int, ...]:
     """The model's own end of sequence first, then further ones of its generation config."""
     found: list[int] = []
     sources = [config]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -44,52 +46,89 @@ def device_of(name: str) -> torch.device:
     return torch.device(CUDA, index)
 
 
-class TorchBackend:
-    """A model folder as a backend of `primerl._core.InferenceEngine`."""
+class Computes(Protocol):
+    """A model and what its slots remember of sequences."""
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    slots: int
+    max_len: int
+    dtype: torch.dtype
+    device: torch.device
+    tensors: dict[str, Tensor]
+    """Its weights by the names of a checkpoint: views of the memory that it computes with."""
+
+    def weights_changed(self) -> None: ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, V] fp32."""
+        ...
+
+
+ExpertColumn = tuple[bytes, int, int, int]
+"""Experts of the step's tokens, [N, layers, k] little-endian; layers, k, and bytes of an id (1 or 2)."""
+
+
+@contextmanager
+def within_memory(dtype: str, slots: int, max_len: int, device: torch.device) -> Iterator[None]:
+    """Around the loading of a model. Raises ValueError where it does not fit into the GPU's memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        smaller = ", set dtype to bfloat16" if dtype == "float32" else ""
+        raise ValueError(
+            f"device: the model in {dtype} and a KV cache of {slots} sequences of {max_len} tokens need more "
+            f"memory than {device} has free; lower max_num_seqs or max_model_len{smaller}, or use the CPU"
+        ) from None
+
+
+def longest_of(max_model_len: int | None, positions: int) -> int:
+    """The longest sequence to serve. Raises ValueError for more than the model's `positions`."""
+    if max_model_len is not None and max_model_len > positions:
+        raise ValueError(f"max_model_len: {max_model_len} is more than the model's {positions} positions")
+    return max_model_len or positions
+
+
+@dataclass(frozen=True)
+class Step:
+    """Which tokens a step computes, sequence after sequence (`primerl_engine::batch`); all on the CPU, int64."""
+
+    token_ids: Tensor  # [N]
+    positions: Tensor  # [N]
+    cache_rows: Tensor  # [N]: slot * M + position
+    segments: list[tuple[int, int, int, int]]  # first sequence, count, longest query, longest context
+    slots: Tensor  # one a sequence, here and below
+    query_lens: Tensor
+    context_lens: Tensor
+
+
+class StepBackend:
+    """A model as a backend of `primerl._core.InferenceEngine`: loading, proving and sampling. A subclass computes."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        dtype: str,
-        max_num_seqs: int,
-        max_model_len: int | None,
-        logprobs_mode: str = "raw_logprobs",
-        lora: tuple[int, list[str]] | None = None,
-        device: str = CPU,
+        self, decoder: Computes, *, logprobs_mode: str = "raw_logprobs", merged: adapter.MergedAdapter | None = None
     ) -> None:
-        """`lora`: rank and target modules of the adapters that will be loaded, in place of whole weights.
-        `device`: as `device_of` takes it.
-
-        Raises ValueError: a setting or the model cannot be served.
-        """
-        self.device = device_of(device)
-        self.shape = Shape.read(folder)
-        longest = self.shape.max_positions
-        if max_model_len is not None and max_model_len > longest:
-            raise ValueError(f"max_model_len: {max_model_len} is more than the model's {longest} positions")
+        """`merged`: the adapters that will be loaded, in place of whole weights."""
+        self.decoder = decoder
+        self.device = decoder.device
         self.raw_logprobs = logprobs_mode == "raw_logprobs"
-        self._groups = self.shape.heads // self.shape.kv_heads
+        self._adapter = merged
         self._hashes: dict[str, tuple[str, str]] = {}  # dtype and hash in the file of what was converted
-        slots, max_len = max_num_seqs, max_model_len or longest
-        try:
-            self.decoder = Decoder(self.shape, dtype=DTYPES[dtype], slots=slots, max_len=max_len, device=self.device)
-            load_folder(self.decoder, folder)
-            self._adapter = None if lora is None else adapter.MergedAdapter(self.decoder, folder, *lora)
-        except torch.OutOfMemoryError:
-            smaller = ", set dtype to bfloat16" if dtype == "float32" else ""
-            raise ValueError(
-                f"device: the model in {dtype} and a KV cache of {slots} sequences of {max_len} tokens need more "
-                f"memory than {self.device} has free; lower max_num_seqs or max_model_len{smaller}, or use the CPU"
-            ) from None
+
+    def _hidden(self, step: Step) -> Tensor:
+        """Computes the step and keeps what its tokens leave in their slots; [N, hidden]."""
+        raise NotImplementedError
+
+    def _experts(self) -> ExpertColumn | None:
+        return None
 
     def info(self) -> dict[str, Any]:
         loadable = self.decoder.tensors if self._adapter is None else self._adapter.tensors
         return {
-            "vocab_size": self.shape.vocab_size,
+            "vocab_size": self.decoder.vocab_size,
             "max_model_len": self.decoder.max_len,
             "slots": self.decoder.slots,
-            "eos_token_ids": list(self.shape.eos_token_ids),
+            "eos_token_ids": list(self.decoder.eos_token_ids),
             "tensors": [(name, list(tensor.shape)) for name, tensor in loadable.items()],
             "dtypes": list(LOADABLE if self._adapter is None else adapter.DTYPES),
         }
@@ -124,10 +163,9 @@ class TorchBackend:
         """Digest of the tensors in memory (docs/architecture.md, "Weights" and "Adapters")."""
         if self._adapter is not None:
             return self._adapter.digest()
-        own_dtype = NAMES[self.decoder.dtype]
         tensors = []
         for name, tensor in self.decoder.tensors.items():
-            dtype, xxh3 = self._hashes.get(name) or (own_dtype, tensor_hash(tensor))
+            dtype, xxh3 = self._hashes.get(name) or (NAMES[tensor.dtype], tensor_hash(tensor))
             tensors.append((name, dtype, tensor.shape, xxh3))
         return digest_of(tensors)
 
@@ -156,8 +194,9 @@ class TorchBackend:
         prompt_rows: Columns | None,  # int64 [P]
         prompt_targets: Columns | None,  # int64 [P]
         prompt_top: int,
-    ) -> tuple[tuple[bytes, ScoreColumns] | None, ScoreColumns | None]:
-        """Sampled ids (int64) with their scores, and the scores of prompt tokens."""
+    ) -> tuple[tuple[bytes, ScoreColumns] | None, ScoreColumns | None, ExpertColumn | None]:
+        """Sampled ids (int64) with their scores, the scores of prompt tokens, and the experts of all tokens where they
+        are reported."""
         place = self._place
         rows = None
         # Everything that the step needs goes to the device before the first of its kernels.
@@ -172,11 +211,16 @@ class TorchBackend:
             )
         sampled_rows = _placed(sample_rows, torch.int64, place)
         scored_rows, targets = (_placed(column, torch.int64, place) for column in (prompt_rows, prompt_targets))
-        hidden = self.decoder.forward(
-            place(_integers(token_ids)),
-            place(_integers(positions)),
-            place(_integers(cache_rows)),
-            self._segments(segments, _integers(slots), _integers(query_lens), _integers(context_lens)),
+        hidden = self._hidden(
+            Step(
+                token_ids=_integers(token_ids),
+                positions=_integers(positions),
+                cache_rows=_integers(cache_rows),
+                segments=segments,
+                slots=_integers(slots),
+                query_lens=_integers(query_lens),
+                context_lens=_integers(context_lens),
+            )
         )
         found: list[Tensor] = []
         sampled = prompt = None
@@ -196,6 +240,7 @@ class TorchBackend:
         return (
             None if sampled is None else (next(answer), _columns(sampled, answer)),
             None if prompt is None else _columns(prompt, answer),
+            self._experts(),
         )
 
     def _leave_out(self, logits: Tensor, rows: Columns, words: Columns) -> Tensor:
@@ -209,6 +254,45 @@ class TorchBackend:
         """The tensor on the model's device. The host does not wait for the copy: its source is read before it returns,
         as all memory is that is not pinned."""
         return tensor.to(self.device, non_blocking=True)
+
+
+class TorchBackend(StepBackend):
+    """A model folder, computed by the decoder of `inference.torch.model`."""
+
+    decoder: Decoder
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str,
+        max_num_seqs: int,
+        max_model_len: int | None,
+        logprobs_mode: str = "raw_logprobs",
+        lora: tuple[int, list[str]] | None = None,
+        device: str = CPU,
+    ) -> None:
+        """`lora`: rank and target modules of the adapters that will be loaded, in place of whole weights.
+        `device`: as `device_of` takes it.
+
+        Raises ValueError: a setting or the model cannot be served.
+        """
+        place, shape = device_of(device), Shape.read(folder)
+        max_len = longest_of(max_model_len, shape.max_positions)
+        with within_memory(dtype, max_num_seqs, max_len, place):
+            decoder = Decoder(shape, dtype=DTYPES[dtype], slots=max_num_seqs, max_len=max_len, device=place)
+            load_folder(decoder, folder)
+            merged = None if lora is None else adapter.MergedAdapter(decoder, folder, *lora)
+        super().__init__(decoder, logprobs_mode=logprobs_mode, merged=merged)
+        self._groups = shape.heads // shape.kv_heads
+
+    def _hidden(self, step: Step) -> Tensor:
+        return self.decoder.forward(
+            self._place(step.token_ids),
+            self._place(step.positions),
+            self._place(step.cache_rows),
+            self._segments(step.segments, step.slots, step.query_lens, step.context_lens),
+        )
 
     def _segments(
         self, bounds: list[tuple[int, int, int, int]], slots: Tensor, query_lens: Tensor, context_lens: Tensor

@@ -2,7 +2,9 @@
 
     folder ── manifest.json ──> files and sizes ──> names, dtypes, shapes ──> the model's ──> every hash ──> digest
 
-Nothing is copied: the tensors are views of the mapped files, and those that were hashed are those that are loaded.
+What a manifest names as frozen (vision towers, MTP layers), the engine has from its own folder, and proves once that it
+is what the trainer has. Nothing is copied: the tensors are views of the mapped files, and those that were hashed are
+those that are loaded.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, dtype
 
+from primerl.train.weights import mxfp4
 from primerl.train.weights.digest import digest_of
-from primerl.train.weights.tensors import LOADABLE, tensor_hash
+from primerl.train.weights.frozen import COMPUTED, weight_files
+from primerl.train.weights.tensors import LOADABLE, NAMES, tensor_hash
 
 
 class CheckpointError(ValueError):
@@ -34,20 +39,25 @@ class Checkpoint:
 
 
 def tensors_of(folder: Path, *, tied: bool) -> dict[str, Tensor]:
-    """The tensors of a model folder that a manifest lists; views of the mapped files.
+    """The tensors of a model folder that a manifest lists; views of the mapped files. Those in MXFP4 are named and
+    shaped as the numbers that a trainer publishes, and have no values (device meta).
 
     `tied`: the output layer is the embedding, which a manifest has once, whether or not the folder has it twice.
     Raises CheckpointError where there are no weights.
     """
     found: dict[str, Tensor] = {}
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     if not files:
         raise CheckpointError(f"{folder} holds no *.safetensors, so new weights cannot be compared with the model")
     for file in files:
         with _opened(file) as tensors:
             found |= {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-    # Computed, not trained; old checkpoints of Llama have them.
-    computed = [name for name in found if name.endswith("rotary_emb.inv_freq")]
+    for name in [name for name in found if name.endswith(mxfp4.BLOCKS)]:
+        numbers = torch.empty(mxfp4.whole_shape(found.pop(name).shape), dtype=torch.bfloat16, device="meta")
+        found[mxfp4.whole_name(name)] = numbers
+    for name in [name for name in found if mxfp4.is_part(name)]:
+        del found[name]
+    computed = [name for name in found if name.endswith(COMPUTED)]
     for name in [*computed, *(["lm_head.weight"] if tied else [])]:
         found.pop(name, None)
     return found
@@ -57,6 +67,34 @@ def shapes_of(folder: Path, *, tied: bool) -> dict[str, tuple[int, ...]]:
     """The shapes of [`tensors_of`][primerl.inference.vllm.checkpoint.tensors_of]."""
     return {name: _shape(tensor) for name, tensor in tensors_of(folder, tied=tied).items()}
 
+
+class Frozen:
+    """What an engine has in its own folder and no version changes."""
+
+    def __init__(self, own: Mapping[str, Tensor]) -> None:
+        """`own`: the tensors of the folder that the engine was started from."""
+        self._own = own
+        self._hashes: dict[str, str] = {}
+        self.tensors: dict[str, Tensor] = {}
+        """Those that a manifest has named, once they are proved."""
+
+    def prove(self, listed: list[dict[str, Any]], model: str) -> None:
+        """Raises CheckpointError for an entry of a manifest that is not the same here."""
+        names = {entry["name"] for entry in listed}
+        for name in names & self._own.keys() - self._hashes.keys():
+            self._hashes[name] = tensor_hash(self._own[name])
+
+        def differs(entry: dict[str, Any]) -> bool:
+            own = self._own.get(entry["name"])
+            same = own is not None and list(own.shape) == entry["shape"] and NAMES.get(own.dtype) == entry["dtype"]
+            return not same or self._hashes[entry["name"]] != entry["xxh3"]
+
+        wrong = (entry["name"] for entry in listed if differs(entry))
+        _refuse(wrong, f"they are frozen, and in the folder of {model} that is served they differ or are missing")
+        self.tensors = {name: self._own[name] for name in sorted(names)}
+
+
+NOTHING_FROZEN = Frozen({})
 
 Receive = Callable[[Path, str], dict[str, Tensor] | None]
 """The tensors of a file of a manifest, from another source than the file; None if that has none."""
@@ -69,12 +107,16 @@ def read(
     *,
     dtypes: Mapping[str, dtype] = LOADABLE,
     model: str = "the model",
+    frozen: Frozen = NOTHING_FROZEN,
 ) -> Checkpoint:
     """Reads and checks names, shapes, dtypes, sizes and every hash. Raises CheckpointError.
 
-    `dtypes`: those that tensors may have. `model`: what has tensors as expected, in words.
+    `dtypes`: those that tensors may have. `model`: what has tensors as expected, in words. `frozen`: takes those of
+    the expected tensors that the manifest says are not among its own.
     """
     manifest = _manifest(folder)
+    frozen.prove(manifest.get("frozen", []), model)
+    expected = {name: shape for name, shape in expected.items() if name not in frozen.tensors}
     found: dict[str, tuple[str, Tensor]] = {}
     for entry in manifest["files"]:
         file = folder / _plain(folder, entry["name"])
@@ -90,12 +132,9 @@ def read(
         with _opened(file) as tensors:
             found |= {name: (entry["name"], tensors.get_tensor(name)) for name in tensors.keys()}  # noqa: SIM118
     tensors = _as_listed(manifest["tensors"], found, dtypes)
+    shapes = _shapes_of_numbers(tensors)
     _refuse(
-        (
-            name
-            for name in tensors.keys() | expected.keys()
-            if name not in tensors or _shape(tensors[name]) != expected.get(name)
-        ),
+        (name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)),
         f"names and shapes must equal those of {model} that is served",
     )
     hashes = {name: tensor_hash(tensor) for name, tensor in tensors.items()}
@@ -118,6 +157,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         whole = all(manifest[name] is not None for name in ("policy_version", "digest"))
         whole = whole and all(entry.keys() >= {"name", "bytes"} for entry in manifest["files"])
         keys = {"name", "dtype", "shape", "file", "xxh3"}
+        whole = whole and all(entry.keys() >= keys - {"file"} for entry in manifest.get("frozen", []))
         if not whole or not all(entry.keys() >= keys for entry in manifest["tensors"]):
             raise KeyError("a field")
     except OSError as error:
@@ -168,8 +208,22 @@ def _as_listed(
         return file != entry["file"] or list(tensor.shape) != entry["shape"] or known not in (None, tensor.dtype)
 
     _refuse(filter(differs, entries.keys() | found.keys()), "the files hold other tensors than the manifest lists")
-    _refuse((name for name in entries if entries[name]["dtype"] not in dtypes), "the model cannot load their dtype")
+    # U8: parts of MXFP4, where `primerl eval` lists a folder's own files.
+    loadable = (name for name in entries if entries[name]["dtype"] in dtypes or mxfp4.is_part(name))
+    _refuse(entries.keys() - set(loadable), "the model cannot load their dtype")
     return {name: tensor for name, (_, tensor) in found.items()}
+
+
+def _shapes_of_numbers(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Of what a model is loaded with: parts in MXFP4 count as the tensor that they are of."""
+    shapes = {name: _shape(tensor) for name, tensor in tensors.items() if not mxfp4.is_part(name)}
+    parts = {name: _shape(tensor) for name, tensor in tensors.items() if mxfp4.is_part(name)}
+    for name, shape in parts.items():
+        whole = mxfp4.whole_name(name)
+        both = {whole + mxfp4.BLOCKS, whole + mxfp4.SCALES} <= parts.keys()
+        if both and name.endswith(mxfp4.BLOCKS) and len(shape) == 4 and parts[whole + mxfp4.SCALES] == shape[:-1]:
+            shapes[whole] = mxfp4.whole_shape(shape)
+    return shapes
 
 
 def _refuse(names: Iterable[str], reason: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primerl.inference.vllm import serve
+from primerl.inference.vllm.as_numbers import LOAD_FORMAT
 from primerl.inference.vllm.installation import Installation, default_dtype, head_size, lora_rank, model_config
 from primerl.process.log_levels import LEVELS
 from primerl.train.adapters.files import targeted_layers, tensor_bytes
@@ -91,9 +92,10 @@ def check(options: Mapping[str, Any]) -> None:
         seen[flag] = name
 
 
-def command(config: InferenceConfig, installation: Installation, port: int) -> list[str]:
+def command(config: InferenceConfig, installation: Installation, port: int, as_numbers: str | None = None) -> list[str]:
+    """`as_numbers`: the folder to be served in place of the model's, if that is in MXFP4 (`as_numbers.folder_for`)."""
     own: dict[str, Any] = {
-        "model": config.model.path,
+        "model": as_numbers or config.model.path,
         "served-model-name": config.served_name,
         "host": config.host,
         "port": port,
@@ -112,6 +114,8 @@ def command(config: InferenceConfig, installation: Installation, port: int) -> l
         own["max-model-len"] = config.max_model_len
     if config.enable_return_routed_experts:
         own["enable-return-routed-experts"] = True
+    if as_numbers is not None:
+        own["load-format"] = LOAD_FORMAT
     if config.lora is not None:
         own |= _adapters(config.lora, Path(config.model.path))
     given = {name.replace("_", "-"): value for name, value in config.vllm.items()}

@@ -21,10 +21,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from primerl.inference.backend import EngineEndedError
-from primerl.inference.vllm import flags
+from primerl.inference.vllm import as_numbers, flags
 from primerl.inference.vllm.installation import Installation
 from primerl.net.requests import open_url
 
@@ -57,6 +58,8 @@ class VllmServer:
         flags.check(config.vllm)
         self._config = config
         self._installation = installation
+        model = Path(config.model.path)
+        self._as_numbers = as_numbers.folder_for(model) if config.lora is None and as_numbers.applies(model) else None
         self._attempts_left = PORT_ATTEMPTS if config.port == 0 else 1
         self._watched_since: float | None = None
         self._healthy_at = 0.0
@@ -67,7 +70,8 @@ class VllmServer:
         self._attempts_left -= 1
         self.port = self._config.port or free_port(self._config.host)
         self.last_lines: collections.deque[str] = collections.deque(maxlen=400)
-        command = flags.command(self._config, self._installation, self.port)
+        folder = None if self._as_numbers is None else self._as_numbers.name
+        command = flags.command(self._config, self._installation, self.port, folder)
         log.info("starting %s: %s", self._installation.describe(), " ".join(command))
         self._process = subprocess.Popen(
             command,
@@ -174,6 +178,8 @@ class VllmServer:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join(2.0)
+        if self._as_numbers is not None:
+            self._as_numbers.cleanup()
 
     def _abort_requests(self) -> None:
         request = urllib.request.Request(

@@ -31,9 +31,12 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from primerl.inference.vllm.checkpoint import Checkpoint, CheckpointError, read, tensors_of
+from primerl.inference.vllm import loader  # noqa: F401 - vLLM finds it by its name
+from primerl.inference.vllm.checkpoint import Checkpoint, CheckpointError, Frozen, read, tensors_of
 from primerl.inference.vllm.computed import compare, refresh_packed_heads
+from primerl.inference.vllm.gpt_oss import copy_sinks, for_reload
 from primerl.inference.vllm.serve import LORA
+from primerl.train.weights.mxfp4 import joined
 from primerl.train.weights.receiver import TransferError, receive
 
 if TYPE_CHECKING:
@@ -69,6 +72,8 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
         tied = bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False))
         began_with = tensors_of(Path(self.model_config.model), tied=tied)
         self.expected = {name: tuple(tensor.shape) for name, tensor in began_with.items()}
+        # Views of mapped files, which stay readable.
+        self.frozen = Frozen(began_with)
         self.known = compare(self.model, began_with) if self.parallel_config.world_size == 1 else None
         self.digest = NOTHING_LOADED
         self.compared = 0
@@ -94,7 +99,8 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
 
         What is received from the trainer comes over a process group, which one thread alone may use: not that.
         """
-        self.prepared = (folder, self.reader.submit(read, folder, self.expected, _refuse_to_receive))
+        reading = self.reader.submit(read, folder, self.expected, _refuse_to_receive, frozen=self.frozen)
+        self.prepared = (folder, reading)
 
     def is_prepared(self) -> bool:
         return self.prepared is None or self.prepared[1].done()
@@ -104,7 +110,7 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
         if prepared is not None and prepared[0] == folder:
             with contextlib.suppress(_ToBeReceivedError):
                 return prepared[1].result()
-        return read(folder, self.expected, self._receive)
+        return read(folder, self.expected, self._receive, frozen=self.frozen)
 
     def receive_weights(self, update_info: FolderUpdate) -> None:
         if self.adapts:
@@ -159,9 +165,13 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
     def _load(self, checkpoint: Checkpoint) -> None:
         with torch.device(self.device):
             initialize_layerwise_reload(self.model)
-            self.model.load_weights(checkpoint.tensors)
+            # With what is frozen: a reload is of whole layers.
+            tensors = joined([*checkpoint.tensors, *self.frozen.tensors.items()])
+            self.model.load_weights(for_reload(self.model, tensors))
             finalize_layerwise_reload(self.model, self.model_config)
             refresh_packed_heads(self.model)
+            parallel = self.parallel_config
+            copy_sinks(self.model, checkpoint.tensors, parallel.rank % parallel.tensor_parallel_size)
 
     def finish_weight_update(self) -> None:
         pass

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 from primerl.config.errors.fail import ConfigError, Problems
 from primerl.config.process_files import files, resolve
+from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
+from primerl.inference import backends
 from primerl.inference.backend import EngineBackend, UnservableError
 from primerl.launch.preflight import model_folder
 from primerl.process.setting_checks import from_mapping
 from primerl.train.adapters.files import check_lora_files
+from primerl.train.model import support
 from primerl.train.settings import ConfigError as SettingError
 from primerl.train.settings import TrainerLoraConfig
 
@@ -32,8 +37,17 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
             if whole:
                 _adapts(config, folder)
         with problems.noted():
+            _routes(config, folder)
+        with problems.noted():
             _attends(config, folder)
     problems.check()
+
+
+def say_drawback(config: RLConfig | EvalConfig, say: Callable[[str], None]) -> None:
+    """Says what an engine is worse at that `auto` has chosen."""
+    backend = resolve.engine_backend(config)
+    if config.inference.backend == backends.AUTO and backend.drawback:
+        say(f"the model is served by {backend.title}: {backend.drawback}")
 
 
 def _engine_serves(config: RLConfig, folder: Path) -> None:
@@ -62,6 +76,17 @@ def _adapts(config: RLConfig, folder: Path) -> None:
         check_lora_files(settings, folder, "trainer.model.lora.")
     except SettingError as error:
         raise ConfigError(str(error)) from None
+
+
+def _routes(config: RLConfig, folder: Path) -> None:
+    if not config.trainer.enable_router_replay:
+        return
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not support.experts(content):
+        raise ConfigError(
+            f"trainer.enable_router_replay: the model in {folder} is no mixture (its config.json names no experts), so "
+            "there is nothing to replay; omit it"
+        )
 
 
 def _attends(config: RLConfig, folder: Path) -> None:

@@ -49,6 +49,8 @@ def check(
     variables, with_key = _quick_checks(config, _model, placement or chosen(config.deployment))
     # The slow checks run side by side, and only when the quick ones found nothing.
     _warn_of_repeats(config, say)
+    if config.inference.replicas:
+        policy.say_drawback(config, say)
     lookup.provided(configs.entries(config), config.timeouts.install_s, say)
     problems = Problems()
     problems.found += _slow_checks(config, variables, say)

@@ -3,9 +3,9 @@
     W x  becomes  W x + (alpha / rank) B A x        A [rank, in] random at first, B [out, rank] zero; only they learn
 
 peft puts its layers into the model itself, so that packing, losses and optimizers see the same model as without, with
-few trained parameters. A and B are kept, and computed with, in fp32 (as peft does). What leaves the trainer is either
-whole weights, W + (alpha / rank) B A, or the adapter in peft's own names; both are made from copies, and the model
-that is trained is never merged, which would change the bits of W.
+few trained parameters. A and B are kept in fp32, and computed with in the dtype of the model. What leaves the trainer
+is either whole weights, W + (alpha / rank) B A, or the adapter in peft's own names; both are made from copies, and the
+model that is trained is never merged, which would change the bits of W.
 """
 
 from __future__ import annotations
@@ -29,28 +29,24 @@ from primerl.train.adapters.files import (
     BASE_DIGEST,
     LORA_ALPHA,
     PREFIX,
-    READ_BY_KERNEL,
     check_base,
     folder_digest,
-    is_read_by_kernel,
-    is_targeted,
     read_adapter_config,
 )
-from primerl.train.adapters.merging import NAME, adapter_state, digest_tensor, is_adapter, lora_layers
+from primerl.train.adapters.merging import NAME, PARAMETER, adapter_state, digest_tensor, is_adapter, lora_layers
+from primerl.train.adapters.targets import KEY, choose
 from primerl.train.checkpoint import staging
 from primerl.train.checkpoint.files import whole_folder
 from primerl.train.distributed.ranks import ALONE, Ranks
+from primerl.train.model.experts import ADAPTERS
 from primerl.train.model.packed_model import DTYPES, ModelError
-from primerl.train.settings import ALL_LINEAR, ConfigError, LoraConfig, TrainerConfig
+from primerl.train.settings import ConfigError, LoraConfig, TrainerConfig
 from primerl.train.weights.publish import WeightsPublisher
 from primerl.train.weights.shards import Files, Shares, gathered, own_tensors
 from primerl.train.weights.transfer import Sender
 
 log = logging.getLogger(__name__)
 
-KEY = "model.lora."
-CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-"""Layers whose weights have more than two dimensions without being experts."""
 BROADCAST_FILE = "broadcast.safetensors"
 """What an engine has to know besides the adapter's own tensors."""
 
@@ -144,14 +140,15 @@ def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_dige
             import peft
         except ImportError as error:
             raise ModelError(f"model.lora needs the package peft ({error}); install it with pip") from error
-    modules = target_modules(model, config)
+    targets = choose(model, config)
+    saved = targets.for_peft(model, saved=True)
     library: Any = peft  # whose own types differ from what it takes
     peft_config = library.LoraConfig(
         r=config.rank,
         # Other readers expect a whole number there.
         lora_alpha=int(config.alpha) if config.alpha.is_integer() else config.alpha,
         lora_dropout=config.dropout,
-        target_modules=_shortest(model, modules),
+        **targets.for_peft(model),
         task_type="CAUSAL_LM",
         base_model_name_or_path=str(base),
     )
@@ -162,68 +159,41 @@ def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_dige
         # Inside a module whose architecture peft does not know: for some mixtures it would mistake a shared expert's
         # matrices for those of the experts, and skip the shared expert.
         library.inject_adapter_in_model(peft_config, torch.nn.ModuleDict({"whole": model}), NAME)
-    # As peft saves them, but in a fixed order.
-    peft_config.inference_mode, peft_config.target_modules = True, sorted(peft_config.target_modules)
+    peft_config.inference_mode = True
+    peft_config.target_modules, peft_config.target_parameters = saved["target_modules"], saved["target_parameters"]
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             parameter.data = parameter.data.float()
         parameter.requires_grad_(is_adapter(name))
+    _compute_in_their_dtype(model)
     adapter = Adapter(model, config, peft_config, base_digest or folder_digest(base))
     if config.adapter_path is not None and not next(model.parameters()).is_meta:
         adapter.load(Path(config.adapter_path), base)
         said = given.get("base_model_name_or_path")
         log.info("starting from the adapter in %s (of %s)", config.adapter_path, said)
     count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    log.info("training an adapter of %s parameters for %d layers", f"{count:,}", len(modules))
+    layers = len(targets.linear) + len(targets.experts)
+    log.info("training an adapter of %s parameters for %d layers", f"{count:,}", layers)
     return adapter
 
 
-def target_modules(model: Any, config: LoraConfig) -> list[str]:
-    """Full names of the layers that get an adapter. Raises ConfigError."""
-    outside = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
-    tensors = {name: parameter.shape for name, parameter in model.named_parameters()}
-    linear = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and id(module) not in outside
-    ]
-    read_by_kernel = [name for name in linear if is_read_by_kernel(name, tensors)]
-    kernels = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, CONVOLUTIONS)}
-    stacks = [name for name, shape in tensors.items() if len(shape) > 2 and name not in kernels]
-    if config.target_modules == [ALL_LINEAR]:
-        if stacks:
-            log.warning("experts are stacks of matrices, which get no adapter: they stay as they are")
-        if read_by_kernel:
-            log.warning("%s (and its like) gets no adapter: it %s", read_by_kernel[0], READ_BY_KERNEL)
-        return [name for name in linear if name not in read_by_kernel]
-    for target in config.target_modules:
-        for name in read_by_kernel:
-            if is_targeted(name, [target]):
-                raise ConfigError(f"{KEY}target_modules: {name} {READ_BY_KERNEL}")
-        experts = [name for name in stacks if f".{target}." in f".{name}."]
-        if experts:
-            raise ConfigError(
-                f"{KEY}target_modules: {target!r} is a mixture's experts ({experts[0]}), a stack of matrices that "
-                "an adapter of linear layers cannot reach; omit it, or name linear layers by more of their names"
-            )
-        if any(is_targeted(name, [target]) for name in linear):
-            continue
-        others = {name: module for name, module in model.named_modules() if is_targeted(name, [target])}
-        names = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
-        if others:
-            name, module = next(iter(others.items()))
-            what = "the embedding or output layer" if id(module) in outside else f"a {type(module).__name__}"
-            raise ConfigError(f"{KEY}target_modules: {name} is {what}, and no linear layer; there are {names}")
-        hint = "; the experts of a mixture are stacks of matrices and cannot have one" if stacks else ""
-        raise ConfigError(f"{KEY}target_modules: no layer of the model is called {target!r}; there are {names}{hint}")
-    return [name for name in linear if is_targeted(name, config.target_modules)]
+def _compute_in_their_dtype(model: Any) -> None:
+    """The adapter's matrices are fp32 tensors, but computed with in the dtype of what they are given, as engines do.
+    Experts compute their adapters with their own products (`primerl.train.model.experts`), peft's layers around them
+    only hold the matrices."""
+    for layer in lora_layers(model).values():
+        if hasattr(layer, PARAMETER):
+            layer._active_adapter = []
+            vars(layer.get_base_layer()).setdefault(ADAPTERS, {})[getattr(layer, PARAMETER)] = layer
+        else:
+            layer.cast_input_dtype_enabled = False
+            for part in (layer.lora_A[NAME], layer.lora_B[NAME]):
+                part.__class__ = _InDtypeOfInput
 
 
-def _shortest(model: Any, modules: list[str]) -> list[str]:
-    """The last parts of the names, as is usual in adapters, if they select exactly these layers; else `modules`."""
-    last = sorted({name.rsplit(".", 1)[-1] for name in modules})
-    meant = [name for name, _ in model.named_modules() if is_targeted(name, last)]
-    return last if sorted(meant) == sorted(modules) else modules
+class _InDtypeOfInput(torch.nn.Linear):
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.nn.functional.linear(rows, self.weight.to(rows.dtype))
 
 
 def check_facts(adapter: Adapter | None, saved: dict[str, Any]) -> None:

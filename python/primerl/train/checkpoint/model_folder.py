@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 from primerl.train.adapters.files import ADAPTER_FOLDER
 from primerl.train.adapters.merging import adapter_state
 from primerl.train.checkpoint.files import check_room, settle, sync
+from primerl.train.checkpoint.frozen_files import add_frozen
 from primerl.train.distributed.rank_barrier import RankBarrier
 from primerl.train.distributed.ranks import ALONE, Ranks
+from primerl.train.weights.frozen import frozen_of
 from primerl.train.weights.shards import (
     MAX_SHARD_BYTES,
     Files,
@@ -62,7 +64,8 @@ def save_model(
     """Writes `<output_dir>/weights/step_<step>`, replacing one that exists, and returns it. `adapter` is also saved
     separately, in `lora_adapters`.
 
-    Tokenizer, chat template and generation config are copied from the model folder `source`, byte for byte: saving
+    What the trainer did not load (`weights.frozen`) is copied from the folder that it was loaded from. Tokenizer, chat
+    template and generation config are copied from the model folder `source`, byte for byte: saving
     them through `transformers` may change them, and with them the tokens of every later run.
 
     All ranks have to call it; each writes its share of the weights, the leading one everything else. `tell` is called
@@ -76,8 +79,13 @@ def save_model(
     files = by_file(shares(model, ranks, plan(model, ranks, max_shard_bytes)))
     adapted = gathered(model, adapter_state(own_tensors(model)), keep=ranks.leads) if adapter is not None else {}
 
+    frozen = frozen_of(model)
+
     def complete(folder: Path, parts: list[dict[str, dict[str, int]]]) -> None:
-        _describe(model, source, folder, {file: sizes for part in parts for file, sizes in part.items()})
+        written = {file: sizes for part in parts for file, sizes in part.items()}
+        if frozen is not None:
+            written = add_frozen(folder, written, frozen, max_shard_bytes)
+        _describe(model, source, folder, written)
         if adapter is not None:
             adapter.save(folder / ADAPTER_FOLDER, adapted)
         _copy_text(source, folder)
@@ -85,7 +93,8 @@ def save_model(
 
     barrier = RankBarrier(ranks, ranks.agree(uuid.uuid4().hex))
     sizes = barrier.each(lambda: bytes_of(files), "say how much it will write")
-    barrier.lead(lambda: check_room(target, sum(sizes)), "find room for the model")
+    copied = 0 if frozen is None else frozen.nbytes()
+    barrier.lead(lambda: check_room(target, sum(sizes) + copied), "find room for the model")
     with barrier.folder(target) as folder:
         parts = barrier.each(lambda: _write(folder, files, tell), "write its share of the model")
         barrier.lead(lambda: complete(folder, parts), "complete the model folder")
@@ -111,16 +120,35 @@ def _describe(model: Any, source: Path, folder: Path, files: dict[str, dict[str,
     model.config.dtype = str(computing_dtype(model)).removeprefix("torch.")
     model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
     model.config.save_pretrained(folder)
+    _as_whole(model.config, source, folder)
     if model.can_generate() and not (source / "generation_config.json").is_file():
         model.generation_config.save_pretrained(folder)
     if len(files) > 1:
         total = sum(size for sizes in files.values() for size in sizes.values())
+        frozen = frozen_of(model)
+        parameters = model.num_parameters() + (0 if frozen is None else frozen.parameters())
         index = {
-            "metadata": {"total_parameters": model.num_parameters(), "total_size": total},
+            "metadata": {"total_parameters": parameters, "total_size": total},
             "weight_map": {name: file for file, sizes in files.items() for name in sizes},
         }
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _as_whole(config: Any, source: Path, folder: Path) -> None:
+    """Where only the text model of a folder was loaded, the saved one is whole again: it gets the config of its
+    source, with what loading has changed in the text model's part (dtype, dropout)."""
+    given = source / "config.json"
+    whole = json.loads(given.read_text(encoding="utf-8")) if given.is_file() else {}
+    text = whole.get("text_config")
+    if not isinstance(text, dict) or whole.get("model_type") == config.model_type:
+        return
+    own = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text |= {name: own[name] for name in text if "dropout" in name and name in own}
+    for part in (whole, text):
+        part.pop("torch_dtype", None)
+        part["dtype"] = own["dtype"]
+    (folder / "config.json").write_text(json.dumps(whole, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _copy_text(source: Path, folder: Path) -> None:

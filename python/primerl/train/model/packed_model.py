@@ -24,7 +24,7 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from primerl.train.loss.logprobs import OutputHead
-from primerl.train.model import support
+from primerl.train.model import experts, support
 from primerl.train.model.architectures import (
     annotate,
     decoder,
@@ -37,9 +37,13 @@ from primerl.train.model.import_once import import_transformers
 from primerl.train.model.packed import Bucket, to_rows, written_out
 from primerl.train.model.packed import ModelError as ModelError
 from primerl.train.model.packed import PackedSequences as PackedSequences
+from primerl.train.model.quantised import ask_for_numbers, check_parts, forget_quantisation
+from primerl.train.weights.frozen import names_in, note_frozen
 
 ATTENTION = "primerl_packed"
 """Name of the attention below in `transformers`' registry."""
+
+IMPLEMENTATIONS = {"attn_implementation": ATTENTION, "experts_implementation": experts.EXPERTS}
 
 MOST_FLASH = 256
 """Largest head of flash attention."""
@@ -216,15 +220,19 @@ def _attend(
     return out if out.shape[0] == bucket.slots.shape[0] else out.index_select(0, bucket.slots)
 
 
-def load_model(path: str | Path, dtype: str = "float32", device: torch.device | str = "cpu") -> Any:
-    """The checkpoint in folder `path` as a `transformers` model with packed attention, in training mode.
+def load_model(
+    path: str | Path, dtype: str = "float32", device: torch.device | str = "cpu", attention: str = ATTENTION
+) -> Any:
+    """The checkpoint in folder `path` as a `transformers` model with packed attention, in training mode. `attention`:
+    another one, by the name that it is registered under.
 
     Raises:
         ModelError: no such folder, no `config.json`, or `transformers` cannot load it.
     """
     import_transformers()
     with _reading(path) as (folder, config):
-        how: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION, "local_files_only": True}
+        how: dict[str, Any] = {"dtype": DTYPES[dtype], **IMPLEMENTATIONS, "local_files_only": True}
+        how["attn_implementation"] = attention
         model, loaded = _kind(config).from_pretrained(folder, config=config, **how, output_loading_info=True)
     missing = sorted(loaded["missing_keys"])
     if missing:
@@ -233,19 +241,25 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
         raise ModelError(
             f"model folder {folder} lacks tensors that its config.json asks for: {listed}; fetch or save it again"
         )
+    forget_quantisation(model, DTYPES[dtype])
+    note_frozen(model, folder)
     model = model.to(device).train()
-    annotate(model, ATTENTION)
+    annotate(model, attention)
+    experts.install(model)
     return model
 
 
 def model_shape(path: str | Path) -> Any:
     """The same model in fp32, on torch's meta device: its tensors have shapes, and no memory. Raises ModelError."""
     import_transformers()
-    with _reading(path) as (_, config), torch.device("meta"):
+    with _reading(path) as (folder, config), torch.device("meta"):
         # Some are made of tensors that say themselves where they are.
-        made = _kind(config).from_config(config, dtype=torch.float32, attn_implementation=ATTENTION)
+        made = _kind(config).from_config(config, dtype=torch.float32, **IMPLEMENTATIONS)
+        forget_quantisation(made, torch.float32)
         model = made.to("meta").train()
+        note_frozen(model, folder)
     annotate(model, ATTENTION)
+    experts.install(model)
     return model
 
 
@@ -280,6 +294,7 @@ def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
 
     folder = checked_folder(path)
     AttentionInterface.register(ATTENTION, packed_attention)
+    experts.register()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     kind = ""
     try:
@@ -288,6 +303,8 @@ def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
         refused = support.refusal(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         if refused is not None:
             raise ModelError(refused)
+        if ask_for_numbers(config):
+            check_parts(names_in(folder))
         yield folder, config
     except ModelError as error:
         raise ModelError(f"model folder {folder}: {error}") from None

@@ -31,40 +31,43 @@ _CHOOSING = (torch.topk, Tensor.topk)
 
 
 class _Choosing(TorchFunctionMode):
-    """Replaces what `topk` chooses among `experts` scores for each of T tokens. `experts` 0: replaces nothing."""
+    """Replaces what `topk` chooses of `experts` scores for each of T tokens, by `wanted` [T, k] where that is known."""
 
-    def __init__(self, wanted: Tensor, experts: int) -> None:
+    def __init__(self, tokens: int, experts: int, wanted: Tensor | None = None) -> None:
         super().__init__()
-        self._wanted = wanted  # [T, k]
-        self._experts = experts
-        self.replaced = 0
-        self.own: Tensor | None = None
+        self._shape = (tokens, experts)
+        self._wanted = wanted
+        self.calls = 0
+        self.own: Tensor | None = None  # [T, k]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = func(*args, **(kwargs or {}))
         if func not in _CHOOSING:
             return answer
         scores = args[0] if args else (kwargs or {})["input"]
-        tokens, chosen = self._wanted.shape
         # Groups of experts are chosen by the same function, from scores of other shapes.
-        if scores.dim() < 2 or scores.shape[-2:] != (tokens, self._experts) or scores.numel() != tokens * self._experts:
+        if scores.shape[-2:] != self._shape or scores.numel() != self._shape[0] * self._shape[1]:
             return answer
-        if answer.indices.shape[-1] != chosen:
+        self.calls += 1
+        self.own = answer.indices.reshape(self._shape[0], -1)
+        return answer if self._wanted is None else self._replaced(scores, answer.indices, self.own)
+
+    def _replaced(self, scores: Tensor, indices: Tensor, own: Tensor) -> Any:
+        assert self._wanted is not None
+        if own.shape != self._wanted.shape:
             raise ModelError(
-                f"the engine chose {chosen} experts for a token, and this model's router chooses "
-                f"{answer.indices.shape[-1]}: they do not have the same model"
+                f"the engine chose {self._wanted.shape[1]} experts for a token, and this model's router chooses "
+                f"{own.shape[1]}: they do not have the same model"
             )
-        self.own = answer.indices.reshape(tokens, chosen)
-        indices = torch.where(self._wanted >= 0, self._wanted, self.own).reshape(answer.indices.shape)
-        self.replaced += 1
-        return torch.return_types.topk((scores.gather(-1, indices), indices))
+        chosen = torch.where(self._wanted >= 0, self._wanted, own).reshape(indices.shape)
+        return torch.return_types.topk((scores.gather(-1, chosen), chosen))
 
 
-class RouterReplay:
-    """The routers of a model, that choose what the engine chose while `replaying`."""
+class _Routers:
+    """The routers of a model, one a layer, whose choices can be seen and replaced."""
 
     def __init__(self, model: Any) -> None:
-        """Raises ModelError: the model has no routers that can be directed."""
+        """Raises ModelError: the model has no such routers."""
         found = routers(model)
         if not found:
             raise ModelError(
@@ -72,19 +75,83 @@ class RouterReplay:
                 "nothing to replay; omit it"
             )
         names = {id(module): name for name, module in model.named_modules()}
-        self._layers = [_layer(names[id(module)]) for module, _ in found]
-        if len(set(self._layers)) < len(self._layers):
+        self.layers = [_layer(names[id(module)]) for module, _ in found]
+        if len(set(self.layers)) < len(self.layers):
             raise ModelError(
                 f"enable_router_replay: {type(model).__name__} has several routers in a layer, of which engines report "
                 "only one; omit it"
             )
-        self._decoder_layers = int(model.config.get_text_config().num_hidden_layers)
-        self._experts = [0] * len(found)
+        self.decoder_layers = int(model.config.get_text_config().num_hidden_layers)
+        for index, (module, _) in enumerate(found):
+            module.forward = self._watched(module.forward, index, _experts(module), type(module).__name__)
+
+    def _is_watching(self) -> bool:
+        raise NotImplementedError
+
+    def _wanted(self, index: int, experts: int) -> Tensor | None:
+        """What router `index`, which chooses among `experts`, is to choose: [T, k]; None leaves it to itself."""
+        raise NotImplementedError
+
+    def _note(self, index: int, wanted: Tensor | None, own: Tensor) -> None:
+        """The router would have chosen `own` [T, k]."""
+        raise NotImplementedError
+
+    def _watched(self, forward: Any, index: int, experts: int, name: str) -> Any:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def choose(hidden_states: Tensor, *given: Any, **named: Any) -> Any:
+            if not self._is_watching():
+                return forward(hidden_states, *given, **named)
+            wanted = self._wanted(index, experts)
+            mode = _Choosing(hidden_states.shape[:-1].numel(), experts, wanted)
+            with mode:
+                answer = forward(hidden_states, *given, **named)
+            if mode.own is None or mode.calls != 1:
+                raise ModelError(
+                    f"enable_router_replay: {name} does not choose experts by one call of topk, so it cannot be given "
+                    "the engine's choice; omit it"
+                )
+            self._note(index, wanted, mode.own)
+            return answer
+
+        return choose
+
+
+class ChosenExperts(_Routers):
+    """Notes what the routers of an engine's model choose."""
+
+    def __init__(self, model: Any) -> None:
+        """Raises ModelError: the model has no such routers."""
+        super().__init__(model)
+        self._chosen: dict[int, Tensor] = {}
+
+    def take(self) -> Tensor:
+        """[T, layers of the decoder, k] int64 of the last forward pass; 0 for layers that are dense."""
+        chosen, self._chosen = self._chosen, {}
+        first = next(iter(chosen.values()))
+        every = first.new_zeros(len(first), self.decoder_layers, first.shape[1])
+        for index, own in chosen.items():
+            every[:, self.layers[index]] = own
+        return every
+
+    def _is_watching(self) -> bool:
+        return True
+
+    def _wanted(self, index: int, experts: int) -> Tensor | None:
+        return None
+
+    def _note(self, index: int, wanted: Tensor | None, own: Tensor) -> None:
+        self._chosen[index] = own
+
+
+class RouterReplay(_Routers):
+    """The routers of a trainer's model, which choose what the engine chose while `replaying`."""
+
+    def __init__(self, model: Any) -> None:
+        """Raises ModelError: the model has no such routers."""
+        super().__init__(model)
         self._given: Tensor | None = None  # [T, routers, k]
         self._counted: set[int] = set()
         self._sums = torch.zeros(4, dtype=torch.float64)
-        for index, (module, place) in enumerate(found):
-            module.forward = self._directed(module.forward, index, place, type(module).__name__)
 
     @contextmanager
     def replaying(self, experts: RoutedExperts | None, tokens: int, device: torch.device | str) -> Iterator[None]:
@@ -112,52 +179,43 @@ class RouterReplay:
     def _of_routers(self, given: Tensor) -> Tensor:
         """[T, routers, k] of [T, layers, k]. vLLM reports a row for each layer of the decoder, dense ones included."""
         layers = given.shape[1]
-        if layers == self._decoder_layers and max(self._layers) < layers:
-            return given[:, self._layers]
-        if layers == len(self._layers):
+        if layers == self.decoder_layers and max(self.layers) < layers:
+            return given[:, self.layers]
+        if layers == len(self.layers):
             return given
         raise ModelError(
-            f"the engine reported experts of {layers} layers, and this model has {self._decoder_layers} layers, "
-            f"{len(self._layers)} of them mixtures: they do not have the same model"
+            f"the engine reported experts of {layers} layers, and this model has {self.decoder_layers} layers, "
+            f"{len(self.layers)} of them mixtures: they do not have the same model"
         )
 
-    def _directed(self, forward: Any, index: int, place: int, name: str) -> Any:
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def choose(*args: Any, **kwargs: Any) -> Any:
-            if self._given is None:
-                return forward(*args, **kwargs)
-            if not self._experts[index]:
-                with torch.no_grad():
-                    self._experts[index] = int(forward(*args, **kwargs)[place].shape[-1])
-            wanted, experts = self._given[:, index].long(), self._experts[index]
-            highest = int(wanted.max())
-            if highest >= experts:
-                raise ModelError(
-                    f"the engine chose expert {highest}, and this model has {experts}: they do not have the same model"
-                )
-            mode = _Choosing(wanted, experts)
-            with mode:
-                answer = forward(*args, **kwargs)
-            if mode.own is None or mode.replaced != 1:
-                raise ModelError(
-                    f"enable_router_replay: {name} does not choose experts by one call of topk, so it cannot be given "
-                    "the engine's choice; omit it"
-                )
-            self._count(index, wanted, mode.own)
-            return answer
+    def _is_watching(self) -> bool:
+        return self._given is not None
 
-        return choose
+    def _wanted(self, index: int, experts: int) -> Tensor | None:
+        assert self._given is not None
+        wanted = self._given[:, index].long()
+        highest = int(wanted.max())
+        if highest >= experts:
+            raise ModelError(
+                f"the engine chose expert {highest}, and this model has {experts}: they do not have the same model"
+            )
+        return wanted
 
     @torch.no_grad()
-    def _count(self, index: int, wanted: Tensor, own: Tensor) -> None:
+    def _note(self, index: int, wanted: Tensor | None, own: Tensor) -> None:
         """What the backward pass computes again is not counted again."""
-        if index in self._counted:
+        if index in self._counted or wanted is None:
             return
         self._counted.add(index)
         known = wanted[:, 0] >= 0
         chosen = int(known.sum()) * wanted.shape[1]
         same = int((wanted.unsqueeze(2) == own.unsqueeze(1)).any(2)[known].sum())
         self._sums += torch.tensor([known.sum().item(), known.numel(), chosen - same, chosen], dtype=torch.float64)
+
+
+def _experts(router: torch.nn.Module) -> int:
+    """Rows of its matrix: one score each."""
+    return next((one.shape[0] for one in router.parameters() if one.dim() == 2), 0)
 
 
 def _layer(name: str) -> int:

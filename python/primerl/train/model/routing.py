@@ -3,7 +3,9 @@
 max_vio: of each layer, the most loaded expert's tokens over the mean's, minus 1 (MaxVio of Wang et al.,
 "Auxiliary-Loss-Free Load Balancing", arXiv:2408.15664), over the step; its mean over the layers. 0 is balance.
 routing_confidence: the share of the router's scores, over all experts, that goes to the experts it chose; mean over
-tokens and layers. Scores are the softmax of the router's logits, or their sigmoids, whichever its weights are made of.
+tokens and layers. routing_entropy: the entropy, in nats, of the scores as shares of their sum; mean over tokens and
+layers. It is log(experts) where all experts are alike to a router. Scores are the softmax of the router's logits, or
+their sigmoids, whichever its weights are made of.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class RoutingLoad:
         self._unknown = False
         found = routers(model)
         self._loads: list[Tensor | None] = [None] * len(found)
-        self._confidence: list[Tensor | None] = [None] * len(found)
+        self._shares: list[Tensor | None] = [None] * len(found)
         for index, (module, place) in enumerate(found):
             module.register_forward_hook(self._hook(index, place))
 
@@ -53,32 +55,33 @@ class RoutingLoad:
             if routed is None:
                 self._unknown = True
                 name = type(module).__name__
-                log.warning("max_vio and routing_confidence are omitted: what %s answers is not understood", name)
+                log.warning("max_vio and routing_* are omitted: what %s answers is not understood", name)
                 return
             logits, chosen, weights = routed
             load = logits.new_zeros(logits.shape[1], dtype=torch.float64)
             load.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen, dtype=torch.float64).flatten())
-            share = _confidence(logits, chosen, weights).double().sum()
-            sums = torch.stack([share, share.new_tensor(float(logits.shape[0]))])
-            loads, confidence = self._loads[index], self._confidence[index]
+            share, entropy = _shares(logits, chosen, weights)
+            tokens = share.new_tensor(float(len(share)), dtype=torch.float64)
+            sums = torch.stack([share.double().sum(), entropy.double().sum(), tokens])
+            loads, shares = self._loads[index], self._shares[index]
             self._loads[index] = load if loads is None else loads + load
-            self._confidence[index] = sums if confidence is None else confidence + sums
+            self._shares[index] = sums if shares is None else shares + sums
 
         return count
 
     def take(self, ranks: Ranks) -> tuple[Tensor, Tensor] | None:
-        """Loads [layers, experts] and confidence [layers, 2] of all ranks since the last call; None where the model
-        has no routers, or some did not answer as they should."""
+        """Loads [layers, experts] of all ranks since the last call, and sums of confidence, entropy and tokens
+        [layers, 3]; None where the model has no routers, or some did not answer as they should."""
         if not self._loads:
             return None
         counted = torch.tensor([float(any(load is None for load in self._loads))], device=ranks.device)
-        loads, confidence = self._loads, self._confidence
-        self._loads, self._confidence = [None] * len(loads), [None] * len(loads)
+        loads, shares = self._loads, self._shares
+        self._loads, self._shares = [None] * len(loads), [None] * len(loads)
         # All ranks have to decide alike; one without micro-batches has counted nothing.
         if ranks.largest(counted).item():
             return None
         of_layers = torch.stack([load for load in loads if load is not None])
-        return ranks.sum(of_layers), ranks.sum(torch.stack([sums for sums in confidence if sums is not None]))
+        return ranks.sum(of_layers), ranks.sum(torch.stack([sums for sums in shares if sums is not None]))
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         """Metrics of a step; empty if the model has no routers."""
@@ -118,19 +121,26 @@ def _routed(output: Any, place: int) -> tuple[Tensor, Tensor, Tensor] | None:
     return logits.reshape(tokens, -1).float(), whole[0].long(), weights[0].float()
 
 
-def _confidence(logits: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """[T]. Weights may be scaled, or scaled to a sum of 1: their shares tell which scores they are made of."""
+def _shares(logits: Tensor, chosen: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Confidence and entropy of each token, [T]. Weights may be scaled, or scaled to a sum of 1: their shares tell
+    which scores they are made of."""
     shares = weights / weights.sum(1, keepdim=True)
-    found, off = [], []
+    confidence, entropy, off = [], [], []
     for scores in (logits.softmax(-1), logits.sigmoid()):
-        of_chosen = scores.gather(1, chosen)
-        found.append(of_chosen.sum(1) / scores.sum(1))
+        of_chosen, of_all = scores.gather(1, chosen), scores.sum(1, keepdim=True)
+        confidence.append((of_chosen / of_all).sum(1))
+        entropy.append(torch.special.entr(scores / of_all).sum(1))
         off.append((of_chosen / of_chosen.sum(1, keepdim=True) - shares).abs().sum())
-    return torch.where(off[0] <= off[1], found[0], found[1])
+    softmax = off[0] <= off[1]
+    return torch.where(softmax, confidence[0], confidence[1]), torch.where(softmax, entropy[0], entropy[1])
 
 
-def routing_metrics(loads: Tensor, confidence: Tensor) -> dict[str, float]:
+def routing_metrics(loads: Tensor, shares: Tensor) -> dict[str, float]:
     """Metrics from sums over micro-batches and data ranks."""
     violation = loads.amax(1) / loads.mean(1).clamp(min=1e-9) - 1.0
-    share, tokens = confidence.sum(0).tolist()
-    return {"max_vio/mean": violation.mean().item(), "routing_confidence/mean": share / max(tokens, 1.0)}
+    confidence, entropy, tokens = shares.sum(0).tolist()
+    return {
+        "max_vio/mean": violation.mean().item(),
+        "routing_confidence/mean": confidence / max(tokens, 1.0),
+        "routing_entropy/mean": entropy / max(tokens, 1.0),
+    }

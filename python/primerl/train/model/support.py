@@ -104,6 +104,15 @@ weights."""
 EMBEDDED_TYPES = ("llama", "qwen2", "qwen3")
 """Types that the embedded engine computes."""
 
+NOT_CACHED = {
+    "hrm_text": "a checkpoint's tensors lie in the model's in pieces, which new weights cannot be loaded into"
+}
+"""`model_type` -> why the embedded engine over `transformers` does not serve it."""
+
+MXFP4 = "mxfp4"
+IN_MXFP4 = ("gpt_oss",)
+"""Types of which folders in MXFP4 are dequantised when they are loaded."""
+
 EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 """Keys of the number of experts in a layer, by family."""
 
@@ -135,14 +144,29 @@ def training_refusal(config: Config) -> str | None:
     return None
 
 
+def quantisation(config: Config) -> str | None:
+    """In what the weights are quantised; None where they are numbers."""
+    given = config.get("quantization_config") or text_config(config).get("quantization_config")
+    if not given:
+        return None
+    return str(given.get("quant_method") or "an unnamed way") if isinstance(given, Mapping) else str(given)
+
+
+def dequantises(config: Config) -> bool:
+    """Whether the weights are quantised in a way that they are read from as numbers: MXFP4 of gpt-oss, whose values
+    bfloat16 has all."""
+    return quantisation(config) == MXFP4 and model_type(config) in IN_MXFP4
+
+
 def weights_refusal(config: Config) -> str | None:
     """Why the weights that belong to this `config.json` cannot be trained, as the end of `weights are ...`."""
-    if config.get("quantization_config") or text_config(config).get("quantization_config"):
-        return (
-            "quantised (config.json has a quantization_config), which cannot be trained; give the model in bfloat16 "
-            "or float32"
-        )
-    return None
+    method = quantisation(config)
+    if method is None or dequantises(config):
+        return None
+    return (
+        f"quantised ({method}: config.json has a quantization_config), which cannot be trained; give the model in "
+        "bfloat16 or float32"
+    )
 
 
 def refusal(config: Config) -> str | None:
@@ -194,10 +218,20 @@ def experts(config: Config) -> int:
 
 
 def embedded_engine_refusal(config: Config) -> str | None:
-    """Why the embedded engine cannot compute this model exactly."""
+    """Why the embedded engine's own decoder cannot compute this model exactly."""
+    problem = _own_decoder_problem(config)
+    if problem is None:
+        return None
+    other = "serve this model with vLLM"
+    if transformers_engine_refusal(config) is None:
+        other = 'set inference.backend to "transformers" (slower), or serve this model with vLLM'
+    return f"{problem}; {other}"
+
+
+def _own_decoder_problem(config: Config) -> str | None:
     kind = config.get("model_type")
     if kind not in EMBEDDED_TYPES:
-        return f"the embedded engine serves {', '.join(EMBEDDED_TYPES)}, not {kind!r}; serve this model with vLLM"
+        return f"the embedded engine serves {', '.join(EMBEDDED_TYPES)}, not {kind!r}"
     neutral: dict[str, tuple[Any, ...]] = {
         "hidden_act": ("silu", None),
         "use_sliding_window": (False, None),
@@ -206,16 +240,25 @@ def embedded_engine_refusal(config: Config) -> str | None:
     }
     for name, values in neutral.items():
         if config.get(name) not in values:
-            return f"the embedded engine cannot serve {name} = {config[name]!r}; use vLLM"
+            return f"the embedded engine cannot serve {name} = {config[name]!r}"
     if others := set(config.get("layer_types") or []) - {"full_attention"}:
-        return f"the embedded engine has no layers of type {', '.join(sorted(others))}; use vLLM"
+        return f"the embedded engine has no layers of type {', '.join(sorted(others))}"
     rope = rope_parameters(config)
     if float(rope.get("partial_rotary_factor", 1.0)) != 1.0:
-        return "partial rotary embeddings need vLLM"
+        return "the embedded engine has no partial rotary embeddings"
     scaling = rope.get("rope_type", rope.get("type", "default"))
     if scaling not in ("default", "llama3"):
-        return f"rope type {scaling!r} is not served by the embedded engine; use vLLM"
+        return f"rope type {scaling!r} is not served by the embedded engine"
     return None
+
+
+def transformers_engine_refusal(config: Config) -> str | None:
+    """Why the embedded engine over `transformers` cannot compute this model: what it serves is what is trained."""
+    kind = model_type(config)
+    refused = refusal(config)
+    if refused is None and kind in NOT_CACHED:
+        refused = f"{NOT_CACHED[kind]} ({kind}); serve this model with vLLM"
+    return refused
 
 
 def rope_parameters(config: Config) -> Config:
@@ -232,10 +275,14 @@ class Support:
     """Why it cannot be trained; None where nothing in its config forbids that."""
     device: str | None
     """Why it cannot be trained on a GPU of this machine."""
+    dequantised: str | None
+    """What the weights are quantised in, where they are read from that as bfloat16."""
     state: bool
     experts: int
     embedded_engine: str | None
-    """Why the embedded engine cannot serve it; vLLM may."""
+    """Why the embedded engine's own decoder cannot serve it."""
+    transformers_engine: str | None
+    """Why the embedded engine over `transformers` cannot either; vLLM may."""
     several_ranks: str | None
     """Why it can be trained on one rank only."""
     projections: tuple[str, ...] | None
@@ -247,9 +294,11 @@ def support(config: Config) -> Support:
         model_type=model_type(config),
         training=refusal(config),
         device=device_refusal(config),
+        dequantised=quantisation(config) if dequantises(config) else None,
         state=has_state(config),
         experts=experts(config),
         embedded_engine=embedded_engine_refusal(config),
+        transformers_engine=transformers_engine_refusal(config),
         several_ranks=layout_refusal(config, 2),
         projections=PROJECTIONS.get(model_type(config)),
     )

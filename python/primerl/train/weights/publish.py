@@ -19,6 +19,7 @@ from primerl.train.distributed.rank_barrier import RankBarrier
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.model.packed_model import PackedSequences
 from primerl.train.weights.digest import digest_of
+from primerl.train.weights.frozen import Frozen, frozen_of
 from primerl.train.weights.shards import MAX_SHARD_BYTES, Files, Shares, by_file, bytes_of, plan, shares
 from primerl.train.weights.tensors import NAMES, tensor_hash
 from primerl.train.weights.transfer import Sender
@@ -108,6 +109,7 @@ class WeightsPublisher:
         self._sender = sender
         self._probes = probes
         self._probe: Probe | None = None
+        self._frozen: Frozen | None = None
         self.barrier = RankBarrier(ranks, "broadcasts")
 
     def publish(self, model: Any, version: int) -> Path:
@@ -127,6 +129,7 @@ class WeightsPublisher:
         return self._shares(model)
 
     def _shares(self, model: Any) -> Shares:
+        self._frozen = frozen_of(model)
         shards = plan(model, self._ranks, self._max_shard_bytes, self._dtype)
         return shares(model, self._ranks, shards, self._dtype)
 
@@ -181,6 +184,8 @@ class WeightsPublisher:
         contents = manifest_of(version, files, tensors)
         if self._probe is not None:
             contents["probe"] = self._probe
+        if self._frozen is not None:
+            contents["frozen"] = self._frozen.entries()
         target = self.folder / f"step_{version}"
         # A file of the right size may still be damaged, and an engine would refuse it at every start.
         held = self._held(target) if all(part["there"] for part in parts) else None

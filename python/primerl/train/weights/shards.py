@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from primerl.train.adapters.merging import is_adapter, merged_state
 from primerl.train.distributed.fsdp import whole
 from primerl.train.distributed.ranks import Ranks
+from primerl.train.weights.names import published
 
 FILE = "model.safetensors"
 MAX_SHARD_BYTES = 5_000_000_000
@@ -88,7 +89,7 @@ def plan(
             files[-1][1].append(group)
             filled += sizes[group]
     return [
-        Shard(_file(number, len(files)), rank, tuple(tuple(groups[group]) for group in names))
+        Shard(file_name(number, len(files)), rank, tuple(tuple(groups[group]) for group in names))
         for number, (rank, names) in enumerate(files, 1)
     ]
 
@@ -98,7 +99,7 @@ def _group(name: str) -> str:
     return layer[0] if layer else name.replace(".base_layer.", ".").split(".lora_")[0].rpartition(".")[0]
 
 
-def _file(number: int, count: int) -> str:
+def file_name(number: int, count: int) -> str:
     """The name that transformers would give it."""
     return FILE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
 
@@ -111,15 +112,13 @@ def shares(
 
     All ranks have to call and exhaust it: each tensor is gathered by all of them, which hold one group at most.
     """
-    from transformers.core_model_loading import revert_weight_conversion
-
     state = own_tensors(model)
     for shard in shards:
         for group in shard.groups:
             tensors = gathered(model, {name: state[name] for name in group}, keep=shard.rank == ranks.rank)
             if not tensors:
                 continue
-            named = revert_weight_conversion(model, merged_state(model, tensors))
+            named = published(model, merged_state(model, tensors))
             for name in sorted(named):
                 tensor = named[name].detach()
                 yield shard.file, name, tensor.to(dtype or tensor.dtype) if tensor.is_floating_point() else tensor

@@ -1,0 +1,62 @@
+"""The embedded engine over `transformers` as a backend. torch is imported when an engine starts."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from primerl.inference.backend import UnservableError
+from primerl.inference.torch.backend import EmbeddedBackend
+from primerl.train.model import support
+
+if TYPE_CHECKING:
+    from primerl.inference.settings import InferenceConfig
+    from primerl.inference.torch.step import StepBackend
+
+log = logging.getLogger("primerl.inference")
+
+
+class TransformersBackend(EmbeddedBackend):
+    """Serves what the trainer trains; slower than the decoder of `inference.torch`, which knows three families."""
+
+    title = "the embedded engine over transformers"
+    preload = ("primerl.inference.transformers.step",)
+    drawback = "it computes as transformers does, many times slower than vLLM"
+
+    def check_model(self, folder: Path, python: str | None) -> None:
+        file = folder / "config.json"
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+            problem = support.transformers_engine_refusal(config)
+        except FileNotFoundError:
+            raise UnservableError(f"model.path: {file} does not exist; give the folder of a model") from None
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise UnservableError(f"model.path: {file} cannot be read: {error}") from None
+        if problem is not None:
+            raise UnservableError(f"model.path: {file}: {problem}")
+
+    def check_adapters(self, rank: int, folder: Path) -> None:
+        raise UnservableError(
+            f'trainer.model.lora: {self.title} is sent whole weights; set trainer.model.lora.broadcast = "merged"'
+        )
+
+    def check_experts(self, folder: Path, python: str | None) -> None:
+        """It reports those of every mixture with one router a layer, which is seen when it is loaded."""
+
+    def load(self, config: InferenceConfig) -> StepBackend:
+        from primerl.inference.transformers.step import CachedBackend
+
+        if config.lora is not None:
+            self.check_adapters(config.lora.rank, Path(config.model.path))
+        log.info("serving with %s: %s", self.title, self.drawback)
+        return CachedBackend(
+            Path(config.model.path),
+            dtype=config.dtype or "float32",
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            logprobs_mode=config.logprobs_mode,
+            device=config.device,
+            reports_experts=config.enable_return_routed_experts,
+        )
