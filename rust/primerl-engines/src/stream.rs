@@ -177,7 +177,7 @@ mod tests {
     const STREAM: &str = concat!(
         "data: {\"choices\":[{\"token_ids\":[5],\"logprobs\":{\"content\":[{\"token_id\":5,\"logprob\":-1.0}]}}]}\n\n",
         ": a comment\n\n",
-        "data: {\"choices\":[{\"token_ids\":[6,7],\"logprobs\":{\"content\":[{\"token_id\":6,\"logprob\":-2.0},",
+        "data: {\"choices\":[{\"routed_experts\":\"rows\",\"token_ids\":[6,7],\"logprobs\":{\"content\":[{\"token_id\":6,\"logprob\":-2.0},",
         "{\"token_id\":7,\"logprob\":-3.0}]},\"finish_reason\":\"stop\",",
         "\"weight_versions\":[{\"version\":\"3\",\"start\":0,\"end\":3}]}]}\n\n",
         "data: {\"choices\":[],\"usage\":{}}\n\ndata: [DONE]\n\n"
@@ -200,6 +200,7 @@ mod tests {
             let choice = assembly.finish(false).expect("is whole");
             prop_assert_eq!(choice.token_ids, [5, 6, 7]);
             prop_assert_eq!(choice.finish_reason.as_deref(), Some("stop"));
+            prop_assert_eq!(choice.routed_experts.as_deref(), Some("rows"));
         }
     }
 
