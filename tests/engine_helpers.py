@@ -235,7 +235,7 @@ def step(backend: StepBackend, parts: list[tuple[int, int, list[int]]], cuts: li
         segments.append((first, count, longest, max(start + len(ids) for _, start, ids in members)))
         first += count
     ends = np.cumsum([len(ids) for _, _, ids in parts])
-    sampled, _ = backend.forward(
+    sampled, *_ = backend.forward(
         token_ids=column([token for _, _, ids in parts for token in ids]),
         positions=column([position for row in positions for position in row]),
         cache_rows=column([p + max_len * part[0] for part, row in zip(parts, positions, strict=True) for p in row]),

@@ -105,6 +105,9 @@ class EngineBackend:
     def check_sampling(self, temperature: float) -> None:
         """Raises UnservableError for what it cannot sample at."""
 
+    def check_experts(self, folder: Path, python: str | None) -> None:
+        """Whether it can report which experts of a mixture it chose. Raises UnservableError."""
+
     def gpus(self, device: str, options: Mapping[str, Any]) -> int:
         """How many GPUs of a machine with several one engine takes for itself. `device`: `inference.device`; `options`:
         as in `check_options`."""
@@ -116,6 +119,8 @@ class EngineBackend:
             raise UnservableError(
                 f"logprobs_mode: {self.title} reports {', '.join(self.logprobs_modes)} only, not {config.logprobs_mode}"
             )
+        if config.enable_return_routed_experts:
+            self.check_experts(Path(config.model.path), config.python)
 
     def start(self, config: InferenceConfig) -> Engine:
         """Starts an engine at `config.host` and `config.port`; it may still be loading when this returns. Raises

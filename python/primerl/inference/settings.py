@@ -51,6 +51,7 @@ class InferenceConfig:
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"]
     gpu_share: float | None
     threads: int
+    enable_return_routed_experts: bool
     lora: LoraConfig | None
     log: LogConfig
 

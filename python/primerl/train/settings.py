@@ -146,6 +146,7 @@ class TrainerConfig(ComputationConfig):
     orchestrator_timeout_s: float
     batch_timeout_s: float
     optim: OptimConfig
+    enable_router_replay: bool
     loss: LossConfig
     weights: WeightsConfig
     ckpt: CheckpointConfig | None

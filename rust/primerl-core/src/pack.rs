@@ -17,6 +17,7 @@
 
 mod assign;
 mod columns;
+mod experts;
 mod prefixes;
 mod trees;
 
@@ -25,6 +26,7 @@ use crate::ids::*;
 use crate::sample::{Sample, Segment, TokenLogprobs};
 use assign::{Bin, Size, balance, first_fit_decreasing, make_divisible};
 pub use columns::{Columns, GrammarRun, TruncatedRun};
+pub use experts::{ExpertsColumn, ShapesDiffer};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -18,6 +18,7 @@
 //! neither log-probabilities nor a version.
 
 use crate::config::TrajectoryStrategy;
+use crate::experts::{self, ExpertsRun, SampleExperts};
 use crate::ids::{PolicyVersion, RolloutId};
 use crate::turn::{Grammar, Truncation, Turn, VersionRuns};
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,9 @@ pub struct Sample {
     pub trace: usize,
     /// In order; together the sequence.
     segments: Vec<Segment>,
+    /// Of its turns, in order, as far as engines reported them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    experts: Vec<SampleExperts>,
     tokens: usize,
     /// Tokens that are trained; at least 1.
     pub loss_tokens: u64,
@@ -139,6 +143,11 @@ impl Sample {
         &self.segments
     }
 
+    /// The experts that engines chose, as far as they are known: runs in order, apart from each other.
+    pub fn experts(&self) -> impl Iterator<Item = ExpertsRun<'_>> {
+        experts::runs(&self.experts, self.tokens)
+    }
+
     /// All token ids. `[N]`
     pub fn token_ids(&self) -> Vec<u32> {
         let mut column = Vec::with_capacity(self.tokens);
@@ -189,6 +198,7 @@ impl Sample {
             rollout,
             trace,
             segments: Vec::new(),
+            experts: Vec::new(),
             tokens: 0,
             loss_tokens: 0,
             oldest: None,
@@ -198,6 +208,13 @@ impl Sample {
 
     fn extend(&mut self, turn: Turn, trains: bool) {
         self.turns += 1;
+        if let Some(experts) = turn.experts {
+            let before: usize = self.segments.iter().map(Segment::len).sum();
+            // A turn that continues another has tokens before its own.
+            if let Some(begin) = before.checked_sub(experts.before as usize) {
+                self.experts.push(SampleExperts { begin, experts });
+            }
+        }
         self.push(turn.prompt_suffix, None, false);
         let taught = trains && turn.text.is_some();
         let trained = (trains && !taught).then_some(Trained {

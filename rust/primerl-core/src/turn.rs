@@ -1,5 +1,6 @@
 //! One engine request, as the engine answered it.
 
+use crate::experts::Experts;
 use crate::ids::{PolicyVersion, TurnIndex};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -163,6 +164,9 @@ pub struct Turn {
     /// Absent where all tokens were allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grammar: Option<Arc<Grammar>>,
+    /// The experts that the engine chose, where they are replayed and it reported them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Arc<Experts>>,
     pub finish: FinishReason,
     /// Digest of tools and template arguments, from which the next one continues.
     pub start_digest: u128,
@@ -194,6 +198,12 @@ impl Turn {
         }
     }
 
+    fn experts_are_of_it(&self) -> bool {
+        let tokens = self.prompt_suffix.len() + self.sampled.len();
+        let experts = self.experts.as_ref();
+        experts.is_none_or(|experts| experts.are_of(self.parent.is_some(), tokens))
+    }
+
     /// Tokens that an engine sampled have one log-probability and one version each.
     pub fn is_consistent(&self) -> bool {
         let by_version: u64 = self
@@ -208,6 +218,7 @@ impl Turn {
         self.logprobs.len() == by_engine
             && by_version == by_engine as u64
             && are_finite(&self.logprobs)
+            && self.experts_are_of_it()
             && self.parent.is_some() != self.fork.is_some()
     }
 }
@@ -222,6 +233,7 @@ fn are_finite(numbers: &[f32]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experts::ExpertsShape;
 
     #[test]
     fn text_comes_without_columns_and_outlives_the_journal() {
@@ -274,6 +286,36 @@ mod tests {
             }
         }
         assert!(are_finite(&[]));
+    }
+
+    #[test]
+    fn experts_are_of_the_tokens_that_a_turn_adds() {
+        let shape = ExpertsShape {
+            layers: 2,
+            chosen: 1,
+            bytes: 1,
+        };
+        let with = |parent, before, rows: usize| Turn {
+            experts: Experts::new(before, shape, vec![3; 2 * rows]).map(Arc::new),
+            ..crate::testing::turn(parent, &[1, 2], &[3, 4], 0)
+        };
+        let turn = with(Some(0), 1, 4);
+        assert!(turn.is_consistent() && turn.experts.is_some());
+        let written = rmp_serde::to_vec_named(&turn).expect("writes");
+        assert_eq!(
+            rmp_serde::from_slice::<Turn>(&written).expect("reads"),
+            turn
+        );
+        assert!(!with(None, 1, 4).is_consistent(), "nothing comes before it");
+        assert!(
+            !with(Some(0), 0, 5).is_consistent(),
+            "more rows than tokens"
+        );
+        assert!(with(Some(0), 2, 1).experts.is_none());
+        assert_eq!(Experts::new(0, shape, vec![3; 5]), None, "half a row");
+        // As before, where none are known.
+        let plain = rmp_serde::to_vec_named(&with(None, 0, 0)).expect("writes");
+        assert!(!String::from_utf8_lossy(&plain).contains("experts"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::batch::Batch;
 use crate::checkpoint::Checkpoint;
+use crate::experts::ExpertRows;
 use serde::{Deserialize, Serialize};
 
 /// Name, dtype (safetensors' names: `F32`, `BF16`) and shape of one tensor of a checkpoint.
@@ -58,6 +59,8 @@ pub struct StepOutput {
     pub sampled: Vec<ScoredToken>,
     /// One for each target of [`crate::batch::BatchSequence::prompt_targets`], in batch order.
     pub prompt: Vec<ScoredToken>,
+    /// The experts that were chosen for each token of the batch, where the backend reports them.
+    pub experts: Option<ExpertRows>,
 }
 
 #[derive(Debug, thiserror::Error)]

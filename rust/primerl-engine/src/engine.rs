@@ -330,6 +330,14 @@ fn check_output(batch: &Batch, output: &StepOutput, vocab_size: u32) -> Result<(
             output.prompt.len()
         )));
     }
+    if let Some(experts) = &output.experts
+        && !experts.are_of(batch.token_ids.len())
+    {
+        return Err(BackendError::Failed(format!(
+            "the backend reported experts that are not those of {} tokens",
+            batch.token_ids.len()
+        )));
+    }
     match output
         .sampled
         .iter()

@@ -20,6 +20,7 @@ pub mod batch;
 pub mod checkpoint;
 pub mod config;
 pub mod engine;
+pub mod experts;
 pub mod grammar;
 pub mod handle;
 pub mod http;

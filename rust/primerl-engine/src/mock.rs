@@ -12,6 +12,7 @@ use crate::backend::{
 };
 use crate::batch::{Batch, Sample};
 use crate::checkpoint::{Checkpoint, digest};
+use crate::experts::ExpertRows;
 use serde::Deserialize;
 use std::time::Duration;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -35,6 +36,8 @@ pub struct MockConfig {
     pub loadable: Option<Loadable>,
     /// Log-probabilities after temperature and truncation; else those of temperature 1 and all tokens.
     pub processed_logprobs: bool,
+    /// Experts of each token: two layers, one expert each, [`MockConfig::experts_of`].
+    pub reports_experts: bool,
     pub faults: Faults,
     /// Answers to order; what none of them fits is drawn.
     pub script: Vec<ScriptedAnswer>,
@@ -87,9 +90,17 @@ impl Default for MockConfig {
             token_latency: Duration::ZERO,
             loadable: None,
             processed_logprobs: false,
+            reports_experts: false,
             faults: Faults::default(),
             script: Vec::new(),
         }
+    }
+}
+
+impl MockConfig {
+    /// The experts of this token, one in each of two layers.
+    pub fn experts_of(token_id: u32) -> [u8; 2] {
+        [(token_id % 251) as u8, (token_id % 7) as u8]
     }
 }
 
@@ -248,6 +259,15 @@ impl Backend for MockBackend {
             std::thread::sleep(latency);
         }
         let mut output = StepOutput::default();
+        if self.config.reports_experts {
+            let ids = (batch.token_ids.iter()).flat_map(|id| MockConfig::experts_of(*id as u32));
+            output.experts = Some(ExpertRows {
+                layers: 2,
+                chosen: 1,
+                bytes: 1,
+                ids: ids.collect(),
+            });
+        }
         let mut row = 0;
         for sequence in &batch.sequences {
             let end = row + sequence.query_len as usize;

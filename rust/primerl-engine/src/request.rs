@@ -49,6 +49,8 @@ pub struct SamplingParams {
     pub top_logprobs: u32,
     /// As `top_logprobs`, for the prompt's tokens; `None` does not score the prompt.
     pub prompt_logprobs: Option<u32>,
+    /// First token of the prompt whose experts are reported, where any are.
+    pub experts_from: u32,
 }
 
 /// Sampling parameters as they come in, before limits of model and configuration are applied.
@@ -65,6 +67,7 @@ pub struct RequestedSampling {
     pub ignore_eos: bool,
     pub logprobs: Option<i64>,
     pub prompt_logprobs: Option<i64>,
+    pub routed_experts_prompt_start: i64,
 }
 
 impl Default for RequestedSampling {
@@ -81,6 +84,7 @@ impl Default for RequestedSampling {
             ignore_eos: false,
             logprobs: None,
             prompt_logprobs: None,
+            routed_experts_prompt_start: 0,
         }
     }
 }
@@ -167,8 +171,21 @@ pub fn resolve(
             .filter(|&k| k > 1)
             .unwrap_or(0),
         prompt_logprobs: top_count("prompt_logprobs", requested.prompt_logprobs, config, model)?,
+        experts_from: experts_from(requested, prompt_ids.len())?,
     };
     Ok((prompt_ids, sampling))
+}
+
+fn experts_from(requested: &RequestedSampling, prompt: usize) -> Result<u32, InvalidRequest> {
+    let start = requested.routed_experts_prompt_start;
+    u32::try_from(start)
+        .ok()
+        .filter(|start| *start as usize <= prompt)
+        .ok_or_else(|| {
+            let message =
+                format!("routed_experts_prompt_start must be between 0 and {prompt}, got {start}.");
+            InvalidRequest::new("routed_experts_prompt_start", message, start)
+        })
 }
 
 fn check_ranges(requested: &RequestedSampling) -> Result<(), InvalidRequest> {

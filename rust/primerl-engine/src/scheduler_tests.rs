@@ -21,6 +21,7 @@ fn sampling(max_tokens: u32) -> SamplingParams {
         eos_token_id: Some(EOS),
         top_logprobs: 0,
         prompt_logprobs: None,
+        experts_from: 0,
     }
 }
 
@@ -69,6 +70,7 @@ fn answer(batch: &Batch, token: u32) -> StepOutput {
         prompt: targets
             .flat_map(|t| t.targets.iter().map(|&id| scored(id)))
             .collect(),
+        experts: None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::backend::ScoredToken;
 use crate::batch::{BatchSequence, PromptTargets, Sample, uniform};
+use crate::experts::{ExpertRows, SequenceExperts};
 use crate::grammar::Grammar;
 use crate::request::{FinishReason, RequestKey, SamplingParams};
 use crate::scheduler::{Rank, Schedulable};
@@ -32,6 +33,8 @@ pub struct Completion {
     pub versions: Vec<VersionSpan>,
     /// Scores of prompt tokens 1.. when they were asked for and computed.
     pub prompt: Option<Vec<ScoredToken>>,
+    /// The experts of its tokens, from the request's first on, where the backend reports them.
+    pub experts: Option<ExpertRows>,
     /// Why it ended with [`FinishReason::Error`].
     pub failure: Option<String>,
 }
@@ -52,6 +55,7 @@ pub struct Sequence {
     /// `(epoch, number of output tokens)`, in order.
     runs: Vec<(Epoch, u32)>,
     prompt_scores: Vec<ScoredToken>,
+    experts: SequenceExperts,
     /// KV entries that are valid.
     pub computed: usize,
 }
@@ -96,6 +100,7 @@ impl Sequence {
             output: Vec::new(),
             runs: Vec::new(),
             prompt_scores: Vec::new(),
+            experts: SequenceExperts::default(),
             computed: 0,
         }
     }
@@ -158,6 +163,11 @@ impl Sequence {
 
     pub fn record_prompt(&mut self, scores: impl Iterator<Item = ScoredToken>) {
         self.prompt_scores.extend(scores);
+    }
+
+    /// Before the tokens count as computed: `step` has the rows of a batch, those of this sequence begin at `first`.
+    pub fn record_experts(&mut self, step: &ExpertRows, first: usize, count: usize) {
+        self.experts.record(step, first, count, self.computed);
     }
 
     /// Appends a sampled token and says whether, and why, the sequence has ended.
@@ -227,6 +237,7 @@ impl Sequence {
             versions: versions.spans(&self.runs),
             tokens: self.output,
             prompt: self.sampling.prompt_logprobs.map(|_| self.prompt_scores),
+            experts: self.experts.from(self.sampling.experts_from as usize),
             failure: self.failure,
         }
     }

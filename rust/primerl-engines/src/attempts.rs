@@ -114,7 +114,7 @@ impl Engines {
             return self.generate_on(slot, &rest, None).await;
         };
         let mut follow = Follow::new(progress, &slot.engine, slot.weights, before);
-        let mut assembly = Assembly::new(rest.max_tokens);
+        let mut assembly = Assembly::new(rest.max_tokens).with_experts(bounds.experts_rows);
         let stream = Some((&mut follow, &mut assembly));
         let error = match self.generate_on(slot, &rest, stream).await? {
             Ok(generated) => return Ok(Ok(begun.with(generated))),

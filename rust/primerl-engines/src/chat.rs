@@ -202,6 +202,8 @@ fn read(bytes: &[u8], prompt: &[u32], label: &str, named: &Named) -> Result<Choi
         logprobs: Some(Logprobs { content: content? }),
         weight_versions: Some(vec![span]),
         grammar: choice.grammar,
+        // Such turns have the experts of the trainer's own router.
+        routed_experts: None,
     })
 }
 

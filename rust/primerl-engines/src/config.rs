@@ -20,6 +20,8 @@ pub struct EnginesConfig {
     /// Training rollouts are not all sampled at temperature 1 from all tokens: log-probabilities must be of the
     /// distribution that was sampled from.
     pub needs_processed: bool,
+    /// Engines report with an answer which experts they chose, for the trainer to replay.
+    pub returns_experts: bool,
     /// How far an engine's log-probabilities of the probe may be from the trainer's: mean of the differences, nats.
     pub probe_tolerance: f64,
     /// What of the prompts was written before.

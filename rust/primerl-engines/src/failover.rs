@@ -91,6 +91,8 @@ impl Generated {
             }
         }
         self.finish = next.finish;
+        // The second engine computed the first part too, as a part of its prompt, and reports it.
+        self.experts = next.experts;
         self
     }
 }
@@ -214,6 +216,8 @@ mod tests {
         vocabulary_size: Some(100),
         lowest_logprob: -104.0,
         stop_token_ids: &[],
+        experts: None,
+        experts_rows: 0,
     };
 
     /// Shows every token; ends the answer with token 9.
@@ -249,6 +253,7 @@ mod tests {
             }),
             weight_versions: None,
             grammar: None,
+            routed_experts: None,
         }
     }
 
@@ -346,6 +351,7 @@ mod tests {
             finish: FinishReason::Length,
             top: Vec::new(),
             grammar: None,
+            experts: None,
         }
     }
 

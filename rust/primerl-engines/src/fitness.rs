@@ -60,6 +60,9 @@ pub(super) async fn lacking(
             if lacking.is_empty() && config.needs_processed && !is_paused {
                 lacking.extend(alternatives(client, config).await?);
             }
+            if lacking.is_empty() && config.returns_experts && !is_paused {
+                lacking.extend(experts(client, config).await?);
+            }
         }
     }
     Ok(lacking)
@@ -135,4 +138,34 @@ async fn alternatives(
             answer => answer.map(|_| None)?,
         },
     )
+}
+
+#[derive(Deserialize)]
+struct Chosen {
+    choices: Vec<ChosenExperts>,
+}
+
+#[derive(Deserialize)]
+struct ChosenExperts {
+    routed_experts: Option<String>,
+}
+
+/// An engine that does not report its experts answers all the same.
+async fn experts(
+    client: &EngineClient,
+    config: &EnginesConfig,
+) -> Result<Option<String>, EngineError> {
+    let body = json!({
+        "request_id": "primerl-look", "model": config.model, "token_ids": [0], "stream": false,
+        "sampling_params": {"max_tokens": 1, "detokenize": false, "routed_experts_prompt_start": 0},
+    });
+    let path = "/inference/v1/generate";
+    let answer = client.call("generate", path, body.to_string().into(), ANSWER_TIMEOUT);
+    let answer: Chosen = super::client::parse("generate", &answer.await?)?;
+    let reports = (answer.choices.iter()).any(|choice| choice.routed_experts.is_some());
+    Ok((!reports).then(|| {
+        "it does not report which experts it chose, which router_replay (trainer.enable_router_replay) needs: start vLLM \
+         0.32 or later with `--enable-return-routed-experts`, where the model is a mixture, or omit it"
+            .into()
+    }))
 }

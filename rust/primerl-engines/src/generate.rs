@@ -2,9 +2,10 @@
 
 use super::body::RequestBody;
 use super::error::EngineError;
+use super::experts::{BYTES_A_ROW, WantedExperts};
 use super::ids::{PromptIds, WrittenIds};
 use primerl_core::turn::FinishReason;
-use primerl_core::{Grammar, PolicyVersion, Truncation, VersionRun, VersionRuns};
+use primerl_core::{Experts, Grammar, PolicyVersion, Truncation, VersionRun, VersionRuns};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -48,6 +49,9 @@ pub(crate) struct SamplingParams<'a> {
     pub structured_outputs: Option<&'a serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub structured_reasoning: Option<&'a serde_json::Value>,
+    /// First token of the prompt whose experts are reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub routed_experts_prompt_start: Option<usize>,
 }
 
 /// Follows an answer while it is sampled.
@@ -72,6 +76,8 @@ pub struct Generated {
     pub top: Vec<Vec<(u32, f32)>>,
     /// What decided which tokens were allowed, if the engine reports it.
     pub grammar: Option<Arc<Grammar>>,
+    /// The experts it chose, where they are wanted and it reports them.
+    pub experts: Option<Arc<Experts>>,
 }
 
 #[derive(Deserialize)]
@@ -88,6 +94,7 @@ pub(super) struct Choice {
     pub logprobs: Option<Logprobs>,
     pub weight_versions: Option<Vec<VersionSpan>>,
     pub grammar: Option<Applied>,
+    pub routed_experts: Option<String>,
 }
 
 /// The vocabulary and the library by name, and the constraints that they enforce.
@@ -185,6 +192,10 @@ pub struct Bounds<'a> {
     pub lowest_logprob: f32,
     /// Tokens that may end an answer; empty if they are not known.
     pub stop_token_ids: &'a [u32],
+    /// The experts that are kept of the answer.
+    pub experts: Option<WantedExperts>,
+    /// Tokens whose experts the answer may report.
+    pub experts_rows: usize,
 }
 
 impl Bounds<'_> {
@@ -192,7 +203,9 @@ impl Bounds<'_> {
     pub fn longest_answer(&self) -> usize {
         let alternatives = BYTES_AN_ALTERNATIVE.saturating_mul(self.top_logprobs as usize + 1);
         let tokens = self.max_tokens as usize;
-        ENVELOPE.saturating_add(tokens.saturating_mul(BYTES_A_TOKEN + alternatives))
+        ENVELOPE
+            .saturating_add(tokens.saturating_mul(BYTES_A_TOKEN + alternatives))
+            .saturating_add(self.experts_rows.saturating_mul(BYTES_A_ROW))
     }
 
     fn check(&self, token_ids: &[u32]) -> Result<(), String> {
@@ -264,6 +277,10 @@ impl Choice {
             (other, _) => return Err(malformed(format!("finish_reason is {other:?}"))),
         };
         let kept = &content[..self.token_ids.len()];
+        let experts = match (bounds.experts, &self.routed_experts) {
+            (Some(wanted), Some(text)) => wanted.read(text, kept.len()).map_err(malformed)?,
+            _ => None,
+        };
         Ok(Generated {
             logprobs: kept.iter().map(|token| token.logprob).collect(),
             top: match bounds.top_logprobs {
@@ -274,6 +291,7 @@ impl Choice {
             versions,
             finish,
             grammar: self.grammar.map(|applied| Arc::new(applied.into())),
+            experts,
         })
     }
 }

@@ -25,6 +25,7 @@ pub mod clients;
 mod config;
 pub mod engine_records;
 mod error;
+mod experts;
 mod failover;
 mod fitness;
 mod generate;

@@ -108,6 +108,7 @@ async fn ask(
             detokenize: false,
             structured_outputs: None,
             structured_reasoning: None,
+            routed_experts_prompt_start: None,
         },
         cache_salt: named.version.to_string(),
         stream: false,
@@ -125,6 +126,8 @@ async fn ask(
         lowest_logprob: lowest_logprob(temperature, false),
         // Only one token is possible.
         stop_token_ids: &[],
+        experts: None,
+        experts_rows: usize::from(config.returns_experts) * 2,
     };
     let Generated { mut top, .. } = client.generate(body, named, bounds, TIMEOUT).await?;
     Ok(top.pop().unwrap_or_default())

@@ -3,6 +3,7 @@
 use super::body::RequestBody;
 use super::config::EnginesConfig;
 use super::error::EngineError;
+use super::experts::WantedExperts;
 use super::generate::{Bounds, GenerateBody, Generated, SamplingParams, lowest_logprob};
 use super::ids::PromptIds;
 use super::routing::Resident;
@@ -78,6 +79,8 @@ pub struct SampleRequest<'a> {
     pub structured_outputs: Option<&'a serde_json::Value>,
     /// A reasoning block that comes before the structured part.
     pub structured_reasoning: Option<&'a serde_json::Value>,
+    /// The experts of the tokens that this turn adds are kept, where engines report them.
+    pub keeps_experts: bool,
     /// The engine that holds this conversation's prefix.
     pub resident: Option<Resident>,
     /// The rollout whose first turn this is: the core learns when and with which version it begins.
@@ -98,6 +101,7 @@ impl<'a> SampleRequest<'a> {
             top_logprobs: 0,
             structured_outputs: None,
             structured_reasoning: None,
+            keeps_experts: false,
             resident: None,
             first_of: None,
             deadline: Instant::now(),
@@ -127,11 +131,22 @@ impl<'a> SampleRequest<'a> {
                 detokenize: false,
                 structured_outputs: self.structured_outputs,
                 structured_reasoning: self.structured_reasoning,
+                routed_experts_prompt_start: (config.returns_experts)
+                    .then(|| self.prompt.len() - self.prompt_rows()),
             },
             cache_salt: named.version.to_string(),
             stream,
         };
         body.encode(&config.written_ids)
+    }
+
+    /// Tokens of the prompt whose experts are asked for: those that no earlier turn has reported, among them the last
+    /// of the answer before, which was computed only now. Others are of no use.
+    fn prompt_rows(&self) -> usize {
+        match self.keeps_experts {
+            true => self.prompt.suffix.len() + self.prompt.history.len().min(1),
+            false => 0,
+        }
     }
 
     pub fn bounds<'b>(&self, config: &'b EnginesConfig) -> Bounds<'b> {
@@ -141,6 +156,14 @@ impl<'a> SampleRequest<'a> {
             vocabulary_size: config.vocabulary_size,
             lowest_logprob: lowest_logprob(self.temperature, self.structured_outputs.is_some()),
             stop_token_ids: &config.stop_token_ids,
+            experts: (config.returns_experts && self.keeps_experts).then(|| WantedExperts {
+                before: self.prompt.history.len().min(1) as u32,
+                prompt: self.prompt.suffix.len(),
+            }),
+            experts_rows: match config.returns_experts {
+                true => self.prompt_rows() + self.max_tokens as usize,
+                false => 0,
+            },
         }
     }
 }

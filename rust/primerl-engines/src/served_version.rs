@@ -116,6 +116,8 @@ mod tests {
             vocabulary_size: None,
             lowest_logprob: -100.0,
             stop_token_ids: &[],
+            experts: None,
+            experts_rows: 0,
         };
         let answer = GenerateAnswer::parse(answer.to_string().as_bytes())?;
         named.answer(answer)?.check(&bounds)

@@ -1,6 +1,7 @@
 //! A streamed answer of `/inference/v1/generate`: joins server-sent events to one answer.
 
 use super::error::EngineError;
+use super::experts::BYTES_A_ROW;
 use super::generate::{Applied, Choice, Logprobs, TokenLogprob, VersionSpan};
 use serde::Deserialize;
 
@@ -22,6 +23,7 @@ struct Part {
     logprobs: Option<Logprobs>,
     weight_versions: Option<Vec<VersionSpan>>,
     grammar: Option<Applied>,
+    routed_experts: Option<String>,
 }
 
 /// Takes the bytes as they come.
@@ -29,12 +31,15 @@ struct Part {
 pub(super) struct Assembly {
     /// The requested number of tokens: an engine that sends without end must not fill the memory.
     max_tokens: usize,
+    /// Tokens whose experts the last event may report.
+    experts_rows: usize,
     buffer: Vec<u8>,
     token_ids: Vec<u32>,
     content: Vec<TokenLogprob>,
     finish_reason: Option<String>,
     weight_versions: Option<Vec<VersionSpan>>,
     grammar: Option<Applied>,
+    routed_experts: Option<String>,
 }
 
 impl Assembly {
@@ -43,6 +48,12 @@ impl Assembly {
             max_tokens: max_tokens as usize,
             ..Assembly::default()
         }
+    }
+
+    /// The last event may report the experts of so many tokens.
+    pub(crate) fn with_experts(mut self, rows: usize) -> Assembly {
+        self.experts_rows = rows;
+        self
     }
 
     /// The tokens that the bytes completed.
@@ -63,7 +74,8 @@ impl Assembly {
             }
         }
         self.buffer.drain(..begin);
-        if self.buffer.len() > LARGEST_EVENT {
+        let most = LARGEST_EVENT.saturating_add(self.experts_rows.saturating_mul(BYTES_A_ROW));
+        if self.buffer.len() > most {
             return Err(malformed("an event of the stream does not end".into()));
         }
         if self.content.len() != self.token_ids.len() {
@@ -83,6 +95,7 @@ impl Assembly {
         self.finish_reason = part.finish_reason.or(self.finish_reason.take());
         self.weight_versions = part.weight_versions.or(self.weight_versions.take());
         self.grammar = part.grammar.or(self.grammar.take());
+        self.routed_experts = part.routed_experts.or(self.routed_experts.take());
     }
 
     /// The whole answer. An answer that was cut off, or that only the engine ended, is an error, and stays here.
@@ -106,6 +119,7 @@ impl Assembly {
             }),
             weight_versions: all.weight_versions,
             grammar: all.grammar,
+            routed_experts: all.routed_experts,
         }
     }
 }
@@ -163,7 +177,7 @@ mod tests {
     const STREAM: &str = concat!(
         "data: {\"choices\":[{\"token_ids\":[5],\"logprobs\":{\"content\":[{\"token_id\":5,\"logprob\":-1.0}]}}]}\n\n",
         ": a comment\n\n",
-        "data: {\"choices\":[{\"token_ids\":[6,7],\"logprobs\":{\"content\":[{\"token_id\":6,\"logprob\":-2.0},",
+        "data: {\"choices\":[{\"routed_experts\":\"rows\",\"token_ids\":[6,7],\"logprobs\":{\"content\":[{\"token_id\":6,\"logprob\":-2.0},",
         "{\"token_id\":7,\"logprob\":-3.0}]},\"finish_reason\":\"stop\",",
         "\"weight_versions\":[{\"version\":\"3\",\"start\":0,\"end\":3}]}]}\n\n",
         "data: {\"choices\":[],\"usage\":{}}\n\ndata: [DONE]\n\n"
@@ -186,6 +200,7 @@ mod tests {
             let choice = assembly.finish(false).expect("is whole");
             prop_assert_eq!(choice.token_ids, [5, 6, 7]);
             prop_assert_eq!(choice.finish_reason.as_deref(), Some("stop"));
+            prop_assert_eq!(choice.routed_experts.as_deref(), Some("rows"));
         }
     }
 

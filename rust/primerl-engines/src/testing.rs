@@ -10,6 +10,8 @@ const BOUNDS: Bounds<'static> = Bounds {
     vocabulary_size: Some(300),
     lowest_logprob: -104.0,
     stop_token_ids: &[],
+    experts: None,
+    experts_rows: 0,
 };
 
 /// A streamed answer that comes in these pieces.

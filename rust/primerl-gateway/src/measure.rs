@@ -75,6 +75,7 @@ impl Turns {
             seq_len: 512,
             max_tokens: 12,
             needs_processed: false,
+            returns_experts: false,
             probe_tolerance: 0.5,
             written_ids: Arc::default(),
             engines_render: false,
@@ -148,6 +149,7 @@ impl Turns {
             top_logprobs: 0,
             structured_outputs: None,
             structured_reasoning: None,
+            keeps_experts: false,
             resident: None,
             first_of: None,
             deadline: Instant::now(),
@@ -204,6 +206,7 @@ impl Turns {
             finish,
             top: Vec::new(),
             grammar: None,
+            experts: None,
         };
         self.take_in(asked, generated)
     }

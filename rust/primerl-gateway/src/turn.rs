@@ -239,6 +239,7 @@ async fn sample(
         structured_outputs: task.structure.as_ref().map(|structure| &structure.outputs),
         structured_reasoning: (task.structure.as_ref())
             .and_then(|structure| structure.reasoning.as_ref()),
+        keeps_experts: !rollout.evaluation,
         resident: task.prompt.resident,
         first_of: task.first_of.filter(|_| index == 0),
         deadline: rollout.deadline,

@@ -7,11 +7,15 @@
 //! The columns of one micro-batch of N tokens follow those of the previous one: `token_ids` i32, `logprobs` f32,
 //! `advantages` f32, `versions` i32, `temperatures` f32, `loss_mask` u8, each `[N]`, then zeros up to the next multiple
 //! of [`ALIGNMENT`]; then the header's `extra_columns`, f32 `[N]`, each with its zeros: `teacher_logprobs` if a teacher
-//! scored the tokens, `ce_weights`, 1 or 0, if it wrote some of them. The first column also begins at a multiple of
+//! scored the tokens, `ce_weights`, 1 or 0, if it wrote some of them; then the rows of `routed_experts`, `[tokens of its
+//! runs, layers, chosen]`, u8 or u16, if engines reported some, with their zeros. The first column also begins at a multiple of
 //! [`ALIGNMENT`], counted from the body's start, so that a reader can use the columns in place.
 
 use bytes::Bytes;
-use primerl_core::pack::{Advantage, GrammarRun, MicroBatch, PackedBatch, TruncatedRun};
+use primerl_core::experts::ExpertsShape;
+use primerl_core::pack::{
+    Advantage, ExpertsColumn, GrammarRun, MicroBatch, PackedBatch, TruncatedRun,
+};
 use primerl_core::sample::{Segment, Trained};
 use primerl_core::{EnvironmentId, Grammar, RolloutId, Step, Truncation};
 use serde::Serialize;
@@ -77,6 +81,27 @@ struct MicroBatchHeader {
     grammars: Grammars,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     extra_columns: Vec<ExtraColumn>,
+    /// Tokens whose experts are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    routed_experts: Option<ExpertsHeader>,
+}
+
+/// The rows behind the other columns: of each run's tokens, in order.
+#[derive(Serialize)]
+struct ExpertsHeader {
+    #[serde(flatten)]
+    shape: ExpertsShape,
+    /// First token among the N, and the token after the last.
+    runs: Vec<(usize, usize)>,
+}
+
+impl From<&ExpertsColumn<'_>> for ExpertsHeader {
+    fn from(column: &ExpertsColumn<'_>) -> Self {
+        ExpertsHeader {
+            shape: column.shape,
+            runs: column.runs.clone(),
+        }
+    }
 }
 
 /// A column that only some micro-batches have.
@@ -160,8 +185,8 @@ impl From<TruncatedRun> for TruncationHeader {
     }
 }
 
-impl From<&MicroBatch> for MicroBatchHeader {
-    fn from(micro_batch: &MicroBatch) -> Self {
+impl MicroBatchHeader {
+    fn new(micro_batch: &MicroBatch, experts: Option<&ExpertsColumn<'_>>) -> Self {
         let sequences = micro_batch.sequences().iter();
         MicroBatchHeader {
             tokens: micro_batch.len(),
@@ -182,6 +207,7 @@ impl From<&MicroBatch> for MicroBatchHeader {
                 .collect(),
             grammars: micro_batch.grammars().into(),
             extra_columns: ExtraColumn::of(micro_batch),
+            routed_experts: experts.map(ExpertsHeader::from),
         }
     }
 }
@@ -198,8 +224,12 @@ pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, EncodeError> {
             batch.ranks.len()
         ))
     })?;
-    let header = header(batch, rank, micro_batches).map_err(|error| failed(error.to_string()))?;
+    let experts: Result<Vec<_>, _> = micro_batches.iter().map(MicroBatch::experts).collect();
+    let experts = experts.map_err(|error| failed(error.to_string()))?;
+    let header =
+        header(batch, rank, micro_batches, &experts).map_err(|error| failed(error.to_string()))?;
     let columns: usize = micro_batches.iter().map(aligned_size).sum();
+    let columns = columns + experts.iter().flatten().map(experts_size).sum::<usize>();
     let end = CHECKSUM_KEY.len() + CHECKSUM_BYTES;
     let mut body = Body(Vec::with_capacity(frame(header.len()) + columns + end));
     body.0.extend_from_slice(HEADER_KEY);
@@ -207,8 +237,11 @@ pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, EncodeError> {
     body.0.extend_from_slice(&header);
     body.0.extend_from_slice(COLUMNS_KEY);
     body.bytes_of(columns).map_err(failed)?;
-    for micro_batch in micro_batches {
+    for (micro_batch, experts) in micro_batches.iter().zip(&experts) {
         body.columns(micro_batch);
+        if let Some(experts) = experts {
+            body.experts(experts);
+        }
     }
     let checksum = xxh3_64(&body.0);
     body.0.extend_from_slice(CHECKSUM_KEY);
@@ -258,10 +291,15 @@ fn aligned_size(micro_batch: &MicroBatch) -> usize {
     (micro_batch.len() * BYTES_PER_TOKEN).next_multiple_of(ALIGNMENT) + extra
 }
 
+fn experts_size(column: &ExpertsColumn<'_>) -> usize {
+    column.len().next_multiple_of(ALIGNMENT)
+}
+
 fn header(
     batch: &PackedBatch,
     rank: u32,
     micro_batches: &[MicroBatch],
+    experts: &[Option<ExpertsColumn<'_>>],
 ) -> Result<Vec<u8>, rmp_serde::encode::Error> {
     let mut header = Header {
         step: batch.step,
@@ -269,7 +307,9 @@ fn header(
         ranks: batch.ranks.len() as u32,
         loss_tokens: batch.loss_tokens,
         metrics: &batch.metrics,
-        micro_batches: micro_batches.iter().map(MicroBatchHeader::from).collect(),
+        micro_batches: (micro_batches.iter().zip(experts))
+            .map(|(micro_batch, experts)| MicroBatchHeader::new(micro_batch, experts.as_ref()))
+            .collect(),
         padding: serde_bytes::Bytes::new(&[]),
     };
     let start = frame(rmp_serde::to_vec_named(&header)?.len());
@@ -343,6 +383,13 @@ impl Body {
         }
         let size = 4 * micro_batch.len();
         self.zeros(size.next_multiple_of(ALIGNMENT) - size);
+    }
+
+    fn experts(&mut self, column: &ExpertsColumn<'_>) {
+        for ids in &column.ids {
+            self.0.extend_from_slice(ids);
+        }
+        self.zeros(experts_size(column) - column.len());
     }
 
     fn advantages(&mut self, segments: &[Segment], advantage: &Advantage) {

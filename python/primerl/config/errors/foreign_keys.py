@@ -142,6 +142,7 @@ PRIME_RL: Names = {
     "inference.vllm_extra": "it is inference.vllm, with vLLM's long names",
     "inference.enable_lora": "it follows from trainer.model.lora",
     "inference.max_lora_rank": "it follows from trainer.model.lora.rank",
+    "inference.enable_return_routed_experts": "it follows from trainer.enable_router_replay",
     "inference.seed": "it is seed, of the whole run",
     "inference.weight_broadcast": "it is trainer.weights",
     "inference.deployment": "servers of your own are orchestrator.engines",

@@ -83,7 +83,9 @@ def orchestrator(
             "max_steps": config.max_steps,
             "seq_len": config.seq_len,
             "data_ranks": config.trainer.ranks,
-            "shared_prefixes": not own_trainer and _shares_prefixes(config),
+            # Samples with the same tokens may have other experts.
+            "shared_prefixes": not own_trainer and not config.trainer.enable_router_replay and _shares_prefixes(config),
+            "router_replay": config.trainer.enable_router_replay,
             "log": Log(level=log_level(config, source.log)),
             "model": ServedModel(path=absolute(config.model.path), name=model_name(config)),
             "train": {"env": [named(environment) for environment in train]},
@@ -110,7 +112,16 @@ def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
     model = EngineModel(path=absolute(config.model.path), name=model_name(config))
     lora = trained_lora(config)
     adapters = _engine_lora(config, lora) if lora and lora.broadcast == "adapter" else None
-    return engines(config, orchestrator_url, model, context=config.seq_len, logprobs_mode=needed, lora=adapters)
+    replays = config.trainer.enable_router_replay
+    return engines(
+        config,
+        orchestrator_url,
+        model,
+        context=config.seq_len,
+        logprobs_mode=needed,
+        lora=adapters,
+        returns_experts=replays,
+    )
 
 
 def engines(
@@ -121,6 +132,7 @@ def engines(
     context: int,
     logprobs_mode: str,
     lora: EngineLora | None = None,
+    returns_experts: bool = False,
 ) -> list[ProcessConfig]:
     """All replicas. `context` (tokens) and `logprobs_mode` count where the settings do not set them."""
     source = config.inference
@@ -146,6 +158,7 @@ def engines(
                 "join_as": name,
                 "lora": lora,
                 "gpu_share": _engine_share(config),
+                "enable_return_routed_experts": returns_experts,
                 "log": Log(level=log_level(config, source.log)),
             }
         )

@@ -80,6 +80,9 @@ class InferenceConfig(InferenceSettings):
     """Log-probabilities before or after temperature and the other sampling settings."""
     seed: Seed = 0
     """Seed of sampling."""
+    enable_return_routed_experts: bool = False
+    """Report with each answer which experts of a mixture were chosen for its tokens, for a trainer that replays them
+    (`trainer.enable_router_replay`)."""
     lora: EngineLora | None = None
     start_s: Seconds = 300.0
     """Time until the engine has generated a token, in seconds; in `primerl rl` the run's timeouts.start_s."""

@@ -316,6 +316,9 @@ class OrchestratorConfig(Orchestration):
     """Trainer processes among which a batch is divided."""
     shared_prefixes: bool = False
     """Pack samples that begin alike as a tree, whose shared tokens the trainer computes once."""
+    router_replay: bool = False
+    """Engines report which experts of a mixture they chose, for a trainer that uses the same
+    (`trainer.enable_router_replay`)."""
     model: ServedModel
     train: TrainSources = TrainSources()
     eval: EvaluationSources = EvaluationSources()

@@ -232,6 +232,17 @@ class RLConfig(Monitored):
         return self
 
     @model_validator(mode="after")
+    def _experts_are_read(self) -> Self:
+        if self.trainer.enable_router_replay and self.orchestrator.client_type != "renderer":
+            raise BadKeysError(
+                "trainer.enable_router_replay needs the experts of the tokens' own route, which "
+                f"orchestrator.client_type ({self.orchestrator.client_type}) does not ask; omit one of them",
+                "trainer.enable_router_replay",
+                "orchestrator.client_type",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits(self) -> Self:
         longest = self.orchestrator.sampling.max_tokens
         if longest >= self.seq_len:

@@ -319,6 +319,9 @@ class TrainerSettings(Computation):
     model: AdaptedModel = AdaptedModel()
     optim: Optimizer = Optimizer()
     loss: Loss = Loss()
+    enable_router_replay: bool = False
+    """Send each token of a mixture to the experts that the engine chose for it (docs/models.md, "Router replay").
+    Engines report them with their answers; those that cannot are refused."""
     weights: Weights = Weights()
     ckpt: Checkpoints | None = None
     log: TrainerLog = TrainerLog()

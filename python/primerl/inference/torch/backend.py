@@ -55,6 +55,11 @@ class EmbeddedBackend(EngineBackend):
             if value and config.backend != "auto":
                 raise UnservableError(f'{name}: is for backend "vllm"; {self.title} has no use for it')
 
+    def check_experts(self, folder: Path, python: str | None) -> None:
+        raise UnservableError(
+            f"trainer.enable_router_replay: {self.title} serves no mixtures, so it has no experts to report"
+        )
+
     def start(self, config: InferenceConfig) -> Engine:
         # torch takes seconds to import: not before the settings are known to be good.
         import torch

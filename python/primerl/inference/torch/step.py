@@ -65,6 +65,10 @@ class Computes(Protocol):
         ...
 
 
+ExpertColumn = tuple[bytes, int, int, int]
+"""Experts of the step's tokens, [N, layers, k] little-endian; layers, k, and bytes of an id (1 or 2)."""
+
+
 @contextmanager
 def within_memory(dtype: str, slots: int, max_len: int, device: torch.device) -> Iterator[None]:
     """Around the loading of a model. Raises ValueError where it does not fit into the GPU's memory."""
@@ -114,6 +118,9 @@ class StepBackend:
     def _hidden(self, step: Step) -> Tensor:
         """Computes the step and keeps what its tokens leave in their slots; [N, hidden]."""
         raise NotImplementedError
+
+    def _experts(self) -> ExpertColumn | None:
+        return None
 
     def info(self) -> dict[str, Any]:
         loadable = self.decoder.tensors if self._adapter is None else self._adapter.tensors
@@ -187,8 +194,9 @@ class StepBackend:
         prompt_rows: Columns | None,  # int64 [P]
         prompt_targets: Columns | None,  # int64 [P]
         prompt_top: int,
-    ) -> tuple[tuple[bytes, ScoreColumns] | None, ScoreColumns | None]:
-        """Sampled ids (int64) with their scores, and the scores of prompt tokens."""
+    ) -> tuple[tuple[bytes, ScoreColumns] | None, ScoreColumns | None, ExpertColumn | None]:
+        """Sampled ids (int64) with their scores, the scores of prompt tokens, and the experts of all tokens where they
+        are reported."""
         place = self._place
         rows = None
         # Everything that the step needs goes to the device before the first of its kernels.
@@ -232,6 +240,7 @@ class StepBackend:
         return (
             None if sampled is None else (next(answer), _columns(sampled, answer)),
             None if prompt is None else _columns(prompt, answer),
+            self._experts(),
         )
 
     def _leave_out(self, logits: Tensor, rows: Columns, words: Columns) -> Tensor:

@@ -47,6 +47,9 @@ class TransformersBackend(EmbeddedBackend):
             f"trainer.model.lora.broadcast: {self.merges(targets, folder)}; omit it, or set it to merged"
         )
 
+    def check_experts(self, folder: Path, python: str | None) -> None:
+        """It reports those of every mixture with one router a layer, which is seen when it is loaded."""
+
     def load(self, config: InferenceConfig) -> StepBackend:
         from primerl.inference.transformers.step import CachedBackend
 
@@ -60,4 +63,5 @@ class TransformersBackend(EmbeddedBackend):
             max_model_len=config.max_model_len,
             logprobs_mode=config.logprobs_mode,
             device=config.device,
+            reports_experts=config.enable_return_routed_experts,
         )

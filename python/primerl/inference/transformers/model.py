@@ -25,6 +25,7 @@ from primerl.inference.transformers.weights import published_views
 from primerl.train.model.architectures import decoder, limit_of_positions
 from primerl.train.model.import_once import import_transformers
 from primerl.train.model.packed_model import load_model, output_head
+from primerl.train.model.router_replay import ChosenExperts
 from primerl.train.model.support import text_config
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
@@ -53,9 +54,16 @@ class CachedModel:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self.eos_token_ids = eos_token_ids(text_config(content), folder) or eos_token_ids(content, folder)
         self._decoder = decoder(self.model)
+        self._experts: ChosenExperts | None = None
+        self.chosen: Tensor | None = None
+        """Experts of the last step's tokens, [N, layers, k] int64, where they are reported."""
         self._slots = Slots(config, slots, self.max_len, device)
         names = inspect.signature(self._decoder.forward).parameters
         self._cache = next((name for name in CACHES if name in names), CACHES[0])
+
+    def report_experts(self) -> None:
+        """From the next step on. Raises ModelError: it has no routers that can be seen."""
+        self._experts = ChosenExperts(self.model)
 
     def weights_changed(self) -> None:
         """The model computes with the memory of `tensors`, and with nothing that is made from it."""
@@ -75,6 +83,7 @@ class CachedModel:
             groups.setdefault(key, []).append(index)
         firsts = (query_lens.cumsum(0) - query_lens)[:, None]
         answer: Tensor | None = None
+        self.chosen = None
         for (_, count), members in groups.items():
             places = (firsts[members] + torch.arange(count)).flatten()
             rows = Rows.of(slots[members].tolist(), [starts[index] for index in members], count, self.device)
@@ -82,8 +91,16 @@ class CachedModel:
             if answer is None:
                 answer = states.new_empty(len(token_ids), states.shape[1])
             answer.index_copy_(0, places.to(self.device), states)
+            if self._experts is not None:
+                self._keep_experts(self._experts.take(), places, len(token_ids))
         assert answer is not None
         return answer
+
+    def _keep_experts(self, chosen: Tensor, places: Tensor, tokens: int) -> None:
+        """Those of the step's tokens at `places`, on the CPU as they are."""
+        if self.chosen is None:
+            self.chosen = torch.empty(tokens, *chosen.shape[1:], dtype=torch.int64)
+        self.chosen[places] = chosen.cpu()
 
     def _forward(self, token_ids: Tensor, rows: Rows) -> Tensor:
         """[C, Q] -> [C, Q, H]"""

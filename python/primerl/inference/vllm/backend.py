@@ -64,6 +64,13 @@ class VllmBackend(EngineBackend):
                 'samples at; lower it, or set inference.backend = "torch"'
             )
 
+    def check_experts(self, folder: Path, python: str | None) -> None:
+        if installation.find(python).device == "cpu":
+            raise UnservableError(
+                "trainer.enable_router_replay: vLLM on a CPU cannot report which experts it chose (only its Model "
+                "Runner V2 can, which needs Triton); omit it, or use a GPU"
+            )
+
     def gpus(self, device: str, options: Mapping[str, Any]) -> int:
         sizes = (options.get(name, 1) for name in ("tensor-parallel-size", "pipeline-parallel-size"))
         return math.prod(size for size in sizes if isinstance(size, int) and size > 0)

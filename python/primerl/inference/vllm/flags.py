@@ -41,6 +41,7 @@ OWNED = {
     "enable-prompt-tokens-details": _SURFACE,
     "enable-server-load-tracking": _SURFACE,
     "disable-log-stats": "the orchestrator reads the engine's load from its metrics; omit it",
+    "enable-return-routed-experts": "it follows from trainer.enable_router_replay; omit it",
     "api-key": "the orchestrator sends engines no key; keep inference.host on an address that only the run reaches",
     "root-path": "the orchestrator asks for vLLM's own paths; omit it",
     "uds": "the orchestrator reaches engines by TCP; omit it",
@@ -111,6 +112,8 @@ def command(config: InferenceConfig, installation: Installation, port: int, as_n
     }
     if config.max_model_len is not None:
         own["max-model-len"] = config.max_model_len
+    if config.enable_return_routed_experts:
+        own["enable-return-routed-experts"] = True
     if as_numbers is not None:
         own["load-format"] = LOAD_FORMAT
     if config.lora is not None:

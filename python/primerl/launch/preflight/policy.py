@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from primerl.inference.backend import EngineBackend, UnservableError
 from primerl.launch.preflight import model_folder, thinking
 from primerl.process.setting_checks import from_mapping
 from primerl.train.adapters.files import check_lora_files
+from primerl.train.model import support
 from primerl.train.settings import ConfigError as SettingError
 from primerl.train.settings import TrainerLoraConfig
 
@@ -36,6 +38,8 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
         with problems.noted():
             if whole:
                 _adapts(config, folder)
+        with problems.noted():
+            _routes(config, folder)
         with problems.noted():
             _attends(config, folder)
     if not problems.found:
@@ -60,6 +64,8 @@ def _engine_serves(config: RLConfig, folder: Path) -> None:
     try:
         backend.check_model(folder, config.inference.python)
         backend.check_sampling(config.orchestrator.sampling.temperature)
+        if config.trainer.enable_router_replay:
+            backend.check_experts(folder, config.inference.python)
         if lora is not None and lora.broadcast == "adapter":
             backend.check_adapters(lora.rank, folder, lora.target_modules)
             _adapters_stay(config, backend)
@@ -76,6 +82,17 @@ def _adapts(config: RLConfig, folder: Path) -> None:
         check_lora_files(settings, folder, "trainer.model.lora.")
     except SettingError as error:
         raise ConfigError(str(error)) from None
+
+
+def _routes(config: RLConfig, folder: Path) -> None:
+    if not config.trainer.enable_router_replay:
+        return
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not support.experts(content):
+        raise ConfigError(
+            f"trainer.enable_router_replay: the model in {folder} is no mixture (its config.json names no experts), so "
+            "there is nothing to replay; omit it"
+        )
 
 
 def _attends(config: RLConfig, folder: Path) -> None:

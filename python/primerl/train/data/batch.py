@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from primerl.train.data.experts import RoutedExperts
 from primerl.train.loss.truncation import Truncation
 
 COLUMNS = {
@@ -70,6 +71,8 @@ class MicroBatch:
     as always unless `orchestrator.sampling.truncated` is "replay"."""
     grammars: tuple[GrammarRun, ...] = ()
     """Answers in which only some tokens were allowed (`primerl.train.loss.grammar` finds which)."""
+    experts: RoutedExperts | None = None
+    """What engines chose, where they are asked to say it (`trainer.enable_router_replay`)."""
     extra: dict[str, Tensor] = field(default_factory=dict)
     """Columns that not every batch has, by name, [T] fp32: `teacher_logprobs`, `ce_weights`, ..."""
     shared: tuple[int, ...] = ()
@@ -209,6 +212,10 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
                 raise BatchError(f"column {name}: {tokens} values are more than the bytes that are left")
             extra[name] = _tensor(columns, torch.float32, tokens, offset)
             offset = end + -end % ALIGNMENT
+        experts = None
+        if header.get("routed_experts"):
+            experts, end = _experts(header["routed_experts"], tokens, columns, offset)
+            offset = end + -end % ALIGNMENT
         truncation = _truncation(header["truncations"], tokens) if header.get("truncations") else None
         shared = tuple(header["shared"]) if any(header.get("shared", ())) else ()
         _check_shared(shared, lengths, rollouts, tensors["token_ids"])
@@ -219,6 +226,7 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
             environments=environments,
             truncation=truncation,
             grammars=_grammars(header["grammars"], tokens) if header.get("grammars") else (),
+            experts=experts,
             extra=extra,
             shared=shared,
         )
@@ -243,6 +251,24 @@ def _check_shared(shared: tuple[int, ...], lengths: tuple[int, ...], rollouts: t
                 f"with the same {tokens} tokens"
             )
         start, before = start + length, length
+
+
+def _experts(header: dict[str, Any], tokens: int, columns: memoryview, offset: int) -> tuple[RoutedExperts, int]:
+    """The experts, and where their bytes end."""
+    layers, chosen, size = (int(header[name]) for name in ("layers", "chosen", "bytes"))
+    runs = tuple((int(begin), int(end)) for begin, end in header["runs"])
+    bounds = [0, *(bound for run in runs for bound in run), tokens]
+    if any(begin >= end for begin, end in runs) or bounds != sorted(bounds):
+        raise BatchError(f"routed_experts: {runs} are not runs of {tokens} tokens")
+    if layers < 1 or chosen < 1 or size not in (1, 2):
+        raise BatchError(f"routed_experts: {layers} layers, {chosen} experts and {size} bytes are of no model")
+    rows = sum(end - begin for begin, end in runs)
+    end = offset + rows * layers * chosen * size
+    if end > len(columns):
+        raise BatchError(f"routed_experts: {rows} tokens are more than the bytes that are left")
+    dtype = torch.uint8 if size == 1 else torch.uint16
+    values = _tensor(columns, dtype, rows * layers * chosen, offset)
+    return RoutedExperts(runs, values.view(rows, layers, chosen)), end
 
 
 def _truncation(runs: list[dict[str, Any]], tokens: int) -> Truncation:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from primerl.train.loss.grammar import Replay, leaving_out
 from primerl.train.loss.truncation import replaying
 from primerl.train.model.flops import Performance
 from primerl.train.model.packed_model import PackedSequences
+from primerl.train.model.router_replay import RouterReplay
 from primerl.train.model.routing import RoutingLoad
 from primerl.train.optim import Optimizer, Update
 from primerl.train.settings import NO_CHECKPOINTS, TrainerConfig
@@ -83,6 +85,7 @@ class Trainer:
         self.adapter = adapter
         self.loss = loss
         self.routing = RoutingLoad(model)
+        self.replay = RouterReplay(model) if config.enable_router_replay else None
         self.performance = performance
         self.optimizer = optimizer
         self.batches = batches
@@ -237,15 +240,12 @@ class Trainer:
                 nothing(self.model, self.ranks).backward()  # type: ignore[no-untyped-call]
                 continue
             micro_batch, own = trained[index]
-            loss, values = self.micro_batch_loss(micro_batch, own.to(device), counts, batch.step)
-            self.log_discarded(batch.step, micro_batch, own, values)
-            if not bool(loss.isfinite()):
-                bad = own.sequences[~values.columns["loss"].isfinite().cpu()].tolist()
-                rollouts = [micro_batch.rollouts[sequence] for sequence in bad] or list(micro_batch.rollouts)
-                raise TrainingDiverged(
-                    f"step {batch.step}: the loss is {loss.item()}; rollouts {listed(sorted(set(rollouts)))}"
-                )
-            loss.backward()  # type: ignore[no-untyped-call]
+            # The backward pass may compute layers again.
+            with self.replaying(micro_batch):
+                loss, values = self.micro_batch_loss(micro_batch, own.to(device), counts, batch.step)
+                self.log_discarded(batch.step, micro_batch, own, values)
+                check_finite(batch.step, loss, micro_batch, own, values)
+                loss.backward()  # type: ignore[no-untyped-call]
             environments = torch.tensor(micro_batch.environments, dtype=torch.int64)[own.sequences]
             statistics.add(values, environments.to(device))
             if self.histograms is not None:
@@ -254,6 +254,11 @@ class Trainer:
         if self.histograms is not None:
             self.histograms = self.histograms.over(self.ranks)
         return statistics.over(self.ranks)
+
+    def replaying(self, micro_batch: MicroBatch) -> AbstractContextManager[None]:
+        if self.replay is None:
+            return nullcontext()
+        return self.replay.replaying(micro_batch.experts, len(micro_batch.token_ids), self.ranks.device)
 
     def log_discarded(self, step: int, micro_batch: MicroBatch, targets: Targets, values: TokenValues) -> None:
         """Logs the rollouts that the loss discards."""
@@ -408,4 +413,14 @@ class Trainer:
             "staleness/all/mean": stale / max(sampled, 1.0),
             **self.trained.metrics(),
             **self.routing.metrics(self.ranks),
+            **(self.replay.metrics(self.ranks) if self.replay else {}),
         }
+
+
+def check_finite(step: int, loss: torch.Tensor, micro_batch: MicroBatch, own: Targets, values: TokenValues) -> None:
+    """Raises TrainingDiverged, which names the rollouts."""
+    if bool(loss.isfinite()):
+        return
+    bad = own.sequences[~values.columns["loss"].isfinite().cpu()].tolist()
+    rollouts = [micro_batch.rollouts[sequence] for sequence in bad] or list(micro_batch.rollouts)
+    raise TrainingDiverged(f"step {step}: the loss is {loss.item()}; rollouts {listed(sorted(set(rollouts)))}")

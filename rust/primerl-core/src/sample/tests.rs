@@ -1,4 +1,5 @@
 use super::*;
+use crate::experts::{Experts, ExpertsShape};
 use crate::ids::TurnIndex;
 use crate::testing::turn;
 use crate::turn::VersionRun;
@@ -282,4 +283,77 @@ proptest! {
             }
         }
     }
+}
+
+/// A turn whose experts are `first`, `first + 1`, ... from its first token on, or from the one before.
+fn routed(turn: Turn, before: u32, first: u8, rows: usize) -> Turn {
+    let shape = ExpertsShape {
+        layers: 1,
+        chosen: 1,
+        bytes: 1,
+    };
+    let ids = (0..rows as u8).map(|row| first + row).collect();
+    Turn {
+        experts: Experts::new(before, shape, ids).map(Arc::new),
+        ..turn
+    }
+}
+
+/// The expert of each token, -1 where it is not known.
+fn experts(sample: &Sample) -> Vec<i32> {
+    let mut column = vec![-1; sample.len()];
+    for run in sample.experts() {
+        for (at, expert) in (run.begin..run.end).zip(run.ids) {
+            column[at] = i32::from(*expert);
+        }
+    }
+    column
+}
+
+#[test]
+fn experts_follow_their_turns_tokens() {
+    let turns = [
+        routed(turn(None, &[1, 2], &[3, 4], 0), 0, 10, 3),
+        // Its first row is of the token that the turn before sampled last.
+        routed(turn(Some(0), &[5], &[6, 7], 0), 1, 20, 3),
+        // A branch whose engine reported nothing, and one that forgot the token before.
+        turn(Some(0), &[8], &[9], 0),
+        routed(turn(Some(1), &[8], &[9, 9], 0), 0, 30, 2),
+    ];
+    let found = interleave(ROLLOUT, &turns, &[Some(0); 4]);
+    let columns: Vec<Vec<i32>> = found.iter().map(experts).collect();
+    let whole = [10, 11, 12, 20, 21, 22, -1, 30, 31, -1];
+    assert_eq!(columns, [&[10, 11, 12, -1, -1, -1][..], &whole[..]]);
+    let mut cut = found[1].clone();
+    cut.truncate(5);
+    assert_eq!(experts(&cut), whole[..5]);
+    let branches = samples(
+        TrajectoryStrategy::Branching,
+        ROLLOUT,
+        turns.to_vec(),
+        &[Some(0); 4],
+    );
+    assert_eq!(experts(&branches[1]), [10, 11, 12, 20, 21, 22, -1]);
+}
+
+#[test]
+fn the_later_turn_is_believed_where_two_report_a_token() {
+    let turns = [
+        routed(turn(None, &[1], &[2, 3], 0), 0, 10, 3),
+        routed(turn(Some(0), &[4], &[5], 0), 1, 20, 2),
+    ];
+    let found = interleave(ROLLOUT, &turns, &[Some(0); 2]);
+    assert_eq!(experts(&found[0]), [10, 11, 20, 21, -1]);
+}
+
+#[test]
+fn a_sample_is_kept_as_before_where_no_experts_are_known() {
+    let turns = [turn(None, &[1], &[2], 0)];
+    let plain = interleave(ROLLOUT, &turns, &[Some(0)]).remove(0);
+    let written = rmp_serde::to_vec_named(&plain).expect("writes");
+    assert!(!String::from_utf8_lossy(&written).contains("experts"));
+    assert_eq!(
+        rmp_serde::from_slice::<Sample>(&written).expect("reads"),
+        plain
+    );
 }

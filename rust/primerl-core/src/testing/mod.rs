@@ -103,6 +103,7 @@ pub fn turn(parent: Option<u32>, prompt_suffix: &[u32], sampled: &[u32], version
         temperature: 1.0,
         truncation: Truncation::default(),
         grammar: None,
+        experts: None,
         finish: FinishReason::Stop,
         start_digest: 0,
         context_digest: 0,

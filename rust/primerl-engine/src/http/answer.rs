@@ -3,6 +3,7 @@
 use super::structured::Applied;
 use super::wire::*;
 use crate::backend::ScoredToken;
+use crate::experts::ExpertRows;
 use crate::sequence::Completion;
 use crate::versions::VersionSpan;
 use serde_json::{Map, Value, json};
@@ -100,7 +101,7 @@ pub fn final_choice<'a>(
         finish_reason: Some(completion.finish.as_str()),
         stop_reason: completion.stop_token,
         token_ids: tokens.iter().map(|token| token.token_id).collect(),
-        routed_experts: None,
+        routed_experts: completion.experts.as_ref().map(ExpertRows::base64),
         sampling_mask: None,
         weight_versions: Some(spans(&completion.versions)),
         logprobs: logprobs(tokens, asked),

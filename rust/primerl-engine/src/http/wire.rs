@@ -42,6 +42,7 @@ pub struct SamplingBody {
     pub ignore_eos: Option<bool>,
     pub logprobs: Option<i64>,
     prompt_logprobs: Option<i64>,
+    routed_experts_prompt_start: Option<i64>,
     pub structured_outputs: Option<Value>,
     /// A reasoning block that comes before what is structured; vLLM's reasoning parsers see to it there.
     pub structured_reasoning: Option<Reasoning>,
@@ -71,6 +72,7 @@ impl SamplingBody {
             ignore_eos: self.ignore_eos.unwrap_or(default.ignore_eos),
             logprobs: self.logprobs,
             prompt_logprobs: self.prompt_logprobs,
+            routed_experts_prompt_start: self.routed_experts_prompt_start.unwrap_or(0),
         }
     }
 
@@ -317,7 +319,8 @@ pub struct Choice<'a> {
     pub finish_reason: Option<&'static str>,
     pub stop_reason: Option<u32>,
     pub token_ids: Vec<u32>,
-    pub routed_experts: Option<()>,
+    /// Base64 of a NumPy file, with the last tokens.
+    pub routed_experts: Option<String>,
     pub sampling_mask: Option<()>,
     pub weight_versions: Option<Vec<WireSpan<'a>>>,
     pub logprobs: Option<Logprobs>,

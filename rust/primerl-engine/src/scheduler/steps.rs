@@ -96,9 +96,16 @@ impl Scheduler {
         let mut events = Vec::new();
         let mut sampled = output.sampled.into_iter();
         let mut scores = output.prompt.into_iter();
+        let experts = output.experts;
+        let mut row = 0;
         for part in batch.sequences {
+            let (first, count) = (row, part.query_len as usize);
+            row += count;
             let end = self.computed(part.key, |sequence| {
-                sequence.computed += part.query_len as usize;
+                if let Some(experts) = &experts {
+                    sequence.record_experts(experts, first, count);
+                }
+                sequence.computed += count;
                 if let Some(targets) = part.prompt_targets {
                     sequence.record_prompt(scores.by_ref().take(targets.targets.len()));
                 }

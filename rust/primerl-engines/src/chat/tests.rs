@@ -15,6 +15,7 @@ fn config() -> EnginesConfig {
         seq_len: 512,
         max_tokens: 12,
         needs_processed: false,
+        returns_experts: false,
         probe_tolerance: 0.5,
         written_ids: Arc::default(),
         engines_render: true,

@@ -128,6 +128,8 @@ const BOUNDS: Bounds<'static> = Bounds {
     vocabulary_size: None,
     lowest_logprob: -104.0,
     stop_token_ids: &[],
+    experts: None,
+    experts_rows: 0,
 };
 /// Nothing here takes long.
 const LIMIT: Duration = Duration::from_secs(20);

@@ -9,6 +9,8 @@ fn check(answer: serde_json::Value) -> Result<Generated, EngineError> {
             vocabulary_size: Some(8),
             lowest_logprob: lowest_logprob(1.0, false),
             stop_token_ids: &[7],
+            experts: None,
+            experts_rows: 0,
         })
 }
 

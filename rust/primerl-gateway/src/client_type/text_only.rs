@@ -349,6 +349,7 @@ fn take_in(
         temperature: request.sampling.temperature as f32,
         truncation: request.sampling.truncation,
         grammar: None,
+        experts: None,
         finish: match stop {
             Some(_) => FinishReason::StopSequence,
             None => answer.finish,

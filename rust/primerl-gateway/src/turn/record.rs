@@ -37,6 +37,7 @@ pub(crate) fn take_in(
         temperature: request.sampling.temperature as f32,
         truncation: request.sampling.truncation,
         grammar: generated.grammar,
+        experts: generated.experts,
         finish: generated.finish,
         start_digest: prompt.start_digest,
         context_digest: prompt.context_digest,

@@ -84,6 +84,9 @@ pub struct Config {
     /// How far an engine's log-probabilities of the probe may be from the trainer's: mean of the differences, nats.
     #[serde(default = "default_probe_tolerance")]
     pub probe_tolerance: f64,
+    /// Engines report which experts of a mixture they chose, and the trainer uses the same.
+    #[serde(default)]
+    pub router_replay: bool,
     pub model: ModelConfig,
     #[serde(default)]
     pub sampling: SamplingConfig,

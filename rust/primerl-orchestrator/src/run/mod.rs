@@ -298,6 +298,7 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         seq_len: config.seq_len,
         max_tokens: config.sampling.max_tokens,
         needs_processed: config.sampling.temperature != 1.0 || config.sampling.replayed().is_some(),
+        returns_experts: config.router_replay,
         probe_tolerance: config.probe_tolerance,
         written_ids: Arc::default(),
         engines_render: config.client_type == ClientType::OpenaiChatCompletionsToken,

@@ -33,6 +33,27 @@ pub struct MicroBatch {
     pub grammars: Grammars,
     #[serde(default)]
     pub extra_columns: Vec<String>,
+    pub routed_experts: Option<RoutedExperts>,
+}
+
+/// The experts of the tokens in `runs`: first, and the one after the last.
+#[derive(Clone, Debug, Deserialize)]
+pub struct RoutedExperts {
+    layers: usize,
+    chosen: usize,
+    bytes: usize,
+    runs: Vec<(usize, usize)>,
+}
+
+impl RoutedExperts {
+    fn row(&self) -> usize {
+        self.layers * self.chosen * self.bytes
+    }
+
+    fn size(&self) -> usize {
+        let tokens: usize = self.runs.iter().map(|(begin, end)| end - begin).sum();
+        tokens * self.row()
+    }
 }
 
 /// Different grammars, and the answers they apply to: first token, the token after the last, index of the grammar.
@@ -75,6 +96,8 @@ pub struct Sequence {
     pub versions: Vec<i32>,
     /// Further columns, by name.
     pub extra: BTreeMap<String, Vec<f32>>,
+    /// The ids of each token's experts; none where they are not known.
+    pub experts: Vec<Vec<u8>>,
 }
 
 impl Batch {
@@ -92,6 +115,8 @@ impl Batch {
             start += (21 * micro_batch.tokens).next_multiple_of(16);
             let extra = micro_batch.extra_columns.len();
             start += extra * (4 * micro_batch.tokens).next_multiple_of(16);
+            let experts = micro_batch.routed_experts.as_ref();
+            start += experts.map_or(0, RoutedExperts::size).next_multiple_of(16);
         }
         assert_eq!(start, self.columns.len());
         sequences
@@ -119,6 +144,13 @@ impl MicroBatch {
             );
             end += (4 * n).next_multiple_of(16);
         }
+        let mut experts = vec![Vec::new(); n];
+        for known in &self.routed_experts {
+            let mut rows = columns[end..].chunks_exact(known.row());
+            for token in known.runs.iter().flat_map(|(begin, end)| *begin..*end) {
+                experts[token] = rows.next().unwrap().to_vec();
+            }
+        }
         let mut start = 0;
         let mut sequences = Vec::new();
         for (length, rollout) in self.sequence_lengths.iter().zip(&self.rollouts) {
@@ -130,6 +162,7 @@ impl MicroBatch {
                 mask: mask[range.clone()].to_vec(),
                 logprobs: logprobs[range.clone()].to_vec(),
                 versions: versions[range.clone()].to_vec(),
+                experts: experts[range.clone()].to_vec(),
                 extra: extra
                     .iter()
                     .map(|(name, values)| ((*name).to_owned(), values[range.clone()].to_vec()))

@@ -20,6 +20,7 @@ mod page;
 mod proxies;
 mod repeats;
 mod restart;
+mod router_replay;
 mod structured;
 mod teacher;
 mod trainer;

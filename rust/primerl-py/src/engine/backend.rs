@@ -4,6 +4,7 @@
 
 use primerl_engine::backend::TopToken;
 use primerl_engine::batch::{Batch, Sample};
+use primerl_engine::experts::ExpertRows;
 use primerl_engine::grammar::Allowed;
 use primerl_engine::{
     Backend, BackendError, Checkpoint, Loadable, ModelInfo, ScoredToken, StepOutput,
@@ -11,7 +12,7 @@ use primerl_engine::{
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyByteArray, PyDict};
+use pyo3::types::{PyByteArray, PyDict, PyTuple};
 
 pub struct PythonBackend {
     object: Py<PyAny>,
@@ -38,6 +39,8 @@ type ScoreColumns = (
     usize,
 );
 type Answer = (Option<(PyBackedBytes, ScoreColumns)>, Option<ScoreColumns>);
+/// Experts of all tokens of the batch, `[tokens, layers, chosen]`; layers, chosen, and bytes of an id.
+type ExpertColumn = (PyBackedBytes, u16, u16, u8);
 
 impl PythonBackend {
     pub fn new(py: Python<'_>, object: Py<PyAny>) -> PyResult<Self> {
@@ -67,9 +70,24 @@ impl Backend for PythonBackend {
             let answer = self
                 .object
                 .call_method(py, intern!(py, "forward"), (), Some(&columns))?;
-            answer.extract::<Answer>(py)
+            // A mixture that reports its experts answers with them, too.
+            let answer = answer.bind(py).cast::<PyTuple>()?;
+            let experts = match answer.len() {
+                3 => answer.get_item(2)?.extract::<Option<ExpertColumn>>()?,
+                _ => None,
+            };
+            let scored = answer.get_slice(0, 2).extract::<Answer>()?;
+            PyResult::Ok((scored, experts))
         });
-        step_output(batch, answer.map_err(raised)?)
+        let (answer, experts) = answer.map_err(raised)?;
+        let mut output = step_output(batch, answer)?;
+        output.experts = experts.map(|(ids, layers, chosen, bytes)| ExpertRows {
+            layers,
+            chosen,
+            bytes,
+            ids: ids.to_vec(),
+        });
+        Ok(output)
     }
 
     fn load_weights(&mut self, checkpoint: &Checkpoint) -> Result<(), BackendError> {

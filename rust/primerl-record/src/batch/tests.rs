@@ -1,9 +1,10 @@
 use super::*;
 use primerl_core::config::{FlopsModel, TrajectoryStrategy};
+use primerl_core::experts::{Experts, ExpertsShape};
 use primerl_core::pack::{Columns, Weighted, pack, pack_trees};
 use primerl_core::sample::{TokenLogprobs, samples};
 use primerl_core::testing::{taught_turn, turn};
-use primerl_core::{PolicyVersion, VersionRun};
+use primerl_core::{PolicyVersion, Turn, VersionRun};
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
 use std::sync::Arc;
@@ -40,6 +41,8 @@ struct DecodedMicroBatch {
     grammars: DecodedGrammars,
     #[serde(default)]
     extra_columns: Vec<String>,
+    #[serde(default)]
+    routed_experts: Option<serde_json::Value>,
 }
 
 #[derive(Default, Deserialize)]
@@ -344,4 +347,57 @@ fn a_rank_without_samples_has_no_bytes() {
     let (header, columns) = decode(&encode(&batch(vec![weighted(0, 1)], 2), 1).expect("encodes"));
     assert_eq!(header.micro_batches[0].tokens, 0);
     assert_eq!(columns, [Columns::default()]);
+}
+
+#[test]
+fn experts_are_the_rows_of_known_tokens_behind_the_columns() {
+    let shape = ExpertsShape {
+        layers: 2,
+        chosen: 1,
+        bytes: 2,
+    };
+    let with = |rollout: u64, rows: usize, shape: ExpertsShape| {
+        let ids = (0..(rows * shape.row()) as u8).collect();
+        let turn = Turn {
+            experts: Experts::new(0, shape, ids).map(Arc::new),
+            ..turn(None, &[1, 2], &[3], 2)
+        };
+        let turns = vec![turn];
+        let sample = samples(
+            TrajectoryStrategy::Interleaved,
+            RolloutId(rollout),
+            turns,
+            &[Some(0)],
+        );
+        Weighted {
+            sample: sample.into_iter().next().expect("is trained"),
+            environment: EnvironmentId(0),
+            advantage: Advantage::Uniform(1.0),
+            teacher_logprobs: None,
+        }
+    };
+    let both = batch(
+        vec![with(0, 2, shape), with(1, 0, shape), with(2, 1, shape)],
+        1,
+    );
+    let body = encode(&both, 0).expect("encodes");
+    let frame: Frame = rmp_serde::from_slice(&body).expect("is a frame");
+    let header: DecodedHeader = rmp_serde::from_slice(&frame.header).expect("is a header");
+    let expected = serde_json::json!({
+        "layers": 2, "chosen": 1, "bytes": 2, "runs": [[0, 2], [6, 7]],
+    });
+    assert_eq!(header.micro_batches[0].routed_experts, Some(expected));
+    let plain = (9 * BYTES_PER_TOKEN).next_multiple_of(ALIGNMENT);
+    assert_eq!(frame.columns.len(), plain + 16);
+    assert_eq!(
+        frame.columns[plain..],
+        [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 0, 0, 0, 0]
+    );
+    // Where none are known the bytes are those of before.
+    let none = encode(&batch(vec![with(1, 0, shape)], 1), 0).expect("encodes");
+    assert!(!none.windows(14).any(|bytes| bytes == b"routed_experts"));
+    let narrow = ExpertsShape { layers: 3, ..shape };
+    let differ = batch(vec![with(0, 2, shape), with(1, 1, narrow)], 1);
+    let error = encode(&differ, 0).expect_err("two models");
+    assert!(error.to_string().contains("2 layers"), "{error}");
 }

@@ -315,6 +315,7 @@ fn turn_of(rollout: &Rollout, versions: VersionRuns, columns: &mut Columns) -> T
         temperature: 1.0,
         truncation: Truncation::default(),
         grammar: None,
+        experts: None,
         finish: match rollout.cut {
             true => FinishReason::Length,
             false => FinishReason::Stop,
