@@ -70,6 +70,9 @@ class MicroBatch:
     as always unless `orchestrator.sampling.truncated` is "replay"."""
     grammars: tuple[GrammarRun, ...] = ()
     """Answers in which only some tokens were allowed (`primerl.train.loss.grammar` finds which)."""
+    shared: tuple[int, ...] = ()
+    """[S], leading tokens that each sequence has in common with the previous one, in this order; empty where none are
+    to be computed once."""
     extra: dict[str, Tensor] = field(default_factory=dict)
     """Columns that not every batch has, by name, [T] fp32: `teacher_logprobs`, `ce_weights`, ..."""
 
@@ -191,7 +194,7 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
             raise BatchError(f"sequence_lengths {lengths} do not add up to {tokens} tokens")
         if not len(rollouts) == len(environments) == len(lengths):
             raise BatchError(f"{len(lengths)} sequences, {len(rollouts)} rollouts, {len(environments)} environments")
-        tensors = {}
+        tensors: dict[str, Any] = {}
         for name, dtype in COLUMNS.items():
             if offset + tokens * dtype.itemsize > len(columns):
                 raise BatchError(f"column {name}: {tokens} values are more than the bytes that are left")
