@@ -78,11 +78,14 @@ def logprobs_of(model: Any, trie: Trie, packed: PackedSequences) -> Tensor:
     return found
 
 
-def trained(model: Any, trie: Trie, packed: PackedSequences) -> tuple[Tensor, dict[str, Tensor]]:
+def trained(
+    model: Any, trie: Trie, packed: PackedSequences, weights: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Log-probabilities, and the gradients of a loss that is not linear in them, as policy losses are not."""
     model.zero_grad()
     found = logprobs_of(model, trie, packed)
-    (-(trie.weights() * (found + 5.0).exp().clamp(max=20.0)).sum() / len(found)).backward()
+    weights = trie.weights() if weights is None else weights
+    (-(weights * (found + 5.0).exp().clamp(max=20.0)).sum() / len(found)).backward()
     gradients = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
     return found.detach(), gradients
 

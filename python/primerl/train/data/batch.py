@@ -70,11 +70,12 @@ class MicroBatch:
     as always unless `orchestrator.sampling.truncated` is "replay"."""
     grammars: tuple[GrammarRun, ...] = ()
     """Answers in which only some tokens were allowed (`primerl.train.loss.grammar` finds which)."""
-    shared: tuple[int, ...] = ()
-    """[S], leading tokens that each sequence has in common with the previous one, in this order; empty where none are
-    to be computed once."""
     extra: dict[str, Tensor] = field(default_factory=dict)
     """Columns that not every batch has, by name, [T] fp32: `teacher_logprobs`, `ce_weights`, ..."""
+    shared: tuple[int, ...] = ()
+    """[S], leading tokens that each sequence takes over from the previous one, at most all that both have in common; 0
+    for the first. The sequences are then a walk of a tree, depth first: a token sees those of its own sequence, taken
+    over or not. Empty where none takes over any."""
 
     def trained(self) -> Tensor:
         """Packed indices of the trained tokens, [N] int64."""
@@ -194,7 +195,7 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
             raise BatchError(f"sequence_lengths {lengths} do not add up to {tokens} tokens")
         if not len(rollouts) == len(environments) == len(lengths):
             raise BatchError(f"{len(lengths)} sequences, {len(rollouts)} rollouts, {len(environments)} environments")
-        tensors: dict[str, Any] = {}
+        tensors = {}
         for name, dtype in COLUMNS.items():
             if offset + tokens * dtype.itemsize > len(columns):
                 raise BatchError(f"column {name}: {tokens} values are more than the bytes that are left")
