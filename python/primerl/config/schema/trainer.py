@@ -280,7 +280,7 @@ class Computation(Section):
     compile: bool = False
     """Compile each layer with `torch.compile`."""
     shared_prefixes: Literal["auto", "off"] = "auto"
-    """Compute tokens that sequences begin with alike once, where that leaves out a tenth of them or more
+    """Compute tokens that sequences begin with alike once, where that saves a tenth of them or more
     (docs/shared-prefixes.md)."""
     threads: Threads = 0
     """CPU threads of torch; 0 leaves torch's own choice."""

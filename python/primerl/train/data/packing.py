@@ -14,8 +14,11 @@ from torch import Tensor
 
 from primerl.train.data.mixture import Mixture, steps
 from primerl.train.data.rows import Row, Rows
+from primerl.train.data.trees import LEAST_SHARED, packed_trees
+from primerl.train.data.trees import packed_groups as packed_groups
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.model.packed_model import PackedSequences
+from primerl.train.model.prefixes import shared_with_previous
 
 T = TypeVar("T")
 
@@ -61,39 +64,10 @@ class StepBatch:
         return save(tensors, names)
 
 
-def packed_groups(rows: list[Row], seq_len: int) -> list[list[Row]]:
-    """The rows in as few groups of at most `seq_len` tokens as first-fit in order of decreasing length finds, in
-    O(n log n) for n rows."""
-    groups: list[list[Row]] = []
-    leaves = 1 << max(0, len(rows) - 1).bit_length()
-    # A binary tree in an array: node n is over 2n and 2n + 1, leaf `leaves + g` is the room that group g has left, any
-    # other node the larger of the two below. A group without rows has all its room, so the first that fits is there.
-    most = [seq_len] * (2 * leaves)
-    for row in sorted(rows, key=len, reverse=True):
-        length = len(row)
-        node = 1
-        if length > most[1]:
-            node = leaves + len(groups)  # longer than any group: one of its own
-        while node < leaves:
-            node *= 2
-            if most[node] < length:
-                node += 1
-        if node - leaves == len(groups):
-            groups.append([])
-        groups[node - leaves].append(row)
-        most[node] -= length
-        while node > 1:
-            node //= 2
-            left, right = most[2 * node], most[2 * node + 1]
-            larger = left if left >= right else right
-            if most[node] == larger:
-                break
-            most[node] = larger
-    return groups
-
-
-def micro_batch(rows: list[Row], device: torch.device) -> MicroBatch:
-    packed = PackedSequences.from_lengths([len(row) for row in rows], device)
+def micro_batch(rows: list[Row], device: torch.device, *, share: bool = False) -> MicroBatch:
+    """`share`: compute tokens that a row has in common with the row before it once, where that saves enough."""
+    shared = shared_with_previous([row.token_ids.numpy() for row in rows], LEAST_SHARED) if share else []
+    packed = PackedSequences.sharing([len(row) for row in rows], shared, device)
     token_ids = torch.cat([row.token_ids for row in rows]).long()
     loss_mask = torch.cat([row.loss_mask for row in rows])
     starts = torch.tensor([0, *(len(row) for row in rows[:-1])]).cumsum(0)
@@ -110,9 +84,13 @@ def step_batches(
     epochs: int | None,
     device: torch.device,
     ranks: Ranks = ALONE,
+    *,
+    share: bool = False,
 ) -> Iterator[StepBatch]:
     """The steps from the mixture's position on. All ranks read the same rows, and each takes its share of the
-    micro-batches, so a run resumes from the same place with any number of ranks."""
+    micro-batches, so a run resumes from the same place with any number of ranks. `share`: rows that begin alike are
+    packed together, and what they share is computed once."""
+    pack = packed_trees if share else packed_groups
     for indices in steps(mixture, rows, batch_size, epochs):
         chosen = [rows.row(index) for index in indices]
         samples, tokens = [0] * len(rows.titles), [0] * len(rows.titles)
@@ -120,8 +98,8 @@ def step_batches(
             samples[row.subset] += 1
             tokens[row.subset] += len(row)
         longest = max(map(len, chosen))
-        groups = packed_groups(chosen, seq_len)
-        micro_batches = [micro_batch(group, device) for group in groups[ranks.rank :: ranks.size]]
+        groups = pack(chosen, seq_len)
+        micro_batches = [micro_batch(group, device, share=share) for group in groups[ranks.rank :: ranks.size]]
         most = -(-len(groups) // ranks.size)
         if ranks.size == 1:
             trained = sum(batch.targets.shape[0] for batch in micro_batches)

@@ -44,6 +44,7 @@ from primerl.train.loss.grammar import Replay, leaving_out
 from primerl.train.loss.truncation import replaying
 from primerl.train.model.flops import Performance
 from primerl.train.model.packed_model import PackedSequences
+from primerl.train.model.prefixes import worth_sharing
 from primerl.train.model.router_replay import RouterReplay
 from primerl.train.model.routing import RoutingLoad
 from primerl.train.optim import Optimizer, Update
@@ -70,6 +71,7 @@ class Trainer:
         model: Any,
         adapter: Adapter | None,
         performance: Performance,
+        shares: bool,
         loss: Loss,
         optimizer: Optimizer,
         batches: Batches,
@@ -87,6 +89,7 @@ class Trainer:
         self.routing = RoutingLoad(model)
         self.replay = RouterReplay(model) if config.enable_router_replay else None
         self.performance = performance
+        self.shares = shares  # tokens that samples share are computed once
         self.optimizer = optimizer
         self.batches = batches
         self.broadcasts = broadcasts
@@ -277,7 +280,7 @@ class Trainer:
         self, micro_batch: MicroBatch, targets: Targets, counts: torch.Tensor, step: int
     ) -> tuple[torch.Tensor, TokenValues]:
         device = self.ranks.device
-        packed = PackedSequences.from_lengths(micro_batch.sequence_lengths, device)
+        packed = PackedSequences.sharing(micro_batch.sequence_lengths, self.shared(micro_batch), device)
         check_ids(micro_batch, self.model.get_input_embeddings().num_embeddings)
         token_ids = micro_batch.token_ids.long().to(device)
         temperatures = micro_batch.temperatures.to(device)[targets.indices]
@@ -293,6 +296,12 @@ class Trainer:
                 self.model, token_ids, packed, targets.indices, temperatures, hook=hook, plain=wanted
             )
         return self.loss(targets, micro_batch, logprobs, entropy, counts, step, plain)
+
+    def shared(self, micro_batch: MicroBatch) -> tuple[int, ...]:
+        """Leading tokens of each sequence that were computed with the previous one; empty if none were."""
+        # Samples with the same tokens may have other experts.
+        may = self.shares and micro_batch.experts is None
+        return micro_batch.shared if may and worth_sharing(micro_batch.sequence_lengths, micro_batch.shared) else ()
 
     def update(self, batch: Batch) -> Update:
         self.doing(batch.step, "optimizer")
@@ -398,12 +407,16 @@ class Trainer:
         """Metrics of the step over all ranks, and those of the orchestrator, which come with the batch."""
         staleness = batch.staleness()
         lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.sequence_lengths]
-        flops = self.performance.flops(lengths, sum(micro_batch.learnt() for micro_batch in batch.micro_batches))
-        counts = torch.tensor([len(staleness), sum(staleness), flops], dtype=torch.float64, device=self.ranks.device)
-        sampled, stale, flops = self.ranks.sum(counts).tolist()
+        shared = [common for micro_batch in batch.micro_batches for common in self.shared(micro_batch)]
+        learnt = sum(micro_batch.learnt() for micro_batch in batch.micro_batches)
+        flops = self.performance.flops(lengths, learnt, shared)
+        counts = torch.tensor(
+            [len(staleness), sum(staleness), flops, sum(shared)], dtype=torch.float64, device=self.ranks.device
+        )
+        sampled, stale, flops, repeated = self.ranks.sum(counts).tolist()
         return {
             **batch.metrics,
-            **self.performance.metrics(tokens, flops, times["time/step"]),
+            **self.performance.metrics(tokens, flops, times["time/step"], tokens - repeated),
             **statistics.metrics(self.config.environments),
             **times,
             "optim/grad_norm": update.grad_norm,

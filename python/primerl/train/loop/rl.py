@@ -95,7 +95,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             log.info("the model computes in %s on %s", dtype, ranks.device)
             with importing(), taking("loading the model"):
                 model = together(ranks, lambda: load(folder, dtype, ranks, config.model.trust_remote_code))
-            adapter, performance = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
+            adapter, performance, shares = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
             telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s, identity=identity)
             broadcasts = Broadcasts(new_publisher(config, adapter, ranks), telling, heartbeat.background, ranks)
@@ -104,7 +104,7 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             also_keep = output_dir / "weights" if config.ckpt else None
             kept = (ckpt.keep_last, ckpt.keep_interval)
             checkpoints = Checkpoints(output_dir, *kept, ranks, also_keep=also_keep, with_orchestrator=True)
-            parts = (model, adapter, performance, loss, optimizer, batches, broadcasts, checkpoints)
+            parts = (model, adapter, performance, shares, loss, optimizer, batches, broadcasts, checkpoints)
             trainer = Trainer(config, ranks, client, heartbeat, *parts)
             began_after = trainer.restore()
             with (

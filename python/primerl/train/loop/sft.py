@@ -142,9 +142,11 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
         check_vocabulary(rows, model.get_input_embeddings().num_embeddings)
         mixture = mixture_of(config, rows)
         last = last_step(config, rows)
-        adapter, performance = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
+        adapter, performance, shares = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
         optimizer = Optimizer(model.named_parameters(), config.optim, last, ranks)
-    parts = (model, adapter, performance, optimizer, checkpoints, ranks)
+        if validation is not None:
+            validation.share(shares)
+    parts = (model, adapter, performance, shares, optimizer, checkpoints, ranks)
     run = Run(config, last, rows, mixture, validation, *parts, rendered_at)
     if state is not None:
         run.restore(state)
@@ -168,6 +170,8 @@ class Run:
     model: Any
     adapter: Adapter | None
     performance: Performance
+    shares: bool
+    """Tokens that rows share are computed once."""
     optimizer: Optimizer
     checkpoints: Checkpoints
     ranks: Ranks
@@ -221,7 +225,8 @@ class Run:
                 writer.write(0, metrics)
             log.info("%s", console_line(0, self.last, metrics, SHOWN))
         data, ranks = self.config.data, self.ranks
-        batches = step_batches(self.mixture, self.rows, data.batch_size, data.seq_len, data.epochs, ranks.device, ranks)
+        sizes = (data.batch_size, data.seq_len, data.epochs)
+        batches = step_batches(self.mixture, self.rows, *sizes, ranks.device, ranks, share=self.shares)
         ahead = Ahead(batches)
         try:
             with bar("training") as report:
@@ -280,11 +285,16 @@ class Run:
     def _measure(self, batch: StepBatch, seconds: float) -> dict[str, float]:
         tokens, samples = sum(batch.tokens), sum(batch.samples)
         lengths = [length for micro_batch in batch.micro_batches for length in micro_batch.packed.lengths]
+        shared = [common for micro_batch in batch.micro_batches for common in micro_batch.packed.shared]
         trained = sum(micro_batch.targets.shape[0] for micro_batch in batch.micro_batches)
-        own = torch.tensor([self.performance.flops(lengths, trained)], dtype=torch.float64)
-        flops = self.ranks.sum(own.to(self.ranks.device)).item()
+        own = torch.tensor([self.performance.flops(lengths, trained, shared), sum(shared)], dtype=torch.float64)
+        flops, repeated = self.ranks.sum(own.to(self.ranks.device)).tolist()
         lengths_of_all = {"seq_len/all/mean": tokens / samples, "seq_len/all/max": float(batch.longest)}
-        return lengths_of_all | self.performance.metrics(tokens, flops, seconds) | self.routing.metrics(self.ranks)
+        return (
+            lengths_of_all
+            | self.performance.metrics(tokens, flops, seconds, tokens - repeated)
+            | self.routing.metrics(self.ranks)
+        )
 
     def _update(self, step: int, batch: StepBatch, loss: float) -> Update:
         update = self.optimizer.step(step)

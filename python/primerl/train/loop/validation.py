@@ -11,6 +11,7 @@ import torch
 
 from primerl.train.data.packing import Ahead, MicroBatch, micro_batch, packed_groups
 from primerl.train.data.rows import Rows
+from primerl.train.data.trees import packed_trees
 from primerl.train.distributed.fsdp import nothing
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.loop.progress import progress
@@ -26,11 +27,19 @@ class Validation:
         self._titles = rows.titles
         self._device = device
         self._ranks = ranks
+        self._seq_len = seq_len
+        self.share(False)
+
+    def share(self, shares: bool) -> None:
+        """Pack the rows: those that begin alike as a tree if `shares`."""
+        rows, ranks = self._rows, self._ranks
+        pack = packed_trees if shares else packed_groups
         groups = [
             (subset, group)
             for subset, (first, end) in enumerate(pairwise(rows.firsts))
-            for group in packed_groups([rows.row(index) for index in range(first, end)], seq_len)
+            for group in pack([rows.row(index) for index in range(first, end)], self._seq_len)
         ]
+        self._shares = shares
         self._groups = groups[ranks.rank :: ranks.size]
         self._most = -(-len(groups) // ranks.size)
 
@@ -83,4 +92,4 @@ class Validation:
 
     def _micro_batches(self) -> Iterator[tuple[int, MicroBatch]]:
         for subset, group in self._groups:
-            yield subset, micro_batch(group, self._device)
+            yield subset, micro_batch(group, self._device, share=self._shares)

@@ -6,7 +6,8 @@ arXiv:2204.02311, appendix B).
           + 6 * query heads * (size of a query + size of a value) * (pairs of query and key) of each layer
     pairs = n * (n + 1) / 2 of a sequence of n tokens; with a sliding window w, at most w keys a query; of attention in
             chunks, of each chunk as of a sequence
-    MFU   = FLOPs / seconds / peak of the device
+            tokens that samples share and that are computed once (`prefixes`) count once, with their pairs
+MFU   = FLOPs / seconds / peak of the device
 
 Where queries and values are as wide as a head, 6 * (size + size) is the paper's 12 * head size; in multi-head latent
 attention (DeepSeek) a query has a part without and one with positions, and a value a size of its own.
@@ -203,11 +204,13 @@ class ModelShape:
                 matrices += parameter.numel() * used * _work(parameter)
         return cls(matrices, output.numel() * _work(output), attentions(config))
 
-    def flops(self, lengths: Iterable[int], trained_tokens: int) -> float:
-        """FLOPs of forward and backward over sequences of these lengths."""
-        lengths = list(lengths)
-        dense = self.matrix_parameters * sum(lengths) + self.output_parameters * trained_tokens
-        return 6.0 * dense + 12.0 * sum(attention.products(lengths) for attention in self.attentions)
+    def flops(self, lengths: Iterable[int], trained_tokens: int, shared: Iterable[int] = ()) -> float:
+        """FLOPs of forward and backward over sequences of these lengths, of which `shared` leading tokens each were
+        computed with another one: what a sequence of that length costs is subtracted."""
+        lengths, shared = list(lengths), list(shared)
+        dense = self.matrix_parameters * (sum(lengths) - sum(shared)) + self.output_parameters * trained_tokens
+        pairs = sum(attention.products(lengths) - attention.products(shared) for attention in self.attentions)
+        return 6.0 * dense + 12.0 * pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +242,18 @@ class Performance:
             )
         return cls(shape, peak, ranks)
 
-    def flops(self, lengths: Iterable[int], trained_tokens: int) -> float:
+    def flops(self, lengths: Iterable[int], trained_tokens: int, shared: Iterable[int] = ()) -> float:
         """FLOPs of this rank; 0 if no metric uses them."""
-        return 0.0 if self.shape is None or self.peak is None else self.shape.flops(lengths, trained_tokens)
+        return 0.0 if self.shape is None or self.peak is None else self.shape.flops(lengths, trained_tokens, shared)
 
-    def metrics(self, tokens: float, flops: float, seconds: float) -> dict[str, float]:
-        """`tokens` and `flops` of all ranks. Without `perf/mfu` where model FLOPs or the device's peak are unknown."""
+    def metrics(self, tokens: float, flops: float, seconds: float, unique: float | None = None) -> dict[str, float]:
+        """`tokens`, `flops` and `unique` of all ranks. `unique`: tokens that were computed, where those that samples
+        share were computed once. Without `perf/mfu` where model FLOPs or the device's peak are unknown."""
         throughput = tokens / seconds
+        unique = tokens if unique is None else unique
         metrics = {
+            "perf/shared_tokens": unique / tokens,
+            "perf/throughput_unique": unique / seconds,
             "perf/throughput": throughput,
             "perf/throughput_per_gpu": throughput / self.ranks.size,
             "perf/peak_memory": peak_memory(self.ranks.device),

@@ -2,8 +2,8 @@
 
     start_folder  the folder that supervised fine-tuning starts from: one that exists, or a tiny model made from scratch
     load          leading rank: whole, on the CPU, in fp32       others: its shape, without memory for it
-    make_ready    proved (by the leading rank), adapter, what is computed again, compiled, divided;
-                  then each tensor from the leading rank to the others, who keep their share
+    make_ready    proved (by the leading rank), also over a tree of samples; adapter, what is computed again, compiled,
+                  divided; then each tensor from the leading rank to the others, who keep their share
 
 So there is one whole model in memory, on one machine, and for a moment one whole tensor on each device. A rank that is
 alone loads the model as it computes; where the files are more precise, it reads them again, in fp32, for the optimizer.
@@ -34,9 +34,10 @@ from primerl.train.distributed.ranks import Ranks
 from primerl.train.model.flops import Performance
 from primerl.train.model.import_once import import_transformers
 from primerl.train.model.layers import prepare
-from primerl.train.model.packed_model import DTYPES, TRUSTED, ModelError, dtype_on, load_model, model_shape
+from primerl.train.model.packed_model import DTYPES, HALF, TRUSTED, ModelError, dtype_on, load_model, model_shape
 from primerl.train.model.proof import check_same, prove, sample
 from primerl.train.model.recurrent import check_kernels
+from primerl.train.model.tree_proof import kernel_refusal, tree_refusal
 from primerl.train.optim import START
 from primerl.train.settings import ComputationConfig, ConfigError, LoraConfig
 from primerl.train.sft_settings import SFTConfig
@@ -131,8 +132,9 @@ def load(folder: Path, dtype: str, ranks: Ranks, trust_remote_code: bool = False
 
 def make_ready(
     model: Any, config: ComputationConfig, lora: LoraConfig | None, folder: Path, seed: int, ranks: Ranks
-) -> tuple[Adapter | None, Performance]:
-    """Prepare the model that `load` has loaded from `folder` for training. All ranks have to call it.
+) -> tuple[Adapter | None, Performance, bool]:
+    """Prepare the model that `load` has loaded from `folder` for training. All ranks have to call it. Also returns
+    whether tokens that samples share can be computed once.
 
     Raises:
         ModelError: packed, it does not compute what it computes alone; its layers cannot be run as configured.
@@ -141,6 +143,7 @@ def make_ready(
     dtype = DTYPES[dtype_on(ranks.device, config.dtype)]
     together(ranks, lambda: check_kernels(model, ranks.device))
     together(ranks, lambda: prove(model) if ranks.leads else None)
+    shares = config.shared_prefixes == "auto" and _can_share(model, dtype, lora, ranks)
     adapter = None
     if lora is not None:
         digest = ranks.agree(together(ranks, lambda: folder_digest(folder) if ranks.leads else ""))
@@ -151,7 +154,20 @@ def make_ready(
         _divide(model, ranks, dtype)
     elif adapter is None:
         keep_start(model, folder)
-    return adapter, performance
+    return adapter, performance, shares
+
+
+def _can_share(model: Any, dtype: torch.dtype, lora: LoraConfig | None, ranks: Ranks) -> bool:
+    """Whether all ranks can compute shared tokens once; logs why not."""
+    refused = ranks.agree(tree_refusal(model) if ranks.leads else None)
+    if refused is None and lora is not None and lora.dropout:
+        refused = "the adapter has dropout, which each sample draws for itself"
+    if ranks.device.type == "cuda" and dtype in HALF:
+        by_ranks = ranks.union([kernel_refusal(ranks.device, dtype) or ""])
+        refused = refused or by_ranks[-1] or None
+    if refused is not None:
+        log.info("tokens that samples share are computed once for each sample (shared_prefixes): %s", refused)
+    return refused is None
 
 
 def keep_start(model: Any, folder: Path) -> None:

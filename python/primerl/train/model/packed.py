@@ -7,13 +7,15 @@ Axes in names and comments: T tokens of the micro-batch, t of them in a bucket, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from primerl.train.model.prefixes import PrefixTree, worth_sharing
 
 BLOCK_QUERIES = 512
 """Queries of a block of written-out attention."""
@@ -51,6 +53,9 @@ class PackedSequences:
     starts: Tensor  # [S + 1] int64: the boundaries, as some kernels want them
     sequence_ids: Tensor  # [1, T] int32
     buckets: tuple[Bucket, ...]
+    tree: PrefixTree | None = None
+    """Set where shared tokens are computed once. `position_ids` are then those of the row of N <= T tokens; everything
+    else is of the T tokens of all sequences, as without it."""
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> PackedSequences:
@@ -70,11 +75,30 @@ class PackedSequences:
             buckets=tuple(_bucket(group, starts, device) for group in _similar_lengths(lengths)),
         )
 
+    @classmethod
+    def sharing(
+        cls, lengths: Sequence[int], shared: Sequence[int], device: torch.device | str = "cpu"
+    ) -> PackedSequences:
+        """Sequences that each have `shared[i]` leading tokens in common with the previous one (`prefixes`), as a
+        tree; one after another if that saves little, or if `shared` is empty. Raises ValueError."""
+        packed = cls.from_lengths(lengths, device)
+        if not worth_sharing(lengths, shared):
+            return packed
+        tree = PrefixTree.of(lengths, shared, device)
+        return replace(packed, position_ids=tree.positions.unsqueeze(0), tree=tree)
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """Leading tokens of each sequence that are computed with the previous one; empty if none are."""
+        return () if self.tree is None else self.tree.shared
+
     def in_chunks(self, size: int) -> PackedSequences:
         """For attention that sees its own chunk of `size` tokens only: each chunk as a sequence. Positions stay those
         of the sequences, which attention does not look at."""
         if self.longest <= size:
             return self
+        if self.tree is not None:
+            return replace(self, tree=self.tree.in_chunks(size))
         return _in_chunks(self.lengths, size, self.position_ids.device)
 
 
@@ -130,7 +154,14 @@ def to_rows(x: Tensor, bucket: Bucket) -> Tensor:
 
 
 def written_out(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    offset: int = 0,
 ) -> Tensor:
     """Causal attention with capped scores (Gemma 2) and sinks (GPT-OSS), which fused kernels do not have; scores and
     shares in fp32. A few queries at a time attend to the keys they can see, and are computed again in the backward
@@ -138,7 +169,7 @@ def written_out(
 
     Args:
         q: [S, H, L, D].
-        k, v: [S, H_kv, L, D].
+        k, v: [S, H_kv, offset + L, D]. The query i is at the key `offset` + i.
         window: keys a query sees, its own included; all before it when None.
         softcap: scores s become softcap * tanh(s / softcap).
         sinks: [H], one more score in each head's softmax, of a key without a value.
@@ -148,13 +179,13 @@ def written_out(
     parts = []
     for start in range(0, length, BLOCK_QUERIES):
         end = min(start + BLOCK_QUERIES, length)
-        first = 0 if window is None else max(0, start - window + 1)
+        first = 0 if window is None else max(0, offset + start - window + 1)
         given = (
             q[:, :, start:end],
-            k[:, :, first:end],
-            v[:, :, first:end],
+            k[:, :, first : offset + end],
+            v[:, :, first : offset + end],
             sinks,
-            start - first,
+            offset + start - first,
             scale,
             window,
             softcap,

@@ -39,6 +39,7 @@ from primerl.train.model.packed import ModelError as ModelError
 from primerl.train.model.packed import PackedSequences as PackedSequences
 from primerl.train.model.quantised import ask_for_numbers, check_parts, forget_quantisation
 from primerl.train.model.sinks import flash_kernel, with_sinks
+from primerl.train.model.tree_attention import by_kernel, by_unit
 from primerl.train.weights.frozen import names_in, note_frozen
 
 ATTENTION = "primerl_packed"
@@ -50,6 +51,9 @@ TRUSTED = "primerl_trusted"
 
 MOST_FLASH = 256
 """Largest head of flash attention."""
+
+HALF = (torch.bfloat16, torch.float16)
+"""What flash attention computes in."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -100,11 +104,16 @@ def packed_attention(
     if sliding_window is not None and packed.longest <= sliding_window:
         sliding_window = None
     q_THD, k_THD, v_THD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    if softcap is None and _takes_flash(query, value):
-        if s_aux is None:
-            out_THD = _varlen(q_THD, k_THD, v_THD, packed, scaling, sliding_window)
-        else:
-            out_THD = with_sinks(q_THD, k_THD, v_THD, s_aux, flash_kernel(packed, scaling, sliding_window))
+    flash, tree = softcap is None and _takes_flash(query, value), packed.tree
+    if tree is not None and flash and s_aux is None:
+        grouped = _grouped(q_THD, k_THD)
+        out_THD = by_kernel(varlen.varlen_attn, q_THD, k_THD, v_THD, tree, scaling, sliding_window, **grouped)
+    elif tree is not None:
+        out_THD = by_unit(q_THD, k_THD, v_THD, tree, scaling, sliding_window, softcap, s_aux)
+    elif flash and s_aux is None:
+        out_THD = _varlen(q_THD, k_THD, v_THD, packed, scaling, sliding_window)
+    elif flash and s_aux is not None:
+        out_THD = with_sinks(q_THD, k_THD, v_THD, s_aux, flash_kernel(packed, scaling, sliding_window))
     else:
         out_THD = _by_bucket(q_THD, k_THD, v_THD, packed, scaling, sliding_window, softcap, s_aux)
     return out_THD.unsqueeze(0), None
@@ -151,7 +160,6 @@ def _checked(
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, scale: float, window: int | None) -> Tensor:
     """Flash attention over the packed row itself (GPU, half precision)."""
-    grouped: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if FLASH_TAKES_GQA else {}
     out = varlen.varlen_attn(
         q,
         k,
@@ -162,10 +170,15 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, scale: flo
         packed.longest,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        **grouped,
+        **_grouped(q, k),
     )
     assert isinstance(out, Tensor)
     return out
+
+
+def _grouped(q: Tensor, k: Tensor) -> dict[str, Any]:
+    """The argument by which `varlen_attn` takes fewer key heads than query heads, where it has one."""
+    return {"enable_gqa": q.shape[1] != k.shape[1]} if FLASH_TAKES_GQA else {}
 
 
 def _by_bucket(
@@ -353,7 +366,8 @@ def _reading(path: str | Path, trust_remote_code: bool) -> Iterator[tuple[Path, 
 
 def predicted_hidden(model: Any, token_ids: Tensor, packed: PackedSequences, targets: Tensor) -> Tensor:
     """The last hidden states that the tokens at packed indices `targets` are predicted from, [len(targets), H]: those
-    of the tokens before them. No target may be the first token of its sequence.
+    of the tokens before them. No target may be the first token of its sequence. `token_ids` are the T tokens of all
+    sequences, also where those that are shared are computed once.
 
     Raises ModelError where sequences of these lengths cannot be in one row."""
     limit = limit_of_positions(model.config.get_text_config(), packed.lengths)
@@ -362,11 +376,16 @@ def predicted_hidden(model: Any, token_ids: Tensor, packed: PackedSequences, tar
             f"{type(model).__name__}: positions of sequences of more than {limit} tokens are of another kind than "
             f"those of shorter ones, so the two cannot be packed; let no sequence be longer than {limit} (`seq_len`)"
         )
+    predictors = targets - 1
+    if packed.tree is not None:
+        # The token before a branch predicts the first token of each branch: not its neighbour in the row.
+        predictors = packed.tree.row_of.index_select(0, predictors)
+        token_ids = token_ids.index_select(0, packed.tree.kept)
     output = decoder(model)(
         input_ids=token_ids.unsqueeze(0), position_ids=packed.position_ids, use_cache=False, packed=packed
     )
     hidden: Tensor = output.last_hidden_state.squeeze(0)
-    return hidden.index_select(0, targets - 1)
+    return hidden.index_select(0, predictors)
 
 
 def predicted_logits(model: Any, token_ids: Tensor, packed: PackedSequences, targets: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def prove(model: Any) -> None:
             f"{SUPPORTED}"
         )
     tolerance = TOLERANCE[alone.dtype]
-    if not _near(packed, alone, tolerance):
+    if not near(packed, alone, tolerance):
         own = "" if reached(model, ATTENTION) is not None else " (transformers has it with attention of its own)"
         raise ModelError(
             f"{name}: a sequence's hidden states depend on the sequences it is packed with; something besides its "
@@ -65,7 +65,7 @@ def prove(model: Any) -> None:
         )
     if mixers(model):
         _prove_gradients(model, sequences, tolerance)
-    if logits.shape != ours.shape or not _near(ours, logits, tolerance):
+    if logits.shape != ours.shape or not near(ours, logits, tolerance):
         raise ModelError(
             f"{name}: its logits are not those of its output layer (with a bias, a scale and a soft cap, as its config "
             f"names them); the architecture is not supported; {SUPPORTED}"
@@ -81,7 +81,7 @@ def _prove_gradients(model: Any, sequences: list[Tensor], tolerance: float) -> N
     of_tokens = packed.pop("tokens")
     packed["tokens"] = of_tokens[first : first + second]
     others = torch.cat([of_tokens[:first], of_tokens[first + second :]])
-    wrong = [name for name, gradient in alone.items() if not _near(packed[name], gradient, tolerance)]
+    wrong = [name for name, gradient in alone.items() if not near(packed[name], gradient, tolerance)]
     if not wrong and bool((others.float().norm() <= tolerance * packed["tokens"].float().norm()).item()):
         return
     where = wrong[0] if wrong else "other sequences' tokens"
@@ -132,7 +132,7 @@ def check_same(model: Any, expected: list[float], dtype: torch.dtype) -> None:
     """Compares a model that was divided among ranks, computing in `dtype`, with what it computed before. All ranks have
     to call it. Raises ModelError."""
     found = sample(model)
-    if not _near(torch.tensor(found), torch.tensor(expected), TOLERANCE[dtype]):
+    if not near(torch.tensor(found), torch.tensor(expected), TOLERANCE[dtype]):
         raise ModelError(
             f"{type(model).__name__}: divided among ranks it computes something else than whole; the architecture is "
             "not supported on several ranks: train it on one"
@@ -214,7 +214,7 @@ def _own_logits(model: Any, token_ids: Tensor) -> Tensor:
     return logits
 
 
-def _near(one: Tensor, other: Tensor, tolerance: float) -> bool:
+def near(one: Tensor, other: Tensor, tolerance: float) -> bool:
     if not (bool(one.isfinite().all()) and bool(other.isfinite().all())):
         return True  # The loss will say so, and name what it was computed from.
     return bool((one.float() - other.float()).norm() <= tolerance * other.float().norm())
