@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import write_family
 from primerl.models.tiny import TinyConfig, write_model
 from rank_helpers import Case, load_shards, run_cases
 from settings_helpers import run_sft
@@ -17,8 +18,11 @@ from test_sft_checkpoint import curve
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("own_logging")]
 
 
-def write_inputs(folder: Path) -> None:
-    write_model(folder / "model", TinyConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2), seed=1)
+def write_inputs(folder: Path, family: str | None = None) -> None:
+    if family is None:
+        write_model(folder / "model", TinyConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2), seed=1)
+    else:
+        write_family(folder / "model", family)
     generator = random.Random(1)
     words = ["x" * generator.randint(1, 12) for _ in range(23)]
     write_rows(folder / "rows.jsonl", *({"prompt": "a", "completion": word} for word in words))
@@ -35,8 +39,10 @@ def values_of(folder: Path, output: str, steps: int = 4, **lora: Any) -> dict[st
     )
 
 
-def test_two_ranks_train_the_adapter_that_one_trains(tmp_path: Path) -> None:
-    write_inputs(tmp_path)
+@pytest.mark.parametrize("family", [None, pytest.param("qwen3_5_moe_text", marks=pytest.mark.long)])
+def test_two_ranks_train_the_adapter_that_one_trains(family: str | None, tmp_path: Path) -> None:
+    """Of the tiny model, and of a mixture with its experts and linear attention."""
+    write_inputs(tmp_path, family)
     assert run_sft(values_of(tmp_path, "one")) == 0
     run_cases([Case("sft", 2, values_of(tmp_path, "two"))])
     for step in (2, 4):

@@ -49,9 +49,10 @@ class VllmBackend(EngineBackend):
         installation.lora_rank(rank)
         config = support.read(folder)
         if support.experts(config):
+            problem = support.vllm_merges(config)
             raise UnservableError(
-                f"trainer.model.lora.broadcast: the model in {folder} is a mixture: {support.vllm_merges(config)}; omit "
-                "it, or set it to merged"
+                f"trainer.model.lora.broadcast: the model in {folder} is a mixture: {problem}; omit it, or set it "
+                "to merged"
             )
 
     def check_sampling(self, temperature: float) -> None:

@@ -256,8 +256,8 @@ def vllm_merges(config: Config) -> str | None:
     """Why vLLM is sent merged weights in place of adapters."""
     if experts(config):
         return (
-            "with adapters vLLM computes a mixture's experts by Triton, which ends it on a CPU, and adapters of mixtures "
-            "are not proved on GPUs"
+            "with adapters vLLM computes a mixture's experts by Triton, which ends it on a CPU; on GPUs adapters of "
+            "mixtures are not proved"
         )
     if has_state(config):
         return "adapters of layers with a state are not proved on vLLM"
