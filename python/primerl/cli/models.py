@@ -11,6 +11,8 @@ from typing import Any
 from primerl.cli.arguments import CommandParser
 from primerl.cli.run.common import add_json, show, size
 
+NOTHING = "nothing: the chat template writes the same with it and without"
+
 
 def models(arguments: list[str]) -> int:
     parser = CommandParser(
@@ -37,10 +39,11 @@ def _check(chosen: argparse.Namespace) -> int:
 
     try:
         name = chosen.model
-        config = read_json((folder_of(name, weights=False) if is_hub_name(name) else Path(name)) / "config.json")
+        folder = folder_of(name, weights=False) if is_hub_name(name) else Path(name)
+        config = read_json(folder / "config.json")
     except ConfigError as error:
         return fail(str(error).removeprefix("model.path: "), title="No model")
-    found = _answers(config, chosen.gpus, chosen.seq_len)
+    found = _answers(config, chosen.gpus, chosen.seq_len) | {"thinking": _thinking(folder)}
     if chosen.json:
         print(json.dumps(found, indent=2))
     else:
@@ -63,6 +66,17 @@ def _answers(config: dict[str, Any], gpus: int, seq_len: int) -> dict[str, Any]:
     return found
 
 
+def _thinking(folder: Path) -> dict[str, str | None] | None:
+    """None for a folder without a template, such as one of a base model."""
+    from primerl.config.errors.fail import ConfigError
+    from primerl.launch.preflight import thinking
+
+    try:
+        return thinking.effects(folder)
+    except ConfigError:
+        return None
+
+
 def _rows(found: dict[str, Any], gpus: int, seq_len: int) -> list[list[Any]]:
     count, experts = found["parameters"], found["experts"]
     rows = [
@@ -78,6 +92,8 @@ def _rows(found: dict[str, Any], gpus: int, seq_len: int) -> list[list[Any]]:
         ["several ranks", f"no: {found['several_ranks']}" if found["several_ranks"] else "yes"],
         ["embedded engine", _embedded(found)],
     ]
+    for name, effect in (found["thinking"] or {}).items():
+        rows.append([name, effect or NOTHING])
     if found["memory"] is not None:
         on = f"on each of {gpus} GPUs" if gpus > 1 else "on one GPU"
         for name, what in (("memory", "all weights"), ("memory_adapter", "an adapter")):

@@ -21,7 +21,7 @@ from primerl.launch.interpreters import lookup
 from primerl.launch.placement import commands
 from primerl.launch.placement.protocol import Placement
 from primerl.launch.preflight import environments as environments
-from primerl.launch.preflight import hub, model_folder, policy, training
+from primerl.launch.preflight import hub, model_folder, policy, thinking, training
 from primerl.models.tiny import write_text_model
 from primerl.process import extras
 from primerl.process.redaction import note
@@ -227,6 +227,7 @@ def _check_model(config: EvalConfig) -> None:
         backend.check_model(folder, config.inference.python)
     except UnservableError as error:
         raise ConfigError(str(error).replace("model.path:", "model:")) from None
+    thinking.check(folder, config.chat_template_kwargs, "chat_template_kwargs")
     limit = model_folder.longest_sequence(folder)
     context = config.inference.max_model_len or config.sequence_length
     if limit is not None and context > limit:

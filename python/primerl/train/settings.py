@@ -37,6 +37,7 @@ class TrainerLoraConfig(LoraConfig):
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     path: str
+    trust_remote_code: bool
     lora: TrainerLoraConfig | None
 
 

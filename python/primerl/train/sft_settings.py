@@ -27,6 +27,7 @@ LongRows = Literal["drop", "truncate", "error"]
 class SFTModelConfig:
     path: str | None
     tiny: TinyConfig | None
+    trust_remote_code: bool
     lora: LoraConfig | None
 
 

@@ -105,12 +105,16 @@ def engines(
 ) -> list[ProcessConfig]:
     """All replicas. `context` (tokens) and `logprobs_mode` count where the settings do not set them."""
     source = config.inference
+    vllm = dict(source.vllm)
+    if isinstance(config, RLConfig) and config.model.trust_remote_code:
+        vllm.setdefault("trust-remote-code", True)
     processes = []
     for index in range(source.replicas):
         name = "inference" if source.replicas == 1 else f"inference_{index}"
         resolved = InferenceConfig.model_validate(
             {
                 **shared(source, InferenceSettings),
+                "vllm": vllm,
                 "backend": engine_name(config),
                 "start_s": config.timeouts.start_s,
                 "max_model_len": source.max_model_len or context,
@@ -279,7 +283,9 @@ def trainer(config: RLConfig, orchestrator_url: str) -> ProcessConfig:
             "environments": [environment.label for environment in config.orchestrator.train.env],
             "distributions_interval": monitored.trainer_interval(config),
             "stored_adapters_interval": (config.store and config.store.adapters.interval) or None,
-            "model": TrainedModel(path=absolute(config.model.path), lora=lora),
+            "model": TrainedModel(
+                path=absolute(config.model.path), trust_remote_code=config.model.trust_remote_code, lora=lora
+            ),
         }
     )
     return process(config, "trainer", "trainer", resolved, threads=config.trainer.threads)

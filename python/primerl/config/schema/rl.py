@@ -35,6 +35,9 @@ class Model(Section):
     which is looked for in this machine's cache, and downloaded where it is not there."""
     name: Name | None = None
     """Name under which environments see the model; default: the folder's, or the hub's."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model, where its config.json names some (`auto_map`) and transformers does not know
+    its type. Such code can do whatever you can: read it first."""
 
 
 class RunInference(InferenceSettings):

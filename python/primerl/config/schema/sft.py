@@ -56,6 +56,9 @@ class SFTModel(Section):
     tiny: TinyModel | None = None
     """Shape of a model that is made from scratch."""
     lora: Lora | None = None
+    trust_remote_code: bool = False
+    """Run code that comes with the model, where its config.json names some (`auto_map`) and transformers does not know
+    its type. Such code can do whatever you can: read it first."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:

@@ -356,6 +356,8 @@ class TrainedModel(AdaptedModel):
 
     path: str
     """Model folder."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model (`model.trust_remote_code`)."""
 
 
 class TrainerConfig(TrainerSettings):

@@ -43,6 +43,16 @@ def refresh_packed_heads(model: nn.Module) -> int:
     return len(packed)
 
 
+def forget_packed_experts(model: nn.Module) -> int:
+    """Before a reload on a CPU: stacks of experts are packed once, when their kernel is made, and a reload keeps the
+    kernel, which would read the new weights as if they were packed. Returns how many there are."""
+    methods = [getattr(module, "quant_method", None) for module in model.modules()]
+    made = {id(method): method for method in methods if getattr(method, "moe_kernel", None) is not None}
+    for method in made.values():
+        method.moe_kernel = None  # type: ignore[union-attr]
+    return len(made)
+
+
 @dataclass(frozen=True)
 class Comparison:
     found: frozenset[str]

@@ -33,7 +33,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from primerl.inference.vllm import loader  # noqa: F401 - vLLM finds it by its name
 from primerl.inference.vllm.checkpoint import Checkpoint, CheckpointError, Frozen, read, tensors_of
-from primerl.inference.vllm.computed import compare, refresh_packed_heads
+from primerl.inference.vllm.computed import compare, forget_packed_experts, refresh_packed_heads
 from primerl.inference.vllm.gpt_oss import copy_sinks, for_reload
 from primerl.inference.vllm.serve import LORA
 from primerl.train.weights.mxfp4 import joined
@@ -164,6 +164,8 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
 
     def _load(self, checkpoint: Checkpoint) -> None:
         with torch.device(self.device):
+            if self.device.type == "cpu":
+                forget_packed_experts(self.model)
             initialize_layerwise_reload(self.model)
             # With what is frozen: a reload is of whole layers.
             tensors = joined([*checkpoint.tensors, *self.frozen.tensors.items()])

@@ -14,7 +14,12 @@ from primerl.train.model import support
 
 TRAINABLE = {"F64", "F32", "BF16", "F16"}
 """Safetensors' names for number formats; buffers of whole numbers are small, and are let through by their name."""
+GENERATION = "generation_config.json"
 INDEX = "model.safetensors.index.json"
+TEXT_EMBEDDING = re.compile(r"^(?:model\.)*(?:language_model\.)*(?:model\.)?embed_tokens\.weight$")
+"""Others are of towers, or of layers that predict further tokens."""
+A_WORD = re.compile(r"[\u2581\u0120]?\w+")
+"""Of a vocabulary; what ends an answer is markup."""
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -36,6 +41,7 @@ def check_model(folder: Path, *, weights: bool = True) -> None:
             "(`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`)"
         )
     _check_vocabulary(config, tokenizer)
+    _check_end(config, folder)
     if weights:
         _check_files(config, folder)
     _check_template(folder)
@@ -49,11 +55,12 @@ def has_config(folder: Path) -> bool:
     return False
 
 
-def check_trainable(folder: Path, *, ranks: int = 1, compiles: bool = False) -> None:
+def check_trainable(folder: Path, *, ranks: int = 1, compiles: bool = False, trusted: bool = False) -> None:
     """Raises ConfigError where the trainer would refuse the model after loading it; engines may serve it all the same.
-    Quantised weights are refused by `check_model`."""
+    Quantised weights are refused by `check_model`. `trusted`: code of the model may be run."""
     config = read_json(folder / "config.json")
-    problem = support.training_refusal(config) or support.layout_refusal(config, ranks, compiles=compiles)
+    problem = support.training_refusal(config, trusted=trusted)
+    problem = problem or support.layout_refusal(config, ranks, compiles=compiles)
     if problem is None and has_cuda():
         problem = support.device_refusal(config)
     if problem is not None:
@@ -121,7 +128,7 @@ def _check_files(config: dict[str, Any], folder: Path) -> None:
         tensors = check_weights(file)
         _check_shapes(config, file, {name: tensor.get("shape") for name, tensor in tensors.items()})
         layers.update(int(match[1]) for match in map(LAYER.search, tensors) if match)
-    expected = config.get("num_hidden_layers")
+    expected = support.text_config(config).get("num_hidden_layers")
     # There may be more: of DeepSeek's that predict further tokens.
     if layers and isinstance(expected, int) and max(layers) + 1 < expected:
         raise ConfigError(
@@ -132,11 +139,12 @@ def _check_files(config: dict[str, Any], folder: Path) -> None:
 
 def _check_shapes(config: dict[str, Any], file: Path, shapes: dict[str, Any]) -> None:
     """Checks the embedding only: the other shapes are compared when the model is loaded."""
-    expected = [config.get("vocab_size"), config.get("hidden_size")]
-    if not all(isinstance(size, int) for size in expected):  # of models with parts, each has its own
+    text = support.text_config(config)
+    expected = [text.get("vocab_size"), text.get("hidden_size")]
+    if not all(isinstance(size, int) for size in expected):
         return
     for name, shape in shapes.items():
-        if name.endswith("embed_tokens.weight") and shape != expected:
+        if TEXT_EMBEDDING.search(name) and shape != expected:
             raise ConfigError(
                 f"model.path: {file}: {name} has shape {shape}, config.json implies {expected}; give weights and a "
                 "config.json that belong together"
@@ -145,7 +153,7 @@ def _check_shapes(config: dict[str, Any], file: Path, shapes: dict[str, Any]) ->
 
 def _check_vocabulary(config: dict[str, Any], tokenizer: Path) -> None:
     """Whether the model has a row for each token."""
-    words = config.get("vocab_size")
+    words = support.text_config(config).get("vocab_size")
     with contextlib.suppress(TypeError, AttributeError, KeyError):
         content = read_json(tokenizer)
         vocabulary = content["model"]["vocab"]
@@ -156,6 +164,29 @@ def _check_vocabulary(config: dict[str, Any], tokenizer: Path) -> None:
             raise ConfigError(
                 f"model.path: {tokenizer} has token ids up to {largest}, but config.json says vocab_size {words}; give "
                 "a tokenizer and a model that belong together"
+            )
+
+
+def _check_end(config: dict[str, Any], folder: Path) -> None:
+    """Whether what ends an answer, as the model has it, is markup in the tokenizer: a word is of another tokenizer."""
+    generation = read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+    ends: list[int] = []
+    for source in (config, support.text_config(config), generation):
+        given = source.get("eos_token_id")
+        ends += [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, int)]
+    tokenizer = folder / "tokenizer.json"
+    with contextlib.suppress(TypeError, AttributeError, KeyError):
+        content = read_json(tokenizer)
+        added = {token["id"] for token in content.get("added_tokens") or []}
+        vocabulary = content["model"]["vocab"]
+        if not ends or not isinstance(vocabulary, dict) or not added.isdisjoint(ends):
+            return
+        words = {number: word for word, number in vocabulary.items() if number in ends}
+        if all(end not in words or A_WORD.fullmatch(words[end]) for end in ends):
+            has = f"has as {words[ends[0]]!r}" if ends[0] in words else "does not have"
+            raise ConfigError(
+                f"model.path: config.json says that token {ends[0]} ends an answer, which {tokenizer} {has}; give a "
+                "tokenizer and a model that belong together"
             )
 
 

@@ -11,7 +11,7 @@ from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.inference import backends
 from primerl.inference.backend import EngineBackend, UnservableError
-from primerl.launch.preflight import model_folder
+from primerl.launch.preflight import model_folder, thinking
 from primerl.process.setting_checks import from_mapping
 from primerl.train.adapters.files import check_lora_files
 from primerl.train.settings import ConfigError as SettingError
@@ -28,7 +28,9 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
     # What is judged by config.json says nothing of a folder that has none.
     if not problems.found or model_folder.has_config(folder):
         with problems.noted():
-            model_folder.check_trainable(folder, ranks=config.trainer.ranks, compiles=config.trainer.compile)
+            trusted = config.model.trust_remote_code
+            ranks, compiles = config.trainer.ranks, config.trainer.compile
+            model_folder.check_trainable(folder, ranks=ranks, compiles=compiles, trusted=trusted)
         with problems.noted():
             _engine_serves(config, folder)
         with problems.noted():
@@ -36,6 +38,10 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
                 _adapts(config, folder)
         with problems.noted():
             _attends(config, folder)
+    if not problems.found:
+        with problems.noted():
+            kwargs = config.orchestrator.sampling.chat_template_kwargs
+            thinking.check(folder, kwargs, "orchestrator.sampling.chat_template_kwargs")
     problems.check()
 
 

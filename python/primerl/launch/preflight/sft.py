@@ -114,7 +114,8 @@ def _check_model(settings: Settings, *, weights: bool) -> None:
     if settings.model.path is not None:
         folder = Path(settings.model.path)
         check_model(folder, weights=weights)
-        check_trainable(folder, ranks=settings.ranks, compiles=settings.compile)
+        trusted = settings.model.trust_remote_code
+        check_trainable(folder, ranks=settings.ranks, compiles=settings.compile, trusted=trusted)
         limit = longest_sequence(folder)
     elif settings.model.tiny is not None:
         limit = settings.model.tiny.max_position_embeddings

@@ -155,5 +155,8 @@ def _copy_text(source: Path, folder: Path) -> None:
     for name in TEXT_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
+    if "auto_map" in (folder / "config.json").read_text(encoding="utf-8"):
+        for code in source.glob("*.py"):
+            shutil.copyfile(code, folder / code.name)
     if (source / "chat_templates").is_dir():
         shutil.copytree(source / "chat_templates", folder / "chat_templates")

@@ -298,6 +298,19 @@ def _check(micro_batch: MicroBatch, step: int) -> None:
             raise BatchError(f"step {step}, rollout {rollout}: {what} (packed token {index})")
 
 
+def check_ids(micro_batch: MicroBatch, embedded: int) -> None:
+    """Whether the model has an embedding for each token: a kernel that looks one up would end without a reason.
+
+    Raises BatchError.
+    """
+    largest = int(micro_batch.token_ids.max())
+    if largest >= embedded:
+        raise BatchError(
+            f"token {largest} is behind the model's embedding, which has {embedded} rows: engines and trainer have "
+            "models or tokenizers that do not belong together"
+        )
+
+
 def sequence_at(lengths: tuple[int, ...], index: int) -> int:
     """Which sequence the packed token `index` belongs to."""
     end = 0

@@ -37,6 +37,10 @@ NOTES = frozenset(
 """Fields that only describe a message. Any other unknown field is reported, since ignoring it may be a mistake."""
 
 
+REASONING_OPTIONS = ("enable_thinking", "reasoning_effort")
+"""Variables of chat templates that a row may set, and that mean nothing to a template that does not read them."""
+
+
 class FieldError(ValueError):
     """A field has an invalid value. The message begins with the field's name."""
 

@@ -69,6 +69,16 @@ def check_batch_size(config: SFTConfig, rows: Rows) -> None:
         )
 
 
+def check_vocabulary(rows: Rows, embedded: int) -> None:
+    """Raises ConfigError for a token without a row of the model's embedding, which has `embedded`."""
+    largest = rows.largest_id
+    if largest >= embedded:
+        raise ConfigError(
+            f"model.path: its tokenizer gives token ids up to {largest} in these rows, and the model's embedding has "
+            f"{embedded} rows; give a tokenizer and a model that belong together"
+        )
+
+
 def last_step(config: SFTConfig, rows: Rows) -> int:
     data = config.data
     if data.epochs is None:

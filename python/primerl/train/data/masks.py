@@ -15,7 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from primerl.train.data.conversations import Conversation, RowError, TemplateFields, unknown
+from primerl.train.data import harmony
+from primerl.train.data.conversations import (
+    REASONING_OPTIONS,
+    Conversation,
+    RowError,
+    TemplateFields,
+    templates,
+    unknown,
+)
 from primerl.train.data.template_checks import (
     SENTINEL,
     ControlTokens,
@@ -69,6 +77,7 @@ class Masker:
             self._roles.add("developer")
         self._now = now
         self._fields = TemplateFields(model_folder)
+        self._harmony = harmony.applies(templates(model_folder)) and self._assistant and not self._roles
         self._offsets = _tokenizer_with_offsets(model_folder) if self._roles else None
         self._stops = [self._renderer.decode([token]) for token in self._renderer.stop_token_ids]
         self._control_tokens = ControlTokens(model_folder, self._stops)
@@ -76,6 +85,8 @@ class Masker:
 
     def many(self, conversations: Sequence[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
         """Each rendered, or why it cannot be."""
+        if self._harmony:
+            return _mapped(pool, self._one_in_harmony, conversations)
         if self._roles or not self._assistant:
             return _mapped(pool, self._one, conversations)
         rendered: list[Columns | RowError | None] = [None] * len(conversations)
@@ -95,9 +106,17 @@ class Masker:
                 rendered[index] = columns
         return [columns for columns in rendered if columns is not None]
 
-    @staticmethod
-    def _needs_a_look(conversation: Conversation) -> bool:
-        return bool(conversation.untrained) or any(map(unknown, conversation.messages))
+    def _needs_a_look(self, conversation: Conversation) -> bool:
+        return (
+            bool(conversation.untrained)
+            or any(map(unknown, conversation.messages))
+            or self._useless(conversation) is not None
+        )
+
+    def _useless(self, conversation: Conversation) -> str | None:
+        """An option of reasoning that the row sets and the template does not read."""
+        asked = (name for name in REASONING_OPTIONS if name in conversation.template_kwargs)
+        return next((name for name in asked if not self._fields.names(name)), None)
 
     def _group(self, group: list[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
         """Conversations with the same tools and template variables, on all cores in one call."""
@@ -130,7 +149,9 @@ class Masker:
         return check_written(messages, lambda given: self._text(given, options), self._left_out, trained)
 
     def _one(self, conversation: Conversation) -> Columns | RowError:
-        options = self._options(conversation)
+        options, useless = self._options(conversation), self._useless(conversation)
+        if useless is not None:
+            return _useless_option(useless)
         try:
             self._check_fields(conversation.messages, options)
             messages = self._renderer.trainable(
@@ -149,6 +170,23 @@ class Masker:
         except ValueError as error:
             return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
         return Columns(ids, mask, unwritten_reasoning, self._control_tokens.found(messages))
+
+    def _one_in_harmony(self, conversation: Conversation) -> Columns | RowError:
+        """Of gpt-oss, whose template writes an answer by what follows it."""
+        options, useless = self._options(conversation), self._useless(conversation)
+        if useless is not None:
+            return _useless_option(useless)
+        try:
+            self._check_fields(conversation.messages, options)
+            messages = harmony.prepared(conversation.messages)
+            harmony.written(messages, lambda given: self._text(given, options))
+            ids = self._renderer.render(messages, add_generation_prompt=False, **options)
+            pieces = [self._renderer.decode([token]) for token in ids]
+            mask, unwritten = harmony.mask(messages, pieces, conversation.untrained)
+        except ValueError as error:
+            return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
+        columns = b"".join(token.to_bytes(4, "little") for token in ids)
+        return Columns(columns, mask, unwritten, self._control_tokens.found(messages))
 
     def _without(self, messages: list[dict[str, Any]], ids: bytes, mask: bytes, untrained: frozenset[int]) -> bytes:
         """A mask of what the assistant wrote, without these messages. Each answer has to be one stretch of tokens that
@@ -252,6 +290,12 @@ def _mapped(
 
 def _tokens(ids: bytes, start: int, end: int) -> list[int]:
     return list(memoryview(ids).cast("I")[start:end])
+
+
+def _useless_option(name: str) -> RowError:
+    return RowError(
+        UNKNOWN, f"chat_template_kwargs.{name}: the chat template does nothing with it; take it out of the row"
+    )
 
 
 def _tokenizer_with_offsets(model_folder: Path) -> Any:

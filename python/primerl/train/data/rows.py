@@ -71,6 +71,10 @@ class Rows:
         self._loss_mask = loss_mask
         self._ends = ends
 
+    @property
+    def largest_id(self) -> int:
+        return int(self._token_ids.max()) if len(self._token_ids) else -1
+
     def __len__(self) -> int:
         return self.firsts[-1]
 

@@ -28,7 +28,7 @@ from primerl.train.adapters.lora import Adapter, check_facts
 from primerl.train.checkpoint.model_folder import save_model
 from primerl.train.checkpoint.state import CheckpointError, Checkpoints, TrainerState
 from primerl.train.checkpoint.step_folders import keep_newest, saving, set_aside_later
-from primerl.train.data.batch import Batch, MicroBatch
+from primerl.train.data.batch import Batch, MicroBatch, check_ids
 from primerl.train.distributed.fsdp import nothing, packed_logprobs, sum_gradients_after
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loop.batches import Batches, Received
@@ -272,6 +272,7 @@ class Trainer:
     ) -> tuple[torch.Tensor, TokenValues]:
         device = self.ranks.device
         packed = PackedSequences.from_lengths(micro_batch.sequence_lengths, device)
+        check_ids(micro_batch, self.model.get_input_embeddings().num_embeddings)
         token_ids = micro_batch.token_ids.long().to(device)
         temperatures = micro_batch.temperatures.to(device)[targets.indices]
         predicted, hook = token_ids[targets.indices], None

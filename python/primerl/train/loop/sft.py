@@ -36,7 +36,7 @@ from primerl.train.checkpoint.state import (
     TrainerState,
 )
 from primerl.train.checkpoint.step_folders import SavingError, keep_newest, remove_unfinished, saving, set_aside_after
-from primerl.train.data.datasets import check_batch_size, last_step, load_data, mixture_of
+from primerl.train.data.datasets import check_batch_size, check_vocabulary, last_step, load_data, mixture_of
 from primerl.train.data.mixture import Mixture
 from primerl.train.data.packing import Ahead, StepBatch, step_batches
 from primerl.train.data.rows import Rows
@@ -133,11 +133,12 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
             import_models()
         # Rows are rendered in Rust, in parallel with the loading of the model.
         with ThreadPoolExecutor(max_workers=1) as executor:
-            loading = executor.submit(_load_model, folder, dtype, ranks)
+            loading = executor.submit(_load_model, folder, dtype, ranks, config.model.trust_remote_code)
             rows, validation = load_data(config, folder, rendered_at, ranks)
             with taking("loading the model"):
                 model = together(ranks, loading.result)
         check_batch_size(config, rows)
+        check_vocabulary(rows, model.get_input_embeddings().num_embeddings)
         mixture = mixture_of(config, rows)
         last = last_step(config, rows)
         adapter, performance = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
@@ -358,9 +359,9 @@ def _training_s(times: dict[str, float]) -> float:
     return times["time/step"] - sum(times.get(name, 0.0) for name in other)
 
 
-def _load_model(folder: Path, dtype: str, ranks: Ranks) -> Any:
+def _load_model(folder: Path, dtype: str, ranks: Ranks, trust_remote_code: bool) -> Any:
     with importing():
-        return load(folder, dtype, ranks)
+        return load(folder, dtype, ranks, trust_remote_code)
 
 
 def _state_to_resume(config: SFTConfig, checkpoints: Checkpoints) -> TrainerState | None:

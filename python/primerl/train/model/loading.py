@@ -34,7 +34,7 @@ from primerl.train.distributed.ranks import Ranks
 from primerl.train.model.flops import Performance
 from primerl.train.model.import_once import import_transformers
 from primerl.train.model.layers import prepare
-from primerl.train.model.packed_model import DTYPES, ModelError, dtype_on, load_model, model_shape
+from primerl.train.model.packed_model import DTYPES, TRUSTED, ModelError, dtype_on, load_model, model_shape
 from primerl.train.model.proof import check_same, prove, sample
 from primerl.train.model.recurrent import check_kernels
 from primerl.train.optim import START
@@ -117,15 +117,16 @@ def _make_tiny(target: Path, tiny: TinyConfig, seed: int) -> None:
             raise ConfigError(f"model.tiny: {error}") from error
 
 
-def load(folder: Path, dtype: str, ranks: Ranks) -> Any:
+def load(folder: Path, dtype: str, ranks: Ranks, trust_remote_code: bool = False) -> Any:
     """No rank waits for another, so a thread may call it. Pass it through `together` to raise the leading rank's error
     on all of them.
 
     Raises ModelError.
     """
     if ranks.size == 1:
-        return load_model(folder, dtype, ranks.device)
-    return load_model(folder) if ranks.leads else model_shape(folder)
+        return load_model(folder, dtype, ranks.device, trust_remote_code=trust_remote_code)
+    make = load_model if ranks.leads else model_shape
+    return make(folder, trust_remote_code=trust_remote_code)
 
 
 def make_ready(
@@ -165,7 +166,8 @@ def keep_start(model: Any, folder: Path) -> None:
         return
     size_gb = sum(one.numel() for one in rounded.values()) * 4 / 1e9
     log.info("the model's files are more precise than what it computes in: they are read in fp32 (%.1f GB)", size_gb)
-    for name, value in load_model(folder).named_parameters():
+    trusted = TRUSTED in vars(model)
+    for name, value in load_model(folder, trust_remote_code=trusted).named_parameters():
         weight = rounded.get(name)
         if weight is not None and not torch.equal(value.to(weight.dtype).float(), value):
             setattr(weight, START, value.detach())

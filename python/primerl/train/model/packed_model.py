@@ -38,12 +38,15 @@ from primerl.train.model.packed import Bucket, to_rows, written_out
 from primerl.train.model.packed import ModelError as ModelError
 from primerl.train.model.packed import PackedSequences as PackedSequences
 from primerl.train.model.quantised import ask_for_numbers, check_parts, forget_quantisation
+from primerl.train.model.sinks import flash_kernel, with_sinks
 from primerl.train.weights.frozen import names_in, note_frozen
 
 ATTENTION = "primerl_packed"
 """Name of the attention below in `transformers`' registry."""
 
 IMPLEMENTATIONS = {"attn_implementation": ATTENTION, "experts_implementation": experts.EXPERTS}
+TRUSTED = "primerl_trusted"
+"""Attribute of models that were loaded by their own code."""
 
 MOST_FLASH = 256
 """Largest head of flash attention."""
@@ -97,9 +100,11 @@ def packed_attention(
     if sliding_window is not None and packed.longest <= sliding_window:
         sliding_window = None
     q_THD, k_THD, v_THD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    plain = softcap is None and s_aux is None and flash_sizes(query.shape[-1], value.shape[-1])
-    if plain and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        out_THD = _varlen(q_THD, k_THD, v_THD, packed, scaling, sliding_window)
+    if softcap is None and _takes_flash(query, value):
+        if s_aux is None:
+            out_THD = _varlen(q_THD, k_THD, v_THD, packed, scaling, sliding_window)
+        else:
+            out_THD = with_sinks(q_THD, k_THD, v_THD, s_aux, flash_kernel(packed, scaling, sliding_window))
     else:
         out_THD = _by_bucket(q_THD, k_THD, v_THD, packed, scaling, sliding_window, softcap, s_aux)
     return out_THD.unsqueeze(0), None
@@ -109,6 +114,11 @@ def flash_sizes(query: int, value: int) -> bool:
     """Whether flash attention has a kernel for heads of these sizes: not for those of latent attention (DeepSeek), with
     larger queries than values, nor for very large ones (Gemma 4)."""
     return query == value and query <= MOST_FLASH and query % 8 == 0
+
+
+def _takes_flash(query: Tensor, value: Tensor) -> bool:
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and half and flash_sizes(query.shape[-1], value.shape[-1])
 
 
 def _checked(
@@ -221,19 +231,36 @@ def _attend(
 
 
 def load_model(
-    path: str | Path, dtype: str = "float32", device: torch.device | str = "cpu", attention: str = ATTENTION
+    path: str | Path,
+    dtype: str = "float32",
+    device: torch.device | str = "cpu",
+    attention: str = ATTENTION,
+    *,
+    trust_remote_code: bool = False,
 ) -> Any:
     """The checkpoint in folder `path` as a `transformers` model with packed attention, in training mode. `attention`:
     another one, by the name that it is registered under.
+
+    `trust_remote_code`: code of the folder may be run, where its config names some.
 
     Raises:
         ModelError: no such folder, no `config.json`, or `transformers` cannot load it.
     """
     import_transformers()
-    with _reading(path) as (folder, config):
+    with _reading(path, trust_remote_code) as (folder, config):
         how: dict[str, Any] = {"dtype": DTYPES[dtype], **IMPLEMENTATIONS, "local_files_only": True}
         how["attn_implementation"] = attention
-        model, loaded = _kind(config).from_pretrained(folder, config=config, **how, output_loading_info=True)
+        kind, own = _kind(config)
+        # Else it says only that there are some.
+        how["ignore_mismatched_sizes"] = True
+        model, loaded = kind.from_pretrained(folder, config=config, **how, **own, output_loading_info=True)
+    other = sorted(loaded["mismatched_keys"])
+    if other:
+        name, there, implied = other[0]
+        raise ModelError(
+            f"model folder {folder}: {name} has shape {list(there)}, config.json implies {list(implied)}; give weights "
+            "and a config.json that belong together"
+        )
     missing = sorted(loaded["missing_keys"])
     if missing:
         # Else transformers trains on random numbers in their place.
@@ -243,18 +270,21 @@ def load_model(
         )
     forget_quantisation(model, DTYPES[dtype])
     note_frozen(model, folder)
+    if own:
+        setattr(model, TRUSTED, True)
     model = model.to(device).train()
     annotate(model, attention)
     experts.install(model)
     return model
 
 
-def model_shape(path: str | Path) -> Any:
+def model_shape(path: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The same model in fp32, on torch's meta device: its tensors have shapes, and no memory. Raises ModelError."""
     import_transformers()
-    with _reading(path) as (folder, config), torch.device("meta"):
+    with _reading(path, trust_remote_code) as (folder, config), torch.device("meta"):
         # Some are made of tensors that say themselves where they are.
-        made = _kind(config).from_config(config, dtype=torch.float32, **IMPLEMENTATIONS)
+        kind, own = _kind(config)
+        made = kind.from_config(config, dtype=torch.float32, **IMPLEMENTATIONS, **own)
         forget_quantisation(made, torch.float32)
         model = made.to("meta").train()
         note_frozen(model, folder)
@@ -263,15 +293,17 @@ def model_shape(path: str | Path) -> Any:
     return model
 
 
-def _kind(config: Any) -> Any:
+def _kind(config: Any) -> tuple[Any, dict[str, Any]]:
     """The class of `transformers` that loads models with this config: of text, or, where there is none, of text and
-    images, whose text model is trained then. Raises ModelError."""
+    images, whose text model is trained then; and what it needs to run the model's own code. Raises ModelError."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     kinds: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
     for kind in kinds:
         if type(config) in kind._model_mapping:
-            return kind
+            return kind, {}
+        if kind.__name__ in (getattr(config, "auto_map", None) or {}):
+            return kind, {"trust_remote_code": True}
     raise ModelError(
         f"transformers has no model of type {config.model_type!r} that continues a text; give the folder of a causal "
         "language model (docs/models.md)"
@@ -287,7 +319,7 @@ def checked_folder(path: str | Path) -> Path:
 
 
 @contextmanager
-def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
+def _reading(path: str | Path, trust_remote_code: bool) -> Iterator[tuple[Path, Any]]:
     """A checkpoint's folder and its config without dropout, for `transformers`, which knows our attention then."""
     from transformers import AttentionInterface, AutoConfig
     from transformers.utils import logging
@@ -298,11 +330,13 @@ def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     kind = ""
     try:
-        config = without_dropout(AutoConfig.from_pretrained(folder, local_files_only=True))
-        kind = config.model_type
-        refused = support.refusal(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        refused = support.refusal(given, trusted=trust_remote_code)
         if refused is not None:
             raise ModelError(refused)
+        own = {"trust_remote_code": True} if support.has_own_code(given) else {}
+        config = without_dropout(AutoConfig.from_pretrained(folder, local_files_only=True, **own))
+        kind = config.model_type
         if ask_for_numbers(config):
             check_parts(names_in(folder))
         yield folder, config

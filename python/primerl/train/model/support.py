@@ -7,9 +7,13 @@ be judged before its weights are downloaded. `primerl.train.model.footprint` est
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -137,6 +141,14 @@ def read(folder: Path) -> Config:
     return found if isinstance(found, dict) else {}
 
 
+CONFIG_OF_TYPE = re.compile(r"""["']([\w.-]+)["']\s*[,:]\s*["']\w*Config["']""")
+"""An entry of the tables of `transformers`."""
+OWN_CODE = (
+    "transformers has no models of type {kind!r}, and its config.json names code of its own (auto_map), which could do "
+    "whatever you can; read that code, and then set model.trust_remote_code = true"
+)
+
+
 def text_config(config: Config) -> Config:
     """The part that describes the text model; another one only in models that read images or sound too."""
     text = config.get("text_config")
@@ -148,8 +160,46 @@ def model_type(config: Config) -> str:
     return str(text_config(config).get("model_type") or config.get("model_type"))
 
 
-def training_refusal(config: Config) -> str | None:
+@cache
+def known_types() -> frozenset[str]:
+    """Types that the installed `transformers` has a config for, from its source: importing it takes a second. Empty
+    where that cannot be read."""
+    spec = find_spec("transformers")
+    found: set[str] = set()
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for name in ("auto_mappings.py", "configuration_auto.py"):
+            with contextlib.suppress(OSError):
+                text = (Path(folder) / "models" / "auto" / name).read_text(encoding="utf-8")
+                found.update(CONFIG_OF_TYPE.findall(text))
+    return frozenset(found)
+
+
+def has_own_code(config: Config) -> bool:
+    """Whether the model's folder has code that loads it, which `transformers` needs, since it has none."""
+    named, kind = config.get("auto_map"), config.get("model_type")
+    return isinstance(named, Mapping) and "AutoConfig" in named and kind not in known_types()
+
+
+def type_refusal(config: Config, *, trusted: bool = False) -> str | None:
+    """Why nothing is known of a model's type. `trusted`: code of the model may be run (`model.trust_remote_code`)."""
+    kind, known = config.get("model_type"), known_types()
+    if has_own_code(config):
+        return None if trusted else OWN_CODE.format(kind=kind)
+    if not isinstance(kind, str) or not kind:
+        return "its config.json has no model_type; fetch or save the model again"
+    if known and kind not in known:
+        return (
+            f"transformers {version('transformers')} has no models of type {kind!r}; correct model_type in "
+            "config.json, or install a version that has them"
+        )
+    return None
+
+
+def training_refusal(config: Config, *, trusted: bool = False) -> str | None:
     """Why a model of this architecture cannot be trained; None where nothing in its config forbids that."""
+    of_type = type_refusal(config, trusted=trusted)
+    if of_type is not None:
+        return of_type
     kind = model_type(config)
     if kind in REFUSED:
         return f"{REFUSED[kind]}, so this architecture ({kind}) is not supported; {SUPPORTED}"
@@ -189,10 +239,12 @@ def weights_refusal(config: Config) -> str | None:
     )
 
 
-def refusal(config: Config) -> str | None:
+def refusal(config: Config, *, trusted: bool = False) -> str | None:
     """Why the trainer refuses a model with this `config.json`, on whatever device."""
     of_weights = weights_refusal(config)
-    return training_refusal(config) if of_weights is None else f"its weights are {of_weights}"
+    if of_weights is not None:
+        return f"its weights are {of_weights}"
+    return training_refusal(config, trusted=trusted)
 
 
 def device_refusal(config: Config) -> str | None:
