@@ -192,6 +192,7 @@ def test_settings_that_cannot_be_served_are_named(folders: Folders, changes: dic
         ("[]", "cannot be read"),
         ('{"model_type": "falcon_mamba"}', "the scan of its Mamba-1 layers"),
         ('{"model_type": "hrm_text"}', "serve this model with vLLM"),
+        ('{"model_type": "of_mine", "auto_map": {"AutoConfig": "c.C"}}', "run no code that comes with a model"),
         ('{"model_type": "qwen3_moe", "quantization_config": {}}', ""),
         ('{"model_type": "qwen3_moe", "quantization_config": {"bits": 4}}', "its weights are quantised"),
     ],

@@ -91,3 +91,10 @@ def test_fine_tuning_bench_says_what_a_step_is_made_of() -> None:
     assert re.search(r"wait for a batch: [\d.]+ ms in the median step", output), output
     for part in ("metrics", "save_ckpt", "wait_for_batch"):
         assert f"time/{part} " in output
+
+
+@pytest.mark.long
+def test_experts_compute_what_those_of_transformers_compute() -> None:
+    shown = bench("experts.py", "--rounds", "1", python_path=REPOSITORY / "python")
+    assert "answers and gradients are the same" in shown
+    assert shown.count("x\n") == 8

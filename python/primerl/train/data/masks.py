@@ -15,7 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from primerl.train.data.conversations import REASONING_OPTIONS, Conversation, RowError, TemplateFields, unknown
+from primerl.train.data import harmony
+from primerl.train.data.conversations import (
+    REASONING_OPTIONS,
+    Conversation,
+    RowError,
+    TemplateFields,
+    templates,
+    unknown,
+)
 from primerl.train.data.template_checks import (
     SENTINEL,
     ControlTokens,
@@ -69,6 +77,7 @@ class Masker:
             self._roles.add("developer")
         self._now = now
         self._fields = TemplateFields(model_folder)
+        self._harmony = harmony.applies(templates(model_folder)) and self._assistant and not self._roles
         self._offsets = _tokenizer_with_offsets(model_folder) if self._roles else None
         self._stops = [self._renderer.decode([token]) for token in self._renderer.stop_token_ids]
         self._control_tokens = ControlTokens(model_folder, self._stops)
@@ -76,6 +85,8 @@ class Masker:
 
     def many(self, conversations: Sequence[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
         """Each rendered, or why it cannot be."""
+        if self._harmony:
+            return _mapped(pool, self._one_in_harmony, conversations)
         if self._roles or not self._assistant:
             return _mapped(pool, self._one, conversations)
         rendered: list[Columns | RowError | None] = [None] * len(conversations)
@@ -140,10 +151,7 @@ class Masker:
     def _one(self, conversation: Conversation) -> Columns | RowError:
         options, useless = self._options(conversation), self._useless(conversation)
         if useless is not None:
-            return RowError(
-                UNKNOWN,
-                f"chat_template_kwargs.{useless}: the chat template does nothing with it; take it out of the row",
-            )
+            return _useless_option(useless)
         try:
             self._check_fields(conversation.messages, options)
             messages = self._renderer.trainable(
@@ -162,6 +170,23 @@ class Masker:
         except ValueError as error:
             return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
         return Columns(ids, mask, unwritten_reasoning, self._control_tokens.found(messages))
+
+    def _one_in_harmony(self, conversation: Conversation) -> Columns | RowError:
+        """Of gpt-oss, whose template writes an answer by what follows it."""
+        options, useless = self._options(conversation), self._useless(conversation)
+        if useless is not None:
+            return _useless_option(useless)
+        try:
+            self._check_fields(conversation.messages, options)
+            messages = harmony.prepared(conversation.messages)
+            harmony.written(messages, lambda given: self._text(given, options))
+            ids = self._renderer.render(messages, add_generation_prompt=False, **options)
+            pieces = [self._renderer.decode([token]) for token in ids]
+            mask, unwritten = harmony.mask(messages, pieces, conversation.untrained)
+        except ValueError as error:
+            return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
+        columns = b"".join(token.to_bytes(4, "little") for token in ids)
+        return Columns(columns, mask, unwritten, self._control_tokens.found(messages))
 
     def _without(self, messages: list[dict[str, Any]], ids: bytes, mask: bytes, untrained: frozenset[int]) -> bytes:
         """A mask of what the assistant wrote, without these messages. Each answer has to be one stretch of tokens that
@@ -265,6 +290,12 @@ def _mapped(
 
 def _tokens(ids: bytes, start: int, end: int) -> list[int]:
     return list(memoryview(ids).cast("I")[start:end])
+
+
+def _useless_option(name: str) -> RowError:
+    return RowError(
+        UNKNOWN, f"chat_template_kwargs.{name}: the chat template does nothing with it; take it out of the row"
+    )
 
 
 def _tokenizer_with_offsets(model_folder: Path) -> Any:

@@ -128,6 +128,8 @@ def takes_grouped(self: Any, rows: Tensor) -> bool:
     """Whether all products of these experts are computed as grouped ones."""
     if not has_grouped(rows.device, rows.dtype):
         return False
+    if torch.compiler.is_compiling() and rows.dtype != torch.bfloat16:
+        return False  # torch does not trace them in another dtype
     widths = {*getattr(self, _first(self)).shape[1:], *self.down_proj.shape[1:]}
     widths |= {layer.r[name] for layer in adapters_of(self).values() for name in layer.lora_A}
     return all(width * rows.itemsize % ALIGNED_BYTES == 0 for width in widths)

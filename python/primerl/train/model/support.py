@@ -356,6 +356,8 @@ def _own_decoder_problem(config: Config) -> str | None:
 def transformers_engine_refusal(config: Config) -> str | None:
     """Why the embedded engine over `transformers` cannot compute this model: what it serves is what is trained."""
     kind = model_type(config)
+    if has_own_code(config):
+        return "the embedded engines run no code that comes with a model; serve this model with vLLM"
     refused = refusal(config)
     if refused is None and kind in NOT_CACHED:
         refused = f"{NOT_CACHED[kind]} ({kind}); serve this model with vLLM"
