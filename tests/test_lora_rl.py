@@ -88,6 +88,29 @@ def test_trains_as_a_plain_loop_does(folder: Path, tmp_path: Path) -> None:
     assert difference.abs().max() <= 1e-6
 
 
+def test_an_adapter_of_a_mixture_is_trained_as_peft_trains_it(folders: Any, tmp_path: Path) -> None:
+    """Of its experts and of linear attention, in steps of reinforcement learning, against a plain loop over peft."""
+    base = folders("qwen3_5_moe_text")
+    with OrchestratorDouble(whole_batch) as double:
+        assert run_trainer(adapted_settings(double.url, base, tmp_path)) == 0
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    begun = tmp_path / "broadcasts" / "step_0"
+    expected = reference_training(peft.PeftModel.from_pretrained(plain, begun, is_trainable=True).train(), 3)
+    initial, final = published(tmp_path, 0), published(tmp_path, 3)
+    for part in (
+        "experts.base_layer",
+        "experts",
+        "shared_expert.up_proj",
+        "linear_attn.in_proj_qkv",
+        "self_attn.q_proj",
+    ):
+        assert any(name.endswith(f".{part}.lora_B.weight") for name in final), part
+    for name, tensor in final.items():
+        reference = expected[name.replace(".weight", ".default.weight")]
+        assert (tensor - reference).norm() <= 1e-3 * reference.norm(), name
+        assert not torch.equal(tensor, initial[name]), name
+
+
 def test_a_checkpoint_of_an_adapter_leaves_no_trace(folder: Path, tmp_path: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     with OrchestratorDouble(whole_batch) as double:
