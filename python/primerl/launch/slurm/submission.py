@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import files
@@ -24,6 +25,7 @@ from primerl.launch.registration import begin, end, stored_copy
 from primerl.launch.slurm import follow, jobs, script, within
 from primerl.launch.supervise import detached
 
+C = TypeVar("C", RLConfig, EvalConfig, SFTConfig)
 CONFIG = Path("configs") / "job.toml"
 # `sbatch` says what it has submitted by this, without a sentence around it.
 SUBMIT = ("sbatch", "--parsable")
@@ -48,6 +50,22 @@ def placement(deployment: Deployment) -> SlurmPlacement:
     )
 
 
+def begun(config: C) -> C:
+    """What a submission begins with: in the folder that the job works in, as in the job, after what can be checked of
+    Slurm. Raises ConfigError."""
+    slurm = config.slurm
+    if slurm is None:
+        return config
+    folder = files.absolute(slurm.project_dir)
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise ConfigError(f"slurm.project_dir: {folder} cannot be used: {error.strerror}") from None
+    check(config)
+    found: C = config.model_copy(update={"slurm": slurm.model_copy(update={"project_dir": folder})})
+    return found
+
+
 def check(config: RLConfig | EvalConfig | SFTConfig) -> None:
     """Raises ConfigError for what Slurm would refuse, or would wait for in vain."""
     slurm = config.slurm
@@ -58,8 +76,6 @@ def check(config: RLConfig | EvalConfig | SFTConfig) -> None:
     except jobs.SlurmError as error:
         raise ConfigError(f"slurm: {error}") from None
     _check_partition(slurm, config.deployment, found)
-    if not Path(files.absolute(slurm.project_dir)).is_dir():
-        raise ConfigError(f"slurm.project_dir: there is no folder {files.absolute(slurm.project_dir)}")
 
 
 @dataclass(frozen=True, slots=True)
