@@ -24,6 +24,7 @@ from primerl.launch.preflight.training import claimed
 from primerl.launch.registration import begin, end, stored_copy
 from primerl.launch.slurm import follow, jobs, script, within
 from primerl.launch.supervise import detached
+from primerl.launch.supervise.failures import BAD_INPUT
 
 C = TypeVar("C", RLConfig, EvalConfig, SFTConfig)
 CONFIG = Path("configs") / "job.toml"
@@ -177,16 +178,22 @@ def submit(
     if not is_dry:
         _test(text, nodes)
     with claimed(config.output_dir, clean=config.clean_output_dir):
+        resumes = goes_on(folder)  # before there is a folder of logs
         files.write_text(folder / CONFIG, stored_copy(config))
         files.write_text(folder / script.SCRIPT, text)
         (folder / script.LOG).parent.mkdir(exist_ok=True)
         if is_dry:
             say(f"everything checked; the job's script is {folder / script.SCRIPT}, and nothing was submitted")
             return 0
-        run_id = begin(config, folder, say, goes_on=goes_on(folder), form=form)
+        run_id = begin(config, folder, say, goes_on=resumes, form=form)
     # The job takes the folder, which has to be free by then.
     offset = follow.size_of(folder / script.LOG)
-    job = _submitted(folder, nodes)
+    try:
+        job = _submitted(folder, nodes)
+    except ConfigError:
+        if run_id is not None:
+            end(run_id, BAD_INPUT, say)
+        raise
     say(f"submitted job {job.id} of {nodes} node{'' if nodes == 1 else 's'}; its log is {folder / script.LOG}")
     detached.has_started(folder, run_id)
     if is_detached:
