@@ -157,12 +157,7 @@ def submit(
     """
     slurm = config.slurm or Slurm()
     folder = Path(files.absolute(config.output_dir))
-    waiting = jobs.active(folder)
-    if waiting is not None:
-        job, found = waiting
-        raise ConfigError(
-            f"output_dir: {folder} is used by job {job.id}, which is {found.told()}; stop it, or choose another"
-        )
+    _check_free(folder)
     is_detached = detached.VARIABLE in os.environ
     text = script.written(
         slurm,
@@ -204,6 +199,15 @@ def submit(
     if code != 0:
         say(with_folder(f"job {job.id} has ended with exit code {code}; the same command resumes the run", config))
     return code
+
+
+def _check_free(folder: Path) -> None:
+    waiting = jobs.active(folder)
+    if waiting is not None:
+        job, found = waiting
+        raise ConfigError(
+            f"output_dir: {folder} is used by job {job.id}, which is {found.told()}; stop it, or choose another"
+        )
 
 
 def _test(text: str, nodes: int) -> None:
