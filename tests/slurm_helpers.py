@@ -27,6 +27,7 @@ NODES = ("n1", "n2")
 # Debian has the daemons there, which a user's PATH may lack.
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 START_S = 120
+END_S = 20
 CONF = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -167,6 +168,7 @@ class Cluster:
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
             self.run("scancel", "--user=root")
             until(lambda: self.run("squeue", "-h") == "", 30, "the end of all jobs")
+        # Munge last, which the others need.
         for name in reversed(self.daemons):
             with contextlib.suppress(OSError, ValueError):
                 end(self.pid(name))
@@ -174,11 +176,19 @@ class Cluster:
 
 def end(pid: int) -> None:
     os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}").exists():
+    deadline = time.monotonic() + END_S
+    while runs(pid):
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
+            return
         time.sleep(0.05)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -283,8 +283,13 @@ def test_an_unknown_partition_is_refused_with_those_that_there_are(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(ConfigError, match=r"slurm.partition: there is no partition 'gpus'; there are cpu, gpu"):
         submission.check(config_of(slurm={"partition": "gpus"}))
-    with pytest.raises(ConfigError, match=r"slurm.project_dir: there is no folder /absent"):
-        submission.check(config_of(slurm={"partition": "gpu,cpu", "project_dir": "/absent"}))
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = submission.begun(config_of(slurm={"partition": "gpu,cpu", "project_dir": "project"}))
+    assert found.slurm is not None
+    assert found.slurm.project_dir == str(Path.cwd()) == str(tmp_path / "project")
+    with pytest.raises(ConfigError, match=r"slurm\.project_dir: /absent cannot be used: No such file or directory"):
+        submission.begun(config_of(slurm={"project_dir": "/absent"}))
 
 
 @pytest.mark.parametrize(

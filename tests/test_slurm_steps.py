@@ -13,6 +13,7 @@ import pytest
 from end_to_end import until
 from primerl.forking.exit_status import NOT_KNOWN
 from primerl.launch.placement.protocol import Command, Process, Resources, Role
+from primerl.launch.placement.slurm import placement as slurm_placement
 from primerl.launch.placement.slurm import step
 from primerl.launch.placement.slurm.placement import SlurmPlacement
 from primerl.run_key import VARIABLE
@@ -52,7 +53,7 @@ def command(tmp_path: Path, name: str, source: str, **variables: str) -> Command
 
 
 def ends(placement: SlurmPlacement, process: Process) -> None:
-    until(lambda: process in placement.watch(0.1) or process.ended, WAIT_S, "its end")
+    until(lambda: process in placement.watch(0.1), WAIT_S, "its end")
 
 
 def test_a_process_is_started_reports_and_ends(job: SlurmPlacement, tmp_path: Path) -> None:
@@ -151,6 +152,25 @@ def test_the_end_of_the_job_is_told(job: SlurmPlacement, tmp_path: Path, monkeyp
         "could not be started: on node n1: srun: error: Unable to confirm allocation for job 9"
     )
     assert job.lost == "Slurm has ended job 9: it is PENDING (NodeDown)"
+
+
+def test_a_step_that_slurm_refuses_at_first_is_asked_for_again(
+    job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_placement, "AGAIN_S", 0.1)
+    monkeypatch.setenv("FAKE_SRUN_FAILS", "Requested node configuration is not available")
+    process = job.start(ENGINE, command(tmp_path, "inference", "raise SystemExit(4)"))
+    until(lambda: job.watch(0.1) == [] and job._again, WAIT_S, "a refusal")
+    assert not process.ended
+    monkeypatch.delenv("FAKE_SRUN_FAILS")
+    ends(job, process)
+    assert process.code == 4
+    assert "Requested node configuration is not available" in (tmp_path / "logs" / "node_0.log").read_text()
+    monkeypatch.setenv("FAKE_SRUN_FAILS", "Invalid job")
+    process = job.start(ENGINE, command(tmp_path, "inference", SLEEPS))
+    ends(job, process)
+    assert process.describe_end() == "could not be started: on node n1: srun: error: Invalid job"
+    assert job._asked["inference"].tries == slurm_placement.TRIES
 
 
 def test_without_srun_the_start_fails(job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

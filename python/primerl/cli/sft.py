@@ -48,7 +48,7 @@ def sft(arguments: list[str]) -> int:
         with placed(given, arguments):
             submits = submission.is_wanted(given)
             if submits:
-                submission.check(given)
+                given = submission.begun(given)
             else:
                 given, limit = within.begun(given, print, saves=given.ckpt is not None and not given.ckpt.weights_only)
             config, settings = sft.prepared(given)

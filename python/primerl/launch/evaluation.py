@@ -66,7 +66,7 @@ def run(config: EvalConfig, console: Console | None = None) -> int:
     console = console or Console()
     submits, limit = submission.is_wanted(config), None
     if submits:
-        submission.check(config)
+        config = submission.begun(config)
         placement: Placement = submission.placement(config.deployment)
     else:
         config, limit = within.begun(config, console.say, saves=False)

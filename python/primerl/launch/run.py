@@ -63,7 +63,7 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     extras.require("`primerl rl`", "torch", "transformers")
     submits, limit = submission.is_wanted(config), None
     if submits:
-        submission.check(config)
+        config = submission.begun(config)
         placement: Placement = submission.placement(config.deployment)
     else:
         config, limit = within.begun(config, console.say, saves=config.trainer.can_go_on)

@@ -74,7 +74,7 @@ class Slurm(Section):
     options: list[str] = []
     """More options of sbatch, such as `--reservation=mine`."""
     project_dir: str = Field(default=".", min_length=1)
-    """Folder that the job works in; relative paths of the config begin there."""
+    """Folder that the job, and its submission, work in: relative paths of the config begin there."""
     pre_run_command: str | None = None
     """Shell commands before the run, such as `module load cuda`."""
     template_path: str | None = Field(default=None, min_length=1)

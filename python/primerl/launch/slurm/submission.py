@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import files
@@ -23,7 +24,9 @@ from primerl.launch.preflight.training import claimed
 from primerl.launch.registration import begin, end, stored_copy
 from primerl.launch.slurm import follow, jobs, script, within
 from primerl.launch.supervise import detached
+from primerl.launch.supervise.failures import BAD_INPUT
 
+C = TypeVar("C", RLConfig, EvalConfig, SFTConfig)
 CONFIG = Path("configs") / "job.toml"
 # `sbatch` says what it has submitted by this, without a sentence around it.
 SUBMIT = ("sbatch", "--parsable")
@@ -48,6 +51,22 @@ def placement(deployment: Deployment) -> SlurmPlacement:
     )
 
 
+def begun(config: C) -> C:
+    """What a submission begins with: in the folder that the job works in, as in the job, after what can be checked of
+    Slurm. Raises ConfigError."""
+    slurm = config.slurm
+    if slurm is None:
+        return config
+    folder = files.absolute(slurm.project_dir)
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise ConfigError(f"slurm.project_dir: {folder} cannot be used: {error.strerror}") from None
+    check(config)
+    found: C = config.model_copy(update={"slurm": slurm.model_copy(update={"project_dir": folder})})
+    return found
+
+
 def check(config: RLConfig | EvalConfig | SFTConfig) -> None:
     """Raises ConfigError for what Slurm would refuse, or would wait for in vain."""
     slurm = config.slurm
@@ -58,8 +77,6 @@ def check(config: RLConfig | EvalConfig | SFTConfig) -> None:
     except jobs.SlurmError as error:
         raise ConfigError(f"slurm: {error}") from None
     _check_partition(slurm, config.deployment, found)
-    if not Path(files.absolute(slurm.project_dir)).is_dir():
-        raise ConfigError(f"slurm.project_dir: there is no folder {files.absolute(slurm.project_dir)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +157,7 @@ def submit(
     """
     slurm = config.slurm or Slurm()
     folder = Path(files.absolute(config.output_dir))
-    waiting = jobs.active(folder)
-    if waiting is not None:
-        job, found = waiting
-        raise ConfigError(
-            f"output_dir: {folder} is used by job {job.id}, which is {found.told()}; stop it, or choose another"
-        )
+    _check_free(folder)
     is_detached = detached.VARIABLE in os.environ
     text = script.written(
         slurm,
@@ -161,16 +173,22 @@ def submit(
     if not is_dry:
         _test(text, nodes)
     with claimed(config.output_dir, clean=config.clean_output_dir):
+        resumes = goes_on(folder)  # before there is a folder of logs
         files.write_text(folder / CONFIG, stored_copy(config))
         files.write_text(folder / script.SCRIPT, text)
         (folder / script.LOG).parent.mkdir(exist_ok=True)
         if is_dry:
             say(f"everything checked; the job's script is {folder / script.SCRIPT}, and nothing was submitted")
             return 0
-        run_id = begin(config, folder, say, goes_on=goes_on(folder), form=form)
+        run_id = begin(config, folder, say, goes_on=resumes, form=form)
     # The job takes the folder, which has to be free by then.
     offset = follow.size_of(folder / script.LOG)
-    job = _submitted(folder, nodes)
+    try:
+        job = _submitted(folder, nodes)
+    except ConfigError:
+        if run_id is not None:
+            end(run_id, BAD_INPUT, say)
+        raise
     say(f"submitted job {job.id} of {nodes} node{'' if nodes == 1 else 's'}; its log is {folder / script.LOG}")
     detached.has_started(folder, run_id)
     if is_detached:
@@ -181,6 +199,15 @@ def submit(
     if code != 0:
         say(with_folder(f"job {job.id} has ended with exit code {code}; the same command resumes the run", config))
     return code
+
+
+def _check_free(folder: Path) -> None:
+    waiting = jobs.active(folder)
+    if waiting is not None:
+        job, found = waiting
+        raise ConfigError(
+            f"output_dir: {folder} is used by job {job.id}, which is {found.told()}; stop it, or choose another"
+        )
 
 
 def _test(text: str, nodes: int) -> None:

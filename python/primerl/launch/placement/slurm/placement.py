@@ -15,6 +15,7 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,6 +33,19 @@ from primerl.train.distributed.torchrun import RENDEZVOUS
 
 # On top of the grace period: for `srun` and its agents to report.
 REPORT_S = 10.0
+TRIES, AGAIN_S = 5, 5.0
+"""How often Slurm is asked for a step that it does not create, and how long after each refusal."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """What a step was asked to start."""
+
+    role: Role
+    command: Command
+    process: Process
+    tries: int = 1
+    due: float = 0.0
 
 
 class SlurmPlacement:
@@ -50,6 +64,8 @@ class SlurmPlacement:
         self._local = LocalPlacement()
         self._unstarted: list[Process] = []
         self._addresses: dict[str, str] = {}
+        self._asked: dict[str, Asked] = {}
+        self._again: dict[str, Asked] = {}  # to be tried again
         self._stopped = False
         self._lost: str | None = None
 
@@ -105,6 +121,12 @@ class SlurmPlacement:
             process.failure = "the run is being stopped"
             self._unstarted.append(process)
             return process
+        self._begin(Asked(role, command, process))
+        return process
+
+    def _begin(self, asked: Asked) -> None:
+        role, command, process = asked.role, asked.command, asked.process
+        slot = self._slots[role.name]
         logs = log_files(command.log, role.name, slot.nodes)
         witness = command.log.parent / f".{role.name}.{secrets.token_hex(8)}"
         text = secrets.token_hex(16)
@@ -116,8 +138,9 @@ class SlurmPlacement:
             process.failure = f"srun: {error}"
             self._unstarted.append(process)
             witness.unlink()
-            return process
+            return
         self._steps[role.name] = step
+        self._asked[role.name] = asked
         step.witness = witness
         step.send(
             {
@@ -130,7 +153,19 @@ class SlurmPlacement:
                 "witness": [os.fspath(witness), text],
             }
         )
-        return process
+
+    def _is_tried_again(self, step: Step) -> bool:
+        """Whether a step that Slurm has not created is asked for again, some time later: a node that has just come
+        back, say, takes none at first."""
+        name = step.process.name
+        asked = self._asked[name]
+        if not step.is_lost or step.step is not None or self._stopped or self._lost or asked.tries >= TRIES:
+            return False
+        step.process.failure = None
+        asked.tries += 1
+        asked.due = time.monotonic() + AGAIN_S
+        self._again[name] = asked
+        return True
 
     def _environment(self, role: Role, slot: Slot, command: Command) -> dict[str, str]:
         """What differs from this process's own, which `srun` passes on."""
@@ -153,9 +188,10 @@ class SlurmPlacement:
         ended, self._unstarted = self._unstarted, []
         ended += self._local.watch(0.0)
         now = time.monotonic()
+        for name in [name for name, asked in self._again.items() if now >= asked.due]:
+            self._begin(self._again.pop(name))
         for name, step in list(self._steps.items()):
-            if step.look(now):
-                ended.append(step.process)
+            step.look(now)
             self._note(step)
             if step.witness is not None and (step.process.ended or step.is_started):
                 step.witness.unlink(missing_ok=True)
@@ -166,6 +202,8 @@ class SlurmPlacement:
                     self._look_at_job()
                 step.close()
                 self._leaving.append(step)
+                if not self._is_tried_again(step):
+                    ended.append(step.process)
         self._leaving = [step for step in self._leaving if not step.release()]
         return ended
 
@@ -203,6 +241,8 @@ class SlurmPlacement:
         return self.by_name[name].log
 
     def stop(self, *, grace_s: float, names: Sequence[str] = ()) -> None:
+        for name in [name for name in self._again if not names or name in names]:
+            self._again.pop(name).process.failure = "it was stopped before Slurm had created its step"
         steps = [step for name, step in self._steps.items() if not names or name in names]
         for step in steps:
             step.send({"stop": grace_s})
