@@ -133,7 +133,7 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
             import_models()
         # Rows are rendered in Rust, in parallel with the loading of the model.
         with ThreadPoolExecutor(max_workers=1) as executor:
-            loading = executor.submit(_load_model, folder, dtype, ranks)
+            loading = executor.submit(_load_model, folder, dtype, ranks, whole=config.model.lora is not None)
             rows, validation = load_data(config, folder, rendered_at, ranks)
             with taking("loading the model"):
                 model = together(ranks, loading.result)
@@ -358,9 +358,9 @@ def _training_s(times: dict[str, float]) -> float:
     return times["time/step"] - sum(times.get(name, 0.0) for name in other)
 
 
-def _load_model(folder: Path, dtype: str, ranks: Ranks) -> Any:
+def _load_model(folder: Path, dtype: str, ranks: Ranks, *, whole: bool) -> Any:
     with importing():
-        return load(folder, dtype, ranks)
+        return load(folder, dtype, ranks, whole=whole)
 
 
 def _state_to_resume(config: SFTConfig, checkpoints: Checkpoints) -> TrainerState | None:

@@ -223,9 +223,9 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
         ModelError: no such folder, no `config.json`, or `transformers` cannot load it.
     """
     import_transformers()
-    with _reading(path) as (folder, config):
+    with reading(path) as (folder, config):
         how: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION, "local_files_only": True}
-        model, loaded = _kind(config).from_pretrained(folder, config=config, **how, output_loading_info=True)
+        model, loaded = kind_of(config).from_pretrained(folder, config=config, **how, output_loading_info=True)
     missing = sorted(loaded["missing_keys"])
     if missing:
         # Else transformers trains on random numbers in their place.
@@ -241,15 +241,15 @@ def load_model(path: str | Path, dtype: str = "float32", device: torch.device | 
 def model_shape(path: str | Path) -> Any:
     """The same model in fp32, on torch's meta device: its tensors have shapes, and no memory. Raises ModelError."""
     import_transformers()
-    with _reading(path) as (_, config), torch.device("meta"):
+    with reading(path) as (_, config), torch.device("meta"):
         # Some are made of tensors that say themselves where they are.
-        made = _kind(config).from_config(config, dtype=torch.float32, attn_implementation=ATTENTION)
+        made = kind_of(config).from_config(config, dtype=torch.float32, attn_implementation=ATTENTION)
         model = made.to("meta").train()
     annotate(model, ATTENTION)
     return model
 
 
-def _kind(config: Any) -> Any:
+def kind_of(config: Any) -> Any:
     """The class of `transformers` that loads models with this config: of text, or, where there is none, of text and
     images, whose text model is trained then. Raises ModelError."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -273,7 +273,7 @@ def checked_folder(path: str | Path) -> Path:
 
 
 @contextmanager
-def _reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
+def reading(path: str | Path) -> Iterator[tuple[Path, Any]]:
     """A checkpoint's folder and its config without dropout, for `transformers`, which knows our attention then."""
     from transformers import AttentionInterface, AutoConfig
     from transformers.utils import logging
