@@ -36,6 +36,8 @@ STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 INDEX = "model.safetensors.index.json"
 OF_FILE = "of_file"
 """Attribute of a parameter (or buffer) without values: its name in the files."""
+IS_READ = "_is_hf_initialized"
+"""Attribute of a parameter by which `transformers` knows that its value was in a file."""
 SOURCE = "streamed_from"
 """Attribute of a model without values, on the leading rank: its `Source`."""
 
@@ -127,7 +129,8 @@ def streamed(folder: Path) -> Any | None:
     except ModelError as error:  # some say in other keys which layers belong together
         log.info("the model has no first layers that are a model, so it is loaded whole: %s", error)
         return None
-    if not _same_buffers(model, small) or not _name(small, source, all_of_it=False):
+    known = _same_buffers(model, small) and _name(small, source, all_of_it=False)
+    if not known or _changes_embeddings(small):
         log.info("the model's first layers, or its buffers, are not known without the rest, so it is loaded whole")
         return None
     setattr(model, SOURCE, source)
@@ -174,6 +177,19 @@ def _same_buffers(model: Any, small: Any) -> bool:
             return False
     others = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
     return not any(tensor.is_meta for tensor in others)
+
+
+@torch.no_grad()
+def _changes_embeddings(small: Any) -> bool:
+    """Whether `transformers` sets rows of embeddings after it has read them (Youtu: that of padding)."""
+    for module in small.modules():
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+            module.weight[module.padding_idx] = 1.0
+            setattr(module.weight, IS_READ, True)
+            small._init_weights(module)
+            if not bool((module.weight[module.padding_idx] == 1.0).all()):
+                return True
+    return False
 
 
 def first_layers(folder: Path, source: Source | None) -> Any:
