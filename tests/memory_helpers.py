@@ -1,14 +1,9 @@
-"""Peak of torch's CPU memory in a training step: what the allocator reports to torch's profiler.
-
-A program of its own (`python memory_helpers.py CASE.json`), for each rank: the profiler and the sizes of processes that
-have done something else before do not go together.
-"""
+"""Peak of torch's CPU memory in a training step: what the allocator reports to torch's profiler."""
 
 from __future__ import annotations
 
 import gc
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -64,8 +59,8 @@ def measured(case: dict[str, Any]) -> int:
     from settings_helpers import filled
 
     torch.set_num_threads(1)
-    ranks = Ranks.join(case.get("ranks", 1), 1, 120.0)
-    folder, tokens, dtype = Path(case["folder"]), case["tokens"], case["dtype"]
+    ranks = Ranks.join(case["ranks"], 1, 120.0)
+    folder, tokens, dtype = Path(case["folder"]), case["tokens"], "bfloat16" if case["half"] else "float32"
     computation = filled(
         ComputationConfig, ranks=ranks.size, dtype=dtype, activation_checkpointing=case["checkpointing"]
     )
@@ -87,7 +82,3 @@ def measured(case: dict[str, Any]) -> int:
     found = peak(lambda: step(2))
     ranks.leave()
     return found
-
-
-if __name__ == "__main__":
-    print(json.dumps(measured(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))), flush=True)

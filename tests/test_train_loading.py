@@ -25,6 +25,8 @@ pytestmark = pytest.mark.processes
 RANKS = 2
 DIVIDED = [family for family in FAMILIES if family != "ctrl"]
 """That one has no list of layers, and is refused on several ranks."""
+STREAMED = ["bamba", "gemma3_text", "llama", "qwen3", "qwen3_next"]
+"""Of those that are read tensor by tensor where they are large."""
 
 PROGRAM = """
 import json, os, sys
@@ -35,6 +37,7 @@ from primerl.config.schema import trainer as schema
 from primerl.process.setting_checks import from_mapping
 from primerl.train.settings import ComputationConfig, LoraConfig
 from primerl.train.distributed.ranks import Ranks
+from primerl.train.model import streaming
 from primerl.train.model.loading import load, make_ready, together
 from primerl.train.model.packed_model import load_model
 from primerl.train.distributed.fsdp import local, whole
@@ -42,11 +45,14 @@ from primerl.train.distributed.fsdp import local, whole
 os.environ |= {"WORLD_SIZE": str(case["ranks"])} | case["places"]
 torch.set_num_threads(1)
 ranks = Ranks.join(case["ranks"], 1, 120.0)
+if case["values"]["streams"]:
+    streaming.LARGE = 0
 for folder in case["values"]["folders"]:
     lora = from_mapping(LoraConfig, resolved(schema.Lora, {"rank": 2})) if case["values"]["lora"] else None
     model = load(Path(folder), "float32", ranks)
     held = [tensor for tensor in model.parameters() if not tensor.is_meta]
-    assert bool(held) == ranks.leads, "one whole model is in memory"
+    is_streamed = ranks.agree(hasattr(model, streaming.SOURCE))
+    assert bool(held) == (ranks.leads and not is_streamed), "one whole model is in memory, and none that is streamed"
     computation = from_mapping(ComputationConfig, resolved(schema.Computation, {"ranks": case["ranks"]}))
     make_ready(model, computation, lora, Path(folder), 0, ranks)
     parameters = list(model.parameters())
@@ -60,15 +66,16 @@ for folder in case["values"]["folders"]:
     buffers = {name: tensor for name, tensor in model.named_buffers()}
     mine = {name: tensor.double().sum().item() for name, tensor in {**found, **buffers}.items()}
     assert ranks.agree(mine) == mine, "the same on all ranks, buffers and adapters too"
-    print(folder, "is the same")
+    print(folder, "is the same, streamed" if is_streamed else "is the same")
 ranks.leave()
 """
 
 
-def on_ranks(folders: list[str], *, lora: bool = False) -> str:
-    case = Case("loading", RANKS, {"folders": folders, "lora": lora, "output_dir": ""}, meeting=Meeting())
+def on_ranks(folders: list[str], *, lora: bool = False, streams: bool = False) -> str:
+    values = {"folders": folders, "lora": lora, "streams": streams, "output_dir": ""}
+    case = Case("loading", RANKS, values, meeting=Meeting())
     processes = start_ranks([case], PROGRAM)
-    said = [process.communicate(timeout=200)[0] for process in processes]
+    said = [process.communicate(timeout=600)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(said)
     return said[0]
 
@@ -80,6 +87,22 @@ def test_every_family_is_the_same_on_all_ranks(folders: Any) -> None:
 
 
 @pytest.mark.timeout(240)
+def test_large_models_are_the_same_without_being_whole_anywhere(folders: Any) -> None:
+    said = on_ranks([str(folders(family)) for family in [*STREAMED, "gemma4_text", "mixtral"]], streams=True)
+    assert said.count("is the same, streamed") == len(STREAMED), said
+    # The first layers of one are of other shapes than in the whole; experts of the other are in files of their own.
+    assert said.count("is the same") == len(STREAMED) + 2, said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_every_large_family_is_the_same(folders: Any) -> None:
+    said = on_ranks([str(folders(family)) for family in DIVIDED], streams=True)
+    assert said.count("is the same") == len(DIVIDED), said
+    print([Path(line.split(" is the same")[0]).name for line in said.splitlines() if line.endswith("is the same")])
+
+
 def test_adapters_begin_the_same_on_all_ranks(tmp_path: Path) -> None:
     write_model(tmp_path / "tiny", TinyConfig(), seed=1)
     assert "is the same" in on_ranks([str(tmp_path / "tiny")], lora=True)

@@ -94,7 +94,8 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
             dtype = dtype_on(ranks.device, config.dtype)
             log.info("the model computes in %s on %s", dtype, ranks.device)
             with importing(), taking("loading the model"):
-                model = together(ranks, lambda: load(folder, dtype, ranks, config.model.trust_remote_code))
+                trusts, whole = config.model.trust_remote_code, config.model.lora is not None
+                model = together(ranks, lambda: load(folder, dtype, ranks, trusts, whole=whole))
             adapter, performance, shares = make_ready(model, config, config.model.lora, folder, config.seed, ranks)
             optimizer = Optimizer(model.named_parameters(), config.optim, config.max_steps, ranks)
             telling = OrchestratorClient(config.orchestrator_url, config.orchestrator_timeout_s, identity=identity)

@@ -134,7 +134,8 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
             import_models()
         # Rows are rendered in Rust, in parallel with the loading of the model.
         with ThreadPoolExecutor(max_workers=1) as executor:
-            loading = executor.submit(_load_model, folder, dtype, ranks, config.model.trust_remote_code)
+            how = {"trust_remote_code": config.model.trust_remote_code, "whole": config.model.lora is not None}
+            loading = executor.submit(_load_model, folder, dtype, ranks, **how)
             rows, validation = load_data(config, folder, rendered_at, ranks)
             with taking("loading the model"):
                 model = together(ranks, loading.result)
@@ -371,9 +372,9 @@ def _training_s(times: dict[str, float]) -> float:
     return times["time/step"] - sum(times.get(name, 0.0) for name in other)
 
 
-def _load_model(folder: Path, dtype: str, ranks: Ranks, trust_remote_code: bool) -> Any:
+def _load_model(folder: Path, dtype: str, ranks: Ranks, *, trust_remote_code: bool, whole: bool) -> Any:
     with importing():
-        return load(folder, dtype, ranks, trust_remote_code)
+        return load(folder, dtype, ranks, trust_remote_code, whole=whole)
 
 
 def _state_to_resume(config: SFTConfig, checkpoints: Checkpoints) -> TrainerState | None:

@@ -2,11 +2,13 @@
 
     start_folder  the folder that supervised fine-tuning starts from: one that exists, or a tiny model made from scratch
     load          leading rank: whole, on the CPU, in fp32       others: its shape, without memory for it
+                  a large one: its shape there, too, and where its tensors are (`streaming`)
     make_ready    proved (by the leading rank), also over a tree of samples; adapter, what is computed again, compiled,
                   divided; then each tensor from the leading rank to the others, who keep their share
 
-So there is one whole model in memory, on one machine, and for a moment one whole tensor on each device. A rank that is
-alone loads the model as it computes; where the files are more precise, it reads them again, in fp32, for the optimizer.
+So there is one whole model in memory at most, on one machine, and for a moment one whole tensor on each device. A rank
+that is alone loads the model as it computes; where the files are more precise, it reads them again, in fp32, for the
+optimizer.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from primerl.train.checkpoint.files import whole_folder
 from primerl.train.checkpoint.step_folders import saving
 from primerl.train.distributed.fsdp import shard
 from primerl.train.distributed.ranks import Ranks
+from primerl.train.model import streaming
 from primerl.train.model.flops import Performance
 from primerl.train.model.import_once import import_transformers
 from primerl.train.model.layers import prepare
@@ -118,16 +121,19 @@ def _make_tiny(target: Path, tiny: TinyConfig, seed: int) -> None:
             raise ConfigError(f"model.tiny: {error}") from error
 
 
-def load(folder: Path, dtype: str, ranks: Ranks, trust_remote_code: bool = False) -> Any:
+def load(folder: Path, dtype: str, ranks: Ranks, trust_remote_code: bool = False, *, whole: bool = False) -> Any:
     """No rank waits for another, so a thread may call it. Pass it through `together` to raise the leading rank's error
-    on all of them.
+    on all of them. `whole`: also where it is large, as an adapter needs it.
 
     Raises ModelError.
     """
     if ranks.size == 1:
         return load_model(folder, dtype, ranks.device, trust_remote_code=trust_remote_code)
-    make = load_model if ranks.leads else model_shape
-    return make(folder, trust_remote_code=trust_remote_code)
+    if not ranks.leads:
+        return model_shape(folder, trust_remote_code=trust_remote_code)
+    streams = not (whole or trust_remote_code) and streaming.is_large(folder)
+    large = streaming.streamed(folder) if streams else None
+    return load_model(folder, trust_remote_code=trust_remote_code) if large is None else large
 
 
 def make_ready(
@@ -142,8 +148,14 @@ def make_ready(
     """
     dtype = DTYPES[dtype_on(ranks.device, config.dtype)]
     together(ranks, lambda: check_kernels(model, ranks.device))
-    together(ranks, lambda: prove(model) if ranks.leads else None)
-    shares = config.shared_prefixes == "auto" and _can_share(model, dtype, lora, ranks)
+    tried = model
+    if ranks.agree(getattr(model, streaming.SOURCE, None) is not None):
+        tried = _prove_first_layers(model, folder, ranks)
+    else:
+        together(ranks, lambda: prove(model) if ranks.leads else None)
+    shares = config.shared_prefixes == "auto" and _can_share(tried, dtype, lora, ranks)
+    if tried is not model:
+        _divide(tried, ranks, dtype)
     adapter = None
     if lora is not None:
         digest = ranks.agree(together(ranks, lambda: folder_digest(folder) if ranks.leads else ""))
@@ -217,16 +229,28 @@ def together(ranks: Ranks, action: Callable[[], Answer]) -> Answer:
     return answer  # type: ignore[return-value]
 
 
+def _prove_first_layers(model: Any, folder: Path, ranks: Ranks) -> Any:
+    """In place of a model that is too large to be in one memory; returns them."""
+    source = getattr(model, streaming.SOURCE, None)
+    small = together(ranks, lambda: streaming.first_layers(folder, source))
+    together(ranks, lambda: prove(small) if ranks.leads else None)
+    return small
+
+
 def _divide(model: Any, ranks: Ranks, dtype: torch.dtype) -> None:
+    source = getattr(model, streaming.SOURCE, None)
+    in_files = {name: getattr(tensor, streaming.OF_FILE, None) for name, tensor, _ in _tensors(model)}
+    is_streamed = ranks.agree(source is not None)
     # Detached, since `shard` moves each parameter to the device in place, which has no room for all of them.
     whole = {name: tensor.detach() for name, tensor, _ in _tensors(model)}
     together(ranks, partial(_check_shape, ranks.agree({name: tensor.shape for name, tensor in whole.items()}), whole))
-    expected = sample(model) if ranks.leads else []
+    expected = sample(model) if ranks.leads and not is_streamed else []
     shard(model, ranks, dtype)
-    if not ranks.leads:
+    if not ranks.leads or is_streamed:
         model.to_empty(device=ranks.device)
-    fill(model, whole, ranks)
-    together(ranks, partial(check_same, model, ranks.agree(expected), dtype))
+    fill(model, whole, ranks, lambda name, given: streaming.value_of(source, in_files[name], given))
+    if not is_streamed:
+        together(ranks, partial(check_same, model, ranks.agree(expected), dtype))
     # What stays whole until a backward pass: an optimizer would take it for the shares.
     model.reshard()
 
@@ -242,12 +266,17 @@ def _check_shape(leading: dict[str, torch.Size], own: dict[str, Tensor]) -> None
 
 
 @torch.no_grad()
-def fill(model: Any, whole: dict[str, Tensor], ranks: Ranks) -> None:
+def fill(
+    model: Any,
+    whole: dict[str, Tensor],
+    ranks: Ranks,
+    value: Callable[[str, Tensor], Tensor] = lambda _name, given: given,
+) -> None:
     """Each tensor of a model that is divided among ranks takes the leading rank's value, of which each keeps its share.
-    `whole`: by name, the leading rank's with values; used up."""
+    `whole`: by name, the leading rank's with values; used up. `value`: of one that has none there."""
     for name, tensor, put in _tensors(model):
         given = whole.pop(name)
-        given = given.to(ranks.device) if ranks.leads else torch.empty_like(given, device=ranks.device)
+        given = value(name, given).to(ranks.device) if ranks.leads else torch.empty_like(given, device=ranks.device)
         if isinstance(tensor, DTensor):
             # Scattered from the first rank of the mesh.
             tensor.copy_(distribute_tensor(given, tensor.device_mesh, tensor.placements))

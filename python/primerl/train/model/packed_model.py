@@ -260,10 +260,10 @@ def load_model(
         ModelError: no such folder, no `config.json`, or `transformers` cannot load it.
     """
     import_transformers()
-    with _reading(path, trust_remote_code) as (folder, config):
+    with reading(path, trust_remote_code) as (folder, config):
         how: dict[str, Any] = {"dtype": DTYPES[dtype], **IMPLEMENTATIONS, "local_files_only": True}
         how["attn_implementation"] = attention
-        kind, own = _kind(config)
+        kind, own = kind_of(config)
         # Else it says only that there are some.
         how["ignore_mismatched_sizes"] = True
         model, loaded = kind.from_pretrained(folder, config=config, **how, **own, output_loading_info=True)
@@ -294,9 +294,9 @@ def load_model(
 def model_shape(path: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The same model in fp32, on torch's meta device: its tensors have shapes, and no memory. Raises ModelError."""
     import_transformers()
-    with _reading(path, trust_remote_code) as (folder, config), torch.device("meta"):
+    with reading(path, trust_remote_code) as (folder, config), torch.device("meta"):
         # Some are made of tensors that say themselves where they are.
-        kind, own = _kind(config)
+        kind, own = kind_of(config)
         made = kind.from_config(config, dtype=torch.float32, **IMPLEMENTATIONS, **own)
         forget_quantisation(made, torch.float32)
         model = made.to("meta").train()
@@ -306,7 +306,7 @@ def model_shape(path: str | Path, *, trust_remote_code: bool = False) -> Any:
     return model
 
 
-def _kind(config: Any) -> tuple[Any, dict[str, Any]]:
+def kind_of(config: Any) -> tuple[Any, dict[str, Any]]:
     """The class of `transformers` that loads models with this config: of text, or, where there is none, of text and
     images, whose text model is trained then; and what it needs to run the model's own code. Raises ModelError."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -332,7 +332,7 @@ def checked_folder(path: str | Path) -> Path:
 
 
 @contextmanager
-def _reading(path: str | Path, trust_remote_code: bool) -> Iterator[tuple[Path, Any]]:
+def reading(path: str | Path, trust_remote_code: bool = False) -> Iterator[tuple[Path, Any]]:
     """A checkpoint's folder and its config without dropout, for `transformers`, which knows our attention then."""
     from transformers import AttentionInterface, AutoConfig
     from transformers.utils import logging
