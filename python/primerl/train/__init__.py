@@ -9,6 +9,7 @@ need `peft`; both are imported where they are used.
 |---|---|
 | `loop/` | `rl` and `policy_trainer` (`primerl trainer`), `sft` (`primerl sft`), their client, batches, metrics |
 | `model/` | a `transformers` model over packed sequences: loading, packing, the proof, FLOPs |
+| `model/router_replay` | experts of a mixture as the engine chose them |
 | `model/support`, `model/footprint` | from `config.json` alone: can a model be trained, in how much memory |
 | `adapters/` | low-rank adapters |
 | `loss/` | components of the loss, log-probabilities, replayed truncation and grammars |
