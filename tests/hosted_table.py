@@ -211,3 +211,19 @@ def rows(said: Callable[[str], None] = print) -> Iterator[Row]:
 
 def head() -> str:
     return f"| model | {' | '.join(column.title for column in COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}"
+
+
+def lines_in(page: Path) -> list[str]:
+    """The table's rows on that page."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    begin = lines.index(head().splitlines()[0])
+    rest = lines[begin + 2 :]
+    return rest[: next((index for index, line in enumerate(rest) if not line.startswith("| ")), len(rest))]
+
+
+def write(page: Path, measured: list[Row]) -> None:
+    """Puts these rows in place of those on the page."""
+    text = page.read_text(encoding="utf-8")
+    before = "\n".join([*head().splitlines(), *lines_in(page)])
+    after = "\n".join([*head().splitlines(), *(row.line for row in measured)])
+    page.write_text(text.replace(before, after), encoding="utf-8")

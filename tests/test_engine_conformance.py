@@ -1,4 +1,4 @@
-"""One suite for every engine with vLLM's surface: the seeded mock, the embedded torch engine and vLLM itself, as real
+"""One suite for every engine with vLLM's surface: the seeded mock, the embedded engines and vLLM itself, as real
 processes. vLLM where there is an environment with it (`make vllm`)."""
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ from engine_helpers import (
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture(scope="session", params=[*KINDS, VLLM])
+TRANSFORMERS = pytest.param("transformers", marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="session", params=[*KINDS, TRANSFORMERS, VLLM])
 def shared_engine(
     request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
@@ -49,6 +52,7 @@ def shared_engine(
     commands = {
         "mock": lambda: mock_command(request.getfixturevalue("mock_binary")),
         "torch": lambda: torch_command(model, folder),
+        "transformers": lambda: torch_command(model, folder, 'backend = "transformers"'),
         "vllm": lambda: vllm_command(model, folder),
     }
     is_mock = request.param == "mock"

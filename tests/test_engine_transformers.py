@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +16,22 @@ import pytest
 import torch
 from engine_helpers import Engine, start_many, step, wait_until, whole_vocabulary, write_checkpoint
 from families import FAMILIES
+from hub_folders import write_hub_folder
 from primerl import _core
+from primerl.evals.checkpoint import publish
 from primerl.inference.backend import UnservableError
 from primerl.inference.settings import InferenceConfig
 from primerl.inference.torch.backend import engine_settings
 from primerl.inference.transformers.backend import TransformersBackend
 from primerl.inference.transformers.cache import Rows, RowsCache
+from primerl.inference.transformers.kernels import OF_ONE_TOKEN
 from primerl.inference.transformers.step import CachedBackend
 from primerl.train.distributed.ranks import ALONE
 from primerl.train.model.packed_model import load_model
+from primerl.train.model.recurrent import TOLD
 from primerl.train.model.support import NOT_CACHED
 from primerl.train.weights.shards import by_file, plan, shares
+from safetensors.torch import load_file
 from settings_helpers import filled
 from transformers import AutoModelForCausalLM
 
@@ -107,12 +115,52 @@ def test_new_weights_are_those_that_were_published(family: str, folders: Folders
     assert backend.digest() != manifest["digest"]
 
 
+@pytest.mark.parametrize("name", ["Qwen3.5-0.8B", "gpt-oss-20b"])
+def test_a_checkpoint_of_the_hub_is_evaluated(name: str, tmp_path: Path) -> None:
+    """Vision tower, MTP layers, and experts in MXFP4 are in the folder, and not in the engine."""
+    folder = write_hub_folder(tmp_path / "model", name)
+    manifest = publish(folder, tmp_path, trained_only=TransformersBackend.holds_trained_only)
+    published = json.loads(manifest.read_text())
+    tensors = load_file(manifest.parent / "model.safetensors")
+    backend = backend_of(folder)
+    assert {name: list(tensor.shape) for name, tensor in tensors.items()} == dict(backend.info()["tensors"])
+    for name, tensor in tensors.items():
+        backend.load_tensor(name, "F32", bytearray(tensor.numpy().tobytes()))
+    assert backend.digest() == published["digest"]
+
+
 def test_a_state_that_is_not_kept_is_found(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RowsCache, "keep", lambda self: None)
     with pytest.raises(
         UnservableError, match=r"model\.path: .*in parts are not those at once.*serve this model with vLLM"
     ):
         backend_of(folders(STATED))
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next"])
+def test_packages_for_gpus_are_left_alone_on_a_cpu(
+    family: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where they are installed: `transformers` then calls them for any tensor."""
+    home = import_module(f"transformers.models.{family}.modeling_{family}")
+    replaced = 0
+    for name in (*TOLD, *OF_ONE_TOKEN):
+        if hasattr(home, name):
+            in_torch = inspect.unwrap(getattr(home, name))
+
+            @wraps(in_torch)
+            def of_a_package(*_: Any, **__: Any) -> Any:
+                raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
+
+            monkeypatch.setattr(home, name, of_a_package)
+            replaced += 1
+    assert replaced >= 4
+    folder = folders(family)
+    words = (backend := backend_of(folder)).decoder.vocab_size
+    found = [step(backend, [(0, 0, [5, 6, 7])], [1], words), step(backend, [(0, 3, [8])], [1], words)]
+    monkeypatch.undo()
+    for sampled, prefix in zip(found, ([5, 6, 7], [5, 6, 7, 8]), strict=True):
+        Reference(folder).check(sampled, [prefix])
 
 
 def test_a_token_that_sees_too_much_is_found(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from hub_folders import write_hub_folder
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.adapters.files import (
     ADAPTER_CONFIG,
@@ -167,6 +168,13 @@ def test_an_adapter_is_of_all_linear_layers_and_of_experts_and_of_nothing_else(f
     assert stacked
     assert bool(read_by_kernel) == (family == "nemotron_h")
     assert any("shared_expert" in name for name in trained)
+
+
+def test_a_tower_for_images_gets_no_adapter(tmp_path: Path) -> None:
+    model = load_model(write_hub_folder(tmp_path / "model", "Qwen3-VL-4B-Instruct"))
+    adapter = add_adapter(model, filled(LoraConfig, rank=2), tmp_path / "model", seed=0)
+    assert adapter.tensors()
+    assert all(".language_model.layers." in name for name in adapter.tensors())
 
 
 def test_the_matrix_that_a_kernel_reads_is_refused_before_the_start_and_by_the_trainer(folders: Any) -> None:

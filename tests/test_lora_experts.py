@@ -11,12 +11,15 @@ import pytest
 import torch
 from families import gradients, packed_loss, single_loss
 from primerl.train.adapters.files import check_lora_files
-from primerl.train.adapters.lora import Adapter, add_adapter
+from primerl.train.adapters.lora import Adapter, add_adapter, new_publisher
 from primerl.train.adapters.merging import is_adapter
+from primerl.train.checkpoint import staging
 from primerl.train.checkpoint.model_folder import save_model
+from primerl.train.distributed.ranks import ALONE
 from primerl.train.model import experts
 from primerl.train.model.packed_model import load_model
-from primerl.train.settings import ConfigError, LoraConfig
+from primerl.train.settings import ConfigError, LoraConfig, TrainerConfig
+from safetensors.torch import load_file
 from settings_helpers import filled
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
@@ -124,3 +127,19 @@ def test_a_bfloat16_model_computes_its_adapter_in_bfloat16(folders: Any) -> None
     trained = [one for one in model.parameters() if one.requires_grad]
     assert {one.dtype for one in trained} == {torch.float32}
     assert all(one.grad is not None and one.grad.dtype == torch.float32 for one in trained)
+
+
+def test_adapters_that_are_sent_merged_are_stored_too(folders: Any, tmp_path: Path) -> None:
+    base = folders("qwen3_moe")
+    model, adapter = adapted(base)
+    named: dict[str, Any] = {"output_dir": str(tmp_path), "model": {"path": str(base), "lora": {"broadcast": "merged"}}}
+    config = filled(TrainerConfig, orchestrator_url="u", max_steps=9, stored_adapters_interval=2, **named)
+    publisher = new_publisher(config, adapter, ALONE)
+    for version in range(5):
+        publisher.publish(model, version)
+    stored = staging.staged(tmp_path)
+    assert [(one.kind, one.step) for one in stored] == [("adapter", 2), ("adapter", 4)]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["store"]
+    assert abs(single_loss(by_peft(base, stored[0].path)).item() - packed_loss(model).item()) <= 1e-5
+    whole = load_file(tmp_path / "broadcasts" / "step_4" / "model.safetensors")
+    assert sorted(whole) == sorted(load_file(base / "model.safetensors"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,13 @@ import torch
 from families import FAMILIES, MIXTURES, WITH_STATE
 from hosted_models import GPT_OSS, HOSTED, write_hosted
 from primerl.cli import main
+from primerl.config.hosted import HostedConfig, compile_hosted
+from primerl.config.process_files import resolve
+from primerl.config.schema.rl import RLConfig
 from primerl.inference import backends
 from primerl.inference.torch.shape import Shape
+from primerl.inference.vllm import installation
+from primerl.launch.preflight import policy
 from primerl.launch.preflight.model_folder import check_model, check_trainable
 from primerl.train.adapters.targets import choose
 from primerl.train.model import footprint, support
@@ -83,8 +89,46 @@ def test_families_that_are_tested_are_approved() -> None:
     "family", ["qwen3", "gpt_oss", "glm4_moe", "nemotron_h", "qwen3_5_moe_text", "deepseek_v3", "arcee", "gpt2"]
 )
 def test_adapters_reach_the_projections_that_are_named(family: str, folders: Any) -> None:
-    names = choose(model_shape(folders(family)), filled(LoraConfig)).linear
-    assert {name.rsplit(".", 1)[-1] for name in names} == set(support.PROJECTIONS[family])
+    model = model_shape(folders(family))
+    targets = choose(model, filled(LoraConfig))
+    assert {name.rsplit(".", 1)[-1] for name in targets.linear} == set(support.PROJECTIONS[family])
+    config = model.config.to_dict()
+    assert bool(targets.experts) == support.adapts_experts(config, ["all-linear"])
+
+
+@pytest.mark.parametrize("family", sorted(MIXTURES))
+def test_which_experts_can_have_an_adapter_is_known_before_the_model_is_loaded(family: str, folders: Any) -> None:
+    model = model_shape(folders(family))
+    reached = choose(model, filled(LoraConfig)).experts
+    assert bool(reached) == support.adapts_experts(support.read(folders(family)), ["all-linear"])
+
+
+@pytest.mark.parametrize("name", [name for name, config in HOSTED.items() if support.experts(config)])
+def test_a_hosted_mixture_starts_in_the_short_form_without_a_key(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its weights are there; on vLLM, which is sent what it takes."""
+    found = SimpleNamespace(device="cpu")
+    monkeypatch.setattr(installation, "find", lambda python: found)
+    folder = write_hosted(tmp_path / name, name)
+    short: dict[str, Any] = {
+        "model": str(folder),
+        "max_steps": 1,
+        "batch_size": 8,
+        "rollouts_per_example": 4,
+        "sampling": {"max_tokens": 64},
+        "seq_len": 512,
+        "env": [{"id": "owner/reverse-text@1.0"}],
+    }
+    full = compile_hosted(HostedConfig.model_validate(short)) | {"inference": {"backend": "vllm"}}
+    config = RLConfig.model_validate(full)
+    lora = resolve.trained_lora(config)
+    assert lora is not None
+    assert (lora.rank, lora.broadcast) == (16, "merged")
+    (engine,) = resolve.inference(config, "http://o:1")
+    assert engine.config.model_dump()["lora"] is None
+    assert backends.named("torch").merges(["all-linear"], folder) is not None
+    policy.check(config, weights=False)
 
 
 # Published sizes, of the hub's configs.
@@ -163,8 +207,9 @@ def test_memory_falls_with_gpus_checkpointing_and_adapters() -> None:
 @pytest.mark.parametrize(
     ("config", "code", "words"),
     [
-        (HOSTED["Qwen3-4B-Instruct-2507"], 0, ["yes, packed", "qwen3", "on each of 2 GPUs"]),
+        (HOSTED["Qwen3-4B-Instruct-2507"], 0, ["yes, packed", "qwen3", "as adapters", "on each of 2 GPUs"]),
         (HOSTED["Qwen3.5-35B-A3B"], 0, ["qwen3_5_moe_text, 4 experts a layer", "yes, over transformers: it computes"]),
+        (HOSTED["GLM-4.7"], 0, ["down_proj, experts", "as merged weights: with adapters vLLM computes"]),
         (HOSTED["gpt-oss-20b"], 0, ["yes, packed", "its weights in mxfp4 are read as bfloat16"]),
         (
             HOSTED["GLM-4.7"] | {"quantization_config": {"quant_method": "fp8"}},

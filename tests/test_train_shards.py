@@ -8,17 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
+from hub_folders import write_hub_folder
 from primerl.inference.torch.model import Decoder, load_folder
 from primerl.inference.torch.shape import Shape
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.checkpoint.model_folder import save_model
 from primerl.train.distributed.rank_barrier import RankBarrier
 from primerl.train.distributed.ranks import ALONE, RankError, Ranks
+from primerl.train.model.packed_model import load_model
 from primerl.train.settings import TrainerConfig
 from primerl.train.weights.publish import WeightsPublisher
-from primerl.train.weights.shards import own_tensors, plan
+from primerl.train.weights.shards import by_file, own_tensors, plan, shares
 from rank_helpers import load_shards
 from settings_helpers import refusal
 from test_train_config import TRAINER
@@ -183,3 +186,16 @@ def test_the_whole_model_is_one_share_alone(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     (shard,) = plan(model, ALONE)
     assert shard.file == "model.safetensors"
+
+
+def test_an_adapter_outside_of_layers_is_with_its_weight(tmp_path: Path) -> None:
+    """Each group is merged by itself."""
+    model = load_model(write_hub_folder(tmp_path / "model", "Qwen3-VL-4B-Instruct"))
+    outside = "model.visual.merger.linear_fc1"
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(r=2, target_modules=[outside], init_lora_weights=False), torch.nn.ModuleDict({"whole": model})
+    )
+    groups = [group for shard in plan(model, ALONE) for group in shard.groups]
+    (group,) = (group for group in groups if f"{outside}.lora_A.default.weight" in group)
+    assert f"{outside}.base_layer.weight" in group
+    assert f"{outside}.weight" in next(iter(by_file(shares(model, ALONE, plan(model, ALONE))).values()))

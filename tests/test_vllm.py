@@ -345,11 +345,13 @@ def test_adapters_that_vllm_cannot_have_are_refused_before_it_is_started(
     config = json.loads((mixture / "config.json").read_text())
     (mixture / "config.json").write_text(json.dumps({**config, "num_local_experts": 4}))
     run = run_config(mixture)
-    run.trainer.model.lora = resolve.TrainerLora(rank=4)
-    with pytest.raises(ConfigError, match=r"is a mixture, of which adapters for vLLM are not proved yet"):
+    run.trainer.model.lora = resolve.TrainerLora(rank=4, broadcast="adapter")
+    with pytest.raises(ConfigError, match=r"lora\.broadcast: .* is a mixture: with adapters .*; omit it, or"):
         policy.check(run)
-    run.trainer.model.lora = resolve.TrainerLora(rank=4, broadcast="merged")
+    # Without the key vLLM is sent what it takes.
+    run.trainer.model.lora = resolve.TrainerLora(rank=4)
     policy.check(run)
+    assert resolve.trained_lora(run).broadcast == "merged"
 
 
 @pytest.mark.processes

@@ -74,6 +74,7 @@ def _rows(found: dict[str, Any], gpus: int, seq_len: int) -> list[list[Any]]:
         ["training", f"no: {found['training']}" if found["training"] else _trains(found)],
         ["on a GPU", found["device"] or "nothing else is needed"],
         ["adapters", _adapters(found)],
+        ["adapters on vLLM", f"as merged weights: {found['vllm_merges']}" if found["vllm_merges"] else "as adapters"],
         ["several ranks", f"no: {found['several_ranks']}" if found["several_ranks"] else "yes"],
         ["embedded engine", _embedded(found)],
     ]
@@ -107,7 +108,10 @@ def _adapters(found: dict[str, Any]) -> str:
         return "of linear layers; their names are known once its weights are there"
     if not names:
         return "none: it has no linear layers"
-    return ", ".join(names) + ("; experts stay as they are" if found["experts"] else "")
+    reached = ", ".join(names)
+    if found["adapts_experts"]:
+        return f"{reached}, experts"
+    return reached + ("; experts stay as they are" if found["experts"] else "")
 
 
 def _positive(text: str) -> int:

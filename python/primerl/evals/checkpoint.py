@@ -18,11 +18,14 @@ from primerl.train.weights.digest import digest_of, hash_of
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def publish(model: Path, output_dir: Path) -> Path:
+def publish(model: Path, output_dir: Path, *, trained_only: bool = False) -> Path:
     """Writes `broadcasts/step_0` with links to the model's files, and its manifest; returns the manifest's path.
+    `trained_only`: for engines that hold what is trained of a model; a folder that has more is written again without.
 
     Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] for a file that cannot be read.
     """
+    if trained_only and _has_more(model):
+        return _publish_trained(model, output_dir)
     folder = output_dir / "broadcasts" / "step_0"
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -38,6 +41,29 @@ def publish(model: Path, output_dir: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
     return folder / "manifest.json"
+
+
+def _has_more(model: Path) -> bool:
+    """Whether the folder has tensors that are not trained, or others in place of those that are."""
+    from primerl.train.model.packed_model import ModelError, model_shape
+    from primerl.train.weights.frozen import frozen_of
+
+    if read_json(model / "config.json").get("quantization_config"):
+        return True
+    try:
+        return frozen_of(model_shape(model)) is not None
+    except ModelError as error:
+        raise ConfigError(f"model: {error}") from None
+
+
+def _publish_trained(model: Path, output_dir: Path) -> Path:
+    from primerl.train.model.packed_model import ModelError, load_model
+    from primerl.train.weights.publish import WeightsPublisher
+
+    try:
+        return WeightsPublisher(output_dir, keep_last=1, keep_all=True).publish(load_model(model), 0)
+    except (ModelError, OSError) as error:
+        raise ConfigError(f"model: {error}") from None
 
 
 def manifest_of(model: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ an engine against it. `backends` lists the backends.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -71,6 +71,8 @@ class EngineBackend:
     """Whether an engine that is started again takes as long as at the beginning: rollouts wait so long for it."""
     drawback: str = ""
     """A sentence that a user reads who did not choose it by name: what it is worse at than others."""
+    holds_trained_only = False
+    """Whether it holds what a trainer publishes of a model and nothing else of its folder, such as a vision tower."""
     rereads_adapters = False
     """Whether a published adapter may be read again while requests use it, so that its folder has to stay."""
 
@@ -88,8 +90,15 @@ class EngineBackend:
     def check_model(self, folder: Path, python: str | None) -> None:
         """Whether it can serve the model, by its config.json alone. Raises UnservableError."""
 
-    def check_adapters(self, rank: int, folder: Path) -> None:
-        """Whether it can serve adapters to the model, by its config.json alone. Raises UnservableError."""
+    def check_adapters(self, rank: int, folder: Path, targets: Sequence[str] = ("all-linear",)) -> None:
+        """Whether it can serve adapters of this rank and these `target_modules` to the model, by its config.json alone;
+        not asked where merged weights are sent. Raises UnservableError."""
+
+    def merges(self, targets: Sequence[str], folder: Path) -> str | None:
+        """Why it is sent merged weights where adapters of these `target_modules` are trained and
+        `trainer.model.lora.broadcast` is unset, by the model's config.json alone, which may not be there yet; None: it
+        is sent adapters."""
+        return None
 
     def check_sampling(self, temperature: float) -> None:
         """Raises UnservableError for what it cannot sample at."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.config.errors import error_locations
-from primerl.config.process_files import evaluation, run_file
+from primerl.config.process_files import evaluation, resolve, run_file
 from primerl.config.process_files import files as process_files
 from primerl.config.process_files.files import ProcessConfig
 from primerl.config.schema.evaluation import EvalConfig
@@ -166,7 +166,8 @@ class Evaluation:
         if self.config.base_url is not None:
             return None
         self.console.say("hashing the checkpoint's weights")
-        return checkpoint.publish(evaluation.model_folder(self.config), self.folder)
+        trained_only = resolve.engine_backend(self.config).holds_trained_only
+        return checkpoint.publish(evaluation.model_folder(self.config), self.folder, trained_only=trained_only)
 
     def _measured(self, manifest: Path | None) -> tuple[int, str]:
         code, reason = 0, ""

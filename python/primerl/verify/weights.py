@@ -30,7 +30,9 @@ class Weights:
         self._base = _trained_from(folder) or _model_folder(folder)
         # What is published is not quantised, whatever the model's own folder is.
         vars(self._config).pop("quantization_config", None)
-        self._kind = _kind(self._config)
+        made = _shape(self._config)
+        # The text model's, where a model reads images too and that alone is trained.
+        self._kind, self._config = type(made), made.config
         self.stacks = _remembers_pairs_only(self._config)
         """Whether sequences' caches can be stacked: they hold keys and values of all tokens, and nothing else."""
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -72,15 +74,15 @@ class Weights:
         return int(self._config.get_text_config().vocab_size)
 
 
-def _kind(config: Any) -> Any:
-    """The class of models with this config: of text, or of text and images. Raises VerifyError."""
+def _shape(config: Any) -> Any:
+    """A model with this config, of text, or of text and images, without memory. Raises VerifyError."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     kinds: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
     for kind in kinds:
         if type(config) in kind._model_mapping:
             with torch.device("meta"):
-                return type(kind.from_config(config))
+                return kind.from_config(config)
     raise VerifyError(f"transformers has no model of type {config.model_type!r} that continues a text")
 
 

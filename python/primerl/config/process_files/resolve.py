@@ -355,16 +355,22 @@ def sft(config: SFTConfig) -> SFTConfig:
 
 def trained_lora(config: RLConfig) -> TrainerLora | None:
     """With unset keys decided: engines on other machines may not have been started for adapters, whose dtype is
-    float32."""
+    float32, and no engine has adapters of every model."""
     lora = config.trainer.model.lora
     if lora is None:
         return None
-    merges = bool(config.orchestrator.engines) or config.trainer.weights.dtype is not None
-    changes: dict[str, Any] = {"broadcast": lora.broadcast or ("merged" if merges else "adapter")}
+    changes: dict[str, Any] = {"broadcast": lora.broadcast or ("merged" if _merges(config, lora) else "adapter")}
     if lora.adapter_path is not None:
         changes["adapter_path"] = absolute(lora.adapter_path)
     resolved: TrainerLora = lora.model_copy(update=changes)
     return resolved
+
+
+def _merges(config: RLConfig, lora: TrainerLora) -> bool:
+    if config.orchestrator.engines or config.trainer.weights.dtype is not None:
+        return True
+    folder = Path(absolute(config.model.path))
+    return engine_backend(config).merges(lora.target_modules, folder) is not None
 
 
 def model_name(config: RLConfig) -> str:

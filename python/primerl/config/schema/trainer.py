@@ -38,8 +38,8 @@ class Lora(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout probability of the adapter's inputs in training; 0 in `primerl rl`."""
     target_modules: Targets = ["all-linear"]
-    """Names (or ends of dotted names) of the linear layers that get one, such as `q_proj`; `all-linear`: all of them
-    within the decoder's layers."""
+    """Names (or ends of dotted names) of the linear layers that get one, such as `q_proj`, and `experts` of a mixture;
+    `all-linear`: all of them within the decoder's layers."""
     adapter_path: str | None = None
     """Folder of an adapter in peft's layout to begin with, of the same rank, alpha and layers."""
 
@@ -56,8 +56,8 @@ class TrainerLora(Lora):
     """Train a low-rank adapter (LoRA) and freeze the model's own weights (docs/lora.md)."""
 
     broadcast: Literal["adapter", "merged"] | None = None
-    """What engines are sent: the adapter, or merged weights, which any engine can load. If unset, the adapter if all
-    engines are the run's own and `weights.dtype` is unset too."""
+    """What engines are sent: the adapter, or merged weights, which any engine can load. If unset, the adapter where all
+    engines are the run's own and take one of this model (docs/lora.md), and `weights.dtype` is unset too."""
 
     @model_validator(mode="after")
     def _samples_and_trains_one_policy(self) -> Self:

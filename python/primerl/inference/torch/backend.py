@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primerl.inference.backend import Engine, EngineBackend, EngineEndedError, UnservableError
+from primerl.train.model import support
 
 if TYPE_CHECKING:
     from primerl._core import InferenceEngine
@@ -38,6 +39,15 @@ class EmbeddedBackend(EngineBackend):
             raise
         except (ValueError, TypeError) as error:
             raise UnservableError(f"model.path: {folder}: {error}") from None
+
+    def merges(self, targets: Sequence[str], folder: Path) -> str | None:
+        return support.embedded_engine_merges(support.read(folder), targets)
+
+    def check_adapters(self, rank: int, folder: Path, targets: Sequence[str] = ("all-linear",)) -> None:
+        if (problem := self.merges(targets, folder)) is not None:
+            raise UnservableError(
+                f"trainer.model.lora.broadcast: {problem}, as the model in {folder}; omit it, or set it to merged"
+            )
 
     def check_settings(self, config: InferenceConfig) -> None:
         super().check_settings(config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ class TransformersBackend(EmbeddedBackend):
 
     title = "the embedded engine over transformers"
     preload = ("primerl.inference.transformers.step",)
+    holds_trained_only = True
     drawback = "it computes as transformers does, many times slower than vLLM"
 
     def check_model(self, folder: Path, python: str | None) -> None:
@@ -37,9 +39,12 @@ class TransformersBackend(EmbeddedBackend):
         if problem is not None:
             raise UnservableError(f"model.path: {file}: {problem}")
 
-    def check_adapters(self, rank: int, folder: Path) -> None:
+    def merges(self, targets: Sequence[str], folder: Path) -> str | None:
+        return f"{self.title} is sent whole weights, with adapters merged"
+
+    def check_adapters(self, rank: int, folder: Path, targets: Sequence[str] = ("all-linear",)) -> None:
         raise UnservableError(
-            f'trainer.model.lora: {self.title} is sent whole weights; set trainer.model.lora.broadcast = "merged"'
+            f"trainer.model.lora.broadcast: {self.merges(targets, folder)}; omit it, or set it to merged"
         )
 
     def check_experts(self, folder: Path, python: str | None) -> None:

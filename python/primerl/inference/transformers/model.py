@@ -20,6 +20,7 @@ from primerl.inference.torch.shape import eos_token_ids
 from primerl.inference.torch.step import longest_of
 from primerl.inference.transformers.attention import ATTENTION, cached_attention, computing
 from primerl.inference.transformers.cache import Rows, RowsCache, Slots
+from primerl.inference.transformers.kernels import choose_by_device
 from primerl.inference.transformers.weights import published_views
 from primerl.train.model.architectures import decoder, limit_of_positions
 from primerl.train.model.import_once import import_transformers
@@ -43,6 +44,7 @@ class CachedModel:
 
         AttentionInterface.register(ATTENTION, cached_attention)
         self.model = load_model(folder, dtype, device, ATTENTION).eval().requires_grad_(False)
+        choose_by_device(self.model)
         config = self.model.config.get_text_config()
         self.slots, self.max_len, self.device = slots, longest(config, max_len), device
         self.dtype: torch.dtype = self.model.dtype

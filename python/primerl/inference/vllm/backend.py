@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +41,17 @@ class VllmBackend(EngineBackend):
     def check_model(self, folder: Path, python: str | None) -> None:
         installation.check_model(folder, installation.find(python).device)
 
-    def check_adapters(self, rank: int, folder: Path) -> None:
+    def merges(self, targets: Sequence[str], folder: Path) -> str | None:
+        return support.vllm_merges(support.read(folder))
+
+    def check_adapters(self, rank: int, folder: Path, targets: Sequence[str] = ("all-linear",)) -> None:
         """As far as it can be seen before vLLM is started, which refuses layers that it cannot adapt."""
         installation.lora_rank(rank)
-        if support.experts(installation.model_config(folder)):
+        config = support.read(folder)
+        if support.experts(config):
             raise UnservableError(
-                f"trainer.model.lora: the model in {folder} is a mixture, of which adapters for vLLM are not proved "
-                'yet; set trainer.model.lora.broadcast = "merged"'
+                f"trainer.model.lora.broadcast: the model in {folder} is a mixture: {support.vllm_merges(config)}; omit "
+                "it, or set it to merged"
             )
 
     def check_sampling(self, temperature: float) -> None:

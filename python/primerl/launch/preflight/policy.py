@@ -61,7 +61,7 @@ def _engine_serves(config: RLConfig, folder: Path) -> None:
         if config.trainer.enable_router_replay:
             backend.check_experts(folder, config.inference.python)
         if lora is not None and lora.broadcast == "adapter":
-            backend.check_adapters(lora.rank, folder)
+            backend.check_adapters(lora.rank, folder, lora.target_modules)
             _adapters_stay(config, backend)
     except UnservableError as error:
         raise ConfigError(str(error)) from None

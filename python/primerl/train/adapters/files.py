@@ -26,13 +26,6 @@ LORA_ALPHA = "lora_alpha"
 READ_AT_ONCE = 2 * 2**30
 """Bytes of a base model that can be hashed in a second or two; a larger one is compared after loading."""
 
-EXPERTS = "experts"
-"""Name of a mixture's experts among `target_modules`."""
-GATED = ("gate_proj", "up_proj")
-"""Two matrices of an expert that lie side by side in one tensor of the model, `gate_up_proj`."""
-OF_EXPERTS = frozenset({EXPERTS, *GATED, "gate_up_proj", "down_proj"})
-"""Last names by which a mixture's experts are meant."""
-
 READ_OR_HARMLESS = {
     *(
         "peft_type",
@@ -104,12 +97,12 @@ def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:
     """
     shapes = {name: shape for name, _, shape, _ in tensor_bytes(base)}
     modules = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
-    has_experts = _has_experts(base)
+    has_experts = support.experts(support.read(base)) > 0
     for target in config.target_modules:
         for module in sorted(modules):
             if is_targeted(module, [target]) and is_read_by_kernel(module, shapes):
                 raise ConfigError(f"{key}target_modules: {module} {READ_BY_KERNEL}")
-        if has_experts and target.rsplit(".", 1)[-1] in OF_EXPERTS:
+        if has_experts and target.rsplit(".", 1)[-1] in support.OF_EXPERTS:
             continue  # Files have their tensors by other names than the model: it is asked when it is loaded.
         if target != ALL_LINEAR and not any(is_targeted(module, [target]) for module in modules):
             names = sorted({module.rsplit(".", 1)[-1] for module in modules})
@@ -122,14 +115,6 @@ def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:
         file = Path(os.path.expanduser(config.adapter_path)) / ADAPTER_FILE
         if sum(path.stat().st_size for path in base.glob("*.safetensors")) <= READ_AT_ONCE:
             check_base(file, base, folder_digest(base), key)
-
-
-def _has_experts(base: Path) -> bool:
-    try:
-        config = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return support.experts(config) > 0
 
 
 def check_base(file: Path, base: Path, digest: str, key: str) -> None:

@@ -260,6 +260,36 @@ class AdapterPublisher(WeightsPublisher):
         return super()._held(folder) if (folder / ADAPTER_CONFIG).is_file() else None
 
 
+class MergedPublisher(WeightsPublisher):
+    """Publishes whole weights with the adapter merged into them, and stages the adapter itself for the store."""
+
+    def __init__(self, adapter: Adapter, output_dir: Path, *args: Any, stored_interval: int, **named: Any) -> None:
+        """As `WeightsPublisher`. `stored_interval`: adapters of versions at its multiples are staged."""
+        super().__init__(output_dir, *args, **named)
+        self._adapter, self._output_dir, self._stored_interval = adapter, output_dir, stored_interval
+        self._tensors: dict[str, Tensor] = {}
+
+    def _shares(self, model: Any) -> Shares:
+        # Copies: the weights may change before the version is complete.
+        state = gathered(model, adapter_state(own_tensors(model)), keep=self._ranks.leads)
+        self._tensors = {name: tensor.clone() for name, tensor in self._adapter.tensors(state).items()} if state else {}
+        yield from super()._shares(model)
+
+    def _complete(self, version: int, folder: Path, parts: list[dict[str, Any]]) -> None:
+        super()._complete(version, folder, parts)
+        if not version or version % self._stored_interval:
+            return
+        target = self._output_dir / "run" / f"adapter_{version}"
+        try:
+            with whole_folder(target, replace=True) as made:
+                self._adapter.write(made, self._tensors)
+            staging.link(self._output_dir, "adapter", version, target)
+        except (OSError, shutil.Error) as error:  # as of an adapter that is published
+            log.warning("the adapter of policy %d is not staged for the store: %s", version, error)
+        finally:
+            shutil.rmtree(target, ignore_errors=True)
+
+
 def new_publisher(config: TrainerConfig, adapter: Adapter | None, ranks: Ranks) -> WeightsPublisher:
     """The publisher of adapters or of whole weights, by `model.lora.broadcast`."""
     output_dir, given, lora = Path(config.output_dir), config.weights, config.model.lora
@@ -279,13 +309,13 @@ def new_publisher(config: TrainerConfig, adapter: Adapter | None, ranks: Ranks) 
             probes=given.probe,
             stored_interval=config.stored_adapters_interval,
         )
-    return WeightsPublisher(
-        output_dir,
-        given.keep_last,
-        given.keep_all,
-        ranks,
-        dtype=None if given.dtype is None else DTYPES[given.dtype],
-        max_shard_bytes=given.max_shard_bytes,
-        sender=sender,
-        probes=given.probe,
-    )
+    whole: dict[str, Any] = {
+        "dtype": None if given.dtype is None else DTYPES[given.dtype],
+        "max_shard_bytes": given.max_shard_bytes,
+        "sender": sender,
+        "probes": given.probe,
+    }
+    places = (output_dir, given.keep_last, given.keep_all, ranks)
+    if adapter is not None and config.stored_adapters_interval is not None:
+        return MergedPublisher(adapter, *places, stored_interval=config.stored_adapters_interval, **whole)
+    return WeightsPublisher(*places, **whole)

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
-from primerl.train.adapters.files import EXPERTS, GATED, READ_BY_KERNEL, is_read_by_kernel, is_targeted
+from primerl.train.adapters.files import READ_BY_KERNEL, is_read_by_kernel, is_targeted
+from primerl.train.model.architectures import text_decoder
 from primerl.train.model.experts import stacks
+from primerl.train.model.support import GATED_PAIR
 from primerl.train.settings import ALL_LINEAR, ConfigError, LoraConfig
 
 log = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ def is_expert_target(stack: str, target: str) -> bool:
     """Whether a name in `target_modules` means this stack: the name of its parameter, of the experts that hold it, or
     that of one of the two matrices that lie in it side by side."""
     where, _, own = stack.rpartition(".")
-    names = [stack, where, *(f"{where}.{name}" for name in GATED if own == "gate_up_proj")]
+    names = [stack, where, *(f"{where}.{name}" for name in GATED_PAIR if own == "gate_up_proj")]
     return any(is_targeted(name, [target]) for name in names)
 
 
@@ -103,8 +105,14 @@ class _Model:
     def of(cls, model: Any) -> _Model:
         outside = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
         modules = dict(model.named_modules())
+        # A tower for images computes nothing when text is trained.
+        inside = {id(one) for one in text_decoder(model).modules()}
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        linear = [name for name, one in modules.items() if isinstance(one, torch.nn.Linear) and id(one) not in outside]
+        linear = [
+            name
+            for name, one in modules.items()
+            if isinstance(one, torch.nn.Linear) and id(one) in inside and id(one) not in outside
+        ]
         known = [f"{where}.{name}" for where, _, name in stacks(model)]
         kernels = {f"{name}.weight" for name, one in modules.items() if isinstance(one, CONVOLUTIONS)}
         large = [name for name, shape in shapes.items() if len(shape) > 2 and name not in kernels]
@@ -142,7 +150,7 @@ class _Model:
             return
         if any(is_expert_target(name, target) for name in self.stacks):
             return
-        names = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in self.linear}) + [EXPERTS] * bool(self.stacks))
+        names = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in self.linear}) + ["experts"] * bool(self.stacks))
         found = [(name, one) for name, one in self.modules.items() if is_targeted(name, [target])]
         if found:
             name, module = found[0]

@@ -1,16 +1,20 @@
 """What a model's `config.json` alone says about it: whether it can be trained, adapted, served and divided, or why not.
 
 Preflight, dry runs, `primerl run models`, `primerl models check` and the trainer all ask here, so they agree; tests
-compare the answers with what loading and proving a model finds. Imports no torch and reads no file, so a model can be
-judged before its weights are downloaded. `primerl.train.model.footprint` estimates its size.
+compare the answers with what loading and proving a model finds. Imports no torch and reads no weights, so a model can
+be judged before its weights are downloaded. `primerl.train.model.footprint` estimates its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+from primerl.train.settings import ALL_LINEAR
 
 Config = Mapping[str, Any]
 """The content of a `config.json`."""
@@ -116,6 +120,22 @@ IN_MXFP4 = ("gpt_oss",)
 EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 """Keys of the number of experts in a layer, by family."""
 
+GATED_PAIR = ("gate_proj", "up_proj")
+"""Two matrices of an expert that lie side by side in one tensor of the model, `gate_up_proj`."""
+OF_EXPERTS = frozenset({"experts", *GATED_PAIR, "gate_up_proj", "down_proj"})
+"""Last names by which a mixture's experts are meant among `target_modules`."""
+OWN_EXPERTS = frozenset({"jetmoe", "llama4_text", "longcat_flash"})
+"""Mixtures whose experts get no adapter: `transformers` computes them by code of their own."""
+
+
+def read(folder: Path) -> Config:
+    """The folder's `config.json`; empty where there is none, or none that can be read, which others report."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
 
 def text_config(config: Config) -> Config:
     """The part that describes the text model; another one only in models that read images or sound too."""
@@ -217,6 +237,35 @@ def experts(config: Config) -> int:
     return next((int(count) for count in counts if isinstance(count, int) and count > 1), 0)
 
 
+def adapts_experts(config: Config, targets: Sequence[str]) -> bool:
+    """Whether adapters of these `target_modules` reach experts of a mixture."""
+    if not experts(config) or model_type(config) in OWN_EXPERTS:
+        return False
+    return any(target == ALL_LINEAR or target.rsplit(".", 1)[-1] in OF_EXPERTS for target in targets)
+
+
+def embedded_engine_merges(config: Config, targets: Sequence[str]) -> str | None:
+    """Why the embedded engine is sent merged weights in place of adapters of these `target_modules`."""
+    kind = model_type(config)
+    if config and (kind not in EMBEDDED_TYPES or adapts_experts(config, targets)):
+        return f"the embedded engine takes adapters of {', '.join(EMBEDDED_TYPES)}, not of {kind}"
+    return None
+
+
+def vllm_merges(config: Config) -> str | None:
+    """Why vLLM is sent merged weights in place of adapters."""
+    if experts(config):
+        return (
+            "with adapters vLLM computes a mixture's experts by Triton, which ends it on a CPU, and adapters of mixtures "
+            "are not proved on GPUs"
+        )
+    if has_state(config):
+        return "adapters of layers with a state are not proved on vLLM"
+    if "text_config" in config:
+        return "vLLM has this model with images too, under other names than the adapter's"
+    return None
+
+
 def embedded_engine_refusal(config: Config) -> str | None:
     """Why the embedded engine's own decoder cannot compute this model exactly."""
     problem = _own_decoder_problem(config)
@@ -287,6 +336,10 @@ class Support:
     """Why it can be trained on one rank only."""
     projections: tuple[str, ...] | None
     """Last names of the linear layers that an adapter of `all-linear` reaches; None where only its weights tell."""
+    adapts_experts: bool
+    """Whether it reaches the experts, too."""
+    vllm_merges: str | None
+    """Why vLLM is sent merged weights where an adapter is trained."""
 
 
 def support(config: Config) -> Support:
@@ -301,6 +354,8 @@ def support(config: Config) -> Support:
         transformers_engine=transformers_engine_refusal(config),
         several_ranks=layout_refusal(config, 2),
         projections=PROJECTIONS.get(model_type(config)),
+        adapts_experts=adapts_experts(config, [ALL_LINEAR]),
+        vllm_merges=vllm_merges(config),
     )
 
 

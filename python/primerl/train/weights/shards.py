@@ -96,7 +96,10 @@ def plan(
 
 def _group(name: str) -> str:
     layer = re.match(r".*?\.\d+\.", name)
-    return layer[0] if layer else name.replace(".base_layer.", ".").split(".lora_")[0].rpartition(".")[0]
+    if layer:
+        return layer[0]
+    plain = name.replace(".base_layer.", ".")
+    return plain.split(".lora_")[0] if is_adapter(plain) else plain.rpartition(".")[0]
 
 
 def file_name(number: int, count: int) -> str:
