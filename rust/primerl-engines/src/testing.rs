@@ -1,6 +1,7 @@
 //! Answers of an engine from their bytes to what is recorded, without the engine; for fuzzing.
 
 use super::error::EngineError;
+use super::experts::WantedExperts;
 use super::generate::{Bounds, GenerateAnswer, Generated};
 use super::stream::Assembly;
 
@@ -10,8 +11,11 @@ const BOUNDS: Bounds<'static> = Bounds {
     vocabulary_size: Some(300),
     lowest_logprob: -104.0,
     stop_token_ids: &[],
-    experts: None,
-    experts_rows: 0,
+    experts: Some(WantedExperts {
+        before: 1,
+        prompt: 3,
+    }),
+    experts_rows: 4 + 64,
 };
 
 /// A streamed answer that comes in these pieces.

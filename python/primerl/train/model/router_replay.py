@@ -82,27 +82,28 @@ class _Routers:
                 "only one; omit it"
             )
         self.decoder_layers = int(model.config.get_text_config().num_hidden_layers)
+        self.experts = [_experts(module) for module, _ in found]
         for index, (module, _) in enumerate(found):
-            module.forward = self._watched(module.forward, index, _experts(module), type(module).__name__)
+            module.forward = self._watched(module.forward, index, type(module).__name__)
 
     def _is_watching(self) -> bool:
         raise NotImplementedError
 
-    def _wanted(self, index: int, experts: int) -> Tensor | None:
-        """What router `index`, which chooses among `experts`, is to choose: [T, k]; None leaves it to itself."""
+    def _wanted(self, index: int) -> Tensor | None:
+        """What router `index` is to choose: [T, k] int64; None leaves it to itself."""
         raise NotImplementedError
 
     def _note(self, index: int, wanted: Tensor | None, own: Tensor) -> None:
         """The router would have chosen `own` [T, k]."""
         raise NotImplementedError
 
-    def _watched(self, forward: Any, index: int, experts: int, name: str) -> Any:
+    def _watched(self, forward: Any, index: int, name: str) -> Any:
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def choose(hidden_states: Tensor, *given: Any, **named: Any) -> Any:
             if not self._is_watching():
                 return forward(hidden_states, *given, **named)
-            wanted = self._wanted(index, experts)
-            mode = _Choosing(hidden_states.shape[:-1].numel(), experts, wanted)
+            wanted = self._wanted(index)
+            mode = _Choosing(hidden_states.shape[:-1].numel(), self.experts[index], wanted)
             with mode:
                 answer = forward(hidden_states, *given, **named)
             if mode.own is None or mode.calls != 1:
@@ -136,7 +137,7 @@ class ChosenExperts(_Routers):
     def _is_watching(self) -> bool:
         return True
 
-    def _wanted(self, index: int, experts: int) -> Tensor | None:
+    def _wanted(self, index: int) -> Tensor | None:
         return None
 
     def _note(self, index: int, wanted: Tensor | None, own: Tensor) -> None:
@@ -151,7 +152,8 @@ class RouterReplay(_Routers):
         super().__init__(model)
         self._given: Tensor | None = None  # [T, routers, k]
         self._counted: set[int] = set()
-        self._sums = torch.zeros(4, dtype=torch.float64)
+        self._tokens = [0, 0]  # known, and all
+        self._choices = [torch.zeros(2, dtype=torch.float64)]  # others than the router's own, and all
 
     @contextmanager
     def replaying(self, experts: RoutedExperts | None, tokens: int, device: torch.device | str) -> Iterator[None]:
@@ -159,9 +161,13 @@ class RouterReplay(_Routers):
 
         Raises ModelError: the experts are not of this model.
         """
+        self._tokens[1] += tokens
         if experts is not None:
-            self._given = self._of_routers(experts.of_all(tokens, device))
-            self._counted = set()
+            # Looked at on the CPU: a GPU need not be waited for.
+            given = self._of_routers(experts.of_all(tokens, "cpu"))
+            self._check(given)
+            self._tokens[0] += len(experts.values)
+            self._given, self._counted = given.to(device), set()
         try:
             yield
         finally:
@@ -169,8 +175,10 @@ class RouterReplay(_Routers):
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         """Metrics over all ranks since the last call."""
-        known, tokens, other, chosen = ranks.sum(self._sums.to(ranks.device)).tolist()
-        self._sums = torch.zeros(4, dtype=torch.float64)
+        choices = torch.stack([one.to(ranks.device) for one in self._choices]).sum(0)
+        sums = torch.cat([torch.tensor(self._tokens, dtype=torch.float64, device=ranks.device), choices])
+        known, tokens, other, chosen = ranks.sum(sums).tolist()
+        self._tokens, self._choices = [0, 0], [torch.zeros(2, dtype=torch.float64)]
         return {
             "router_replay/known": known / max(tokens, 1.0),
             "router_replay/changed": other / max(chosen, 1.0),
@@ -191,15 +199,16 @@ class RouterReplay(_Routers):
     def _is_watching(self) -> bool:
         return self._given is not None
 
-    def _wanted(self, index: int, experts: int) -> Tensor | None:
+    def _check(self, given: Tensor) -> None:
+        for highest, experts in zip(given.amax((0, 2)).tolist(), self.experts, strict=True):
+            if highest >= experts:
+                raise ModelError(
+                    f"the engine chose expert {highest}, and this model has {experts}: they do not have the same model"
+                )
+
+    def _wanted(self, index: int) -> Tensor | None:
         assert self._given is not None
-        wanted = self._given[:, index].long()
-        highest = int(wanted.max())
-        if highest >= experts:
-            raise ModelError(
-                f"the engine chose expert {highest}, and this model has {experts}: they do not have the same model"
-            )
-        return wanted
+        return self._given[:, index].long()
 
     @torch.no_grad()
     def _note(self, index: int, wanted: Tensor | None, own: Tensor) -> None:
@@ -207,10 +216,9 @@ class RouterReplay(_Routers):
         if index in self._counted or wanted is None:
             return
         self._counted.add(index)
-        known = wanted[:, 0] >= 0
-        chosen = int(known.sum()) * wanted.shape[1]
-        same = int((wanted.unsqueeze(2) == own.unsqueeze(1)).any(2)[known].sum())
-        self._sums += torch.tensor([known.sum().item(), known.numel(), chosen - same, chosen], dtype=torch.float64)
+        known = wanted >= 0
+        other = known & (wanted.unsqueeze(2) != own.unsqueeze(1)).all(2)
+        self._choices.append(torch.stack([other.sum(), known.sum()]).double())
 
 
 def _experts(router: torch.nn.Module) -> int:

@@ -277,6 +277,13 @@ impl Config {
                 "give nats, above 0",
             ));
         }
+        if self.router_replay && self.client_type != ClientType::Renderer {
+            return Err(field(
+                "router_replay",
+                "is true, but engines that render the messages are not asked for their experts",
+                "leave out client_type, or router_replay",
+            ));
+        }
         Ok(())
     }
 }

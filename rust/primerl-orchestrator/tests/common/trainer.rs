@@ -145,7 +145,7 @@ impl MicroBatch {
             end += (4 * n).next_multiple_of(16);
         }
         let mut experts = vec![Vec::new(); n];
-        for known in &self.routed_experts {
+        if let Some(known) = &self.routed_experts {
             let mut rows = columns[end..].chunks_exact(known.row());
             for token in known.runs.iter().flat_map(|(begin, end)| *begin..*end) {
                 experts[token] = rows.next().unwrap().to_vec();

@@ -71,21 +71,22 @@ async fn nothing_of_them_is_kept_where_they_are_not_replayed() {
     }
 }
 
+#[test]
+fn engines_that_render_are_not_asked() {
+    let place = Place::new();
+    let lines = "router_replay = true\nclient_type = \"openai_chat_completions_token\"";
+    let refused = Config::from_toml(&place.toml(lines, ""), "test").unwrap_err();
+    assert!(refused.to_string().contains("router_replay"), "{refused}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_reports_none_is_refused() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(config(&place, "router_replay = true")).await;
     let silent = Engine::start(MockConfig::default()).await;
     orchestrator.join(&silent.url).await;
-    trainer::publish(&orchestrator.url, &place.output(), 0).await;
-    let status = orchestrator
-        .until("the engine is refused", |status| {
-            let doing = status["engines"][0]["doing"].as_str().unwrap();
-            doing.contains("--enable-return-routed-experts")
-        })
-        .await;
-    assert!(status["engines"][0]["version"].is_null());
-    orchestrator.shutdown.cancel();
-    orchestrator.end().await.unwrap();
+    // No engine is left that could serve the run.
+    let error = orchestrator.end().await.unwrap_err().to_string();
+    assert!(error.contains("--enable-return-routed-experts"), "{error}");
     silent.stop().await;
 }
