@@ -10,6 +10,7 @@ need `peft`; both are imported where they are used.
 | `loop/` | `rl` and `policy_trainer` (`primerl trainer`), `sft` (`primerl sft`), their client, batches, metrics |
 | `model/` | a `transformers` model over packed sequences: loading, packing, the proof, FLOPs |
 | `model/support`, `model/footprint` | from `config.json` alone: can a model be trained, in how much memory |
+| `model/prefixes`, `model/tree_attention` | samples that begin alike as a prefix tree, and attention over it |
 | `adapters/` | low-rank adapters |
 | `loss/` | components of the loss, log-probabilities, replayed truncation and grammars |
 | `losses/`, `optimizers/` | policy losses and optimizers, one file each |
