@@ -210,6 +210,8 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
             extra[name] = _tensor(columns, torch.float32, tokens, offset)
             offset = end + -end % ALIGNMENT
         truncation = _truncation(header["truncations"], tokens) if header.get("truncations") else None
+        shared = tuple(header["shared"]) if any(header.get("shared", ())) else ()
+        _check_shared(shared, lengths, rollouts, tensors["token_ids"])
         yield MicroBatch(
             **tensors,
             sequence_lengths=lengths,
@@ -218,9 +220,29 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
             truncation=truncation,
             grammars=_grammars(header["grammars"], tokens) if header.get("grammars") else (),
             extra=extra,
+            shared=shared,
         )
     if offset != len(columns):
         raise BatchError(f"the columns are {len(columns)} bytes, the micro-batches' {offset}")
+
+
+def _check_shared(shared: tuple[int, ...], lengths: tuple[int, ...], rollouts: tuple[int, ...], ids: Tensor) -> None:
+    """Raises BatchError unless each sequence begins with the tokens that it takes over. `ids`: [T], of all."""
+    if not shared:
+        return
+    if len(shared) != len(lengths):
+        raise BatchError(f"shared: {len(shared)} numbers for {len(lengths)} sequences")
+    start = before = 0
+    for sequence, (length, tokens) in enumerate(zip(lengths, shared, strict=True)):
+        # Before the first there is nothing to take over.
+        if not 0 <= tokens <= min(length, before):
+            raise BatchError(f"shared: sequence {sequence} of {length} tokens cannot take over {tokens} of {before}")
+        if tokens and not torch.equal(ids[start : start + tokens], ids[start - before : start - before + tokens]):
+            raise BatchError(
+                f"shared: the sequences of rollouts {rollouts[sequence - 1]} and {rollouts[sequence]} do not begin "
+                f"with the same {tokens} tokens"
+            )
+        start, before = start + length, length
 
 
 def _truncation(runs: list[dict[str, Any]], tokens: int) -> Truncation:
