@@ -3,8 +3,8 @@
     python benches/shared_prefixes.py                          # 4 layers of 512: some minutes of one core
     python benches/shared_prefixes.py --layers 1 --vocabulary 1024     # a quarter of the work, in the same proportions
 
-Forward and backward in fp32 on one thread, each in a process of its own, so that its peak of memory is its own. Without
-trees, rows hold at most 18,432 tokens. Seconds are those of the CPU, the least of `--rounds`; MiB are what the step adds
+Forward and backward in fp32 on one thread, each in a process of its own, for a peak of memory of its own. Without
+trees, rows hold at most 18,432 tokens. Seconds are those of the CPU, the least of `--rounds`; MiB are what a step adds
 to the process. Goals are ratios of CPU seconds. Exits 1 when one is missed.
 """
 

@@ -10,6 +10,7 @@ need `peft`; both are imported where they are used.
 | `loop/` | `rl` and `policy_trainer` (`primerl trainer`), `sft` (`primerl sft`), their client, batches, metrics |
 | `model/` | a `transformers` model over packed sequences: loading, packing, the proof, FLOPs |
 | `model/streaming` | a large model: each tensor from its file to the ranks, and the proof by its first layers |
+| `model/prefixes`, `model/tree_attention` | samples that begin alike as a prefix tree, and attention over it |
 | `model/router_replay` | experts of a mixture as the engine chose them |
 | `model/support`, `model/footprint`, `model/memory` | by `config.json`: is a model supported, its size and memory |
 | `adapters/` | low-rank adapters: which layers, their files, merging |
