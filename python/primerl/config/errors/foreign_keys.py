@@ -43,7 +43,6 @@ TRAINER = {
     "model.attn": "it is found out, and proved, when the model is loaded",
     "model.optimization_dtype": "it is {}dtype, of the computation; weights are updated in float32",
     "model.reduce_dtype": "gradients are summed in float32",
-    "model.trust_remote_code": "no code of a model's folder is run",
     "model.lora.modules_to_save": "the base model is not trained together with an adapter",
     "dist_timeout_seconds": "it is {}dist_timeout_s",
     "tokenizer": "tokenizer and chat template are those of the model's folder",
@@ -56,6 +55,7 @@ PRIME_RL: Names = {
     **{f"orchestrator.sampling.{key}": reason for key, reason in SAMPLING.items()},
     "orchestrator.sampling.extra_body": "chat_template_kwargs, top_k and min_p are keys of orchestrator.sampling; of "
     "other fields the trainer would have to know",
+    "trainer.model.trust_remote_code": "it is model.trust_remote_code",
     "model.name": "the model is model.path; model.name is what environments call it",
     "tokenizer": TRAINER["tokenizer"],
     "weight_broadcast": "weights are sent as files, and from memory too with trainer.weights.transport",

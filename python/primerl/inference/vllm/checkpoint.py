@@ -215,7 +215,7 @@ def _as_listed(
 
 
 def _shapes_of_numbers(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Of what a model is loaded with: parts in MXFP4 count as the tensor that they are of."""
+    """Shapes of what a model is loaded with: parts in MXFP4 count as the tensor that they are of."""
     shapes = {name: _shape(tensor) for name, tensor in tensors.items() if not mxfp4.is_part(name)}
     parts = {name: _shape(tensor) for name, tensor in tensors.items() if mxfp4.is_part(name)}
     for name, shape in parts.items():

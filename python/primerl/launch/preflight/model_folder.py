@@ -19,7 +19,7 @@ INDEX = "model.safetensors.index.json"
 TEXT_EMBEDDING = re.compile(r"^(?:model\.)*(?:language_model\.)*(?:model\.)?embed_tokens\.weight$")
 """Others are of towers, or of layers that predict further tokens."""
 A_WORD = re.compile(r"[\u2581\u0120]?\w+")
-"""Of a vocabulary; what ends an answer is markup."""
+"""A plain word of a vocabulary; what ends an answer is markup."""
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 

@@ -98,7 +98,7 @@ def _difference(plain: str, text: str) -> str:
     end = _alike(plain[start:][::-1], text[start:][::-1])
     added, lost = text[start : len(text) - end], plain[start : len(plain) - end]
     if not added:
-        return f"leaves out {_shown(lost)}"
+        return f"omits {_shown(lost)}"
     return f"writes {_shown(added)}" + (f" for {_shown(lost)}" if lost else "")
 
 

@@ -19,7 +19,7 @@ def add_frozen(
     folder: Path, trained: dict[str, dict[str, int]], frozen: Frozen, max_shard_bytes: int
 ) -> dict[str, dict[str, int]]:
     """Writes the frozen tensors next to the trained ones, in files of about `max_shard_bytes` at most, and numbers all
-    files anew.
+    files again.
 
     Args:
         trained: sizes in bytes of the tensors that are there, by file and name.

@@ -23,7 +23,7 @@ START, MESSAGE, CHANNEL, END, RETURN, CALL = (
 )
 MARKUP = (START, MESSAGE, CHANNEL, END, RETURN, CALL, "<|constrain|>")
 GENERATION = "generation %}"
-"""Of blocks by which a template itself says what the assistant wrote."""
+"""The end of blocks by which a template itself says what the assistant wrote."""
 FIELD = "thinking"
 """Where the template looks for the analysis of an answer."""
 UNWRITTEN = "harmony: the conversation is not one that can be located"
@@ -99,7 +99,7 @@ def mask(messages: Sequence[Mapping[str, Any]], pieces: Sequence[str], untrained
         pieces: the text of each token of the conversation as the template writes it.
         untrained: messages that are not to be trained, by their index.
     Raises:
-        RowError: the answers cannot be told from each other.
+        RowError: the answers cannot be distinguished.
     """
     roles = [message["role"] for message in messages]
     after = max((index for index, role in enumerate(roles) if role == "user"), default=-1)

@@ -172,7 +172,7 @@ class Masker:
         return Columns(ids, mask, unwritten_reasoning, self._control_tokens.found(messages))
 
     def _one_in_harmony(self, conversation: Conversation) -> Columns | RowError:
-        """Of gpt-oss, whose template writes an answer by what follows it."""
+        """A row for gpt-oss, whose template writes an answer by what follows it."""
         options, useless = self._options(conversation), self._useless(conversation)
         if useless is not None:
             return _useless_option(useless)

@@ -87,7 +87,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Of the tensors of a model folder."""
+    """Names of the tensors in a model folder."""
     found: list[str] = []
     for file in weight_files(folder):
         with safe_open(file, "pt") as content:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 BLOCKS, SCALES = "_blocks", "_scales"
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of the half bytes 0 to 7; 8 to 15 are their negatives."""
+"""Values of the half bytes 0 to 7; 8 to 15 are their negatives."""
 GROUP = 32
 BIAS = 127
 
