@@ -57,15 +57,20 @@ def _within(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert left(tmp_path) == []
 
 
-def left(folder: Path) -> list[str]:
-    """Command lines of processes that name the folder."""
+def named(word: str) -> list[str]:
+    """Command lines of processes that have the word."""
     found = []
     for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{entry}/cmdline").read_bytes().decode(errors="replace") if entry.isdigit() else ""
-            if str(folder) in words and "slurm.conf" not in words:
+            if word in words:
                 found.append(words.replace("\0", " "))
     return found
+
+
+def left(folder: Path) -> list[str]:
+    """What is left of a run: the daemons of this Slurm are no part of it."""
+    return [words for words in named(str(folder)) if "slurm.conf" not in words]
 
 
 def job_of(output: Path) -> int:
@@ -224,8 +229,10 @@ def variable(pid: int, name: str) -> str | None:
 
 
 def back_at_once(slurm: Cluster, job: int) -> None:
-    """Slurm lets a job that it has put back wait for two minutes."""
+    """Slurm lets a job that it has put back wait for two minutes: what a node still has of it would take that for the
+    new one's."""
     until(lambda: slurm.job(job)["JobState"] == "PENDING", WAIT_S, "the queue")
+    until(lambda: not any(f"[{job}." in line for line in named("slurmstepd")), WAIT_S, "the end of its steps")
     slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
 
 
