@@ -71,7 +71,9 @@ def best(folder: Path, case: str, tree: bool, given: argparse.Namespace) -> dict
     command = [sys.executable, __file__, "--measure", case, str(folder), "--vocabulary", str(given.vocabulary)]
     found = []
     for _ in range(given.rounds):
-        ran = subprocess.run([*command, *(["--tree"] if tree else [])], check=True, capture_output=True, text=True)
+        ran = subprocess.run(
+            [*command, *(["--tree"] if tree else [])], check=True, capture_output=True, text=True, encoding="utf-8"
+        )
         found.append(json.loads(ran.stdout.splitlines()[-1]))
     return {name: min(one[name] for one in found) for name in found[0]}
 

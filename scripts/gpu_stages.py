@@ -215,7 +215,7 @@ def demo(folder: Path) -> Found:
         call(*rl, "--output-dir", output, *flags)
         found[f"{name}_s"] = round(time.perf_counter() - began, 1)
         call(*run, "verify", output)
-        lines = [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         found[f"{name}_steps"] = len(lines)
         found["ok"] &= len(lines) == int(steps)
         key = "mismatch_abs_log_ratio/staleness_0/mean"

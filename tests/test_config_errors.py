@@ -280,9 +280,9 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "trainer.optim.betas (in run.toml, line 4): a list is expected; write its values between [ and ] (it is 0.9)"),
     (FULL, "[model]", "[model]\npth = 1\nkind = 2", [],
      "model.pth (in run.toml, line 4): unknown key; did you mean 'path'?\n"
-     "model.kind (in run.toml, line 5): unknown key; known keys here: name, path"),
+     "model.kind (in run.toml, line 5): unknown key; known keys here: name, path, trust_remote_code"),
     (FULL, "[model]", "[model]\nhub = 1\nkind = 2", [],
-     "model.hub (in run.toml, line 4): unknown key; known keys here: name, path\n"
+     "model.hub (in run.toml, line 4): unknown key; known keys here: name, path, trust_remote_code\n"
      "model.kind (in run.toml, line 5): unknown key"),
     (FULL, "max_steps = 10", "max_steps = 99999999999999999999999", [],
      "max_steps (in run.toml, line 1): Input should be less than or equal to 9223372036854775807 (it is "

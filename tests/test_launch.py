@@ -816,7 +816,10 @@ def test_a_dry_run_leaves_the_run_that_is_there(tmp_path: Path, monkeypatch: pyt
     for name in ("journal/0.snapshot", "configs/trainer.toml", "metrics.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}, "dry_run": True}
+    model = tmp_path.with_name("model")
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text("{}")
+    values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": str(model)}, "dry_run": True}
     config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
     # The folder's check alone: there is no model.
     monkeypatch.setattr(training, "check", lambda config, *_: training._output_dir(config) or {})

@@ -100,7 +100,7 @@ def test_the_whole_model_stays_where_it_was_loaded(tmp_path: Path, monkeypatch: 
 
     kept: dict[str, Tensor] = {}
     monkeypatch.setattr(loading, "shard", moving)
-    monkeypatch.setattr(loading, "fill", lambda model, whole, ranks: kept.update(whole))
+    monkeypatch.setattr(loading, "fill", lambda model, whole, *_: kept.update(whole))
     monkeypatch.setattr(loading, "check_same", lambda *_: None)
     model.reshard = lambda: None
     loading._divide(model, Ranks(0, 1, torch.device("cpu")), torch.float32)

@@ -13,6 +13,7 @@ from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.model.flops import COMPUTE_MORE, ModelShape
 from primerl.train.model.layers import layers
 from primerl.train.model.packed_model import ModelError, load_model
+from primerl.train.weights.frozen import names_in
 from safetensors.torch import load_file
 from settings_helpers import run_sft
 from sft_helpers import metrics, settings, write_rows
@@ -82,12 +83,13 @@ def test_a_model_of_text_and_images_is_trained_on_text_and_saved_whole(tmp_path:
         assert (tmp_path / "run" / "weights" / "step_1" / name).is_file()
 
 
-def test_the_text_model_is_taken_out_of_a_whole(tmp_path: Path) -> None:
+def test_the_text_model_is_trained_and_the_whole_saved(tmp_path: Path) -> None:
     text = {**FAMILIES["qwen3_5_text"], "rope_parameters": {**ROPE, "mrope_section": [1, 0, 0]}}
     folder = whole(tmp_path / "whole", "qwen3_5", **text)
     a_step(folder, tmp_path)
-    saved = AutoConfig.from_pretrained(tmp_path / "run" / "weights" / "step_1")
-    assert saved.model_type == "qwen3_5_text"
+    saved = tmp_path / "run" / "weights" / "step_1"
+    assert AutoConfig.from_pretrained(saved).model_type == "qwen3_5"
+    assert sorted(names_in(saved)) == sorted(names_in(folder))
 
 
 def test_a_model_that_continues_no_text_is_refused_with_one_sentence(tmp_path: Path) -> None:

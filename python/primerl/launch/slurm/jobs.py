@@ -72,6 +72,8 @@ def command(
             input=given,
             capture_output=True,
             text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=timeout_s,
             check=False,
             env=None if environ is None else dict(environ),

@@ -77,7 +77,7 @@ def _computed(model: Any, packed: PackedSequences) -> tuple[Tensor, Tensor]:
 
     def keep(_module: Any, _given: Any, output: Tensor) -> Tensor:
         given.append(output.detach().requires_grad_())
-        return given[0]
+        return given[0].clone()  # which may be changed in place
 
     token_ids = _token_ids(model)
     targets = torch.arange(1, len(token_ids) + 1, device=token_ids.device)

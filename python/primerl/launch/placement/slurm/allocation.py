@@ -74,7 +74,9 @@ def addresses(nodes: tuple[str, ...]) -> dict[str, str]:
     found = dict.fromkeys(nodes)
     try:
         command = ["scontrol", "show", "node", "-o", ",".join(nodes)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=ASK_S, check=False
+        )
         found.update(pair for pair in ADDRESS.findall(done.stdout) if pair[0] in found)
     except (OSError, subprocess.TimeoutExpired):
         pass
