@@ -10,7 +10,7 @@ import pytest
 import torch
 from hub_folders import quantised, write_hub_folder
 from primerl.evals.checkpoint import publish
-from primerl.inference.vllm import as_numbers
+from primerl.inference.vllm import as_numbers, gpt_oss
 from primerl.inference.vllm.checkpoint import CheckpointError, read, tensors_of
 from primerl.launch.preflight.model_folder import check_model, check_trainable
 from primerl.train.checkpoint.model_folder import save_model
@@ -124,3 +124,29 @@ def test_other_quantised_folders_are_refused_by_the_trainer_itself(tmp_path: Pat
     for load in (load_model, model_shape):
         with pytest.raises(ModelError, match=rf"its weights are quantised \({method}: config.json has"):
             load(folder)
+
+
+def test_a_reload_gets_experts_one_by_one_and_its_sinks_at_the_end() -> None:
+    """vLLM's own model, by its names: two heads of tensor-parallel rank 1."""
+
+    class GptOssForCausalLM(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = torch.nn.Module()
+            self.model.attn = torch.nn.Module()
+            self.model.attn.sinks = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+
+    stack = torch.arange(12.0).view(2, 2, 3)
+    tensors = [("m.mlp.experts.down_proj", stack), ("model.self_attn.sinks", torch.arange(4.0))]
+    found = list(gpt_oss.for_reload(GptOssForCausalLM(), tensors))
+    assert [name for name, _ in found] == [
+        "m.mlp.experts.0.down_proj",
+        "m.mlp.experts.1.down_proj",
+        "model.self_attn.sinks",
+    ]
+    assert torch.equal(found[1][1], stack[1])
+    assert list(gpt_oss.for_reload(torch.nn.Linear(1, 1), tensors)) == tensors
+    model = GptOssForCausalLM()
+    assert gpt_oss.copy_sinks(model, tensors, rank=1) == 2
+    assert model.model.attn.sinks.tolist() == [2.0, 3.0]  # type: ignore[union-attr, operator]
+    assert gpt_oss.copy_sinks(torch.nn.Linear(1, 1), tensors, rank=0) == 0
