@@ -69,6 +69,7 @@ class Reference:
             torch.testing.assert_close(row, logits.log_softmax(-1), rtol=0, atol=self.tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of GPT-BigCode
 @pytest.mark.parametrize("family", [*SHORT, *OTHERS])
 def test_logprobs_equal_transformers(family: str, folders: Folders) -> None:
     """Prompts of several lengths, one of them in parts, longer than any window or chunk; single tokens of sequences at
