@@ -45,7 +45,7 @@ impl Experts {
     /// `None` for ids that are not whole rows of that shape, or none.
     pub fn new(before: u32, shape: ExpertsShape, ids: Vec<u8>) -> Option<Experts> {
         let is_sound = matches!(shape.bytes, 1 | 2) && shape.row() > 0 && before <= 1;
-        let is_whole = is_sound && !ids.is_empty() && ids.len() % shape.row() == 0;
+        let is_whole = is_sound && !ids.is_empty() && ids.len().is_multiple_of(shape.row());
         is_whole.then(|| Experts {
             before,
             shape,
@@ -69,7 +69,7 @@ impl Experts {
         let row = self.shape.row();
         self.before <= u32::from(has_parent)
             && row > 0
-            && self.ids.len() % row == 0
+            && self.ids.len().is_multiple_of(row)
             && self.rows() <= self.before as usize + tokens
     }
 }

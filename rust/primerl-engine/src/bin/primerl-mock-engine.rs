@@ -121,6 +121,7 @@ impl Arguments {
             script: script.unwrap_or_default(),
             vocab_size: self.vocab_size,
             processed_logprobs: self.logprobs_mode == "processed_logprobs",
+            reports_experts: false,
             slots: self.max_num_seqs,
             max_model_len: self.max_model_len,
             eos_token_id: u32::try_from(self.eos_token_id).ok(),
