@@ -8,14 +8,17 @@
 //! * fill: tokens / (micro-batches * seq_len). Micro-batches are not padded; this is how much room there is in them.
 //! * beyond the fewest: micro-batches more than the smallest number that could hold the tokens and divides by the ranks.
 //! * imbalance: work of the dearest rank, by estimated FLOPs, against the mean.
+//!
+//! With trees: the same samples in groups of 8 and 16 that share nothing; and 4,096 samples of 8,192 tokens in groups of
+//! 16 that share 6,144.
 
 #![allow(clippy::unwrap_used, reason = "a bench may panic")]
 
 use criterion::{BatchSize, Bencher, Criterion, criterion_group, criterion_main};
 use mimalloc::MiMalloc;
 use primerl_core::config::{FlopsModel, LengthNormalization, TrajectoryStrategy};
-use primerl_core::pack::{Advantage, Columns, MicroBatch, Weighted, pack};
-use primerl_core::sample::samples;
+use primerl_core::pack::{Advantage, Columns, MicroBatch, Weighted, pack, pack_trees};
+use primerl_core::sample::{samples, samples as samples_of};
 use primerl_core::signal::{Part, ScoredGroup, advantages, length_scales};
 use primerl_core::testing::{grpo, turn};
 use primerl_core::{EnvironmentId, RolloutId, Turn};
@@ -177,6 +180,67 @@ fn packing(criterion: &mut Criterion) {
     }
 }
 
+/// `groups` groups of 16 samples of 8,192 tokens, of which the first 6,144 are the group's; samples of a group hold
+/// tokens of their own, as those of different rollouts do.
+fn sharing(groups: usize, rng: &mut ChaCha8Rng) -> Vec<Weighted> {
+    let mut samples = Vec::new();
+    for group in 0..groups {
+        let prompt: Vec<u32> = (0..6144).map(|_| rng.random_range(0..151_936)).collect();
+        for place in 0..16 {
+            let answer: Vec<u32> = (0..2048).map(|_| rng.random_range(0..151_936)).collect();
+            let turn = turn(None, &prompt, &answer, 3);
+            let strategy = TrajectoryStrategy::Interleaved;
+            let rollout = RolloutId((16 * group + place) as u64);
+            samples.push(Weighted {
+                sample: samples_of(strategy, rollout, vec![turn], &[Some(0)]).remove(0),
+                environment: EnvironmentId(0),
+                advantage: Advantage::Uniform(0.5),
+                teacher_logprobs: None,
+            });
+        }
+    }
+    samples
+}
+
+/// Packing with trees: of samples that share nothing, and of groups that share their prompts.
+fn trees(criterion: &mut Criterion) {
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    let of_lengths = |name: &str, rng: &mut ChaCha8Rng| -> Vec<Weighted> {
+        let lengths = lengths(name).into_iter().enumerate();
+        lengths
+            .map(|(rollout, tokens)| weighted(rollout, tokens, rng))
+            .collect()
+    };
+    let inputs = [
+        ("512", of_lengths("lengths_512.json", &mut rng), 8, 16_384),
+        (
+            "4096",
+            of_lengths("lengths_4096.json", &mut rng),
+            16,
+            16_384,
+        ),
+        ("4096_of_8k_sharing", sharing(256, &mut rng), 16, 32_768),
+    ];
+    for (name, samples, group, seq_len) in inputs {
+        let groups = vec![group; samples.len() / group];
+        let flops = qwen3_8b();
+        let packed = pack_trees(samples.clone(), &groups, seq_len, RANKS, flops);
+        let of =
+            |count: fn(&MicroBatch) -> usize| packed.iter().flatten().map(count).sum::<usize>();
+        println!(
+            "trees/{name}: {} of {} tokens are computed, in {} micro-batches",
+            of(MicroBatch::unique_tokens),
+            of(MicroBatch::len),
+            packed.iter().map(Vec::len).sum::<usize>(),
+        );
+        criterion.bench_function(&format!("pack/{name}/with_trees"), |bencher| {
+            cpu_time(bencher, || {
+                pack_trees(black_box(&samples).to_vec(), &groups, seq_len, RANKS, flops)
+            });
+        });
+    }
+}
+
 fn sampling(criterion: &mut Criterion) {
     for turns in [8_u32, 32, 100] {
         let half = 64 * 1024 / turns / 2;
@@ -276,5 +340,5 @@ fn grpo_advantages(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, packing, sampling, grpo_advantages);
+criterion_group!(benches, packing, trees, sampling, grpo_advantages);
 criterion_main!(benches);
