@@ -205,6 +205,7 @@ def test_a_worker_brings_nothing_but_the_files_that_it_needs(found: dict[str, An
         ".net.requests",
         ".process",
         ".process.extras",
+        ".process.import_path",
         ".process.imports",
         ".process.log_levels",
         ".process.plugins",

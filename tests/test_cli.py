@@ -158,12 +158,12 @@ def test_model_the_engine_cannot_compute_exits_2(model: Path, repository: Path, 
     for file in model.iterdir():
         (other / file.name).symlink_to(file)
     (other / "config.json").unlink()
-    config = json.loads((model / "config.json").read_text()) | {"model_type": "gpt2"}
+    config = json.loads((model / "config.json").read_text()) | {"model_type": "hrm_text"}
     (other / "config.json").write_text(json.dumps(config))
     output = tmp_path / "run"
     done = primerl("rl", "@", RL, "--output-dir", str(output), "--model.path", str(other), cwd=repository)
     assert done.returncode == 2, done.stderr
-    assert "the embedded engine serves llama, qwen2, qwen3, not 'gpt2'" in done.stderr
+    assert "(hrm_text); serve this model with vLLM" in done.stderr
     assert not output.exists()
 
 

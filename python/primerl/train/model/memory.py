@@ -163,11 +163,11 @@ def _activations(
 
 
 def _of_adapter(text: Text, bytes_of: int) -> int:
-    """Bytes of a token that a layer keeps more (or less) when only an adapter to its linear layers is trained: their
-    inputs in fp32, in place of what gradients of weights and norms need."""
-    wide, queries, keys = _widest(text), text.heads * text.head_dim, text.kv_heads * text.head_dim
-    in_place = bytes_of * (4 * text.hidden + wide + (queries + keys if text.kind in WITH_QK_NORM else 0))
-    return SINGLE * (5 * text.hidden + queries + wide) * (bytes_of != SINGLE) - in_place * (bytes_of != SINGLE)
+    """Bytes of a token that a layer keeps less when only an adapter to its linear layers is trained: the normalised
+    values, which gradients of its norms would need. The inputs of its linear layers are kept for the adapter's."""
+    queries, keys = text.heads * text.head_dim, text.kv_heads * text.head_dim
+    normalised = 2 * text.hidden + (queries + keys if text.kind in WITH_QK_NORM else 0)
+    return -bytes_of * normalised * (bytes_of != SINGLE)
 
 
 def _norm(bytes_of: int) -> int:
