@@ -163,7 +163,7 @@ def test_model_the_engine_cannot_compute_exits_2(model: Path, repository: Path, 
     output = tmp_path / "run"
     done = primerl("rl", "@", RL, "--output-dir", str(output), "--model.path", str(other), cwd=repository)
     assert done.returncode == 2, done.stderr
-    assert "(hrm_text); serve this model with vLLM" in done.stderr
+    assert "the embedded engine serves llama, qwen2, qwen3, not 'hrm_text'; serve this model with vLLM" in done.stderr
     assert not output.exists()
 
 

@@ -55,6 +55,8 @@ class CachedModel:
         self.eos_token_ids = eos_token_ids(text_config(content), folder) or eos_token_ids(content, folder)
         self._decoder = decoder(self.model)
         self._experts: ChosenExperts | None = None
+        self.expert_bytes = 1
+        """Bytes of an expert's number in what is reported."""
         self.chosen: Tensor | None = None
         """Experts of the last step's tokens, [N, layers, k] int64, where they are reported."""
         self._slots = Slots(config, slots, self.max_len, device)
@@ -64,6 +66,7 @@ class CachedModel:
     def report_experts(self) -> None:
         """From the next step on. Raises ModelError: it has no routers that can be seen."""
         self._experts = ChosenExperts(self.model)
+        self.expert_bytes = 1 if max(self._experts.experts) <= 256 else 2
 
     def weights_changed(self) -> None:
         """The model computes with the memory of `tensors`, and with nothing that is made from it."""

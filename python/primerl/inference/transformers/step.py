@@ -46,7 +46,7 @@ class CachedBackend(StepBackend):
         chosen = self.decoder.chosen
         if chosen is None:
             return None
-        size = 1 if int(chosen.max()) < 256 else 2
+        size = self.decoder.expert_bytes  # the same in every step
         ids = chosen.to(torch.uint8 if size == 1 else torch.uint16)
         return ids.numpy().tobytes(), ids.shape[1], ids.shape[2], size
 

@@ -1,7 +1,7 @@
 """Groups rows into micro-batches: by length alone, or so that rows that begin alike come together.
 
 In the second way the unit is a *cluster*: rows in the order of their tokens, each of which shares at least
-`LEAST_SHARED` tokens with the previous one. Its size is its number of unique tokens. A cluster that is too large is
+`LEAST_SHARED` tokens with the previous one. Its size is its number of unique tokens, or an eighth of all, if that is more. A cluster that is too large is
 cut in that order, and the first row of each part is there in full.
 """
 
@@ -19,6 +19,10 @@ LEAST_SHARED = 32
 """Rows that share fewer tokens are not tied together, and none of them is computed once: a beginning that all rows
 have, such as a template's first tokens, would make one cluster of them all."""
 
+KEYS_PER_TOKEN = 8
+"""Keys that attention gathers, at most, for each token of `seq_len`: copies, for the time of a layer. As in the
+orchestrator's packer."""
+
 
 def packed_groups(rows: list[Row], seq_len: int) -> list[list[Row]]:
     """The rows in as few groups of at most `seq_len` tokens as first-fit in order of decreasing length finds."""
@@ -34,15 +38,19 @@ def packed_trees(rows: list[Row], seq_len: int, least: int = LEAST_SHARED) -> li
     if not worth_sharing([len(row) for row in rows], shared):
         return packed_groups(rows, seq_len)
     parts: list[list[Row]] = []
-    sizes: list[int] = []
+    unique: list[int] = []
+    keys: list[int] = []
     for row, common in zip(ordered, shared, strict=True):
         own = len(row) - common
-        if common and sizes[-1] + own <= seq_len:
+        if common and unique[-1] + own <= seq_len and keys[-1] + len(row) <= KEYS_PER_TOKEN * seq_len:
             parts[-1].append(row)
-            sizes[-1] += own
+            unique[-1] += own
+            keys[-1] += len(row)
         else:
             parts.append([row])
-            sizes.append(len(row))
+            unique.append(len(row))
+            keys.append(len(row))
+    sizes = [max(own, -(-gathered // KEYS_PER_TOKEN)) for own, gathered in zip(unique, keys, strict=True)]
     return [[row for part in group for row in part] for group in first_fit(parts, sizes, seq_len)]
 
 

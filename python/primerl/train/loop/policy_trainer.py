@@ -31,6 +31,7 @@ from primerl.train.checkpoint.model_folder import save_model
 from primerl.train.checkpoint.state import CheckpointError, Checkpoints, TrainerState
 from primerl.train.checkpoint.step_folders import keep_newest, saving, set_aside_later
 from primerl.train.data.batch import Batch, MicroBatch, check_ids
+from primerl.train.data.without_trees import without_trees
 from primerl.train.distributed.fsdp import nothing, packed_logprobs, sum_gradients_after
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loop.batches import Batches, Received
@@ -146,7 +147,7 @@ class Trainer:
                 self.finish(step - 1, over=True)
                 return step - 1
             clock.lap("wait_for_batch")
-            batch = received.batch
+            batch = received.batch if self.shares else without_trees(received.batch)
             try:
                 statistics, update = self.train_on(batch, clock)
             except TrainingDiverged as error:

@@ -151,7 +151,7 @@ def has_grouped(device: torch.device, dtype: torch.dtype) -> bool:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _try_grouped(device: torch.device, dtype: torch.dtype) -> bool:
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():  # an engine asks in inference mode
         rows = torch.eye(16, device=device, dtype=dtype, requires_grad=True)
         weights = torch.stack([rows.detach() * factor for factor in (1.0, 2.0, 4.0)]).requires_grad_()
         try:

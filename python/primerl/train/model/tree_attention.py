@@ -51,6 +51,7 @@ def gathered(x: Tensor, tree: PrefixTree) -> Tensor:
     return found
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # else each tree would be traced again
 def by_kernel(
     kernel: Callable[..., Any],
     q: Tensor,
