@@ -7,7 +7,8 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from primerl.train.data.batch import BatchError, decode_batch, sequence_at
+from primerl.train.data.batch import COLUMNS, BatchError, decode_batch, sequence_at
+from primerl.train.data.without_trees import without_trees
 from train_helpers import Sequence, encode_batch, encode_frame, encode_micro_batch
 
 
@@ -205,3 +206,20 @@ def test_sequence_at() -> None:
     assert [sequence_at((2, 1, 3), index) for index in range(6)] == [0, 0, 1, 2, 2, 2]
     with pytest.raises(IndexError):
         sequence_at((2, 1), 3)
+
+
+def test_what_a_trainer_cannot_share_is_divided() -> None:
+    batch = decode_batch(encode_batch(3, [branches(), branches()], shared={0: [0, 3, 2]}))
+    whole, plain = batch.micro_batches
+    divided = without_trees(batch)
+    *parts, last = divided.micro_batches
+    assert last is plain
+    assert len(parts) > 1
+    most = sum(whole.sequence_lengths) - sum(whole.shared)
+    assert all(sum(part.sequence_lengths) <= most or len(part.sequence_lengths) == 1 for part in parts)
+    assert not any(part.shared for part in parts)
+    for name in COLUMNS:
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name)), name
+    for name in ("sequence_lengths", "rollouts", "environments"):
+        assert sum((getattr(part, name) for part in parts), ()) == getattr(whole, name), name
+    assert (divided.loss_tokens, divided.step) == (batch.loss_tokens, batch.step)

@@ -266,3 +266,17 @@ def test_known_tokens_of_a_batch() -> None:
 def test_a_column_that_contradicts_itself_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(BatchError, match=said):
         decode_batch(body(**given))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+def test_experts_of_a_single_token_are_seen(family: str, tmp_path: Path) -> None:
+    """As an engine computes it: the scores of its one group of experts look like those of the experts."""
+    model = load_model(write_family(tmp_path, family, n_group=1, topk_group=1))
+    chosen = ChosenExperts(model)
+    for tokens in (3, 1):
+        packed = PackedSequences.from_lengths([tokens])
+        with torch.no_grad():
+            model(input_ids=torch.arange(3, 3 + tokens)[None], position_ids=packed.position_ids, packed=packed)
+        found = chosen.take()
+        assert found.shape[0] == tokens
+        assert bool((found < EXPERTS).all())

@@ -240,3 +240,16 @@ def test_two_ranks_train_what_one_trains(tmp_path: Path) -> None:
     assert_same_training(tmp_path / "two_plain", tmp_path / "two")
     shared = {name: [line.get("perf/shared_tokens") for line in metrics(tmp_path / name)] for name in names}
     assert shared["one"] == shared["two"] != shared["two_plain"]
+
+
+def test_gathered_keys_of_rows_are_bounded() -> None:
+    """One long beginning with short answers: by unique tokens alone, all rows would be in one micro-batch."""
+    common = torch.arange(400, dtype=torch.int32)
+    rows = [
+        Row(torch.cat([common, torch.full((10,), 1000 + n, dtype=torch.int32)]), torch.ones(410, dtype=torch.uint8))
+        for n in range(60)
+    ]
+    groups = packed_trees(rows, 1000)
+    assert sum(map(len, groups)) == 60
+    assert len(groups) == 4  # of at most 8,000 tokens in full
+    assert all(sum(map(len, group)) <= 8 * 1000 for group in groups)

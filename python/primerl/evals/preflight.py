@@ -227,7 +227,9 @@ def _check_model(config: EvalConfig) -> None:
         backend.check_model(folder, config.inference.python)
     except UnservableError as error:
         raise ConfigError(str(error).replace("model.path:", "model:")) from None
-    thinking.check(folder, config.chat_template_kwargs, "chat_template_kwargs")
+    begun = not config.clean_output_dir and (Path(files.absolute(config.output_dir)) / "journal").is_dir()
+    if not begun:
+        thinking.check(folder, config.chat_template_kwargs, "chat_template_kwargs")
     limit = model_folder.longest_sequence(folder)
     context = config.inference.max_model_len or config.sequence_length
     if limit is not None and context > limit:

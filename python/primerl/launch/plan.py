@@ -12,6 +12,7 @@ from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.placement.protocol import Placement, Plan
 from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight import hub
+from primerl.launch.slurm import submission
 
 DOES_NOT_FIT = 1
 
@@ -22,7 +23,8 @@ def show(config: RLConfig, *, as_json: bool) -> int:
     Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] where the processes cannot be placed.
     """
     config, said = sharing.applied(hub.with_model(config, weights=False))
-    placement = chosen(config.deployment)
+    on_slurm = submission.is_wanted(config)
+    placement: Placement = submission.placement(config.deployment) if on_slurm else chosen(config.deployment)
     found = fits(config, placement, commands.plan(placement, configs.processes(config)))
     if as_json:
         print(json.dumps(found.as_json(), indent=2))

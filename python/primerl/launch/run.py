@@ -52,6 +52,7 @@ from primerl.launch.supervise.orchestrator import OrchestratorWatch, unchanged_i
 from primerl.launch.supervise.watching import STATUS_EVERY_S, TICK_S, Interrupted, Interrupts, say_goodbye
 from primerl.process import extras
 from primerl.process.redaction import redact, redacted
+from primerl.train.checkpoint import on_request
 
 
 def run(config: RLConfig, console: Console | None = None, *, form: str = "full") -> int:
@@ -101,6 +102,7 @@ def _started(
     form: str,
 ) -> int:
     with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
+        on_request.forget(folder)  # of a session that was killed before it had its checkpoint
         if config.dry_run:
             return end_dry_run(config, folder, console, variables, fitted)
         goes_on = not config.clean_output_dir and training.begun_in(folder)

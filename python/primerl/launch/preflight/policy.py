@@ -42,7 +42,9 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
             _routes(config, folder)
         with problems.noted():
             _attends(config, folder)
-    if not problems.found:
+    # A run that has begun keeps its options, of which it is a part that they do nothing.
+    begun = not config.clean_output_dir and (Path(files.absolute(config.output_dir)) / "journal").is_dir()
+    if not problems.found and not begun:
         with problems.noted():
             kwargs = config.orchestrator.sampling.chat_template_kwargs
             thinking.check(folder, kwargs, "orchestrator.sampling.chat_template_kwargs")

@@ -43,6 +43,8 @@ def check(folder: Path, given: Mapping[str, Any], where: str) -> None:
         return
     renderer = _renderer(folder)
     for name, value in asked.items():
+        if isinstance(value, list | dict):
+            raise ConfigError(f"{where}.{name} is {value!r}; give one value, a word or true or false")
         if _effect(renderer, name, (*OPTIONS[name], value)) is None:
             others = [other for other in OPTIONS if other != name and _effect(renderer, other, OPTIONS[other])]
             instead = f"; it has {others[0]} instead" if others else ""

@@ -1,8 +1,8 @@
 """Groups rows into micro-batches: by length alone, or so that rows that begin alike come together.
 
 In the second way the unit is a *cluster*: rows in the order of their tokens, each of which shares at least
-`LEAST_SHARED` tokens with the previous one. Its size is its number of unique tokens, or an eighth of all, if that is more. A cluster that is too large is
-cut in that order, and the first row of each part is there in full.
+`LEAST_SHARED` tokens with the previous one. Its size is its number of unique tokens, or an eighth of all its tokens, if
+that is more. A cluster that is too large is cut in that order, and the first row of each part is there in full.
 """
 
 from __future__ import annotations
