@@ -48,7 +48,7 @@ class _Choosing(TorchFunctionMode):
         # Groups of experts are chosen by the same function, from scores of other shapes.
         if scores.shape[-2:] != self._shape or scores.numel() != self._shape[0] * self._shape[1]:
             return answer
-        # Of one token, the scores of a single group of experts have this shape too; the experts are chosen last.
+        # With one token, scores of a single group of experts have this shape too; experts are chosen last.
         self.calls = 1 if self._shape[0] == 1 else self.calls + 1
         self.own = answer.indices.reshape(self._shape[0], -1)
         return answer if self._wanted is None else self._replaced(scores, answer.indices, self.own)
