@@ -13,6 +13,7 @@ from primerl.config.command_line.load import load
 from primerl.config.errors.fail import ConfigError
 from primerl.config.schema.deployment import Deployment, Slurm
 from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.sft import SFTConfig
 from primerl.launch.placement import registry
 from primerl.launch.placement.protocol import Command, PlacementError, Resources, Role
 from primerl.launch.placement.slurm import agent, allocation, hostlist, planning, step
@@ -233,6 +234,28 @@ def test_a_bad_setting_is_named(key: str, value: str, said: str, tmp_path: Path)
         load(RLConfig, ["@", str(file), f"--slurm.{key.replace('_', '-')}", value], program="primerl rl")
     assert "slurm" in str(refused.value)
     assert said.split(": ")[-1] in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"ckpt": {"interval": 1, "resume_step": 3}}, ["--ckpt.resume-step", "3"]),
+        ({"ckpt": None, "trainer": {"ckpt": {"resume_step": 2}}}, ["--trainer.ckpt.resume-step", "2"]),
+        ({"ckpt": {"interval": 1}, "skip_event": 5}, ["--skip-event", "5"]),
+    ],
+)
+def test_what_is_asked_of_the_first_start_alone(given: dict[str, Any], expected: list[str]) -> None:
+    assert submission.once(config_of(**given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ckpt", "expected"),
+    [(None, ()), ({"weights_only": True}, ()), ({"interval": 2}, submission.RESUMES_SFT)],
+)
+def test_a_fine_tuning_resumes_only_what_it_has_saved(ckpt: dict[str, Any] | None, expected: tuple[str, ...]) -> None:
+    given = {"max_steps": 2, "model": {"path": "tiny"}, "data": {"path": "rows.jsonl"}, "ckpt": ckpt}
+    assert submission.later(SFTConfig.model_validate(given)) == expected
+    assert submission.later(config_of()) == ()
 
 
 # What Slurm says

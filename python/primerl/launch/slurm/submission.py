@@ -165,8 +165,7 @@ def submit(
         folder,
         command=[command, "@", os.fspath(folder / CONFIG)],
         first_start=once(config),
-        # The others find out by themselves that there is something to resume.
-        later_starts=RESUMES_SFT if isinstance(config, SFTConfig) else (),
+        later_starts=later(config),
     )
     is_dry = slurm.dry_run or config.dry_run
     nodes = config.deployment.num_train_nodes + config.deployment.num_infer_nodes
@@ -238,11 +237,23 @@ def _submitted(folder: Path, nodes: int) -> jobs.Job:
 def once(config: RLConfig | EvalConfig | SFTConfig) -> Sequence[str]:
     """Arguments of the first start alone: a job that is put back into the queue resumes where it was."""
     found: list[str] = []
-    ckpt = getattr(config, "ckpt", None)
-    if ckpt is not None and ckpt.resume_step is not None:
-        found += ["--ckpt.resume-step", str(ckpt.resume_step)]
+    # By the name that the stored config has: of the two that `primerl rl` knows, only one may be given.
+    for section, prefix in ((config, ""), (getattr(config, "trainer", None), "trainer.")):
+        ckpt = getattr(section, "ckpt", None)
+        if ckpt is not None:
+            if ckpt.resume_step is not None:
+                found += [f"--{prefix}ckpt.resume-step", str(ckpt.resume_step)]
+            break
     if getattr(config, "skip_event", None) is not None:
         found += ["--skip-event", str(config.skip_event)]
     if getattr(config, "retry_errors", False):
         found += ["--retry-errors"]
     return found
+
+
+def later(config: RLConfig | EvalConfig | SFTConfig) -> Sequence[str]:
+    """Arguments of the starts after it. A run or an evaluation finds out by itself that there is something to resume; a
+    fine-tuning that saves no checkpoints begins again."""
+    if not isinstance(config, SFTConfig) or config.ckpt is None or config.ckpt.weights_only:
+        return ()
+    return RESUMES_SFT
