@@ -301,7 +301,7 @@ def test_an_unknown_partition_is_refused_with_those_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sinfo = tmp_path / "sinfo"
-    sinfo.write_text("#!/bin/sh\necho 'cpu*|3|infinite'\necho 'cpu*|1|infinite'\necho 'gpu|2|1:00:00'\n")
+    sinfo.write_text("#!/bin/sh\necho 'cpu*|3|infinite|n/a'\necho 'cpu*|1|infinite|n/a'\necho 'gpu|2|1:00:00|n/a'\n")
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(ConfigError, match=r"slurm.partition: there is no partition 'gpus'; there are cpu, gpu"):
@@ -334,16 +334,38 @@ def test_times_as_slurm_writes_them(text: str, expected: float) -> None:
         ({"partition": "gpu", "time": "2:00:00"}, {}, r"slurm.time \(2:00:00\) is above the limit of partition gpu"),
         ({"partition": "gpu,cpu", "time": "2:00:00"}, {"num_infer_nodes": 3}, None),
         ({"time": "30-00"}, {}, None),
+        (
+            {"partition": "gpu", "signal_s": 3600},
+            {},
+            r"slurm.signal_s: the limit of partition gpu \(1:00:00\) is no mo",
+        ),
+        ({"partition": "gpu,cpu", "signal_s": 3600}, {}, None),
+        (
+            {"partition": "short"},
+            {},
+            r"slurm.signal_s: the limit of partition short \(5:00\) is no more than the 300 s",
+        ),
+        ({"partition": "short", "time": "10:00"}, {}, None),
     ],
 )
 def test_what_a_partition_does_not_have(slurm: dict[str, Any], deployment: dict[str, Any], said: str | None) -> None:
-    found = submission.partitions("cpu*|3|infinite\ncpu*|1|infinite\ngpu|2|1:00:00\n")
+    found = submission.partitions("cpu*|3|infinite|n/a\ncpu*|1|infinite|n/a\ngpu|2|1:00:00|n/a\nshort|1|1-00|5:00\n")
     given = Slurm(**slurm), Deployment(**deployment), found
     if said is None:
         submission._check_partition(*given)
         return
     with pytest.raises(ConfigError, match=said):
         submission._check_partition(*given)
+
+
+@pytest.mark.parametrize(("time", "signal_s"), [("5", 300), ("0:30", 300), ("10:00", 600)])
+def test_a_time_limit_that_would_stop_the_run_at_once_is_refused(time: str, signal_s: int) -> None:
+    """A dry run too."""
+    slurm = {"time": time, "signal_s": signal_s, "dry_run": True}
+    with pytest.raises(ConfigError, match=rf"slurm.signal_s: slurm.time \({time}\) is no more than the {signal_s} s"):
+        submission.check(config_of(slurm=slurm))
+    submission.check(config_of(slurm={**slurm, "signal_s": signal_s // 20}))
+    submission.check(config_of(slurm={**slurm, "time": "0"}))
 
 
 def test_another_placement_is_not_run_in_a_job() -> None:
