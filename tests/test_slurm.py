@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from primerl.launch.placement.protocol import Command, PlacementError, Resources
 from primerl.launch.placement.slurm import agent, allocation, hostlist, planning, step
 from primerl.launch.placement.slurm.allocation import Allocation, Shape
 from primerl.launch.placement.slurm.placement import SlurmPlacement, log_files
-from primerl.launch.slurm import jobs, script, submission, within
+from primerl.launch.slurm import follow, jobs, script, submission, within
+from primerl.process import signals
 from run_helpers import CONFIG, config_of
 
 NODES = ("a1", "a2", "a3", "a4")
@@ -256,6 +258,41 @@ def test_a_fine_tuning_resumes_only_what_it_has_saved(ckpt: dict[str, Any] | Non
     given = {"max_steps": 2, "model": {"path": "tiny"}, "data": {"path": "rows.jsonl"}, "ckpt": ckpt}
     assert submission.later(SFTConfig.model_validate(given)) == expected
     assert submission.later(config_of()) == ()
+
+
+@pytest.mark.parametrize(("number", "cancels"), [(signal.SIGHUP, False), (signal.SIGINT, True), (signal.SIGTERM, True)])
+def test_a_closed_terminal_leaves_the_job_alone(
+    number: signal.Signals, cancels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes while the job runs; it has ended by the next question."""
+    asked: list[jobs.Job] = []
+    cancelled: list[bool] = []
+
+    def state(job: jobs.Job) -> jobs.State:
+        asked.append(job)
+        if len(asked) == 1:
+            os.kill(os.getpid(), number)
+            return jobs.State("RUNNING")
+        return jobs.State("CANCELLED", exit_code=0)
+
+    monkeypatch.setattr(jobs, "state", state)
+    monkeypatch.setattr(jobs, "cancel", lambda job, found, *, kill: cancelled.append(kill))
+    for name in ("LOOK_EVERY_S", "ASK_EVERY_S", "LAST_LINES_S"):
+        monkeypatch.setattr(follow, name, 0.0)
+    monkeypatch.setattr(signals, "_current", None)
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    job = jobs.Job("7", 0.0, 1)
+    try:
+        with signals.AsInterrupts():
+            if cancels:
+                assert follow.to_the_end(job, tmp_path, lambda _: None, 0) == 130
+            else:
+                with pytest.raises(signals.Terminated, match="SIGHUP"):
+                    follow.to_the_end(job, tmp_path, lambda _: None, 0)
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+    assert cancelled == [False] * cancels
 
 
 # What Slurm says
