@@ -13,6 +13,7 @@ from primerl import run_key
 from primerl.config.command_line.load import load
 from primerl.config.errors.fail import ConfigError
 from primerl.config.schema.deployment import Deployment, Slurm
+from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.sft import SFTConfig
 from primerl.launch.placement import registry
@@ -22,6 +23,7 @@ from primerl.launch.placement.slurm.allocation import Allocation, Shape
 from primerl.launch.placement.slurm.placement import SlurmPlacement, log_files
 from primerl.launch.slurm import follow, jobs, script, submission, within
 from primerl.process import signals
+from pydantic import ValidationError
 from run_helpers import CONFIG, config_of
 
 NODES = ("a1", "a2", "a3", "a4")
@@ -193,6 +195,19 @@ def test_the_script_asks_for_what_the_config_says() -> None:
     assert lines[-1].endswith(' -m primerl rl @ /o/configs/job.toml "${more[@]}"')
 
 
+@pytest.mark.parametrize(
+    ("folder", "option"),
+    [
+        ("/my runs/a", "'/my runs/a/logs/job.log'"),
+        ("/o/50%j", "/o/50%%j/logs/job.log"),
+        ("/a#1", "'/a#1/logs/job.log'"),
+    ],
+)
+def test_the_log_is_where_the_folder_is_whatever_its_name(folder: str, option: str) -> None:
+    lines = script.written(Slurm(), Deployment(), Path(folder), command=["rl"]).splitlines()
+    assert f"#SBATCH --output={option}" in lines
+
+
 def test_a_template_of_ones_own(tmp_path: Path) -> None:
     own = tmp_path / "own.sbatch"
     own.write_text("#!/bin/sh\n#SBATCH -N {{ nodes }} -J {{ config.job_name }}\n{{ command }}\n")
@@ -255,8 +270,7 @@ def test_what_is_asked_of_the_first_start_alone(given: dict[str, Any], expected:
     [(None, ()), ({"weights_only": True}, ()), ({"interval": 2}, submission.RESUMES_SFT)],
 )
 def test_a_fine_tuning_resumes_only_what_it_has_saved(ckpt: dict[str, Any] | None, expected: tuple[str, ...]) -> None:
-    given = {"max_steps": 2, "model": {"path": "tiny"}, "data": {"path": "rows.jsonl"}, "ckpt": ckpt}
-    assert submission.later(SFTConfig.model_validate(given)) == expected
+    assert submission.later(SFTConfig.model_validate({**SFT, "ckpt": ckpt})) == expected
     assert submission.later(config_of()) == ()
 
 
@@ -403,6 +417,42 @@ def test_a_time_limit_that_would_stop_the_run_at_once_is_refused(time: str, sign
         submission.check(config_of(slurm=slurm))
     submission.check(config_of(slurm={**slurm, "signal_s": signal_s // 20}))
     submission.check(config_of(slurm={**slurm, "time": "0"}))
+
+
+SFT = {"max_steps": 2, "model": {"path": "tiny"}, "data": {"path": "rows.jsonl"}}
+EVAL = {"model": "tiny", "env": [{"id": "reverse-text"}]}
+
+
+@pytest.mark.parametrize(
+    ("deployment", "said", "said_of_sft"),
+    [
+        (
+            {"num_infer_nodes": 1},
+            *[r"deployment.num_infer_nodes is 1, and without Slurm all processes are on this"] * 2,
+        ),
+        (
+            {"num_train_nodes": 2},
+            *[r"deployment.num_train_nodes is 2, and without Slurm all processes are on this"] * 2,
+        ),
+        ({"type": "slurm", "num_train_nodes": 2}, None, "deployment.type is 'slurm', and `primerl sft` trains on this"),
+        ({"type": "mine:Own"}, None, "deployment.type is 'mine:Own', and `primerl sft` trains on this machine unless"),
+        ({}, None, None),
+    ],
+)
+def test_nodes_without_slurm_are_refused(deployment: dict[str, Any], said: str | None, said_of_sft: str | None) -> None:
+    def sft(**more: Any) -> SFTConfig:
+        return SFTConfig.model_validate({**SFT, **more})
+
+    def evaluation(**more: Any) -> EvalConfig:
+        return EvalConfig.model_validate({**EVAL, **more})
+
+    for make, expected in ((config_of, said), (evaluation, said), (sft, said_of_sft)):
+        make(deployment=deployment, slurm={})
+        if expected is None:
+            make(deployment=deployment)
+            continue
+        with pytest.raises(ValidationError, match=expected):
+            make(deployment=deployment)
 
 
 def test_another_placement_is_not_run_in_a_job() -> None:

@@ -106,3 +106,24 @@ class Slurm(Section):
         if wrong is not None:
             raise BadKeysError(f"options has {wrong!r}, which is no option of sbatch; write --name=value", "options")
         return self
+
+
+def check_nodes(deployment: Deployment, slurm: Slurm | None, *, is_sft: bool = False) -> None:
+    """Nodes are Slurm's to give. Raises BadKeysError where they are asked for, and no one would look."""
+    if slurm is not None:
+        return
+    if is_sft and deployment.type != "local":
+        raise BadKeysError(
+            f"deployment.type is {deployment.type!r}, and `primerl sft` trains on this machine unless a section "
+            "[slurm] submits it as a job; add one, or omit deployment.type",
+            "deployment.type",
+        )
+    key = "num_train_nodes" if deployment.num_train_nodes > 1 else "num_infer_nodes"
+    count = getattr(deployment, key)
+    if deployment.type != "slurm" and (deployment.num_train_nodes > 1 or deployment.num_infer_nodes):
+        also = "" if is_sft else ', set deployment.type = "slurm" within a job of your own'
+        raise BadKeysError(
+            f"deployment.{key} is {count}, and without Slurm all processes are on this machine; add a section "
+            f"[slurm]{also}, or omit it",
+            f"deployment.{key}",
+        )
