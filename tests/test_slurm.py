@@ -23,8 +23,10 @@ from primerl.launch.placement.slurm.allocation import Allocation, Shape
 from primerl.launch.placement.slurm.placement import SlurmPlacement, log_files
 from primerl.launch.slurm import follow, jobs, script, submission, within
 from primerl.process import signals
+from primerl.runs.registry import Registry
+from primerl.runs.standing import standing
 from pydantic import ValidationError
-from run_helpers import CONFIG, config_of
+from run_helpers import CONFIG, begin, config_of, told
 
 NODES = ("a1", "a2", "a3", "a4")
 
@@ -336,6 +338,85 @@ def test_a_job_is_noted_in_the_runs_folder(tmp_path: Path) -> None:
     assert jobs.noted(tmp_path) == job
     (tmp_path / jobs.FILE).write_text("[]")
     assert jobs.noted(tmp_path) is None
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, **given: str | jobs.SlurmError) -> None:
+    """What each command of Slurm prints, or refuses with."""
+
+    def command(*words: str, **_: Any) -> str:
+        said = given.get(words[0], jobs.SlurmError("Unable to contact slurm controller (connect failure)"))
+        if isinstance(said, jobs.SlurmError):
+            raise said
+        return said
+
+    monkeypatch.setattr(jobs, "command", command)
+    monkeypatch.setattr(jobs, "_queues", {})
+
+
+INVALID = jobs.SlurmError("slurm_load_jobs error: Invalid job id specified")
+
+
+@pytest.mark.parametrize(
+    ("given", "state", "is_over"),
+    [
+        ({"scontrol": INVALID}, "UNKNOWN", True),
+        ({"scontrol": INVALID, "sacct": "FAILED|1:0\n"}, "FAILED", True),
+        ({"sacct": "COMPLETED|0:0\n"}, "COMPLETED", True),
+        ({"sacct": "RUNNING|0:0\n"}, "RUNNING", False),
+        ({}, "NOT KNOWN", False),
+    ],
+)
+def test_a_controller_that_does_not_answer_says_nothing_of_the_job(
+    given: dict[str, Any], state: str, is_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, **given)
+    jobs.note(tmp_path, jobs.Job("7", 1.5, 2))
+    found = jobs.state(jobs.Job("7", 1.5, 2))
+    assert (found.state, found.is_over) == (state, is_over)
+    assert (jobs.active(tmp_path) is None) == is_over
+    if is_over:
+        submission._check_free(tmp_path)
+        return
+    with pytest.raises(ConfigError, match=r"output_dir: .* cannot be used: .*job 7"):
+        submission._check_free(tmp_path)
+
+
+@pytest.mark.parametrize(("word", "code"), [("resume", 2), ("delete", 2)])
+def test_a_run_whose_job_may_still_run_is_left_alone(
+    word: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path / "state"))
+    answers(monkeypatch)
+    run = begin(tmp_path / "run")
+    jobs.note(tmp_path / "run", jobs.Job("7", 1.5, 2))
+    said = " ".join(told("run", word, run, code=code, capsys=capsys).split())
+    assert "whether job 7 of it is over is not known: Unable to contact slurm controller" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "reason"),
+    [
+        ({"scontrol": "JobState=PENDING Reason=Priority"}, "PENDING", "job 7 is PENDING (Priority)"),
+        ({"scontrol": "JobState=RUNNING Reason=None"}, "PENDING", ""),
+        ({}, "PENDING", "job 7 is NOT KNOWN (Unable to contact slurm controller (connect failure))"),
+        ({"scontrol": "JobState=CANCELLED Reason=None"}, "STOPPED", ""),
+        (
+            {"scontrol": INVALID},
+            "FAILED",
+            "job 7 is UNKNOWN: its launcher was killed; `primerl run resume` continues it",
+        ),
+    ],
+)
+def test_a_job_that_the_queue_does_not_list_has_not_failed(
+    given: dict[str, Any], status: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path / "state"))
+    answers(monkeypatch, squeue="", **given)
+    run = begin(tmp_path / "run")
+    jobs.note(tmp_path / "run", jobs.Job("7", 1.5, 2))
+    with Registry() as registry:
+        found = standing(registry.find(run))
+    assert (found.status, found.reason) == (status, reason)
 
 
 @pytest.mark.processes

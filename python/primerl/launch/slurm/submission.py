@@ -220,12 +220,9 @@ def submit(
 
 
 def _check_free(folder: Path) -> None:
-    waiting = jobs.active(folder)
-    if waiting is not None:
-        job, found = waiting
-        raise ConfigError(
-            f"output_dir: {folder} is used by job {job.id}, which is {found.told()}; stop it, or choose another"
-        )
+    said = jobs.in_the_way(folder)
+    if said is not None:
+        raise ConfigError(f"output_dir: {folder} cannot be used: {said}, or choose another")
 
 
 def _test(text: str, nodes: int) -> None:

@@ -96,7 +96,7 @@ class SlurmPlacement:
         """After the loss of a step: without its job nothing can be started any more."""
         job = self.allocation.job
         found = jobs.state(jobs.Job(job, 0.0, 0))
-        if found.state not in ("RUNNING", jobs.UNKNOWN):
+        if found.state not in ("RUNNING", jobs.UNKNOWN, jobs.SILENT):
             self._lost = f"Slurm has ended job {job}: it is {found.told()}"
 
     def plan(self, roles: Sequence[Role]) -> Plan:
