@@ -12,11 +12,12 @@ import pytest
 from primerl import run_key
 from primerl.config.command_line.load import load
 from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import resolve
 from primerl.config.schema.deployment import Deployment, Slurm
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.sft import SFTConfig
-from primerl.launch.placement import registry
+from primerl.launch.placement import gpus, registry, sharing
 from primerl.launch.placement.protocol import Command, PlacementError, Resources, Role
 from primerl.launch.placement.slurm import agent, allocation, hostlist, planning, step
 from primerl.launch.placement.slurm.allocation import Allocation, Shape
@@ -534,6 +535,19 @@ def test_nodes_without_slurm_are_refused(deployment: dict[str, Any], said: str |
             continue
         with pytest.raises(ValidationError, match=expected):
             make(deployment=deployment)
+
+
+@pytest.mark.parametrize("more", [{"slurm": {}}, {"deployment": {"type": "slurm"}}])
+def test_gpus_of_a_job_are_not_shared(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor by a submitting machine with a single GPU."""
+    deployment = {**more.get("deployment", {}), "engine_share": 0.4}
+    with pytest.raises(ValidationError, match=r"deployment.engine_share shares GPUs of this machine alone: on Slurm"):
+        config_of(**{**more, "deployment": deployment})
+    monkeypatch.setattr(resolve, "engine_gpus", lambda _: 1)
+    monkeypatch.setattr(gpus, "found", lambda: [object()])
+    assert sharing.applied(config_of())[0].deployment.engine_share == sharing.ON_ONE_GPU
+    config = config_of(**more)
+    assert sharing.applied(config) == (config, None)
 
 
 def test_another_placement_is_not_run_in_a_job() -> None:

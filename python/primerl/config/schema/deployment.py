@@ -108,6 +108,16 @@ class Slurm(Section):
         return self
 
 
+def check_sharing(deployment: Deployment, slurm: Slurm | None) -> None:
+    """Raises BadKeysError where GPUs of a job would be shared, which its plan does not do."""
+    if deployment.engine_share is not None and (slurm is not None or deployment.type == "slurm"):
+        raise BadKeysError(
+            "deployment.engine_share shares GPUs of this machine alone: on Slurm the trainer and each engine have GPUs "
+            "of their own; omit it, and set deployment.gpus_per_node to as many as they need",
+            "deployment.engine_share",
+        )
+
+
 def check_nodes(deployment: Deployment, slurm: Slurm | None, *, is_sft: bool = False) -> None:
     """Nodes are Slurm's to give. Raises BadKeysError where they are asked for, and no one would look."""
     if slurm is not None:

@@ -20,7 +20,7 @@ from primerl.config.schema.base import (
     Seed,
     check_dry_run,
 )
-from primerl.config.schema.deployment import Deployment, Slurm, check_nodes
+from primerl.config.schema.deployment import Deployment, Slurm, check_nodes, check_sharing
 from primerl.config.schema.inference import InferenceSettings
 from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
 from primerl.config.schema.orchestrator import OrchestratorSettings
@@ -138,6 +138,7 @@ class RLConfig(Monitored):
     @model_validator(mode="after")
     def _has_its_nodes(self) -> Self:
         check_nodes(self.deployment, self.slurm)
+        check_sharing(self.deployment, self.slurm)
         return self
 
     @model_validator(mode="after")

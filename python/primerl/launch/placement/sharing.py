@@ -16,6 +16,8 @@ def applied(config: RLConfig) -> tuple[RLConfig, str | None]:
     deployment = config.deployment
     if deployment.engine_share is not None or deployment.type != LOCAL or not config.inference.replicas:
         return config, None
+    if config.slurm is not None:  # this machine only submits the job
+        return config, None
     if resolve.engine_gpus(config) != 1 or config.trainer.ranks != 1 or len(gpus.found()) != 1:
         return config, None
     shared = deployment.model_copy(update={"engine_share": ON_ONE_GPU})
