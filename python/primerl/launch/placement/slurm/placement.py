@@ -159,7 +159,9 @@ class SlurmPlacement:
         back, say, takes none at first."""
         name = step.process.name
         asked = self._asked[name]
-        if not step.is_lost or step.step is not None or self._stopped or self._lost or asked.tries >= TRIES:
+        if not step.is_lost or step.step is not None or step.was_in_vain:
+            return False
+        if self._stopped or self._lost or asked.tries >= TRIES:
             return False
         step.process.failure = None
         asked.tries += 1
