@@ -167,6 +167,22 @@ def test_logs_of_a_role_on_several_nodes(tmp_path: Path) -> None:
     assert (log.parent / "trainer" / "node_0.log").read_text() == "step 1"
 
 
+def test_each_log_of_ranks_on_several_nodes_is_printed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path / "state"))
+    run = begin(tmp_path / "run")
+    for index, log in enumerate(log_files(tmp_path / "run" / "logs" / "trainer.log", "trainer", ("a1", "a2"))):
+        log.write_text(f"step of {index}\n")
+    ranks = tmp_path / "run" / "logs" / "trainer" / "torchrun" / "node_0" / "1.log"
+    ranks.parent.mkdir(parents=True)
+    ranks.write_text("another rank\n")
+    first, second = "==> trainer <==\nstep of 0\n", "==> trainer/node_1 <==\nstep of 1\n"
+    assert told("run", "logs", run, "-c", "trainer", capsys=capsys) == second + first
+    other = "==> trainer/torchrun/node_0/1 <==\nanother rank\n"
+    assert told("run", "logs", run, capsys=capsys) == second + other + first
+
+
 # The script
 
 

@@ -23,7 +23,7 @@ from primerl.launch.supervise.failures import RefusedError, RunFailedError, chec
 from primerl.run_key import keep, learn
 
 START_S = 30.0
-# Of a step of a Slurm job, which is asked for again where it is not created at first.
+# In a step of a Slurm job, which is asked for again where it is not created at first.
 STEP_START_S = 90.0
 POLL_S = 0.1
 # The orchestrator lives but does not answer: as bad as dead.
