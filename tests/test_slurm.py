@@ -259,6 +259,18 @@ def test_a_template_that_cannot_be_used_is_named(text: str | None, said: str, tm
         ("time", "tomorrow", "slurm.time: time ('tomorrow') is no time limit of Slurm"),
         ("export", "ALL,KEY=secret", "slurm.export: export must be ALL, NONE or names of variables"),
         ("options", '["reservation=mine"]', "slurm.options: options has 'reservation=mine'"),
+        (
+            "options",
+            '["--export=KEY=secret"]',
+            "slurm.options: options has --export, which is not to be given there: s",
+        ),
+        ("options", '["-C a", "--output=x"]', "options has --output, which is not to be given there: the log is in"),
+        (
+            "options",
+            '["--signal=USR1@9"]',
+            "options has --signal, which is not to be given there: slurm.signal_s sets it",
+        ),
+        ("options", '["--requeue"]', "options has --requeue, which is not to be given there: slurm.requeue sets it"),
         ("partition", "a b", "slurm.partition"),
         ("max_nodes", "3", "slurm.max_nodes"),
     ],

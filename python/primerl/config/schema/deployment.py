@@ -22,6 +22,14 @@ PLACEMENT_PATTERN = r"^[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?$"
 ONE_WORD = r"^[^\s\"'\\]+$"
 TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}")
 EXPORT = re.compile(r"(ALL|NONE|NIL|[A-Za-z_]\w*)(,[A-Za-z_]\w*)*")
+# Options of sbatch that a run depends on, and the keys that set them.
+OWN_OPTIONS = {
+    "--export": "slurm.export names variables; their values belong in the environment, not in the job's script",
+    "--output": "the log is in output_dir",
+    "--signal": "slurm.signal_s sets it",
+    "--requeue": "slurm.requeue sets it",
+    "--no-requeue": "slurm.requeue sets it",
+}
 Word = Annotated[str, Field(pattern=ONE_WORD, max_length=200), Bound("one word")]
 
 
@@ -105,6 +113,9 @@ class Slurm(Section):
         wrong = next((one for one in self.options if not one.startswith("-") or "\n" in one), None)
         if wrong is not None:
             raise BadKeysError(f"options has {wrong!r}, which is no option of sbatch; write --name=value", "options")
+        own = next((name for one in self.options for name in OWN_OPTIONS if one.startswith(name)), None)
+        if own is not None:
+            raise BadKeysError(f"options has {own}, which is not to be given there: {OWN_OPTIONS[own]}", "options")
         return self
 
 
