@@ -118,6 +118,22 @@ def test_proxies_and_hubs_are_named_without_their_secrets(monkeypatch: pytest.Mo
     assert not any("secret" in one.found + one.advice for one in found.values())
 
 
+@pytest.mark.parametrize("online", [False, True])
+@pytest.mark.parametrize(
+    "address", ["http://me:secret@127.0.0.1:1/hub", "http://me:se@cret@127.0.0.1:1", "me:secret@h"]
+)
+def test_passwords_of_addresses_are_not_shown(address: str, online: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*network.PROXIES, *map(str.lower, network.PROXIES), *network.OFFLINE, "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HF_ENDPOINT", "WANDB_BASE_URL"):
+        monkeypatch.setenv(name, address)
+    found = by_name(network.findings(online=online))
+    for about in ("hub", "W&B"):
+        said = f"{found[about].found} {found[about].advice}"
+        assert address.rpartition("@")[2] in said
+        assert "cret" not in said
+
+
 def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*network.PROXIES, *map(str.lower, network.PROXIES), *network.OFFLINE):
         monkeypatch.delenv(name, raising=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,22 @@ import pytest
 from primerl import run_key
 from primerl.config.command_line.load import load
 from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import resolve
 from primerl.config.schema.deployment import Deployment, Slurm
+from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
-from primerl.launch.placement import registry
+from primerl.config.schema.sft import SFTConfig
+from primerl.launch.placement import gpus, registry, sharing
 from primerl.launch.placement.protocol import Command, PlacementError, Resources, Role
 from primerl.launch.placement.slurm import agent, allocation, hostlist, planning, step
 from primerl.launch.placement.slurm.allocation import Allocation, Shape
 from primerl.launch.placement.slurm.placement import SlurmPlacement, log_files
-from primerl.launch.slurm import jobs, script, submission, within
-from run_helpers import CONFIG, config_of
+from primerl.launch.slurm import follow, jobs, script, submission, within
+from primerl.process import signals
+from primerl.runs.registry import Registry
+from primerl.runs.standing import standing
+from pydantic import ValidationError
+from run_helpers import CONFIG, begin, config_of, told
 
 NODES = ("a1", "a2", "a3", "a4")
 
@@ -159,6 +167,22 @@ def test_logs_of_a_role_on_several_nodes(tmp_path: Path) -> None:
     assert (log.parent / "trainer" / "node_0.log").read_text() == "step 1"
 
 
+def test_each_log_of_ranks_on_several_nodes_is_printed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path / "state"))
+    run = begin(tmp_path / "run")
+    for index, log in enumerate(log_files(tmp_path / "run" / "logs" / "trainer.log", "trainer", ("a1", "a2"))):
+        log.write_text(f"step of {index}\n")
+    ranks = tmp_path / "run" / "logs" / "trainer" / "torchrun" / "node_0" / "1.log"
+    ranks.parent.mkdir(parents=True)
+    ranks.write_text("another rank\n")
+    first, second = "==> trainer <==\nstep of 0\n", "==> trainer/node_1 <==\nstep of 1\n"
+    assert told("run", "logs", run, "-c", "trainer", capsys=capsys) == second + first
+    other = "==> trainer/torchrun/node_0/1 <==\nanother rank\n"
+    assert told("run", "logs", run, capsys=capsys) == second + other + first
+
+
 # The script
 
 
@@ -188,6 +212,19 @@ def test_the_script_asks_for_what_the_config_says() -> None:
     assert "    more=(--ckpt.resume-step 3)" in lines
     assert lines[-1].startswith("exec ")
     assert lines[-1].endswith(' -m primerl rl @ /o/configs/job.toml "${more[@]}"')
+
+
+@pytest.mark.parametrize(
+    ("folder", "option"),
+    [
+        ("/my runs/a", "'/my runs/a/logs/job.log'"),
+        ("/o/50%j", "/o/50%%j/logs/job.log"),
+        ("/a#1", "'/a#1/logs/job.log'"),
+    ],
+)
+def test_the_log_is_where_the_folder_is_whatever_its_name(folder: str, option: str) -> None:
+    lines = script.written(Slurm(), Deployment(), Path(folder), command=["rl"]).splitlines()
+    assert f"#SBATCH --output={option}" in lines
 
 
 def test_a_template_of_ones_own(tmp_path: Path) -> None:
@@ -222,6 +259,18 @@ def test_a_template_that_cannot_be_used_is_named(text: str | None, said: str, tm
         ("time", "tomorrow", "slurm.time: time ('tomorrow') is no time limit of Slurm"),
         ("export", "ALL,KEY=secret", "slurm.export: export must be ALL, NONE or names of variables"),
         ("options", '["reservation=mine"]', "slurm.options: options has 'reservation=mine'"),
+        (
+            "options",
+            '["--export=KEY=secret"]',
+            "slurm.options: options has --export, which is not to be given there: s",
+        ),
+        ("options", '["-C a", "--output=x"]', "options has --output, which is not to be given there: the log is in"),
+        (
+            "options",
+            '["--signal=USR1@9"]',
+            "options has --signal, which is not to be given there: slurm.signal_s sets it",
+        ),
+        ("options", '["--requeue"]', "options has --requeue, which is not to be given there: slurm.requeue sets it"),
         ("partition", "a b", "slurm.partition"),
         ("max_nodes", "3", "slurm.max_nodes"),
     ],
@@ -233,6 +282,62 @@ def test_a_bad_setting_is_named(key: str, value: str, said: str, tmp_path: Path)
         load(RLConfig, ["@", str(file), f"--slurm.{key.replace('_', '-')}", value], program="primerl rl")
     assert "slurm" in str(refused.value)
     assert said.split(": ")[-1] in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"ckpt": {"interval": 1, "resume_step": 3}}, ["--ckpt.resume-step", "3"]),
+        ({"ckpt": None, "trainer": {"ckpt": {"resume_step": 2}}}, ["--trainer.ckpt.resume-step", "2"]),
+        ({"ckpt": {"interval": 1}, "skip_event": 5}, ["--skip-event", "5"]),
+    ],
+)
+def test_what_is_asked_of_the_first_start_alone(given: dict[str, Any], expected: list[str]) -> None:
+    assert submission.once(config_of(**given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ckpt", "expected"),
+    [(None, ()), ({"weights_only": True}, ()), ({"interval": 2}, submission.RESUMES_SFT)],
+)
+def test_a_fine_tuning_resumes_only_what_it_has_saved(ckpt: dict[str, Any] | None, expected: tuple[str, ...]) -> None:
+    assert submission.later(SFTConfig.model_validate({**SFT, "ckpt": ckpt})) == expected
+    assert submission.later(config_of()) == ()
+
+
+@pytest.mark.parametrize(("number", "cancels"), [(signal.SIGHUP, False), (signal.SIGINT, True), (signal.SIGTERM, True)])
+def test_a_closed_terminal_leaves_the_job_alone(
+    number: signal.Signals, cancels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes while the job runs; it has ended by the next question."""
+    asked: list[jobs.Job] = []
+    cancelled: list[bool] = []
+
+    def state(job: jobs.Job) -> jobs.State:
+        asked.append(job)
+        if len(asked) == 1:
+            os.kill(os.getpid(), number)
+            return jobs.State("RUNNING")
+        return jobs.State("CANCELLED", exit_code=0)
+
+    monkeypatch.setattr(jobs, "state", state)
+    monkeypatch.setattr(jobs, "cancel", lambda job, found, *, kill: cancelled.append(kill))
+    for name in ("LOOK_EVERY_S", "ASK_EVERY_S", "LAST_LINES_S"):
+        monkeypatch.setattr(follow, name, 0.0)
+    monkeypatch.setattr(signals, "_current", None)
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    job = jobs.Job("7", 0.0, 1)
+    try:
+        with signals.AsInterrupts():
+            if cancels:
+                assert follow.to_the_end(job, tmp_path, lambda _: None, 0) == 130
+            else:
+                with pytest.raises(signals.Terminated, match="SIGHUP"):
+                    follow.to_the_end(job, tmp_path, lambda _: None, 0)
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+    assert cancelled == [False] * cancels
 
 
 # What Slurm says
@@ -264,6 +369,85 @@ def test_a_job_is_noted_in_the_runs_folder(tmp_path: Path) -> None:
     assert jobs.noted(tmp_path) is None
 
 
+def answers(monkeypatch: pytest.MonkeyPatch, **given: str | jobs.SlurmError) -> None:
+    """What each command of Slurm prints, or refuses with."""
+
+    def command(*words: str, **_: Any) -> str:
+        said = given.get(words[0], jobs.SlurmError("Unable to contact slurm controller (connect failure)"))
+        if isinstance(said, jobs.SlurmError):
+            raise said
+        return said
+
+    monkeypatch.setattr(jobs, "command", command)
+    monkeypatch.setattr(jobs, "_queues", {})
+
+
+INVALID = jobs.SlurmError("slurm_load_jobs error: Invalid job id specified")
+
+
+@pytest.mark.parametrize(
+    ("given", "state", "is_over"),
+    [
+        ({"scontrol": INVALID}, "UNKNOWN", True),
+        ({"scontrol": INVALID, "sacct": "FAILED|1:0\n"}, "FAILED", True),
+        ({"sacct": "COMPLETED|0:0\n"}, "COMPLETED", True),
+        ({"sacct": "RUNNING|0:0\n"}, "RUNNING", False),
+        ({}, "NOT KNOWN", False),
+    ],
+)
+def test_a_controller_that_does_not_answer_says_nothing_of_the_job(
+    given: dict[str, Any], state: str, is_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, **given)
+    jobs.note(tmp_path, jobs.Job("7", 1.5, 2))
+    found = jobs.state(jobs.Job("7", 1.5, 2))
+    assert (found.state, found.is_over) == (state, is_over)
+    assert (jobs.active(tmp_path) is None) == is_over
+    if is_over:
+        submission._check_free(tmp_path)
+        return
+    with pytest.raises(ConfigError, match=r"output_dir: .* cannot be used: .*job 7"):
+        submission._check_free(tmp_path)
+
+
+@pytest.mark.parametrize(("word", "code"), [("resume", 2), ("delete", 2)])
+def test_a_run_whose_job_may_still_run_is_left_alone(
+    word: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path / "state"))
+    answers(monkeypatch)
+    run = begin(tmp_path / "run")
+    jobs.note(tmp_path / "run", jobs.Job("7", 1.5, 2))
+    said = " ".join(told("run", word, run, code=code, capsys=capsys).split())
+    assert "whether job 7 of it is over is not known: Unable to contact slurm controller" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "reason"),
+    [
+        ({"scontrol": "JobState=PENDING Reason=Priority"}, "PENDING", "job 7 is PENDING (Priority)"),
+        ({"scontrol": "JobState=RUNNING Reason=None"}, "PENDING", ""),
+        ({}, "PENDING", "job 7 is NOT KNOWN (Unable to contact slurm controller (connect failure))"),
+        ({"scontrol": "JobState=CANCELLED Reason=None"}, "STOPPED", ""),
+        (
+            {"scontrol": INVALID},
+            "FAILED",
+            "job 7 is UNKNOWN: its launcher was killed; `primerl run resume` continues it",
+        ),
+    ],
+)
+def test_a_job_that_the_queue_does_not_list_has_not_failed(
+    given: dict[str, Any], status: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path / "state"))
+    answers(monkeypatch, squeue="", **given)
+    run = begin(tmp_path / "run")
+    jobs.note(tmp_path / "run", jobs.Job("7", 1.5, 2))
+    with Registry() as registry:
+        found = standing(registry.find(run))
+    assert (found.status, found.reason) == (status, reason)
+
+
 @pytest.mark.processes
 def test_a_machine_without_slurm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -278,7 +462,7 @@ def test_an_unknown_partition_is_refused_with_those_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sinfo = tmp_path / "sinfo"
-    sinfo.write_text("#!/bin/sh\necho 'cpu*|3|infinite'\necho 'cpu*|1|infinite'\necho 'gpu|2|1:00:00'\n")
+    sinfo.write_text("#!/bin/sh\necho 'cpu*|3|infinite|n/a'\necho 'cpu*|1|infinite|n/a'\necho 'gpu|2|1:00:00|n/a'\n")
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(ConfigError, match=r"slurm.partition: there is no partition 'gpus'; there are cpu, gpu"):
@@ -311,16 +495,87 @@ def test_times_as_slurm_writes_them(text: str, expected: float) -> None:
         ({"partition": "gpu", "time": "2:00:00"}, {}, r"slurm.time \(2:00:00\) is above the limit of partition gpu"),
         ({"partition": "gpu,cpu", "time": "2:00:00"}, {"num_infer_nodes": 3}, None),
         ({"time": "30-00"}, {}, None),
+        (
+            {"partition": "gpu", "signal_s": 3600},
+            {},
+            r"slurm.signal_s: the limit of partition gpu \(1:00:00\) is no mo",
+        ),
+        ({"partition": "gpu,cpu", "signal_s": 3600}, {}, None),
+        (
+            {"partition": "short"},
+            {},
+            r"slurm.signal_s: the limit of partition short \(5:00\) is no more than the 300 s",
+        ),
+        ({"partition": "short", "time": "10:00"}, {}, None),
     ],
 )
 def test_what_a_partition_does_not_have(slurm: dict[str, Any], deployment: dict[str, Any], said: str | None) -> None:
-    found = submission.partitions("cpu*|3|infinite\ncpu*|1|infinite\ngpu|2|1:00:00\n")
+    found = submission.partitions("cpu*|3|infinite|n/a\ncpu*|1|infinite|n/a\ngpu|2|1:00:00|n/a\nshort|1|1-00|5:00\n")
     given = Slurm(**slurm), Deployment(**deployment), found
     if said is None:
         submission._check_partition(*given)
         return
     with pytest.raises(ConfigError, match=said):
         submission._check_partition(*given)
+
+
+@pytest.mark.parametrize(("time", "signal_s"), [("5", 300), ("0:30", 300), ("10:00", 600)])
+def test_a_time_limit_that_would_stop_the_run_at_once_is_refused(time: str, signal_s: int) -> None:
+    """A dry run too."""
+    slurm = {"time": time, "signal_s": signal_s, "dry_run": True}
+    with pytest.raises(ConfigError, match=rf"slurm.signal_s: slurm.time \({time}\) is no more than the {signal_s} s"):
+        submission.check(config_of(slurm=slurm))
+    submission.check(config_of(slurm={**slurm, "signal_s": signal_s // 20}))
+    submission.check(config_of(slurm={**slurm, "time": "0"}))
+
+
+SFT = {"max_steps": 2, "model": {"path": "tiny"}, "data": {"path": "rows.jsonl"}}
+EVAL = {"model": "tiny", "env": [{"id": "reverse-text"}]}
+
+
+@pytest.mark.parametrize(
+    ("deployment", "said", "said_of_sft"),
+    [
+        (
+            {"num_infer_nodes": 1},
+            *[r"deployment.num_infer_nodes is 1, and without Slurm all processes are on this"] * 2,
+        ),
+        (
+            {"num_train_nodes": 2},
+            *[r"deployment.num_train_nodes is 2, and without Slurm all processes are on this"] * 2,
+        ),
+        ({"type": "slurm", "num_train_nodes": 2}, None, "deployment.type is 'slurm', and `primerl sft` trains on this"),
+        ({"type": "mine:Own"}, None, "deployment.type is 'mine:Own', and `primerl sft` trains on this machine unless"),
+        ({}, None, None),
+    ],
+)
+def test_nodes_without_slurm_are_refused(deployment: dict[str, Any], said: str | None, said_of_sft: str | None) -> None:
+    def sft(**more: Any) -> SFTConfig:
+        return SFTConfig.model_validate({**SFT, **more})
+
+    def evaluation(**more: Any) -> EvalConfig:
+        return EvalConfig.model_validate({**EVAL, **more})
+
+    for make, expected in ((config_of, said), (evaluation, said), (sft, said_of_sft)):
+        make(deployment=deployment, slurm={})
+        if expected is None:
+            make(deployment=deployment)
+            continue
+        with pytest.raises(ValidationError, match=expected):
+            make(deployment=deployment)
+
+
+@pytest.mark.parametrize("more", [{"slurm": {}}, {"deployment": {"type": "slurm"}}])
+def test_gpus_of_a_job_are_not_shared(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor by a submitting machine with a single GPU."""
+    deployment = {**more.get("deployment", {}), "engine_share": 0.4}
+    with pytest.raises(ValidationError, match=r"deployment.engine_share shares GPUs of this machine alone: on Slurm"):
+        config_of(**{**more, "deployment": deployment})
+    monkeypatch.setattr(resolve, "engine_gpus", lambda _: 1)
+    monkeypatch.setattr(gpus, "found", lambda: [object()])
+    assert sharing.applied(config_of())[0].deployment.engine_share == sharing.ON_ONE_GPU
+    config = config_of(**more)
+    assert sharing.applied(config) == (config, None)
 
 
 def test_another_placement_is_not_run_in_a_job() -> None:

@@ -333,7 +333,7 @@ def test_a_detached_run_waits_runs_and_is_followed(slurm: Cluster, tmp_path: Pat
         listed = json.loads(primerl("run", "list", "--json"))
         [found] = [one for one in listed if one["id"] == run_id]
         assert found["status"] == "PENDING"
-        assert f"{run_id} is job {found['job']}" in primerl("run", "resume", run_id, code=2)
+        assert f"job {found['job']} uses it" in primerl("run", "resume", run_id, code=2)
         assert "output_dir" in primerl("rl", "@", "rl.toml", code=2)
     finally:
         slurm.run("scontrol", "update", "node=n2", "state=resume")

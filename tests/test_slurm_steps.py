@@ -16,6 +16,8 @@ from primerl.launch.placement.protocol import Command, Process, Resources, Role
 from primerl.launch.placement.slurm import placement as slurm_placement
 from primerl.launch.placement.slurm import step
 from primerl.launch.placement.slurm.placement import SlurmPlacement
+from primerl.launch.supervise import orchestrator
+from primerl.launch.supervise.failures import RunFailedError
 from primerl.run_key import VARIABLE
 
 pytestmark = pytest.mark.processes
@@ -171,6 +173,33 @@ def test_a_step_that_slurm_refuses_at_first_is_asked_for_again(
     ends(job, process)
     assert process.describe_end() == "could not be started: on node n1: srun: error: Invalid job"
     assert job._asked["inference"].tries == slurm_placement.TRIES
+
+
+def test_a_step_that_is_never_created_is_named(
+    job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not asked for again: it would wait as long."""
+    srun = tmp_path / "bin" / "srun"
+    srun.write_text("#!/bin/sh\necho 'srun: Job 9 step creation temporarily disabled, retrying' >&2\nexec sleep 600\n")
+    process = job.start(ENGINE, command(tmp_path, "inference", SLEEPS))
+    waiting = job._steps["inference"]
+    until(lambda: job.watch(0.1) == [] and waiting.errors, WAIT_S, "what srun says")
+    monkeypatch.setattr(step, "CREATED_S", 0.0)
+    ends(job, process)
+    assert process.describe_end().startswith("could not be started: on node n1: srun has waited ")
+    assert process.describe_end().endswith("retrying")
+    until(lambda: waiting.srun.poll() is not None, WAIT_S, "the end of srun")
+    assert not job._again
+
+
+def test_the_orchestrator_has_more_time_in_a_step(
+    job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.start(ENGINE, command(tmp_path, "inference", SLEEPS))
+    monkeypatch.setattr(orchestrator, "START_S", 600.0)
+    monkeypatch.setattr(orchestrator, "STEP_START_S", 0.0)
+    with pytest.raises(RunFailedError, match=r"orchestrator did not write \S+ within 0 s: it was not"):
+        orchestrator.wait_for_orchestrator(job, job.by_name["inference"], tmp_path)
 
 
 def test_without_srun_the_start_fails(job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

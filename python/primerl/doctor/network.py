@@ -79,7 +79,7 @@ def _scheduler() -> Iterator[Finding]:
 
 
 def _hub(*, online: bool) -> Finding:
-    address = os.environ.get("HF_ENDPOINT") or HUB
+    address = _without_user(os.environ.get("HF_ENDPOINT") or HUB)
     offline = [name for name in OFFLINE if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")]
     token = "with a token" if os.environ.get("HF_TOKEN") or _hub_token().is_file() else "without a token"
     if offline:
@@ -89,13 +89,20 @@ def _hub(*, online: bool) -> Finding:
     return _asked("hub", address, token, "models and datasets come from folders or the cache", online=online)
 
 
+def _without_user(address: str) -> str:
+    """An address that may be shown: `user:password@` is for no log."""
+    scheme, slashes, rest = address.rpartition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"
+
+
 def _hub_token() -> Path:
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     return Path(os.path.expanduser(os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")))
 
 
 def _wandb(*, online: bool) -> Finding:
-    address = os.environ.get("WANDB_BASE_URL") or WANDB
+    address = _without_user(os.environ.get("WANDB_BASE_URL") or WANDB)
     mode = os.environ.get("WANDB_MODE")
     if mode in ("offline", "disabled"):
         return ok("W&B", f"WANDB_MODE is {mode}")

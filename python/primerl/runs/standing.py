@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from primerl.runs.registry import Run
@@ -48,19 +47,24 @@ def standing(run: Run) -> Standing:
         code = summary.get("exit_code") if code is None else code
         reason = str(summary.get("reason", "")).strip()
     if code is None:
-        return _without_code(folder, step)
+        return _without_code(run, step)
     reason = reason or (f"it ended with exit code {code}; see its log" if code else "")
     return Standing(_by_code(code), reason if code else "", step)
 
 
-def _without_code(folder: Path, step: int) -> Standing:
-    """A run whose launcher has noted no end: it was killed, or its job of Slurm never began."""
+def _without_code(run: Run, step: int) -> Standing:
+    """A run whose launcher has noted no end: it was killed, or its job of Slurm never began, or waits where the list of
+    jobs does not have it."""
     from primerl.launch.slurm import jobs
 
-    job = jobs.noted(folder)
+    job = jobs.noted(run.output_dir)
     found = None if job is None else jobs.state(job)
     if found is not None and found.state == jobs.CANCELLED:
         return Standing(STOPPED, "", step)
+    if found is not None and job is not None and not found.is_over:
+        reason = "" if found.state in jobs.ACTIVE else f"job {job.id} is {found.told()}"
+        begun = not found.is_waiting and (run.kind == "sft" or _has_started(run))
+        return Standing(RUNNING if begun else PENDING, reason, step)
     ended = "" if found is None or job is None else f"job {job.id} is {found.told()}: "
     return Standing(FAILED, f"{ended}its launcher was killed; `primerl run resume` continues it", step)
 

@@ -35,8 +35,10 @@ def main(arguments: list[str]) -> int:
 
 def _delete(run: Run, chosen: argparse.Namespace) -> int:
     folder = run.output_dir
-    if in_use(folder) or jobs.active(folder) is not None:
+    if in_use(folder):
         return fail(f"{run.id} is running; `primerl run stop {run.id}` first", title=NOTHING)
+    if (said := jobs.in_the_way(folder)) is not None:
+        return fail(f"{run.id}: {said} (`primerl run stop {run.id}`)", title=NOTHING)
     deletes = chosen.with_files and folder.exists()
     if deletes and not (folder / LOCK).is_file():
         return fail(f"{folder} does not look like the folder of a run; delete it yourself", title=NOTHING)

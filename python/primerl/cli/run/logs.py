@@ -26,6 +26,7 @@ PATTERNS = {
     "inference": ["inference", "inference_*"],
     "env-worker": ["envs/*"],
     "env-server": ["envs/*"],
+    "trainer": ["trainer", "trainer/node_*"],
 }
 """Log files of the components that have several logs, or none of their name."""
 COMPONENTS = ("launcher", "orchestrator", "inference", "trainer", "env-worker", "store")
@@ -53,7 +54,9 @@ def _logs(run: Run, chosen: argparse.Namespace) -> int:
         component = f"envs/*/{name}/env_worker_{number or '*'}"
 
     def files() -> dict[str, Path]:
-        found = {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.log"))}
+        # Links name logs that are there by their own names.
+        paths = (path for path in sorted(folder.rglob("*.log")) if not path.is_symlink())
+        found = {str(path.relative_to(folder).with_suffix("")): path for path in paths}
         return {name: path for name, path in found.items() if component is None or _is(name, component)}
 
     def goes_on() -> bool:

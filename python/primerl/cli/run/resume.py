@@ -31,10 +31,8 @@ def main(arguments: list[str]) -> int:
 def _resume(run: Run, chosen: argparse.Namespace) -> int:
     if in_use(run.output_dir):
         return fail(f"{run.id} is running; `primerl run logs {run.id} -f` follows it", title="Nothing was started")
-    active = jobs.active(run.output_dir)
-    if active is not None:
-        job, found = active
-        return fail(f"{run.id} is job {job.id}, which is {found.told()}", title="Nothing was started")
+    if (said := jobs.in_the_way(run.output_dir)) is not None:
+        return fail(f"{run.id}: {said}", title="Nothing was started")
     for needed, what in ((run.config, "the copy of its config"), (run.folder, "the folder it was started in")):
         if not needed.exists():
             return fail(f"{run.id}: {what}, {needed}, is gone; start it by its own file, `primerl run @ FILE`")

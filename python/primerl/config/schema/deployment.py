@@ -22,6 +22,14 @@ PLACEMENT_PATTERN = r"^[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?$"
 ONE_WORD = r"^[^\s\"'\\]+$"
 TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}")
 EXPORT = re.compile(r"(ALL|NONE|NIL|[A-Za-z_]\w*)(,[A-Za-z_]\w*)*")
+# Options of sbatch that a run depends on, and the keys that set them.
+OWN_OPTIONS = {
+    "--export": "slurm.export names variables; their values belong in the environment, not in the job's script",
+    "--output": "the log is in output_dir",
+    "--signal": "slurm.signal_s sets it",
+    "--requeue": "slurm.requeue sets it",
+    "--no-requeue": "slurm.requeue sets it",
+}
 Word = Annotated[str, Field(pattern=ONE_WORD, max_length=200), Bound("one word")]
 
 
@@ -105,4 +113,38 @@ class Slurm(Section):
         wrong = next((one for one in self.options if not one.startswith("-") or "\n" in one), None)
         if wrong is not None:
             raise BadKeysError(f"options has {wrong!r}, which is no option of sbatch; write --name=value", "options")
+        own = next((name for one in self.options for name in OWN_OPTIONS if one.startswith(name)), None)
+        if own is not None:
+            raise BadKeysError(f"options has {own}, which is not to be given there: {OWN_OPTIONS[own]}", "options")
         return self
+
+
+def check_sharing(deployment: Deployment, slurm: Slurm | None) -> None:
+    """Raises BadKeysError where GPUs of a job would be shared, which its plan does not do."""
+    if deployment.engine_share is not None and (slurm is not None or deployment.type == "slurm"):
+        raise BadKeysError(
+            "deployment.engine_share shares GPUs of this machine alone: on Slurm the trainer and each engine have GPUs "
+            "of their own; omit it, and set deployment.gpus_per_node to as many as they need",
+            "deployment.engine_share",
+        )
+
+
+def check_nodes(deployment: Deployment, slurm: Slurm | None, *, is_sft: bool = False) -> None:
+    """Nodes are Slurm's to give. Raises BadKeysError where they are asked for, and no one would look."""
+    if slurm is not None:
+        return
+    if is_sft and deployment.type != "local":
+        raise BadKeysError(
+            f"deployment.type is {deployment.type!r}, and `primerl sft` trains on this machine unless a section "
+            "[slurm] submits it as a job; add one, or omit deployment.type",
+            "deployment.type",
+        )
+    key = "num_train_nodes" if deployment.num_train_nodes > 1 else "num_infer_nodes"
+    count = getattr(deployment, key)
+    if deployment.type != "slurm" and (deployment.num_train_nodes > 1 or deployment.num_infer_nodes):
+        also = "" if is_sft else ', set deployment.type = "slurm" within a job of your own'
+        raise BadKeysError(
+            f"deployment.{key} is {count}, and without Slurm all processes are on this machine; add a section "
+            f"[slurm]{also}, or omit it",
+            f"deployment.{key}",
+        )

@@ -20,7 +20,7 @@ from primerl.config.schema.base import (
     Settings,
     check_dry_run,
 )
-from primerl.config.schema.deployment import Deployment, Slurm
+from primerl.config.schema.deployment import Deployment, Slurm, check_nodes
 from primerl.config.schema.environment import Environment, Workers
 from primerl.config.schema.environment_checks import check_distinct, check_rollout_times, numbered
 from primerl.config.schema.orchestrator import Parsers
@@ -139,6 +139,11 @@ class EvalConfig(Section):
     parsers: Parsers = Parsers()
     log: RolloutLog = RolloutLog()
     timeouts: EvalTimeouts = EvalTimeouts()
+
+    @model_validator(mode="after")
+    def _has_its_nodes(self) -> Self:
+        check_nodes(self.deployment, self.slurm)
+        return self
 
     @model_validator(mode="after")
     def _is_dry_or_cleans(self) -> Self:

@@ -20,7 +20,7 @@ from primerl.config.schema.base import (
     Seed,
     check_dry_run,
 )
-from primerl.config.schema.deployment import Deployment, Slurm
+from primerl.config.schema.deployment import Deployment, Slurm, check_nodes, check_sharing
 from primerl.config.schema.inference import InferenceSettings
 from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
 from primerl.config.schema.orchestrator import OrchestratorSettings
@@ -134,6 +134,12 @@ class RLConfig(Monitored):
     orchestrator: RunOrchestrator
     inference: RunInference = RunInference()
     timeouts: RunTimeouts = RunTimeouts()
+
+    @model_validator(mode="after")
+    def _has_its_nodes(self) -> Self:
+        check_nodes(self.deployment, self.slurm)
+        check_sharing(self.deployment, self.slurm)
+        return self
 
     @model_validator(mode="after")
     def _is_dry_or_cleans(self) -> Self:

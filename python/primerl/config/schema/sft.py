@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from primerl.config.errors.foreign_keys import PRIME_RL_SFT, Names
 from primerl.config.schema.base import BadKeysError, Count, Fraction, LargeCount, Name, Section, Seed, check_dry_run
-from primerl.config.schema.deployment import Deployment, Slurm
+from primerl.config.schema.deployment import Deployment, Slurm, check_nodes
 from primerl.config.schema.monitors import Monitored
 from primerl.config.schema.trainer import CheckpointWeights, Computation, Lora, Optimizer, TrainerLog, check_resume
 from primerl.process.setting_checks import MOST_COUNT, MOST_LARGE_COUNT
@@ -194,6 +194,11 @@ class SFTConfig(Monitored, Computation):
     deployment: Deployment = Deployment()
     slurm: Slurm | None = None
     log: TrainerLog = TrainerLog()
+
+    @model_validator(mode="after")
+    def _has_its_nodes(self) -> Self:
+        check_nodes(self.deployment, self.slurm, is_sft=True)
+        return self
 
     @model_validator(mode="after")
     def _is_dry_or_cleans(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -30,9 +31,11 @@ def size_of(file: Path) -> int:
 
 
 def to_the_end(job: jobs.Job, folder: Path, say: Callable[[str], None], offset: int) -> int:
-    """Returns the exit code of the run. Ctrl-C stops the run, which can be resumed; a second one leaves it alone."""
+    """Returns the exit code of the run. Ctrl-C stops the run, which can be resumed; a second one leaves it alone,
+    as does the end of the terminal (SIGHUP)."""
     log = Log(folder / script.LOG, offset)
-    interrupts = Interrupts()
+    # That ends this command at once, and nothing else: the job does not need it.
+    interrupts = Interrupts(but=[signal.SIGHUP])
     shown = jobs.State("", "")
     asked_at, stopping, unknown_since = 0.0, False, None
     with interrupts:

@@ -19,7 +19,10 @@ WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 )
 ACTIVE = frozenset({"RUNNING", "COMPLETING", "STOPPED", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING"})
-UNKNOWN, CANCELLED = "UNKNOWN", "CANCELLED"
+UNKNOWN, SILENT, CANCELLED = "UNKNOWN", "NOT KNOWN", "CANCELLED"
+FORGOTTEN = "invalid job id"
+"""What `scontrol` says of a job that ended some minutes ago, or never was; all else that it complains of says nothing
+of the job."""
 LISTED_S, LISTING_S = 2.0, 5.0
 _queues: dict[str | None, tuple[float, dict[str, State]]] = {}
 
@@ -43,7 +46,7 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class State:
     state: str
-    """Slurm's word, or `UNKNOWN` where it has forgotten the job, or does not answer."""
+    """Slurm's word, or `UNKNOWN` where it has forgotten the job, or `SILENT` where it does not answer."""
     reason: str = ""
     exit_code: int | None = None
     nodes: str = ""
@@ -55,7 +58,7 @@ class State:
 
     @property
     def is_over(self) -> bool:
-        return self.state not in WAITING | ACTIVE
+        return self.state not in WAITING | ACTIVE | {SILENT}
 
     def told(self) -> str:
         reason = f" ({self.reason})" if self.reason not in ("", "None") else ""
@@ -107,15 +110,19 @@ def noted(folder: Path) -> Job | None:
 def state(job: Job) -> State:
     """Raises nothing: a controller that does not answer is a reason."""
     environ = {**os.environ, **({"SLURM_CONF": job.conf} if job.conf else {})}
-    with contextlib.suppress(SlurmError):
+    otherwise = State(UNKNOWN)
+    try:
         return parsed(command("scontrol", "show", "job", "-o", job.id, environ=environ))
+    except SlurmError as error:
+        if FORGOTTEN not in str(error).lower():
+            otherwise = State(SILENT, str(error))
     # Only the accounting knows a job that ended some time ago.
     try:
         found = command("sacct", "-nXP", "-j", job.id, "-o", "State,ExitCode", environ=environ).splitlines()
         word, _, code = found[-1].partition("|")
         return State(word.split()[0], "", int(code.split(":")[0]))
     except (SlurmError, IndexError, ValueError):
-        return State(UNKNOWN)
+        return otherwise
 
 
 def parsed(text: str) -> State:
@@ -160,12 +167,26 @@ def queued(folder: Path) -> tuple[Job, State] | None:
 
 
 def active(folder: Path) -> tuple[Job, State] | None:
-    """The run's job that waits or runs; None where it has none."""
+    """The run's job that waits or runs, or of which Slurm does not say that it is over; None where it has none."""
     job = noted(folder)
     if job is None:
         return None
     found = state(job)
     return None if found.is_over else (job, found)
+
+
+def in_the_way(folder: Path) -> str | None:
+    """A sentence about the run's job that may still use the folder; None where it has none."""
+    found = active(folder)
+    if found is None:
+        return None
+    job, how = found
+    if how.state == SILENT:
+        return (
+            f"whether job {job.id} of it is over is not known: {how.reason}; try again once Slurm answers, or delete "
+            f"{folder / FILE} if you know that it is"
+        )
+    return f"job {job.id} uses it, which is {how.told()}; stop it"
 
 
 def cancel(job: Job, found: State, *, kill: bool) -> None:

@@ -42,7 +42,8 @@ def options(slurm: Slurm, deployment: Deployment, folder: Path) -> list[str]:
         "cpus-per-task": slurm.cpus_per_node,
         "gpus-per-node": deployment.gpus_per_node or None,
         "mem": slurm.mem,
-        "output": folder / LOG,
+        # Quoted as sbatch reads it; % begins a field of the name.
+        "output": shlex.quote(os.fspath(folder / LOG).replace("%", "%%")),
         "open-mode": "append",
         "export": slurm.export,
         # To the launcher, which is the script's process.

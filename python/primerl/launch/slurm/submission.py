@@ -70,10 +70,14 @@ def begun(config: C) -> C:
 def check(config: RLConfig | EvalConfig | SFTConfig) -> None:
     """Raises ConfigError for what Slurm would refuse, or would wait for in vain."""
     slurm = config.slurm
-    if slurm is None or slurm.dry_run or config.dry_run:
+    if slurm is None:
+        return
+    if slurm.time is not None:
+        _check_time(slurm.signal_s, seconds(slurm.time), f"slurm.time ({slurm.time})")
+    if slurm.dry_run or config.dry_run:
         return
     try:
-        found = partitions(jobs.command("sinfo", "-h", "-o", "%P|%D|%l"))
+        found = partitions(jobs.command("sinfo", "-h", "-o", "%P|%D|%l|%L"))
     except jobs.SlurmError as error:
         raise ConfigError(f"slurm: {error}") from None
     _check_partition(slurm, config.deployment, found)
@@ -88,16 +92,19 @@ class Partition:
     """Longest time of a job; infinite where there is none."""
     limit: str
     """The same, as Slurm writes it."""
+    usual: str
+    """Time of a job that asks for none."""
 
 
 def partitions(text: str) -> list[Partition]:
-    """From the output of `sinfo -o "%P|%D|%l"`, in which a partition has a line for each state of nodes."""
+    """From the output of `sinfo -o "%P|%D|%l|%L"`, in which a partition has a line for each state of nodes."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
-        name, nodes, limit = line.split("|")
+        name, nodes, limit, usual = line.split("|")
+        usual = limit if math.isinf(seconds(usual)) else usual
         plain, count = name.removesuffix("*"), int(nodes) if nodes.isdigit() else 0
         before = found[plain].nodes if plain in found else 0
-        found[plain] = Partition(plain, before + count, name.endswith("*"), seconds(limit), limit)
+        found[plain] = Partition(plain, before + count, name.endswith("*"), seconds(limit), limit, usual)
     return list(found.values())
 
 
@@ -141,6 +148,18 @@ def _check_partition(slurm: Slurm, deployment: Deployment, found: list[Partition
             f"slurm.time ({slurm.time}) is above the limit of partition {longest.name} ({longest.limit}), and the job "
             "would wait for ever; lower it: with slurm.requeue the run resumes at the limit"
         )
+    if slurm.time is None:
+        longest = max(chosen, key=lambda one: seconds(one.usual))
+        _check_time(slurm.signal_s, seconds(longest.usual), f"the limit of partition {longest.name} ({longest.usual})")
+
+
+def _check_time(signal_s: int, limit_s: float, what: str) -> None:
+    """Slurm accepts a job that gets its signal at once. 0 is no limit."""
+    if 0 < limit_s <= signal_s:
+        raise ConfigError(
+            f"slurm.signal_s: {what} is no more than the {signal_s} s before it at which the run stops, so it would "
+            "stop as soon as it has started; raise slurm.time, or lower slurm.signal_s"
+        )
 
 
 def submit(
@@ -165,8 +184,7 @@ def submit(
         folder,
         command=[command, "@", os.fspath(folder / CONFIG)],
         first_start=once(config),
-        # The others find out by themselves that there is something to resume.
-        later_starts=RESUMES_SFT if isinstance(config, SFTConfig) else (),
+        later_starts=later(config),
     )
     is_dry = slurm.dry_run or config.dry_run
     nodes = config.deployment.num_train_nodes + config.deployment.num_infer_nodes
@@ -202,12 +220,9 @@ def submit(
 
 
 def _check_free(folder: Path) -> None:
-    waiting = jobs.active(folder)
-    if waiting is not None:
-        job, found = waiting
-        raise ConfigError(
-            f"output_dir: {folder} is used by job {job.id}, which is {found.told()}; stop it, or choose another"
-        )
+    said = jobs.in_the_way(folder)
+    if said is not None:
+        raise ConfigError(f"output_dir: {folder} cannot be used: {said}, or choose another")
 
 
 def _test(text: str, nodes: int) -> None:
@@ -238,11 +253,23 @@ def _submitted(folder: Path, nodes: int) -> jobs.Job:
 def once(config: RLConfig | EvalConfig | SFTConfig) -> Sequence[str]:
     """Arguments of the first start alone: a job that is put back into the queue resumes where it was."""
     found: list[str] = []
-    ckpt = getattr(config, "ckpt", None)
-    if ckpt is not None and ckpt.resume_step is not None:
-        found += ["--ckpt.resume-step", str(ckpt.resume_step)]
+    # By the name that the stored config has: of the two that `primerl rl` knows, only one may be given.
+    for section, prefix in ((config, ""), (getattr(config, "trainer", None), "trainer.")):
+        ckpt = getattr(section, "ckpt", None)
+        if ckpt is not None:
+            if ckpt.resume_step is not None:
+                found += [f"--{prefix}ckpt.resume-step", str(ckpt.resume_step)]
+            break
     if getattr(config, "skip_event", None) is not None:
         found += ["--skip-event", str(config.skip_event)]
     if getattr(config, "retry_errors", False):
         found += ["--retry-errors"]
     return found
+
+
+def later(config: RLConfig | EvalConfig | SFTConfig) -> Sequence[str]:
+    """Arguments of the starts after it. A run or an evaluation finds out by itself that there is something to resume; a
+    fine-tuning that saves no checkpoints begins again."""
+    if not isinstance(config, SFTConfig) or config.ckpt is None or config.ckpt.weights_only:
+        return ()
+    return RESUMES_SFT

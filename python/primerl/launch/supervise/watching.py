@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -32,12 +32,18 @@ class Interrupts:
     [`check`][primerl.launch.supervise.watching.Interrupts.check]; a Ctrl-C after the first raises KeyboardInterrupt at
     once."""
 
-    def __init__(self) -> None:
+    def __init__(self, but: Sequence[signal.Signals] = ()) -> None:
+        """`but`: signals that are left to others."""
+        self._but = but
         self._count = 0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._interrupt) for number in signals.stop_signals()}
+        self._before = {
+            number: signal.signal(number, self._interrupt)
+            for number in signals.stop_signals()
+            if number not in self._but
+        }
         if signals.is_asked():  # before, and the interrupted code has dropped it
             self._count += 1
         return self

@@ -96,7 +96,7 @@ class SlurmPlacement:
         """After the loss of a step: without its job nothing can be started any more."""
         job = self.allocation.job
         found = jobs.state(jobs.Job(job, 0.0, 0))
-        if found.state not in ("RUNNING", jobs.UNKNOWN):
+        if found.state not in ("RUNNING", jobs.UNKNOWN, jobs.SILENT):
             self._lost = f"Slurm has ended job {job}: it is {found.told()}"
 
     def plan(self, roles: Sequence[Role]) -> Plan:
@@ -159,7 +159,9 @@ class SlurmPlacement:
         back, say, takes none at first."""
         name = step.process.name
         asked = self._asked[name]
-        if not step.is_lost or step.step is not None or self._stopped or self._lost or asked.tries >= TRIES:
+        if not step.is_lost or step.step is not None or step.was_in_vain:
+            return False
+        if self._stopped or self._lost or asked.tries >= TRIES:
             return False
         step.process.failure = None
         asked.tries += 1

@@ -24,6 +24,8 @@ PIPE_BYTES = 1 << 20
 """A start is written at once, also while `srun` waits for its nodes."""
 SILENT_S = 60.0
 """An agent that sends nothing for so long is lost, and with it its process."""
+CREATED_S = 300.0
+"""How long `srun` may wait for Slurm to create the step: it has no deadline of its own where resources are taken."""
 OTHERS_S = 8.0
 """How long the parts of a role on other nodes have to end by themselves after one of them has failed."""
 KEPT_LINES = 20
@@ -98,13 +100,15 @@ class Step:
     def __init__(self, process: Process, nodes: Sequence[str], command: Sequence[str], environment: Mapping[str, str]):
         """Raises OSError where there is no `srun`."""
         self.process = process
-        began = time.monotonic()
-        self.tasks = {node: Task(node, began) for node in nodes}
+        self.began = time.monotonic()
+        self.tasks = {node: Task(node, self.began) for node in nodes}
         self.step: str | None = None
         """Its id, as `17.3`."""
         self.witness: Path | None = None
         self.errors: deque[str] = deque(maxlen=KEPT_LINES)
         self.first_end: Task | None = None
+        self.was_in_vain = False
+        """Whether Slurm has not created it within CREATED_S."""
         self._said: list[str] = []
         self._is_stopping = self._is_lost = False
         self._received = {"out": b"", "err": b""}
@@ -218,6 +222,8 @@ class Step:
                 if not task.ended:
                     self._lost(task, self._why_gone())
             return self._end()
+        if self.step is None and now - self.began > CREATED_S:
+            return self._give_up(now)
         silent = [task for task in tasks if not task.ended and now - task.heard > SILENT_S]
         if silent and self.step is not None:
             self.kill()
@@ -228,6 +234,15 @@ class Step:
                     self._lost(task, "it was ended with the others")
             return self._end()
         return None
+
+    def _give_up(self, now: float) -> None:
+        self.was_in_vain = True
+        self.kill()
+        said = f": {'; '.join(self.errors)}" if self.errors else ""
+        for task in self.tasks.values():
+            if not task.ended:
+                self._lost(task, f"srun has waited {now - self.began:.0f} s for Slurm to create its step{said}")
+        return self._end()
 
     def _why_gone(self) -> str:
         return "; ".join(self.errors) or f"srun ended with code {self.srun.returncode}"
