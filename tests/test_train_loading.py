@@ -52,7 +52,7 @@ for folder in case["values"]["folders"]:
     model = load(Path(folder), "float32", ranks)
     held = [tensor for tensor in model.parameters() if not tensor.is_meta]
     is_streamed = ranks.agree(hasattr(model, streaming.SOURCE))
-    assert bool(held) == (ranks.leads and not is_streamed), "one whole model is in memory, and none that is streamed"
+    assert bool(held) == (ranks.leads and not is_streamed), "one whole model is in memory, unless it is streamed"
     computation = from_mapping(ComputationConfig, resolved(schema.Computation, {"ranks": case["ranks"]}))
     make_ready(model, computation, lora, Path(folder), 0, ranks)
     parameters = list(model.parameters())

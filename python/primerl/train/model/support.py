@@ -133,7 +133,7 @@ OWN_EXPERTS = frozenset({"jetmoe", "llama4_text", "longcat_flash"})
 
 
 def read(folder: Path) -> Config:
-    """The folder's `config.json`; empty where there is none, or none that can be read, which others report."""
+    """The folder's `config.json`; empty where it is missing or cannot be read, which others report."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -36,7 +36,7 @@ fn weighted(id: usize, tokens: &[u32]) -> Weighted {
     }
 }
 
-/// `count` samples that begin with the same tokens and go on with `own` tokens each of their own, from rollout `first` on.
+/// `count` samples that begin with the same tokens, followed by `own` tokens of each, from rollout `first` on.
 fn group(first: usize, count: usize, prompt: &[u32], own: usize) -> Vec<Weighted> {
     let of = |id: usize| {
         let tokens = [prompt, &vec![1000 + id as u32; own]].concat();
