@@ -70,7 +70,7 @@ def test_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gpus_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "found", lambda: ["0", "1"])
+    monkeypatch.setattr(gpus, "visible", lambda: [gpus.Gpu("0"), gpus.Gpu("1")])
     monkeypatch.delenv(gpus.VARIABLE, raising=False)
     monkeypatch.setattr(machine, "torch_cuda", lambda: None)
     found = by_name(machine.findings())

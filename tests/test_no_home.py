@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from primerl import cli
 from primerl.cli.arguments import keep_state
-from primerl.launch.monitors import _has_login
+from primerl.launch.monitors import has_login
 from primerl.launch.preflight import training
 from primerl.monitors.services import prime
 from primerl.runs import state
@@ -59,7 +59,7 @@ def test_a_run_keeps_its_state_itself(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.usefixtures("nobody")
 def test_logins_are_looked_for_nowhere() -> None:
     assert prime.login() == {}
-    assert not _has_login()
+    assert not has_login()
 
 
 def test_a_home_that_cannot_be_written_to_is_none(

@@ -28,10 +28,15 @@ def findings(output: Path) -> Iterator[Finding]:
     yield _folder("cache of the hub", _hub_cache(), "models are downloaded to it; HF_HOME names another")
 
 
-def _hub_cache() -> Path:
+def hub_home() -> Path:
     """As huggingface_hub chooses it, which takes half a second to import."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
+    return Path(os.path.expanduser(home))
+
+
+def _hub_cache() -> Path:
+    given = os.environ.get("HF_HUB_CACHE")
+    return Path(os.path.expanduser(given)) if given else hub_home() / "hub"
 
 
 def _folder(about: str, folder: Path, use: str) -> Finding:

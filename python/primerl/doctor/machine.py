@@ -7,8 +7,8 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterator
-from importlib import import_module, metadata, util
+from collections.abc import Iterator, Sequence
+from importlib import metadata, util
 from pathlib import Path
 
 from primerl.doctor.finding import Finding, amount, note, ok, problem
@@ -97,9 +97,9 @@ def _control_groups() -> Finding:
 
 
 def _gpus() -> Iterator[Finding]:
-    names = gpus.found()
+    there = gpus.visible()
     hidden = os.environ.get(gpus.VARIABLE)
-    if not names:
+    if not there:
         if hidden is not None:
             yield note(
                 "GPUs", f"none: {gpus.VARIABLE} is {hidden!r}", f"unset {gpus.VARIABLE} to use those that there are"
@@ -107,9 +107,7 @@ def _gpus() -> Iterator[Finding]:
         else:
             yield ok("GPUs", "none", "everything computes on the CPU, in fp32: for small models and tests")
         return
-    described = _described()
-    found = described or f"{len(names)} ({', '.join(names)})"
-    yield ok("GPUs", found + (f"; {gpus.VARIABLE} is {hidden!r}" if hidden is not None else ""))
+    yield ok("GPUs", _described(there) + (f"; {gpus.VARIABLE} is {hidden!r}" if hidden is not None else ""))
     cuda = torch_cuda()
     if cuda is None and util.find_spec("torch") is not None:
         yield problem(
@@ -121,21 +119,13 @@ def _gpus() -> Iterator[Finding]:
         yield ok("torch for GPUs", f"torch {metadata.version('torch')}, CUDA {cuda}")
 
 
-def _described() -> str | None:
-    """Names and memory of all GPUs, and the driver; None without nvidia-ml-py."""
-    with contextlib.suppress(Exception):  # whatever the driver's library raises
-        pynvml = import_module("pynvml")
-        pynvml.nvmlInit()
-        try:
-            found = []
-            for index in range(pynvml.nvmlDeviceGetCount()):
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                name = pynvml.nvmlDeviceGetName(handle)
-                found.append(f"{name} with {amount(pynvml.nvmlDeviceGetMemoryInfo(handle).total)}")
-            return f"{', '.join(found)}; driver {pynvml.nvmlSystemGetDriverVersion()}"
-        finally:
-            pynvml.nvmlShutdown()
-    return None
+def _described(there: Sequence[gpus.Gpu]) -> str:
+    """Kinds and memory; numbers, where the driver tells no more."""
+    if not all(one.model and one.memory for one in there):
+        return f"{len(there)} ({', '.join(one.name for one in there)})"
+    driver = gpus.driver_version()
+    known = ", ".join(f"{one.model} with {amount(one.memory or 0)}" for one in there)
+    return known if driver is None else f"{known}; driver {driver}"
 
 
 def torch_cuda() -> str | None:

@@ -9,14 +9,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from netrc import NetrcParseError, netrc
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from primerl.doctor.finding import Finding, note, ok
+from primerl.doctor.folders import hub_home
+from primerl.launch.monitors import WANDB_KEY, WANDB_URL, has_login
 from primerl.process import rank_variables
 
-HUB, WANDB = "https://huggingface.co", "https://api.wandb.ai"
+HUB = "https://huggingface.co"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 ASK_S = 5.0
@@ -97,24 +97,17 @@ def _without_user(address: str) -> str:
 
 
 def _hub_token() -> Path:
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(os.path.expanduser(os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")))
+    given = os.environ.get("HF_TOKEN_PATH")
+    return Path(os.path.expanduser(given)) if given else hub_home() / "token"
 
 
 def _wandb(*, online: bool) -> Finding:
-    address = _without_user(os.environ.get("WANDB_BASE_URL") or WANDB)
+    address = _without_user(os.environ.get("WANDB_BASE_URL") or WANDB_URL)
     mode = os.environ.get("WANDB_MODE")
     if mode in ("offline", "disabled"):
         return ok("W&B", f"WANDB_MODE is {mode}")
-    key = "with a key" if os.environ.get("WANDB_API_KEY") or _has_netrc(address) else "without a key"
+    key = "with a key" if os.environ.get(WANDB_KEY) or has_login() else "without a key"
     return _asked("W&B", address, key, "`--wandb` needs it; `WANDB_MODE=offline` writes files", online=online)
-
-
-def _has_netrc(address: str) -> bool:
-    try:
-        return netrc().authenticators(urlsplit(address).hostname or "") is not None
-    except (OSError, NetrcParseError):
-        return False
 
 
 def _asked(about: str, address: str, said: str, without: str, *, online: bool) -> Finding:

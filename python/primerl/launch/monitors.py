@@ -79,7 +79,7 @@ def _wandb_problem(config: RLConfig | SFTConfig) -> str | None:
         key = _wandb_key(config)
     except ValueError as error:
         return f"wandb: {error}"
-    if monitored.wandb_mode(config.wandb) == "offline" or key is not None or _has_login():
+    if monitored.wandb_mode(config.wandb) == "offline" or key is not None or has_login():
         return None
     return (
         "wandb: there is no key: set WANDB_API_KEY (from https://wandb.ai/authorize) in the environment, in a file of "
@@ -99,7 +99,7 @@ def _wandb_key(config: RLConfig | SFTConfig) -> str | None:
     return usable(secrets.of_all(files).get(WANDB_KEY), f"{WANDB_KEY} of env_files or the stored secrets")
 
 
-def _has_login() -> bool:
+def has_login() -> bool:
     """Whether the netrc file has a key for W&B's server."""
     host = urlsplit(os.environ.get("WANDB_BASE_URL", WANDB_URL)).hostname or ""
     given = os.environ.get("NETRC")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -65,17 +67,30 @@ def _named(name: str, there: list[Gpu]) -> Gpu:
 
 def machine(driver: Path = DRIVER) -> list[Gpu]:
     """All GPUs of this machine."""
-    with contextlib.suppress(Exception):  # without the package, or the driver's library, the driver's files tell
-        nvml = import_module("pynvml")  # of nvidia-ml-py
-        nvml.nvmlInit()
-        try:
-            return _by_nvml(nvml)
-        finally:
-            nvml.nvmlShutdown()
+    found = _asked(_by_nvml)
+    if found is not None:
+        return found
     try:
         return [Gpu(str(index)) for index, _ in enumerate(driver.iterdir())]
     except OSError:
         return []
+
+
+def driver_version() -> str | None:
+    """None where NVML is not there."""
+    return _asked(lambda nvml: _text(nvml.nvmlSystemGetDriverVersion()))
+
+
+def _asked(question: Callable[[Any], Answer]) -> Answer | None:
+    """What NVML answers; None without the package, or the driver's library."""
+    with contextlib.suppress(Exception):
+        nvml = import_module("pynvml")  # of nvidia-ml-py
+        nvml.nvmlInit()
+        try:
+            return question(nvml)
+        finally:
+            nvml.nvmlShutdown()
+    return None
 
 
 def _by_nvml(nvml: Any) -> list[Gpu]:
