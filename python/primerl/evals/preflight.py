@@ -227,8 +227,7 @@ def _check_model(config: EvalConfig) -> None:
         backend.check_model(folder, config.inference.python)
     except UnservableError as error:
         raise ConfigError(str(error).replace("model.path:", "model:")) from None
-    begun = not config.clean_output_dir and (Path(files.absolute(config.output_dir)) / "journal").is_dir()
-    if not begun:
+    if config.clean_output_dir or not training.holds_run(Path(files.absolute(config.output_dir))):
         thinking.check(folder, config.chat_template_kwargs, "chat_template_kwargs")
     limit = model_folder.longest_sequence(folder)
     context = config.inference.max_model_len or config.sequence_length

@@ -13,6 +13,7 @@ from primerl.config.schema.rl import RLConfig
 from primerl.inference import backends
 from primerl.inference.backend import EngineBackend, UnservableError
 from primerl.launch.preflight import model_folder, thinking
+from primerl.launch.resume import going_back
 from primerl.process.setting_checks import from_mapping
 from primerl.train.adapters.files import check_lora_files
 from primerl.train.model import support
@@ -43,8 +44,8 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
         with problems.noted():
             _attends(config, folder)
     # A run that has begun keeps its options, of which it is a part that they do nothing.
-    begun = not config.clean_output_dir and (Path(files.absolute(config.output_dir)) / "journal").is_dir()
-    if not problems.found and not begun:
+    keeps = not config.clean_output_dir and going_back.holds_run(Path(files.absolute(config.output_dir)))
+    if not problems.found and not keeps:
         with problems.noted():
             kwargs = config.orchestrator.sampling.chat_template_kwargs
             thinking.check(folder, kwargs, "orchestrator.sampling.chat_template_kwargs")

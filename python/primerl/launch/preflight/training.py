@@ -26,6 +26,7 @@ from primerl.launch.preflight import checker, hub, shadowing
 from primerl.launch.preflight import environments as environments
 from primerl.launch.preflight import policy as policy
 from primerl.launch.resume import going_back
+from primerl.launch.resume.going_back import holds_run as holds_run
 from primerl.launch.slurm.script import SCRIPT
 from primerl.launch.supervise.failures import BAD_INPUT
 from primerl.launch.supervise.lock import LOCK, in_use, take
@@ -118,11 +119,6 @@ def check_output_dir(output_dir: str, *, clean: bool, goes_on: Callable[[Path], 
     folder = Path(files.absolute(output_dir))
     with _as_config_error(folder):
         _check_folder(folder, clean=clean, goes_on=goes_on)
-
-
-def holds_run(folder: Path) -> bool:
-    """Whether a run has begun there, which the same command continues."""
-    return any(folder.glob("journal/*.snapshot"))
 
 
 def can_go_on(folder: Path) -> bool:

@@ -33,7 +33,7 @@ def whole_steps(folder: Path) -> list[int]:
 def needed(config: RLConfig, folder: Path) -> int | None:
     """The step to go back to; None where the run continues from its newest checkpoint."""
     step = wanted(config)
-    if not _has_journal(folder):
+    if not holds_run(folder):
         # It was fetched from a store, say.
         return step if step is not None else next(reversed(whole_steps(folder)), None)
     there = saved_steps(folder / "checkpoints")
@@ -59,7 +59,7 @@ def check(config: RLConfig, folder: Path) -> None:
         raise ConfigError(f"{KEY}: there is no checkpoint of step {step} in {checkpoints}; there are: {_listed(there)}")
     back = needed(config, folder)
     if back is not None and not _has_state(checkpoints, back):
-        newest = {there[-1]} if _has_journal(folder) else set()
+        newest = {there[-1]} if holds_run(folder) else set()
         can = sorted({*whole_steps(folder), *newest})
         raise ConfigError(
             f"{KEY} is {back}, but with the trainer's checkpoint of that step the orchestrator has saved nothing to "
@@ -67,7 +67,8 @@ def check(config: RLConfig, folder: Path) -> None:
         )
 
 
-def _has_journal(folder: Path) -> bool:
+def holds_run(folder: Path) -> bool:
+    """Whether a run has begun there, which the same command continues."""
     return any(folder.glob("journal/*.snapshot"))
 
 
