@@ -77,23 +77,13 @@ def environment_of_srun(environ: Mapping[str, str], secret: frozenset[str]) -> d
     return {name: value for name, value in environ.items() if name not in NOT_OF_STEPS and name not in secret}
 
 
-@dataclass(slots=True)
-class Task:
+@dataclass(slots=True, kw_only=True)
+class Task(Process):
     """The role's process on one node."""
 
     node: str
     heard: float
     """When its agent last sent something, of `time.monotonic`."""
-    pid: int | None = None
-    code: int | None = None
-    cpu_s: float = 0.0
-    failure: str | None = None
-    lost: str | None = None
-    """How, of one whose end was not reported: a predicate."""
-
-    @property
-    def ended(self) -> bool:
-        return self.code is not None or self.failure is not None
 
 
 class Step:
@@ -101,7 +91,7 @@ class Step:
         """Raises OSError where there is no `srun`."""
         self.process = process
         self.began = time.monotonic()
-        self.tasks = {node: Task(node, self.began) for node in nodes}
+        self.tasks = {node: Task(process.name, process.log, node=node, heard=self.began) for node in nodes}
         self.step: str | None = None
         """Its id, as `17.3`."""
         self.witness: Path | None = None
