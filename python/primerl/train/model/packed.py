@@ -10,12 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from primerl.train.model.prefixes import PrefixTree, worth_sharing
+
+Rows = tuple[Tensor, Tensor, int, int]
+"""Where sequences of queries and of keys begin, [S + 1] int32 each, and the longest of each."""
 
 BLOCK_QUERIES = 512
 """Queries of a block of written-out attention."""
@@ -128,6 +132,24 @@ def _bucket(group: list[tuple[int, int]], starts: Sequence[int], device: torch.d
     slots = torch.cat([torch.arange(length) + row * longest for row, (_, length) in enumerate(group)])
     tokens = torch.cat([torch.arange(length) + starts[sequence] for sequence, length in group])
     return Bucket(rows=len(group), length=longest, slots=slots.to(device), tokens=tokens.to(device))
+
+
+def by_rows(
+    kernel: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Rows,
+    scale: float,
+    window: int | None,
+    **how: Any,
+) -> Tensor:
+    """Attention [t, H, D] by `kernel`, torch's `varlen_attn` or its like, which aligns the causal mask at the end of
+    longer keys. q: [t, H, D]; k, v: [K, H_kv, D]; `how`: what else the kernel takes."""
+    left = -1 if window is None else window - 1
+    out = kernel(q, k, v, *rows, scale=scale, window_size=(left, 0), **how)
+    assert isinstance(out, Tensor)
+    return out
 
 
 def by_bucket(rule: Callable[..., Tensor], packed: PackedSequences, rows: Sequence[Tensor]) -> Tensor:

@@ -34,7 +34,7 @@ from primerl.train.model.architectures import (
     without_dropout,
 )
 from primerl.train.model.import_once import import_transformers
-from primerl.train.model.packed import Bucket, to_rows, written_out
+from primerl.train.model.packed import Bucket, by_rows, to_rows, written_out
 from primerl.train.model.packed import ModelError as ModelError
 from primerl.train.model.packed import PackedSequences as PackedSequences
 from primerl.train.model.quantised import ask_for_numbers, check_parts, forget_quantisation
@@ -160,20 +160,8 @@ def _checked(
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: PackedSequences, scale: float, window: int | None) -> Tensor:
     """Flash attention over the packed row itself (GPU, half precision)."""
-    out = varlen.varlen_attn(
-        q,
-        k,
-        v,
-        packed.boundaries,
-        packed.boundaries,
-        packed.longest,
-        packed.longest,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        **_grouped(q, k),
-    )
-    assert isinstance(out, Tensor)
-    return out
+    rows = (packed.boundaries, packed.boundaries, packed.longest, packed.longest)
+    return by_rows(varlen.varlen_attn, q, k, v, rows, scale, window, **_grouped(q, k))
 
 
 def _grouped(q: Tensor, k: Tensor) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from primerl.train.model.packed import BLOCK_QUERIES, written_out
+from primerl.train.model.packed import BLOCK_QUERIES, by_rows, written_out
 from primerl.train.model.prefixes import PrefixTree
 
 
@@ -63,20 +63,8 @@ def by_kernel(
     **grouped: Any,
 ) -> Tensor:
     """Attention of the row's queries, [N, H, D], by `kernel`, torch's `varlen_attn`. k, v: [N, H_kv, D]."""
-    out = kernel(
-        q,
-        gathered(k, tree),
-        gathered(v, tree),
-        tree.query_bounds,
-        tree.key_bounds,
-        tree.most_queries,
-        tree.most_keys,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        **grouped,
-    )
-    assert isinstance(out, Tensor)
-    return out
+    rows = (tree.query_bounds, tree.key_bounds, tree.most_queries, tree.most_keys)
+    return by_rows(kernel, q, gathered(k, tree), gathered(v, tree), rows, scale, window, **grouped)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # else every tree would be traced into a graph of its own
