@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
 
 import pydantic_config
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -87,6 +87,13 @@ class Section(pydantic_config.BaseConfig):
         # Most sections of a command are a part of a larger one, which is built once, when a config is checked.
         defer_build=True,
     )
+
+    def implied(self, **values: Any) -> Self:
+        """A copy with these values, of which none counts as given that was not given before: they follow from the
+        machine, and another one, on which a run resumes, decides again."""
+        copy: Self = self.model_copy(update=values)
+        copy.model_fields_set.intersection_update(self.model_fields_set)
+        return copy
 
     @classmethod
     def listed_last(cls) -> frozenset[str]:

@@ -21,12 +21,7 @@ def applied(config: RLConfig) -> tuple[RLConfig, str | None]:
         return config, None
     if resolve.engine_gpus(config) != 1 or config.trainer.ranks != 1 or len(gpus.found()) != 1:
         return config, None
-    shared = deployment.model_copy(update={"engine_share": ON_ONE_GPU})
-    found: RLConfig = config.model_copy(update={"deployment": shared})
-    # It is no choice of the user's: another machine, on which the run resumes, has other GPUs.
-    shared.model_fields_set.discard("engine_share")
-    found.model_fields_set.intersection_update(config.model_fields_set)
-    return found, (
+    return config.implied(deployment=deployment.implied(engine_share=ON_ONE_GPU)), (
         f"this machine has one GPU, so the trainer and the engines share it: engines get {ON_ONE_GPU:.0%} of its "
         "memory (deployment.engine_share)"
     )

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from pydantic import BaseModel
-
 from primerl import run_key
 from primerl.config.process_files.files import absolute
 from primerl.config.schema.evaluation import EvalConfig
@@ -27,7 +25,6 @@ from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import saved_steps
 
 C = TypeVar("C", RLConfig, EvalConfig, SFTConfig)
-S = TypeVar("S", bound=BaseModel)
 EVERYWHERE = "0.0.0.0"
 REASON = "the job's time limit was near"
 LOOK_EVERY_S = 0.2
@@ -51,7 +48,7 @@ def placed(config: C) -> C:
     """With the placement of the job, and addresses that its nodes reach. They are this job's: the stored config does
     not have them."""
     deployment = config.deployment.model_copy(update={"type": SLURM})
-    found = _changed(config, deployment=deployment)
+    found = config.implied(deployment=deployment)
     if isinstance(found, SFTConfig):
         return found
     here = allocation.current()
@@ -61,19 +58,10 @@ def placed(config: C) -> C:
     if isinstance(found, EvalConfig):
         found._host = address
     elif "host" not in found.orchestrator.model_fields_set:
-        found = _changed(found, orchestrator=_changed(found.orchestrator, host=address))
+        found = found.implied(orchestrator=found.orchestrator.implied(host=address))
     if "host" not in found.inference.model_fields_set:
-        found = _changed(found, inference=_changed(found.inference, host=EVERYWHERE))
+        found = found.implied(inference=found.inference.implied(host=EVERYWHERE))
     return found
-
-
-def _changed(section: S, **values: object) -> S:
-    """As if these had not been given."""
-    copy: S = section.model_copy(update=values)
-    for name in values:
-        if name not in section.model_fields_set:
-            copy.model_fields_set.discard(name)
-    return copy
 
 
 def begun(config: C, say: Callable[[str], None], *, saves: bool) -> tuple[C, TimeLimit | None]:
@@ -117,7 +105,6 @@ class TimeLimit:
         self._newest = -1
 
     def listen(self) -> None:
-        on_request.forget(self.folder)
         signal.signal(signal.SIGUSR1, self._hear)
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
