@@ -42,7 +42,6 @@ def sft(arguments: list[str]) -> int:
         from primerl.launch.preflight import sft, training
         from primerl.launch.registration import registered
         from primerl.launch.slurm import sft_ranks, submission, within
-        from primerl.train.checkpoint import on_request
         from primerl.train.distributed import torchrun
 
         limit = None
@@ -57,7 +56,6 @@ def sft(arguments: list[str]) -> int:
                 sft_ranks.plan(config, submission.placement(config.deployment))
                 return submission.submit(config, print, command="sft", goes_on=lambda _: _resumes(config))
         with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
-            on_request.forget(folder)  # of a session that was killed before it had its checkpoint
             goes_on = _resumes(config) or limit is not None
             write_text(folder / sft.CONFIG_FILE, dump_toml(settings))
             if config.dry_run:

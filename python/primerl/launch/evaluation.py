@@ -150,7 +150,6 @@ class Evaluation:
         placement: Placement,
         limit: within.TimeLimit | None = None,
     ) -> None:
-        self.limit = limit
         self.config = config
         self.folder = folder
         self.names = [entry.label for entry in config.env]
@@ -158,18 +157,14 @@ class Evaluation:
         self.console = console
         self.placement = placement
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
-        self.interrupts = Interrupts()
-        self.recovery = EvaluationRecovery(placement, folder, self.orchestrator, config.restarts, console, self.check)
+        self.interrupts = Interrupts(also=None if limit is None else limit.check)
+        self.recovery = EvaluationRecovery(
+            placement, folder, self.orchestrator, config.restarts, console, self.interrupts.check
+        )
         self.again = False  # what has failed is measured once more
         self.began = time.monotonic()
         self.printed = -PLAIN_EVERY_S
         self.remarks = Remarks(console.say)
-
-    def check(self) -> None:
-        """Raises Interrupted where the evaluation is to stop."""
-        self.interrupts.check()
-        if self.limit is not None:
-            self.limit.check()
 
     def run(self) -> int:
         code, reason = 0, ""
@@ -228,7 +223,7 @@ class Evaluation:
         self.console.say(f"{'measuring again what has failed' if self.again else doing} in {self.folder}")
         orchestrator = evaluation.orchestrator(self.config)
         started = self.recovery.start(orchestrator, *(["--measure-again"] if self.again else []))
-        url = wait_for_orchestrator(self.placement, started, self.folder, self.check)
+        url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)
         if url is None:
             return False
         self.orchestrator.url = url
@@ -252,7 +247,7 @@ class Evaluation:
                 ended = self.placement.watch(TICK_S)
                 for process in ended:
                     self.recovery.ended(process)
-                self.check()
+                self.interrupts.check()
                 if not ended:
                     raise RefusedError(
                         f"model: the weights in {self.config.model} are refused: {error}; measure changed weights in "
@@ -268,9 +263,9 @@ class Evaluation:
             for process in self.placement.watch(TICK_S):
                 self.recovery.ended(process)
             check_placement(self.placement)
-            self.check()
+            self.interrupts.check()
             if self.placement.by_name["orchestrator"].ended:
-                return say_goodbye(self.placement, self.recovery.described, self.check)
+                return say_goodbye(self.placement, self.recovery.described, self.interrupts.check)
             now = time.monotonic()
             if now - asked >= STATUS_EVERY_S:
                 asked = now

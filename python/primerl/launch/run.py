@@ -52,7 +52,6 @@ from primerl.launch.supervise.orchestrator import OrchestratorWatch, unchanged_i
 from primerl.launch.supervise.watching import STATUS_EVERY_S, TICK_S, Interrupted, Interrupts, say_goodbye
 from primerl.process import extras
 from primerl.process.redaction import redact, redacted
-from primerl.train.checkpoint import on_request
 
 
 def run(config: RLConfig, console: Console | None = None, *, form: str = "full") -> int:
@@ -102,7 +101,6 @@ def _started(
     form: str,
 ) -> int:
     with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
-        on_request.forget(folder)  # of a session that was killed before it had its checkpoint
         if config.dry_run:
             return end_dry_run(config, folder, console, variables, fitted)
         goes_on = not config.clean_output_dir and training.begun_in(folder)
@@ -141,26 +139,19 @@ class Launcher:
         limit: within.TimeLimit | None = None,
     ) -> None:
         self.config = config
-        self.limit = limit
         self.variables = variables
         self.folder = folder
         self.run_id = run_id
         self.console = console
         self.began = time.monotonic()
         self.training_began: float | None = None
-        self.interrupts = Interrupts()
+        self.interrupts = Interrupts(also=None if limit is None else limit.check)
         self.placement = placement or chosen(config.deployment)
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
-        self.recovery = RunRecovery(config, self.placement, folder, self.orchestrator, console, self.check)
+        self.recovery = RunRecovery(config, self.placement, folder, self.orchestrator, console, self.interrupts.check)
         self.evaluated = evaluations.Evaluated(console.say, position.evaluations(folder))
         self.remarks = Remarks(console.say)
         self.storing: storing.Storing | None = None
-
-    def check(self) -> None:
-        """Raises Interrupted where the run is to stop."""
-        self.interrupts.check()
-        if self.limit is not None:
-            self.limit.check()
 
     def run(self) -> int:
         code, reason = 0, "finished"
@@ -210,7 +201,7 @@ class Launcher:
         with unchanged_if_refused(orchestrator.file):
             files.write(orchestrator)
             started = self.recovery.start(orchestrator, *going_back.flags(self.config, self.folder))
-            url = wait_for_orchestrator(self.placement, started, self.folder, self.check)
+            url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)
         if url is not None:
             going_back.check_steps(self.config, url)
         self._start_uploads()
@@ -260,7 +251,7 @@ class Launcher:
             for process in self.placement.watch(TICK_S):
                 self.recovery.ended(process)
             check_placement(self.placement)
-            self.check()
+            self.interrupts.check()
             now = time.monotonic()
             if self.placement.by_name["orchestrator"].ended:
                 if self.placement.by_name["trainer"].ended:
@@ -268,7 +259,7 @@ class Launcher:
                     self.evaluated.look(position.evaluations(self.folder))
                     self._check_over()
                     self.console.end(position.last_metrics(self.folder), self.config.max_steps)
-                    return say_goodbye(self.placement, self.recovery.described, self.check)
+                    return say_goodbye(self.placement, self.recovery.described, self.interrupts.check)
             elif now - asked >= STATUS_EVERY_S:
                 asked = now
                 servers.tell_lost(self.console.say)
@@ -313,7 +304,7 @@ class Launcher:
         if self.storing is not None:
             monitors = self.recovery.monitors
             stay = [] if monitors is None else [monitors.name]
-            stop_s, check = self.config.timeouts.stop_s, self.check
+            stop_s, check = self.config.timeouts.stop_s, self.interrupts.check
             self.storing.finish(self.placement, self.console, stop_s, stay=stay, check=check)
 
     def _stop(self, code: int, reason: str) -> None:

@@ -34,6 +34,7 @@ from primerl.net import addresses
 from primerl.process import import_path, signals
 from primerl.run_key import VARIABLE, run_key
 from primerl.runs.state import WITHIN_RUN
+from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import saved_steps
 
 
@@ -199,9 +200,10 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
     with file:
         if not take(file):
             raise ConfigError(f"output_dir: another run is using {folder}; choose another output_dir")
-        if clean:
-            with _as_config_error(folder):
+        with _as_config_error(folder):
+            if clean:
                 _empty(folder, but=lock)
+            on_request.forget(folder)  # by a session that was killed before it had its checkpoint
         yield folder
 
 

@@ -32,9 +32,10 @@ class Interrupts:
     [`check`][primerl.launch.supervise.watching.Interrupts.check]; a Ctrl-C after the first raises KeyboardInterrupt at
     once."""
 
-    def __init__(self, but: Sequence[signal.Signals] = ()) -> None:
-        """`but`: signals that are left to others."""
+    def __init__(self, but: Sequence[signal.Signals] = (), also: Callable[[], None] | None = None) -> None:
+        """`but`: signals that are left to others. `also`: raises Interrupted for a reason of its own."""
         self._but = but
+        self._also = also
         self._count = 0
         self._before: dict[int, Any] = {}
 
@@ -63,6 +64,8 @@ class Interrupts:
         """Raises Interrupted."""
         if self._count:
             raise Interrupted
+        if self._also is not None:
+            self._also()
 
 
 class Restarts:
