@@ -608,9 +608,10 @@ class Orchestrator:
         """Publish the weights that `manifest.json` describes as this policy version; returns once that is on disk."""
     def resume_after(self, step: int) -> None:
         """Training goes on after this step (0: begins): from there on batches are asked for and versions published."""
-    def checkpoint_saved(self, step: int) -> None:
+    def checkpoint_saved(self, step: int, saved: int | None = None) -> None:
         """Batches up to this step will not be asked for again; returns once that is on disk. The weights after the step
-        have to be published before."""
+        have to be published before. `saved`: the checkpoint, in the run's folder, that was just written; the run's
+        state is kept next to it."""
     def status(self) -> dict[str, Any]:
         """What every part is doing and waiting for, as `GET /status`."""
     def shutdown(self, reason: str = "shutdown was called") -> None:

@@ -25,6 +25,7 @@ from primerl.config.process_files import files, resolve, run_file
 from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
 from primerl.launch import configs, plan, remote_workers, secrets, storing
+from primerl.launch.external_trainer import ExternalTrainer, is_trained
 from primerl.launch.monitors import MonitorWatch, wanted
 from primerl.launch.placement import commands, sharing
 from primerl.launch.placement.fitting import Fitting
@@ -106,6 +107,8 @@ def _started(
         goes_on = not config.clean_output_dir and training.begun_in(folder)
         with registered(config, folder, console.say, goes_on=goes_on, form=form) as session:
             launcher = Launcher(config, folder, console, variables, session.run_id, placement, limit)
+            if config.trainer.external:
+                launcher.external = ExternalTrainer(config, folder, fitted.gpus_of("trainer"), console.say)
             session.exit_code = launcher.run()
             return session.exit_code
 
@@ -152,6 +155,7 @@ class Launcher:
         self.evaluated = evaluations.Evaluated(console.say, position.evaluations(folder))
         self.remarks = Remarks(console.say)
         self.storing: storing.Storing | None = None
+        self.external: ExternalTrainer | None = None
 
     def run(self) -> int:
         code, reason = 0, "finished"
@@ -215,6 +219,8 @@ class Launcher:
             self.console.say(again)
         for process in configs.write(self.config, url, self.variables, self.run_id):
             if process.kind == "trainer":
+                if self.external is not None:
+                    continue
                 orchestrator_status.trainer_starts(url)
             self.recovery.start(process)
         self.orchestrator.begin()
@@ -225,6 +231,8 @@ class Launcher:
         waits = remote_workers.announcement(self.config, url, self.folder)
         if waits is not None:
             self.console.say(waits)
+        if self.external is not None:
+            self.console.say(self.external.announcement())
         return True
 
     def _start_monitors(self) -> None:
@@ -254,7 +262,7 @@ class Launcher:
             self.interrupts.check()
             now = time.monotonic()
             if self.placement.by_name["orchestrator"].ended:
-                if self.placement.by_name["trainer"].ended:
+                if self.external is not None or self.placement.by_name["trainer"].ended:
                     # The last ones ended after the last look at the status.
                     self.evaluated.look(position.evaluations(self.folder))
                     self._check_over()
@@ -278,13 +286,19 @@ class Launcher:
         self.remarks.look(status)
         self.console.update(status)
         self.evaluated.look(status.get("evaluations", []))
+        waits = self.external is not None and self.external.waits(status, self.orchestrator.url, now)
+        self.recovery.is_trained |= self.external is not None and is_trained(status)
         if self.orchestrator.is_ready:
+            if waits:
+                self.orchestrator.postpone(now)
             self.orchestrator.check_progress(status, now)
             return
         joining = remote_workers.missing(self.config, status)
         labels = [entry.label for entry in configs.entries(self.config) if entry.num_workers]
-        if missing := orchestrator_status.missing(status, labels):
+        if missing := orchestrator_status.missing(status, labels, trainer=self.external is None):
             self.orchestrator.check_start(missing, now - self.began)
+        elif waits:
+            pass  # for its own deadline
         elif not joining:
             self.orchestrator.ready(now)
             self.training_began = now

@@ -58,7 +58,7 @@ def orchestrator(
 ) -> ProcessConfig:
     """`variables`: names of those that env workers get, by their environment's name. `own_trainer`: the user's training
     loop trains the batches, in place of the run's trainer."""
-    source = config.orchestrator
+    source, own_trainer = config.orchestrator, own_trainer or config.trainer.external
     train = [ServedTrainSource(**shared(environment, TrainSource)) for environment in source.train.env]
     evaluation = [_evaluation(environment, config) for environment in source.eval.env]
     for served, environment in zip([*train, *evaluation], [*source.train.env, *source.eval.env], strict=True):

@@ -89,6 +89,9 @@ class Fitting:
             lines.append(f"  memory is not known: {self.unknown}")
         return "\n".join([*lines, *(f"would not fit: {problem}" for problem in self.problems)])
 
+    def gpus_of(self, process: str) -> list[str]:
+        return [name for row in self.rows if row.process == process for name in row.devices if name != MAIN]
+
     def as_json(self) -> dict[str, Any]:
         return {
             "fits": not self.problems,
