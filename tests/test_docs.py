@@ -40,6 +40,7 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import keys_of_one_form, load_run
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.serve import ServeConfig
 from primerl.config.schema.sft import SFTConfig
 from primerl.config.schema.simulate import SimulateConfig
 from primerl.launch.preflight import training
@@ -327,7 +328,8 @@ def test_a_config_is_valid(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
     if form == "rl":
         load_run(files, program="primerl rl")
     else:
-        load({"sft": SFTConfig, "simulate": SimulateConfig, "eval": EvalConfig}[form], files, program=f"primerl {form}")
+        classes = {"sft": SFTConfig, "simulate": SimulateConfig, "eval": EvalConfig, "serve": ServeConfig}
+        load(classes[form], files, program=f"primerl {form}")
 
 
 def form_of(block: Block, given: dict[str, Any]) -> tuple[str, str | None]:
@@ -343,8 +345,8 @@ def form_of(block: Block, given: dict[str, Any]) -> tuple[str, str | None]:
         if "subsets" in given.get("data", {}):  # in place of a single dataset
             base = base.replace('path = "data/chats.jsonl"\n', "")
         return "sft" if named == "sft.toml" else "rl", base
-    if block.file == "eval.toml":
-        return "eval", None
+    if block.file in ("eval.toml", "serve.toml"):
+        return block.file.removesuffix(".toml"), None
     if given.keys() & {"data"} and "orchestrator" not in given:
         return "sft", None
     if "environment" in given:

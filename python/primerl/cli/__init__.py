@@ -50,6 +50,7 @@ COMMANDS = {
         "primerl.cli.secret:env",
         "the same for one environment (env secret); remove unused virtualenvs (env prune)",
     ),
+    "serve": ("primerl.cli.serve:serve", "serve the Tinker API: its SDK's training scripts, on your own machine"),
     "orchestrator": ("primerl.cli.processes:orchestrator", "one process of a run: rollouts, batches, weights"),
     "inference": ("primerl.cli.processes:inference", "one process of a run: an inference engine"),
     "env-worker": ("primerl.cli.processes:env_worker", "one process of a run: runs an environment's rollouts"),
