@@ -68,6 +68,7 @@ def test_lists_as_json_and_a_part_of_them(run: str, tmp_path: Path, capsys: pyte
     assert "invalid choice: 'BOGUS' (choose from PENDING" in told(
         "rl", "list", "--status", "bogus", code=2, capsys=capsys
     ).replace("'PENDING'", "PENDING")
+    assert json.loads(told("train", "ls", "-o", "json", "-n", "1", capsys=capsys))[0]["id"] == newer
     assert told("rl", "list", "--status", "running", capsys=capsys) == "none of 2 runs is RUNNING\n"
     assert told("rl", "list", "-o", "table", capsys=capsys).count("\n") == 4, (
         "a header, two runs, and why one has failed"
@@ -95,7 +96,9 @@ def test_metrics_of_some_steps(run: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_nothing_is_asked_with_force(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not running" in told("rl", "stop", run, "-f", capsys=capsys)
+    for word in ("stop", "pause"):
+        assert "is not running" in told("rl", word, run, "-f", capsys=capsys)
+    assert "holds no run to resume" in told("rl", "restart", run, "-f", code=2, capsys=capsys)
     assert "say so with --yes" in told("rl", "delete", run, code=2, capsys=capsys)
     assert f"deleted {run}" in told("rl", "delete", run, "--force", capsys=capsys)
 
@@ -104,8 +107,7 @@ def test_nothing_is_asked_with_force(run: str, tmp_path: Path, capsys: pytest.Ca
     ("word", "counterpart"),
     [
         ("get", "`primerl rl list --json`"),
-        ("ls", "`primerl rl list`"),
-        ("restart", "`primerl rl stop ID`, then `primerl rl resume ID`"),
+        ("gpus", "`primerl doctor`"),
         ("progress", "`primerl rl metrics ID`"),
         ("metric", "did you mean 'metrics'?"),
         ("hosted", "expected `@ FILE.toml`, or one of init, list"),

@@ -12,22 +12,14 @@ WORDS = {
     "logs": ("logs", "print the logs of a run's processes, and follow them"),
     "stop": ("stop", "stop a run; it can be resumed"),
     "resume": ("resume", "resume a run with the config it was started with"),
+    "restart": ("restart", "stop a run, and resume it"),
     "delete": ("delete", "remove a run from the list, and delete its files if asked to"),
     "checkpoints": ("checkpoints", "list what a run has saved"),
     "metrics": ("metrics", "show the metrics of a run"),
     "models": ("models", "list the models that can be trained here"),
 }
-# Words of `prime rl` that have a counterpart here.
-COUNTERPARTS = {
-    "ls": "`{program} list`",
-    "get": "`{program} list --json` has all that is known of each run",
-    "restart": "`{program} stop ID`, then `{program} resume ID`",
-    "progress": "`{program} metrics ID`, or `primerl top ID` while it runs",
-    "rollouts": "`primerl page ID` shows them, and `primerl trace FOLDER rollout N` shows one",
-    "distributions": "`primerl page ID` shows them",
-    "components": "`{program} logs ID` names the log of each",
-    "configs": "`primerl rl --help`, and `primerl config explain KEY`",
-}
+SAME = {"ls": "list", "pause": "stop"}
+"""Words of `prime train` that are called otherwise here."""
 USAGE = """usage: primerl run @ FILE.toml [--dotted.key value ...] [-d]    start a run (as `primerl rl`)
        primerl run WORD ...
 
@@ -44,6 +36,7 @@ def run(arguments: list[str], program: str = "primerl run") -> int:
         print(USAGE.format(words="\n".join(f"  {word:<13}{text}" for word, (_, text) in WORDS.items())))
         return 0 if arguments else BAD_INPUT
     first, *rest = arguments
+    first = SAME.get(first, first)
     if first in WORDS:
         return int(import_module(f"primerl.cli.run.{WORDS[first][0]}").main(rest))
     if first.startswith(("@", "-")) or first.endswith(".toml"):
@@ -56,8 +49,10 @@ def run(arguments: list[str], program: str = "primerl run") -> int:
 def unknown(word: str, program: str) -> int:
     import difflib
 
-    if word in COUNTERPARTS:
-        hint = COUNTERPARTS[word].format(program=program)
+    from primerl.cli.services import instead
+
+    if (found := instead("rl", word)) is not None:
+        hint = found.format(program=program)
     elif near := difflib.get_close_matches(word, WORDS, n=1):
         hint = f"did you mean {near[0]!r}?"
     else:
