@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from primerl.cli.evaluation import written_out
+from primerl.cli.evaluation_arguments import written_out
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.schema.rl import RLConfig
 from primerl.runs import secrets

@@ -88,6 +88,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def with_our_name(arguments: list[str]) -> list[str]:
     """Arguments of the command that a published name stands for."""
+    if arguments[:1] == ["--plain"]:
+        arguments = arguments[1:]  # nothing is decorated that is no terminal's
     return [*SAME[arguments[0]], *arguments[1:]] if arguments and arguments[0] in SAME else arguments
 
 
@@ -129,7 +131,7 @@ def command(arguments: list[str]) -> int:
         print(usage())
         return 0 if arguments else BAD_INPUT
     name, *rest = arguments
-    if name in ("-V", "--version"):
+    if name in ("-V", "-v", "--version"):
         from primerl._core import __version__
 
         print(f"primerl {__version__}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # By the command, without `primerl`; a row of one word is about all words below it.
 INSTEAD = {
+    "--context": "primerl has no accounts; PRIMERL_STATE_DIR names another folder of runs and secrets",
     "availability": "primerl rents no machines; `primerl doctor` shows what this one has",
     "pods": "primerl rents no machines; `primerl doctor` shows what this one has, docs/slurm.md and "
     "docs/recipes/several-machines.md use others",
@@ -38,6 +39,8 @@ INSTEAD = {
     "env secret unlink": "nothing is linked; `primerl env secret delete ENVIRONMENT NAME` removes an environment's own",
     "secret get": "values of secrets are shown nowhere; `primerl secret list` has their names",
     "env secret get": "values of secrets are shown nowhere; `primerl env secret list ENVIRONMENT` has their names",
+    "eval get": "summary.json and results.jsonl of an evaluation are in its folder, which `primerl run list` shows",
+    "eval samples": "results.jsonl of an evaluation has every rollout; `primerl run list` shows its folder",
     "eval push": "primerl uploads no evaluations; results.jsonl and summary.json are in the evaluation's folder",
     "eval tui": "`primerl page ID` shows an evaluation in the browser, `primerl top ID` one that runs in the terminal",
     "eval view": "`primerl page ID` shows an evaluation in the browser, `primerl top ID` one that runs in the terminal",

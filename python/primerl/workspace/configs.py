@@ -1,6 +1,6 @@
 """The configs, the list of endpoints and the guidance that `primerl lab setup` writes.
 
-Each config names the workspace's example environment and a model that is active, with its siblings as comments. Evaluations
+Each config names the workspace's example environment and an active model, with its siblings as comments. Evaluations
 and prompt optimisation have the form of verifiers' files, training has the short form of Hosted Training.
 """
 
