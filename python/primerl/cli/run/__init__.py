@@ -66,7 +66,8 @@ def rl(arguments: list[str]) -> int:
     if not is_word(arguments):
         from primerl.cli.run.start import start_rl
 
-        return start_rl(arguments)
+        # `prime train FILE.toml`
+        return start_rl(["@", *arguments] if arguments and arguments[0].endswith(".toml") else arguments)
     return run(arguments[1:], "primerl rl run") if arguments[0] == "run" else run(arguments, "primerl rl")
 
 

@@ -1,4 +1,4 @@
-"""`PRIME_LOG_LEVEL`: the log level of whoever starts a command, where neither file nor flag has one."""
+"""`PRIME_LOG_LEVEL`: the log level that the environment asks for, where neither file nor flag has one."""
 
 from __future__ import annotations
 
