@@ -49,6 +49,12 @@ def run(tmp_path: Path) -> str:
 
 def test_logs(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert told("rl", "logs", run, "--tail", "2", "-c", "trainer", capsys=capsys) == "trainer says 7\ntrainer says 8\n"
+    assert told("rl", "logs", run, "-c", "trainer", "--all", "--search", "SAYS 3", capsys=capsys) == "trainer says 3\n"
+    found = told("rl", "logs", run, "-c", "trainer", "-r", "--search", "[36]$", "--regex", capsys=capsys)
+    assert found == "trainer says 3\ntrainer says 6\n"
+    assert told("rl", "logs", run, "-c", "trainer", "--search", "[36]$", capsys=capsys) == ""
+    refused = told("rl", "logs", run, "--search", "[", "--regex", code=2, capsys=capsys)
+    assert "'[' is no regular expression" in refused
     shown = told("rl", "logs", run, "--env", "words", "--tail", "1", capsys=capsys)
     assert [line for line in shown.splitlines() if "says" in line] == [
         f"envs/train/words/env_worker_{number} says 8" for number in (0, 1)
@@ -106,7 +112,7 @@ def test_nothing_is_asked_with_force(run: str, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("word", "counterpart"),
     [
-        ("get", "`primerl rl list --json`"),
+        ("request", "`primerl models check MODEL`"),
         ("gpus", "`primerl doctor`"),
         ("progress", "`primerl rl metrics ID`"),
         ("metric", "did you mean 'metrics'?"),

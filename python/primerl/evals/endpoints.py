@@ -1,6 +1,6 @@
 """Servers by name: `configs/endpoints.toml` of a workspace, and well-known providers.
 
-The file has `[[endpoint]]` tables, as `primerl lab setup` writes them: `endpoint_id`, the name, `model`, `url` and `key`:
+The file has `[[endpoint]]` tables, as `primerl lab setup` writes them: `endpoint_id`, the name; `model`, `url`, `key`:
 what the server calls the model, where it is, and the NAME of the variable that holds its key. `api_base_url`
 and `api_key_var` are other names of the last two.
 """

@@ -61,7 +61,7 @@ class Evaluation:
 
 def is_published(tree: Tree) -> bool:
     """Whether a file's tables have this form."""
-    return any(isinstance(tree.get(key), list) for key in ("eval", "ablation"))
+    return "eval" in tree or "ablation" in tree
 
 
 def evaluations(file: Path, tree: Tree, model: str | None = None) -> list[Evaluation]:

@@ -17,7 +17,7 @@ def missing(folder: Path, wanted: Files) -> tuple[list[Path], list[Path]]:
     Raises:
         ConfigError: A file stands where a folder has to be.
     """
-    new, kept = [], []
+    new, kept = list[Path](), list[Path]()
     for relative in wanted:
         path = folder / relative
         for parent in path.parents:

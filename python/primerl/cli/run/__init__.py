@@ -9,6 +9,9 @@ BAD_INPUT = 2
 WORDS = {
     "init": ("template", "print a commented rl.toml to start from"),
     "list": ("listing", "list the runs and how they stand"),
+    "get": ("get", "print all that is known of a run, as JSON"),
+    "validate": ("validate", "check a config and start nothing (--dry-run)"),
+    "components": ("components", "list the processes of a run, by their logs"),
     "logs": ("logs", "print the logs of a run's processes, and follow them"),
     "stop": ("stop", "stop a run; it can be resumed"),
     "resume": ("resume", "resume a run with the config it was started with"),

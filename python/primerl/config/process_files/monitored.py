@@ -74,7 +74,8 @@ def _of_both(config: RLConfig, own: LogExtras | Distributions | None) -> LogExtr
     """What W&B gets of the orchestrator or of the trainer: its own keys, and those set for both."""
     shared = None if config.wandb is None else config.wandb.log_extras
     given = [extras.model_dump(exclude_unset=True) for extras in (shared, own) if extras is not None]
-    return LogExtras.model_validate({key: value for keys in given for key, value in keys.items()})
+    found: LogExtras = LogExtras.model_validate({key: value for keys in given for key, value in keys.items()})
+    return found
 
 
 def _entry(
