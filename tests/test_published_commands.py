@@ -74,7 +74,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("tiny").symlink_to("outputs/tiny")
         Path("my-config.toml").write_text(tomli_w.dumps(LEAST), encoding="utf-8")
         Path("rl.toml").write_text(tomli_w.dumps(tree()), encoding="utf-8")
-        Path("secrets.env").write_text("NAME=value\n", encoding="utf-8")
         chat = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "you"}]}
         Path("chats.jsonl").write_text(f"{json.dumps(chat)}\n" * 4, encoding="utf-8")
         sft = {

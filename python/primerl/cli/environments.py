@@ -38,7 +38,7 @@ def env(arguments: list[str]) -> int:
         try:
             return words[word](rest)
         except ConfigError as error:
-            return fail(str(error), title="Nothing was written" if word == "init" else TITLE)
+            return fail(str(error), title="No environment was written" if word == "init" else TITLE)
     from primerl.cli.services import refused
 
     said = refused("env", word) or f"expected `primerl env secret`, or one of {', '.join(words)}, prune"

@@ -10,7 +10,7 @@ from pathlib import Path
 from primerl.cli.arguments import CommandParser
 from primerl.config.errors.fail import ConfigError, fail
 
-TITLE = "Nothing was written"
+TITLE = "The folder was not set up"
 USAGE = """usage: primerl lab setup [--prime-rl] [--skip-agents-md] [--skip-install]
 
 setup  write configs, configs/endpoints.toml, an example environment and AGENTS.md into this folder"""

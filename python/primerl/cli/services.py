@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 # By the command, without `primerl`; a row of one word is about all words below it.
 INSTEAD = {
     "--context": "primerl has no accounts; PRIMERL_STATE_DIR names another folder of runs and secrets",
@@ -75,13 +77,14 @@ FLAGS = {
     "give --env-file FILE, or keep it by `primerl secret set NAME`",
     "--gpu-type": "runs use the GPUs of this machine; docs/placement.md says which process gets which",
     "--image-tag": "primerl runs as it is installed here, in no image; omit it",
+    "-o": "`-d` prints the run's id, and `primerl run get ID` all that is known of it",
     "--pr": "primerl runs as it is installed here; omit it",
     "--ref": "primerl runs as it is installed here; omit it",
     "--resume-from": "`primerl run resume ID` resumes a run; `checkpoint_id` starts a new one from what it has stored",
     "--sft": "`primerl sft @ FILE` fine-tunes",
     "--volume": "a run writes into its output_dir; `store.url` copies what it saves away (docs/runs.md)",
 }
-FLAGS |= {"--env-var": FLAGS["-e"], "--volume-size": FLAGS["--volume"]}
+FLAGS |= {"--env-var": FLAGS["-e"], "--output": FLAGS["-o"], "--volume-size": FLAGS["--volume"]}
 NOT_NEEDED = ("-y", "--yes", "--fft", "--full-finetune")
 """Published flags of a start that change nothing here: nothing is asked, and what is trained is in the file."""
 
@@ -98,10 +101,10 @@ def refused(*words: str) -> str | None:
 
 
 def started_with(arguments: list[str]) -> list[str]:
-    """The arguments of a start without published flags that change nothing.
+    """The arguments of a start, with published flags as keys, and without those that change nothing.
 
     Raises:
-        ConfigError: One of them asks for what only a service has.
+        ConfigError: One of them asks for what only a service has, or has no value.
     """
     from primerl.config.errors.fail import ConfigError
 
@@ -109,4 +112,17 @@ def started_with(arguments: list[str]) -> list[str]:
         flag = argument.partition("=")[0]
         if flag in FLAGS:
             raise ConfigError(f"{flag} is no flag of primerl: {FLAGS[flag]}")
-    return [argument for argument in arguments if argument not in NOT_NEEDED]
+    found: list[str] = []
+    files: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag == "--env-file":
+            # It may be repeated, and a repeated key would replace what came before.
+            file = value if equals else next(words, "")
+            if not file:
+                raise ConfigError("--env-file requires a value: a file of NAME=value lines")
+            files.append(file)
+        elif word not in NOT_NEEDED:
+            found.append(word)
+    return [*found, *(["--env-files", json.dumps(files)] if files else [])]

@@ -70,7 +70,8 @@ def rl(arguments: list[str]) -> int:
         from primerl.cli.run.start import start_rl
 
         # `prime train FILE.toml`
-        return start_rl(["@", *arguments] if arguments and arguments[0].endswith(".toml") else arguments)
+        is_file = bool(arguments) and arguments[0].endswith(".toml") and not arguments[0].startswith(("@", "-"))
+        return start_rl(["@", *arguments] if is_file else arguments)
     return run(arguments[1:], "primerl rl run") if arguments[0] == "run" else run(arguments, "primerl rl")
 
 

@@ -18,7 +18,7 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
 SWITCHES = ("--dry-run", "--clean-output-dir")  # what comes after them is not theirs
 
 
-PUBLISHED = {"--wandb-api-key": "--wandb.api-key", "--env-file": "--env-files"}
+PUBLISHED = {"--wandb-api-key": "--wandb.api-key"}
 """Flags of `prime rl run` that are spelt otherwise here."""
 
 
