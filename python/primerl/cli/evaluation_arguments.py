@@ -24,6 +24,15 @@ SHORT = {
     "--api-base-url": "--base-url",
     "--api-key-var": "--api-key-env",
     "--timeout": "--timeouts.rollout-s",
+    # As verifiers 0.4 does.
+    "--num-rollouts": "--rollouts-per-example",
+    "--select.limit": "--num-examples",
+    "--client.base-url": "--base-url",
+    "--client.api-key-var": "--api-key-env",
+    "--sampling.max-tokens": "--max-tokens",
+    "--sampling.temperature": "--temperature",
+    "--run.dir": "--output-dir",
+    "--clean": "--clean-output-dir",
     # Taken off before the config is read.
     "-p": "--provider",
     "-e": "--endpoints-path",
@@ -34,9 +43,9 @@ SHORT = {
 WITHOUT_EFFECT = {
     *("-s", "--save-results", "-A", "--abbreviated-summary", "-d", "--disable-tui", "-f", "--fullscreen"),
     *("-N", "--no-interleave-scoring", "-i", "--independent-scoring", "--disable-env-server", "--skip-upload"),
-    *("--push", "--no-push", "--no-rich"),
+    *("--push", "--no-push", "--no-rich", "--select.shuffle"),
 }
-"""Results are always saved and shown as a short table, and nothing is uploaded."""
+"""Results are always saved and shown as a short table, examples always shuffled by the seed, and nothing is uploaded."""
 REFUSED = {
     "-C": "results.jsonl has messages, metrics and errors of each rollout; omit it",
     "-H": "primerl uploads no results; results.jsonl is in the evaluation's folder",
