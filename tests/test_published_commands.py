@@ -169,9 +169,9 @@ def test_the_page_has_every_command(repository: Path) -> None:
 
 
 def line_of(row: Published) -> str:
-    """As the page has it."""
+    """As the page has it; a command of which the help was asked for, as it is meant."""
     if not row.says:
         return f"| `{row.published}` | - | {row.instead} |"
-    return f"| `{row.published}` | `primerl {row.run}` | {row.note} |".replace(
-        "primerl gepa run --help", "primerl gepa run"
-    )
+    meant = row.published.removeprefix("prime ").removeprefix("uv run ")
+    shown = meant if row.run.endswith(" --help") else row.run.removesuffix(" --skip-install")
+    return f"| `{row.published}` | `primerl {shown}` | {row.note} |"

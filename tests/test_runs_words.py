@@ -114,7 +114,7 @@ def test_nothing_is_asked_with_force(run: str, tmp_path: Path, capsys: pytest.Ca
     [
         ("request", "`primerl models check MODEL`"),
         ("gpus", "`primerl doctor`"),
-        ("progress", "`primerl rl metrics ID`"),
+        ("usage", "`primerl rl metrics ID`"),
         ("metric", "did you mean 'metrics'?"),
         ("hosted", "expected `@ FILE.toml`, or one of init, list"),
     ],

@@ -45,7 +45,7 @@ WITHOUT_EFFECT = {
     *("-N", "--no-interleave-scoring", "-i", "--independent-scoring", "--disable-env-server", "--skip-upload"),
     *("--push", "--no-push", "--no-rich", "--select.shuffle"),
 }
-"""Results are always saved and shown as a short table, examples always shuffled by the seed, and nothing is uploaded."""
+"""Results are always saved and shown as a short table, examples shuffled by the seed, and nothing is uploaded."""
 REFUSED = {
     "-C": "results.jsonl has messages, metrics and errors of each rollout; omit it",
     "-H": "primerl uploads no results; results.jsonl is in the evaluation's folder",

@@ -19,6 +19,9 @@ WORDS = {
     "delete": ("delete", "remove a run from the list, and delete its files if asked to"),
     "checkpoints": ("checkpoints", "list what a run has saved"),
     "metrics": ("metrics", "show the metrics of a run"),
+    "rollouts": ("records:rollouts", "print the rollouts of a step, as JSON"),
+    "progress": ("records:progress", "print which steps have rollouts, as JSON"),
+    "distributions": ("records:distributions", "print the histogram of a step's rewards, as JSON"),
     "models": ("models", "list the models that can be trained here"),
 }
 SAME = {"ls": "list", "pause": "stop"}
@@ -36,12 +39,13 @@ ID is a run's id, the beginning of one, or its name. `primerl run WORD --help` h
 
 def run(arguments: list[str], program: str = "primerl run") -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE.format(words="\n".join(f"  {word:<13}{text}" for word, (_, text) in WORDS.items())))
+        print(USAGE.format(words="\n".join(f"  {word:<15}{text}" for word, (_, text) in WORDS.items())))
         return 0 if arguments else BAD_INPUT
     first, *rest = arguments
     first = SAME.get(first, first)
     if first in WORDS:
-        return int(import_module(f"primerl.cli.run.{WORDS[first][0]}").main(rest))
+        module, _, function = WORDS[first][0].partition(":")
+        return int(getattr(import_module(f"primerl.cli.run.{module}"), function or "main")(rest))
     if first.startswith(("@", "-")) or first.endswith(".toml"):
         from primerl.cli.run.start import main
 
