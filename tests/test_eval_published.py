@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tomllib
 from pathlib import Path
@@ -15,6 +16,7 @@ from primerl.config.command_line.load import load
 from primerl.config.errors.fail import ConfigError
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.evals import endpoints
+from primerl.launch.preflight import checker
 
 ENDPOINTS = """\
 [[endpoint]]
@@ -201,6 +203,28 @@ def test_several_models_follow_each_other_and_a_sweep_is_every_combination() -> 
         ("a-3", 1.0, 1),
         ("a-4", 1.0, 2),
     ]
+
+
+def test_evaluations_are_made_until_one_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(Path("state").absolute()))
+    monkeypatch.setattr(checker, "environments_ahead", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr("primerl.forking.servers.begin", lambda *_, **__: None)
+    made: list[str] = []
+    codes = {"m": 1, "org/the-model": 0, "n": 0}
+
+    def run(config: EvalConfig) -> int:
+        made.append(config.model)
+        return codes[config.model]
+
+    monkeypatch.setattr("primerl.launch.evaluation.run", run)
+    entries = [f"[[eval]]\nenv_id = 'a'\nmodel = '{model}'\n" for model in ("m", "mine", "n")]
+    Path("eval.toml").write_text("".join(entries), encoding="utf-8")
+    assert cli.main(["eval", "run", "eval.toml"]) == 1
+    assert made == ["m", "org/the-model", "n"]
+    made.clear()
+    codes["org/the-model"] = 130
+    assert cli.main(["eval", "run", "eval.toml"]) == 130
+    assert made == ["m", "org/the-model"]
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ INSTEAD = {
     "vf-tui": "`primerl page ID` shows an evaluation in the browser",
     "vf-train": "`primerl rl @ FILE` trains",
     "vf-rl": "`primerl rl @ FILE` trains",
-    "vf-vllm": "`primerl inference --model.path MODEL --inference.backend vllm` serves a model",
+    "vf-vllm": "`primerl inference --model.path MODEL --backend vllm` serves a model",
 }
 
 
