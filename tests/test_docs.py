@@ -43,6 +43,7 @@ from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.serve import ServeConfig
 from primerl.config.schema.sft import SFTConfig
 from primerl.config.schema.simulate import SimulateConfig
+from primerl.evals import endpoints
 from primerl.launch.preflight import training
 from run_helpers import CONFIG, write_run
 from sft_helpers import write_rows
@@ -317,6 +318,10 @@ def test_a_config_is_valid(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
     given = tomllib.loads(block.text)
     if block.file is not None and Path(block.file).name == "pyproject.toml":
         assert {"name", "version"} <= given["project"].keys()
+        return
+    if block.file is not None and Path(block.file).name == "endpoints.toml":
+        Path("block.toml").write_text(block.text, encoding="utf-8")
+        assert endpoints.read(Path("block.toml"))
         return
     form, base = form_of(block, given)
     # `[env.taskset]` and the like belong to the `[[env]]` before them.

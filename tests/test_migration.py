@@ -34,6 +34,8 @@ def rows(repository: Path) -> list[Row]:
     found = []
     for part in text.split("\n## ")[1:]:
         section, *lines = part.splitlines()
+        if section == "Commands":  # tests/test_published_commands.py
+            continue
         cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
         found += [Row(section, *row) for row in cells if not row[1].startswith("primerl")]
     return found

@@ -7,11 +7,12 @@ import getpass
 import sys
 
 from primerl.cli.arguments import CommandParser
+from primerl.cli.services import refused
 from primerl.config.errors.fail import fail
 from primerl.runs import secrets
 from primerl.runs.state import StateError
 
-FAILED, BAD_INPUT = 1, 2
+FAILED = 1
 ACTIONS = {"list": "list their names", "set": "set one, from standard input or a prompt", "delete": "delete one"}
 SAME = {"create": "set", "update": "set"}
 """Words of `prime secret`."""
@@ -19,22 +20,16 @@ TITLE = "Nothing was changed"
 
 
 def secret(arguments: list[str]) -> int:
+    if arguments and (said := refused("secret", arguments[0])) is not None:
+        return fail(said, title=TITLE)
     return _secret("primerl secret", arguments, of_environment=False)
 
 
-def env(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: primerl env secret {list,set,delete} ENVIRONMENT [NAME]\n       primerl env prune [--dry-run]")
-        return 0 if arguments else BAD_INPUT
-    if arguments[0] == "prune":
-        from primerl.cli import prune
-
-        return prune.main(arguments[1:])
-    if arguments[0] != "secret":
-        return fail(
-            f"expected `primerl env secret` or `primerl env prune`, not `primerl env {arguments[0]}`", title=TITLE
-        )
-    return _secret("primerl env secret", arguments[1:], of_environment=True)
+def of_environment(arguments: list[str]) -> int:
+    """`primerl env secret`."""
+    if arguments and (said := refused("env", "secret", arguments[0])) is not None:
+        return fail(said, title=TITLE)
+    return _secret("primerl env secret", arguments, of_environment=True)
 
 
 def _secret(program: str, arguments: list[str], *, of_environment: bool) -> int:

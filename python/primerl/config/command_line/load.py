@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from primerl.config.command_line import flags
 from primerl.config.command_line.arguments import Location, asks_for_help, place_of, split
+from primerl.config.command_line.log_variable import with_level
 from primerl.config.command_line.sources import read, sources
 from primerl.config.errors.fail import ConfigError
 from primerl.config.errors.validation_errors import describe
@@ -28,7 +29,7 @@ def load(cls: type[C], arguments: list[str], *, program: str) -> C:
     """
     show_help(cls, arguments, program)
     try:
-        return cls.model_validate(compose(cls, arguments))
+        return cls.model_validate(with_level(cls, compose(cls, arguments)))
     except ValidationError as error:
         raise ConfigError(describe(error, cls, arguments)) from None
     except RecursionError:

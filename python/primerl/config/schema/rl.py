@@ -22,7 +22,7 @@ from primerl.config.schema.base import (
 )
 from primerl.config.schema.deployment import Deployment, Slurm, check_nodes, check_sharing
 from primerl.config.schema.inference import InferenceSettings
-from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
+from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, RunWandb, TrainerWandb
 from primerl.config.schema.orchestrator import OrchestratorSettings
 from primerl.config.schema.services import Store, Tailscale
 from primerl.config.schema.trainer import Checkpoints, TrainerSettings
@@ -149,6 +149,7 @@ class RLConfig(Monitored):
     """Copies of checkpoints and weights; none are made if unset."""
     ckpt: Checkpoints | None = None
     """The same as `trainer.ckpt`, by the name that `primerl sft` has for it."""
+    wandb: RunWandb | None = None
     log: Log = Log()
     """Log of all processes that have no `log.level` of their own."""
     trainer: RunTrainer = RunTrainer()
