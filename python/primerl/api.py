@@ -40,7 +40,8 @@ from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight import checker, hub, training
 from primerl.launch.report.logs import describe_end
 from primerl.launch.report.status import finished
-from primerl.launch.supervise.failures import RunFailedError, check_placement
+from primerl.launch.resume import going_back
+from primerl.launch.supervise.failures import RefusedError, RunFailedError, check_placement
 from primerl.own_trainer.connection import Connection, connect
 from primerl.own_trainer.loop import TrainingLoop
 from primerl.process.redaction import redact
@@ -141,6 +142,10 @@ class Run(TrainingLoop):
             settings = described.config.model_dump(mode="json", exclude_none=True)
             self._orchestrator: Orchestrator = resources.enter_context(Orchestrator(settings))
             self._orchestrator.start()
+            try:
+                going_back.check_steps(self.config, self.status())
+            except RefusedError as refusal:
+                raise ConfigError(str(refusal)) from None
             self._placement = resources.enter_context(placement)
             url = self._orchestrator.url
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:

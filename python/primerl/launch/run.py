@@ -207,7 +207,7 @@ class Launcher:
             started = self.recovery.start(orchestrator, *going_back.flags(self.config, self.folder))
             url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)
         if url is not None:
-            going_back.check_steps(self.config, url)
+            going_back.check_steps(self.config, orchestrator_status.fetch(url) or {})
         self._start_uploads()
         self._start_monitors()
         if url is None:
