@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,8 +124,11 @@ def _not_right(made: Translation, files: Iterable[str]) -> list[str]:
     if made.kind.form == "gepa":
         return []
     cls: type[BaseModel] = forms.FORMS[made.kind.form].cls
+    within = made.kind.within
+    if within in ("trainer", "inference") and "train" not in made.tree.get("orchestrator", {}):
+        return [f"to be set: the rest of the run, of which this is the {within}: convert its files together"]
     try:
-        cls.model_validate(made.tree)
+        cls.model_validate(deepcopy(made.tree))  # which fills in defaults
     except ValidationError as error:
         arguments = [word for file in files for word in ("@", file)]
         return [f"to be set: {line}" for line in describe(error, cls, arguments, made.written_at).splitlines()]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.config.command_line.arguments import Location, dotted
+from primerl.config.foreign.rows import look
 from primerl.config.foreign.table import Kind
 from primerl.config.foreign.translate import Left, Translation
 from primerl.envs.interface import module_name
@@ -77,12 +78,9 @@ def _grouped(left: list[Left], kind: Kind) -> dict[str, dict[str, list[str]]]:
 
 def environments(tree: dict[str, Any]) -> list[str]:
     """Ids of the environments that a config of ours names."""
-    orchestrator = tree.get("orchestrator", {})
-    entries = [
-        *orchestrator.get("train", {}).get("env", []),
-        *orchestrator.get("eval", {}).get("env", []),
-        *(tree.get("env", []) if isinstance(tree.get("env"), list) else []),
-    ]
+    places = (("orchestrator", "train", "env"), ("orchestrator", "eval", "env"), ("env",))
+    lists = [look(tree, place, []) for place in places]
+    entries = [entry for found in lists if isinstance(found, list) for entry in found]
     ids = [entry.get("id") or entry.get("env_id") for entry in entries if isinstance(entry, dict)]
     return list(dict.fromkeys(str(one) for one in ids if one))
 
@@ -98,6 +96,8 @@ def missing_of(tree: dict[str, Any]) -> list[str]:
 
 
 def _has(module: str) -> bool:
+    if not module.isidentifier():
+        return False
     if importlib.util.find_spec(module) is not None:
         return True
     verifiers = importlib.util.find_spec("verifiers")
@@ -110,6 +110,6 @@ def how_to_install(names: list[str]) -> str:
     return (
         f"environment{'s' if several else ''} {', '.join(map(repr, names))} {'are' if several else 'is'} not installed "
         f"for this Python; install {'their packages' if several else 'its package'}: `uv pip install ./FOLDER` where "
-        "you have the source (those of verifiers and prime-rl are folders of their repositories), or `prime env install "
-        "OWNER/NAME` from the hub"
+        "you have the source (those of verifiers and prime-rl are folders of their repositories), or `prime env "
+        "install OWNER/NAME` from the hub"
     )

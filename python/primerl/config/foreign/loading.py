@@ -15,8 +15,9 @@ from primerl.config.command_line.load import of_files, with_value
 from primerl.config.command_line.sources import Written, sources
 from primerl.config.errors.fail import ConfigError
 from primerl.config.foreign import listing
-from primerl.config.foreign.table import Kind, kind_of, leaves, table
-from primerl.config.foreign.translate import Translation, translate
+from primerl.config.foreign.rows import REST, look
+from primerl.config.foreign.table import KINDS, Kind, kind_of, leaves, table
+from primerl.config.foreign.translate import Translation, named, translate
 
 FORMS = {"RLConfig": "rl", "SFTConfig": "sft", "EvalConfig": "eval"}
 """Form that a class reads whose files may be another tool's."""
@@ -37,7 +38,7 @@ def shares(tree: dict[str, Any], kind: Kind, cls: type[BaseModel]) -> Shares:
     inside = {kind.within: tree} if kind.within else tree
     for path, place in leaves(inside):
         is_ours = look_up(cls, place).kind in ("known", "any")
-        is_theirs = table(kind).knows(path)
+        is_theirs = table(kind).knows(path) or (look(inside, place) == {} and table(kind).has_below(path))
         if is_theirs and not is_ours:
             theirs.append(place)
         elif is_ours and not is_theirs:
@@ -109,6 +110,32 @@ def given(cls: type[BaseModel], arguments: list[str], tree: dict[str, Any], flag
     files = tuple(dict.fromkeys(file for file, _ in sources(arguments)))
     _check_refused(made, arguments, files)
     return Given(made.tree, ours, files, made)
+
+
+def hint(cls: type[BaseModel], location: Location, given: Any = None) -> str | None:
+    """Of a key that is none of the class: what it is called here, or why it is not; None where no tool has such a key.
+
+    Args:
+        given: What stands there. Of a table its keys are told.
+    """
+    path = "".join("[]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+    found = _meant(cls, path, location)
+    if found is not None or not isinstance(given, dict | list):
+        return found
+    below = [(inner, place) for inner, place in leaves(given, path) if place]
+    told = [(inner, _meant(cls, inner, (*location, *place))) for inner, place in below]
+    words_of = [f"of {inner.removeprefix(path).lstrip('.[]')}, {words}" for inner, words in told if words is not None]
+    return "; ".join(dict.fromkeys(words_of)) or None
+
+
+def _meant(cls: type[BaseModel], path: str, location: Location) -> str | None:
+    form = FORMS.get(cls.__name__)
+    for kind in KINDS:
+        found = table(kind).find(path) if kind.form == form and not kind.within else None
+        if found is not None and REST not in found[0].theirs:
+            ours = found[0].ours
+            return found[0].why if ours is None else f"it is {named(found[0], location)}"
+    return None
 
 
 def _kind(cls: type[BaseModel], tree: dict[str, Any]) -> Kind | None:

@@ -142,6 +142,10 @@ class Table:
         found = [(one, match.groups()) for expression, one in self._patterns if (match := expression.fullmatch(path))]
         return max(found, key=lambda entry: _closeness(entry[0].theirs), default=None)
 
+    def has_below(self, path: str) -> bool:
+        """Whether rows are of keys of this table, or of the table itself."""
+        return any(one.theirs.startswith(f"{path}.") or one.theirs == path + PRESENCE for one in self.rows)
+
     def knows(self, path: str) -> bool:
         """Whether a row is of this key, or of the table that it is in."""
         parts = path.split(".")

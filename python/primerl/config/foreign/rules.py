@@ -212,7 +212,12 @@ def rollout_time(bound: str) -> Rule:
     def rule(value: Any, context: Context) -> Any:
         if not isinstance(value, int | float):
             raise Omitted
-        return Several({f"./args.{context.place[-3]}.timeout.rollout": value, f"^{bound}": math.ceil(value * 1.1) + 60})
+        return Several(
+            {
+                f"./args.{context.place[-3]}.timeout.rollout": value,
+                f"^{bound}": math.ceil(value) + math.ceil(value) // 10 + 60,
+            }
+        )
 
     return rule
 

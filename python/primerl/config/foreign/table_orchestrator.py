@@ -7,6 +7,7 @@ from primerl.config.foreign.rows import Row, expanded, moved, note, refused, row
 
 _ENGINES = "engines ask for no key, and have to serve the run's model"
 _TRAIN, _EVAL = "orchestrator.train", "orchestrator.eval"
+_IN_FLIGHT = "orchestrator.oversampling_factor"
 TIME = "orchestrator.timeouts.rollout_s"
 
 ORCHESTRATOR: list[Row] = [

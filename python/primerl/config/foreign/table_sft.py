@@ -34,9 +34,8 @@ _SHARED = (
     "source_ref",
     "type",
     "k8s",
-    "env_file",
 )
-_LEFT_OUT = (
+_NOT_SHARED = (
     "loss",
     "data",
     "weight_broadcast",
@@ -76,6 +75,8 @@ OWN: list[Row] = [
     row("val.eval_on_start", "val.at_start", default=False, where="val"),
     note("rendering", "renderer{,.**}", "the model's own chat template is rendered; masks are exact for any"),
     note("memory and speed", "loss_impl", "the loss is computed without all logits", "torch", versions="0.8"),
+    note("monitors", "heartbeat.url", "what watches a run reads its metrics.jsonl"),
+    note("variables", "{env_file,env_files}", "fine-tuning gets the variables of the shell that starts it"),
     note("evaluations", "eval.**", _LATER),
     note("evaluations", "{inference,weight_broadcast}.**", _LATER),
     row("deployment.{num_train_gpus,num_gpus}", "ranks"),
@@ -87,9 +88,8 @@ OWN: list[Row] = [
 def _all() -> list[Row]:
     run = [one for one in expanded(table_run.RUN + table_run.MACHINES) if one.theirs.startswith(_SHARED)]
     trainer = moved(expanded(table_trainer.TRAINER), ("trainer.", ""), ("trainer.", ""))
-    found = [*expanded(OWN), *run, *trainer]
-    kept = [one for one in found if one in found[: len(list(expanded(OWN)))] or not one.theirs.startswith(_LEFT_OUT)]
-    return [_of_sft(one) for one in kept]
+    shared = [one for one in (*run, *trainer) if not one.theirs.startswith(_NOT_SHARED)]
+    return [_of_sft(one) for one in (*expanded(OWN), *shared)]
 
 
 def _of_sft(one: Row) -> Row:

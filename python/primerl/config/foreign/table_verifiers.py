@@ -36,6 +36,7 @@ CLIENT: list[Row] = [
     refused("endpoints", "C.{headers,headers_from_env,extra_headers_from_state}{,.**}", _HEADERS, {}),
 ]
 
+_ENVIRONMENT = [one for one in table_orchestrator.ENVIRONMENT if one.versions != "0.8"]
 PRIME_EVALS: list[Row] = [
     row(rules.NO_KEY, TIME, default=3600, why="prime-rl has no limit"),
     row("eval.source[].env.*.timeout.rollout", "env[].args.*.timeout.rollout", rules.rollout_time(TIME)),
@@ -67,7 +68,7 @@ PRIME_EVALS: list[Row] = [
     row("log.{level,vf_level}", "log.level"),
     note("logs", "log.{json_logging,log_data,interval}", _LOGS),
     note("monitors", "monitors.{wandb,file}{,.**}", _LOCAL),
-    *moved(expanded(table_orchestrator.ENVIRONMENT), ("S[]", "eval.source[]"), ("S[]", "env[]")),
+    *moved(expanded(_ENVIRONMENT), ("S[]", "eval.source[]"), ("S[]", "env[]")),
     note("evaluations", "eval.source[].ratio", "each environment is measured whole", 1.0),
     row("eval.source[].num_examples", "env[].num_examples", rules.all_if_negative),
     row("eval.source[].group_size", "env[].rollouts_per_example"),

@@ -59,15 +59,15 @@ class Translation:
 
     def written_at(self, location: Location) -> Location:
         """Where the file has what became the key, or the table, at a place of ours; that place where it has none."""
-        for end in range(len(location), 0, -1):
-            found = self.origins.get(location[:end])
-            if found is None:
-                below = (own for own in self.origins if own[:end] == location[:end])
-                found = next((self.origins[own] for own in below), None) if end == len(location) else None
-            if found is not None:
-                within = self.kind.within
-                return found[1:] if within and found[0] == within else found
-        return location
+        found = next((self.origins[place] for place in _above(location) if place in self.origins), None)
+        if found is None and any(isinstance(part, int) for part in location):
+            # An entry of a list: that which its keys are of.
+            end = max(number for number, part in enumerate(location) if isinstance(part, int)) + 1
+            inner = next((self.origins[own] for own in self.origins if own[:end] == location[:end]), ())
+            found = next((place for place in _above(inner) if isinstance(place[-1], int)), None)
+        if not found:
+            return location
+        return found[1:] if found[0] == self.kind.within else found
 
 
 def translate(tree: dict[str, Any], kind: Kind) -> Translation:
@@ -111,8 +111,7 @@ class _Translator:
             self._leaf(node, path, place)
 
     def _is_table(self, path: str) -> bool:
-        beginning = f"{path}."
-        return any(one.theirs.startswith(beginning) or one.theirs == path + PRESENCE for one in self.table.rows)
+        return self.table.has_below(path)
 
     def _presence(self, path: str, node: Any, place: Location, *, only: bool = False) -> bool:
         """The row of the table itself. `only`: it is a value in place of a table, and has no other row."""
@@ -136,6 +135,10 @@ class _Translator:
         found = self.table.find(path)
         if found is not None:
             self._apply(found[0], found[1], value, place)
+            return
+        if self.table.has_below(path):
+            if value not in ({}, []):
+                self._refuse(place, "a table is expected there; correct it")
             return
         parent, _, name = path.rpartition(".")
         near = difflib.get_close_matches(name, self._known_in(parent), n=1, cutoff=0.6)
@@ -161,7 +164,11 @@ class _Translator:
                 self.result.notes.append(Left(place, str(omitted), one.subject or _subject(place)))
             return
         except Refused as refused:
-            self.result.refused.append(Left(place, str(refused), one.subject or _subject(place)))
+            self._refuse(place, str(refused), one.subject)
+            return
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
+            # A rule reads the value as the type that the other tool takes.
+            self._refuse(place, f"{self.result.kind.tool} takes no such value there; correct it", one.subject)
             return
         parts, left_over = _with_numbers(_ours(one, captures, place), place)
         if left_over:
@@ -171,6 +178,9 @@ class _Translator:
         else:
             self._set(parts, made, place)
             self.result.taken.append(Taken(place, dotted(tuple(parts)), one.why))
+
+    def _refuse(self, place: Location, why: str, subject: str = "") -> None:
+        self.result.refused.append(Left(place, why, subject or _subject(place)))
 
     def _set_several(self, made: Several, parts: list[Any], place: Location) -> None:
         last = max((number for number, part in enumerate(parts) if isinstance(part, int)), default=-1)
@@ -195,13 +205,16 @@ class _Translator:
                 node[part] = empty
             if following is not None:
                 node = node[part]
+            if not isinstance(node, list if isinstance(following, int) else dict):
+                self._refuse(place, f"{dotted(tuple(parts))} would be within what is no table; correct the file")
+                return
         last, location = parts[-1], tuple(parts)
         if isinstance(last, int) or (value == {} and isinstance(node.get(last), dict)):
             return
         before = self.result.origins.get(location)
         if last in node and node[last] != value and before is not None and place[: len(before)] != before:
             why = f"{dotted(before)} gives {dotted(location)} another value, and there is one for both"
-            self.result.refused.append(Left(place, why, _subject(place)))
+            self._refuse(place, why)
             return
         node[last] = value
         self.result.origins[location] = place
@@ -227,8 +240,8 @@ class _Translator:
                 continue
             try:
                 value = one.rule(one.default, Context(self.source, theirs))
-            except (Omitted, Refused):
-                continue
+            except (Omitted, Refused, TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
+                continue  # what the file has beside it was refused already
             self._set_default(one, value)
 
     def _set_default(self, one: Row, value: Any) -> None:
@@ -266,6 +279,11 @@ def _ours(one: Row, captures: tuple[str, ...], place: Location) -> str:
     return path
 
 
+def named(one: Row, theirs: Location) -> str:
+    """What a key is called here, for a message."""
+    return _ours(one, (), theirs).replace("[]", "").replace(f".{ONE}", "")
+
+
 def _parts(path: str) -> list[Any]:
     parts: list[Any] = []
     for part in path.split("."):
@@ -281,6 +299,11 @@ def _with_numbers(path: str, place: Location) -> tuple[list[Any], bool]:
     numbers = iter(part for part in place if isinstance(part, int))
     parts = [next(numbers, "[]") if part == "[]" else part for part in _parts(path)]
     return parts, "[]" in parts
+
+
+def _above(location: Location) -> Iterator[Location]:
+    """The place, and those of the tables that it is in, the nearest first."""
+    return (location[:end] for end in range(len(location), 0, -1))
 
 
 def _subject(place: Location) -> str:
