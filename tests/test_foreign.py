@@ -318,6 +318,22 @@ batch_size = 8
     assert made.tree["orchestrator"]["training_mode"] == "sft"
 
 
+def test_keys_of_algorithms_are_translated_where_there_is_the_algorithm() -> None:
+    source = '[[orchestrator.train.source]]\nenv = { taskset = { id = "e" } }\ngroup_size = 2'
+    algo = (
+        "[orchestrator.algo]\ntype = 'NAME'\nlength_penalty = { type = 'linear', num_turns_weight = 0.5 }\ndecay = 0.5"
+    )
+    made = read(f"{algo}\n{source}".replace("NAME", "rae"))
+    there = look_up(RLConfig, ["orchestrator", "algorithm", "decay"]).kind == "known"
+    refused = {left.theirs[-1] for left in made.refused}
+    assert refused.isdisjoint({"type", "decay"}) == there
+    algorithm = made.tree["orchestrator"].get("algorithm", {})
+    assert (algorithm.get("type"), algorithm.get("decay")) == (("rae", 0.5) if there else (None, None))
+    assert ("num_turns_weight" in refused) != ("length_penalty" in algorithm)
+    made = read(f"{algo}\n{source}".replace("NAME", "no_such"))
+    assert "no_such is not among the algorithms here, which are grpo" in " ".join(left.why for left in made.refused)
+
+
 def test_machines_are_counted_in_engines_of_their_size() -> None:
     text = """[deployment]
 type = "multi_node"
@@ -482,7 +498,7 @@ def test_every_row_has_a_key_of_ours_or_a_reason() -> None:
     for kind in KINDS:
         for row in expanded(rows(kind)):
             assert row.ours is not None or (row.why and row.subject), row
-            if not row.ours or kind.form == "gepa" or row.rule.__name__ == "said":
+            if not row.ours or kind.form == "gepa" or row.rule.__name__ in ("said", "where_known"):
                 continue
             path = row.ours + row.theirs.rsplit(".", 1)[-1] if row.ours.endswith(".") else row.ours
             parts = [part for part in re.split(r"\.|\[(\d*)\]", path) if part is not None]

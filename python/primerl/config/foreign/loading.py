@@ -113,10 +113,10 @@ def given(cls: type[BaseModel], arguments: list[str], tree: dict[str, Any], flag
 
 
 def hint(cls: type[BaseModel], location: Location, given: Any = None) -> str | None:
-    """Of a key that is none of the class: what it is called here, or why it is not; None where no tool has such a key.
+    """What a key that the class does not have is called here, or why there is none; None where no tool has such a key.
 
     Args:
-        given: What stands there. Of a table its keys are told.
+        given: What stands there. The words are about the keys of a table.
     """
     path = "".join("[]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
     found = _meant(cls, path, location)

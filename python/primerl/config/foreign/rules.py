@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
-from primerl.config.foreign.rows import Context, Omitted, Refused, Rule, Several, look
+from primerl.config.foreign.rows import Context, Omitted, Refused, Rule, Several, keep, look
 
 NONE = "None"
 """How prime-rl's files write that something is unset."""
@@ -258,28 +258,45 @@ def mixture(value: Any, context: Context) -> Any:
     return Several({f"{prefix}.subsets": entries})
 
 
+def where_known(key: str, why: str, then: Rule = keep) -> Rule:
+    """A key that this version of the config may not have: `why` it is refused then."""
+
+    def where_known(value: Any, context: Context) -> Any:
+        from primerl.config.command_line.flags import look_up
+        from primerl.config.schema.rl import RLConfig
+
+        if look_up(RLConfig, [0 if part == "[]" else part for part in key.split(".")]).kind != "known":
+            raise Refused(why)
+        return then(value, context)
+
+    return where_known
+
+
 def algorithm(value: Any, context: Context) -> Any:
     """By its name, with the teacher that it learns from."""
+    from primerl.config.schema.rollouts import Algorithm
+
     prefix = ".".join(str(part) for part in context.place[:-1])
     if value in ("opd", "sft"):
         if not prefix.startswith("orchestrator.algo"):
             raise Refused("a teacher of one environment has no counterpart; orchestrator.training_mode is the run's")
-        who = context.get(f"{prefix}.teacher" if value == "opd" else f"{prefix}.sampling.source", {})
-        teacher = "orchestrator.teacher.client"
-        if not isinstance(who, dict) or "name" not in who or "base_url" not in who:
-            raise Refused("it learns from a teacher, of which the file gives no name and base_url")
-        found = Several({"orchestrator.training_mode": value})
-        found |= {f"{teacher}.base_url": who["base_url"], f"{teacher}.model": who["name"]}
-        if "api_key_var" in who:
-            found[f"{teacher}.api_key_env"] = who["api_key_var"]
-        return found
-    return {"max_rl": "maxrl"}.get(value, value)
+        return _teacher(value, context.get(f"{prefix}.teacher" if value == "opd" else f"{prefix}.sampling.source"))
+    name = {"max_rl": "maxrl"}.get(value, value)
+    known = get_args(Algorithm.model_fields["type"].annotation)
+    if name not in known:
+        raise Refused(f"{name} is not among the algorithms here, which are {', '.join(known)}")
+    return name
 
 
-def endpoint(value: Any, _: Context) -> Any:
-    if value in (None, NONE):
-        raise Omitted
-    return value
+def _teacher(mode: str, who: Any) -> Several:
+    teacher = "orchestrator.teacher.client"
+    if not isinstance(who, dict) or "name" not in who or "base_url" not in who:
+        raise Refused("it learns from a teacher, of which the file gives no name and base_url")
+    found = Several({"orchestrator.training_mode": mode})
+    found |= {f"{teacher}.base_url": who["base_url"], f"{teacher}.model": who["name"]}
+    if "api_key_var" in who:
+        found[f"{teacher}.api_key_env"] = who["api_key_var"]
+    return found
 
 
 def taught(context: Context) -> Any:

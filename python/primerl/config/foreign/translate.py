@@ -241,7 +241,7 @@ class _Translator:
             try:
                 value = one.rule(one.default, Context(self.source, theirs))
             except (Omitted, Refused, TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
-                continue  # what the file has beside it was refused already
+                continue  # another key of the file was refused already
             self._set_default(one, value)
 
     def _set_default(self, one: Row, value: Any) -> None:
