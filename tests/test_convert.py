@@ -72,6 +72,9 @@ def test_what_is_written_starts_and_so_does_their_file(model: Path, capsys: pyte
     first, second = (tomllib.loads(Path(f"out{n}/configs/orchestrator.toml").read_text("utf-8")) for n in range(2))
     assert {**first, "output_dir": ""} == {**second, "output_dir": ""}
     assert first["train"]["env"][0]["id"] == "reverse-text"
+    # The embedded engine takes over where there is no vLLM, and has no use for its options.
+    engine = tomllib.loads(Path("out0/configs/inference.toml").read_text("utf-8"))
+    assert (engine["backend"] == "vllm") == ("gpu-memory-utilization" in engine["vllm"])
 
 
 def test_the_comments_name_each_key_once_by_subject(capsys: pytest.CaptureFixture[str]) -> None:

@@ -579,7 +579,10 @@ def test_fine_tuning_and_evaluation_read_them_too() -> None:
     )
     assert load(SFTConfig, ["@", "sft.toml", "--data.micro-batch-size", "1"], program="p").data.batch_size == 8192
     Path("eval.toml").write_text('num_tasks = 2\n[env.taskset]\nid = "reverse-text"', encoding="utf-8")
-    assert load(EvalConfig, ["@", "eval.toml", "--model", "m"], program="p").num_examples == 2
+    config = load(EvalConfig, ["@", "eval.toml", "--model", "m"], program="p")
+    assert (config.num_examples, config.model, config.api_key_env) == (2, "m", "PRIME_API_KEY")
+    Path("folder").mkdir()
+    assert load(EvalConfig, ["@", "eval.toml", "--model", "folder"], program="p").base_url is None  # it is served here
 
 
 def test_a_single_foreign_key_in_a_file_of_ours_has_its_own_sentence() -> None:

@@ -161,7 +161,7 @@ def _check_refused(made: Translation, arguments: list[str], files: tuple[str, ..
 
 def _parted(cls: type[BaseModel], kind: Kind, flags: list[str]) -> tuple[list[tuple[Location, Any]], list[str]]:
     """Flags in their words, as places and values, and those in ours. A name that both have is ours, but for the
-    model's: who runs such a file speaks of it as the file does."""
+    model: who runs such a file speaks of it as the file does."""
     theirs: list[tuple[Location, Any]] = []
     ours: list[str] = []
     words = list(flags)
@@ -169,7 +169,7 @@ def _parted(cls: type[BaseModel], kind: Kind, flags: list[str]) -> tuple[list[tu
         word = words.pop(0)
         place = place_of(word) if word.startswith("--") else ()
         plain = ".".join(f"{part}" for part in place if isinstance(part, str))
-        is_ours = not place or (look_up(cls, place).kind in ("known", "any") and plain != "model.name")
+        is_ours = not place or (look_up(cls, place).kind in ("known", "any") and plain not in ("model.name", "model"))
         if is_ours or not table(kind).knows(plain):
             ours.append(word)
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 from primerl.config.foreign.rows import Context, Omitted, Refused, Rule, Several, keep, look
@@ -297,6 +298,14 @@ def _teacher(mode: str, who: Any) -> Several:
     if "api_key_var" in who:
         found[f"{teacher}.api_key_env"] = who["api_key_var"]
     return found
+
+
+def of_a_server(value: Any, context: Context) -> Any:
+    """Their default endpoint, and its key: where the model is a folder, it is served here instead."""
+    model = context.get("model")
+    if isinstance(model, str) and Path(model).is_dir():
+        raise Omitted
+    return value
 
 
 def taught(context: Context) -> Any:

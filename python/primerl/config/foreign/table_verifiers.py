@@ -41,6 +41,7 @@ PRIME_EVALS: list[Row] = [
     row(rules.NO_KEY, TIME, default=3600, why="prime-rl has no limit"),
     row("eval.source[].env.*.timeout.rollout", "env[].args.*.timeout.rollout", rules.rollout_time(TIME)),
     row("model", "model", default="Qwen/Qwen3-0.6B"),
+    row("eval.client.base_url", "base_url", rules.of_a_server, default="http://localhost:8000/v1"),
     *moved(CLIENT, ("C.", "eval.client.")),
     *moved(SAMPLING, ("S.", "eval.sampling.")),
     row("eval.num_examples", "num_examples", rules.all_if_negative),
@@ -118,9 +119,9 @@ _SEATS: list[Row] = [
 
 VERIFIERS_EVAL: list[Row] = [
     row("{model,m}", "model", default="deepseek/deepseek-v4-flash"),
+    row("client.base_url", "base_url", rules.of_a_server, default=rules.PINFERENCE),
+    row("client.api_key_var", "api_key_env", rules.of_a_server, default="PRIME_API_KEY"),
     *moved(CLIENT, ("C.", "client.")),
-    row("client.base_url", "base_url", default=rules.PINFERENCE),
-    row("client.api_key_var", "api_key_env", default="PRIME_API_KEY"),
     *moved(SAMPLING, ("S.", "sampling.")),
     row("{num_tasks,num_examples,n}", "num_examples", rules.unset(None, -1)),
     row("{num_rollouts,rollouts_per_example,group_size,r}", "rollouts_per_example"),
@@ -131,8 +132,8 @@ VERIFIERS_EVAL: list[Row] = [
 
 PUBLISHED_EVAL: list[Row] = [
     row("model", "model", default="openai/gpt-4.1-mini"),
-    row("{api_base_url,base_url}", "base_url", default=rules.PINFERENCE),
-    row("api_key_var", "api_key_env", default="PRIME_API_KEY"),
+    row("{api_base_url,base_url}", "base_url", rules.of_a_server, default=rules.PINFERENCE),
+    row("api_key_var", "api_key_env", rules.of_a_server, default="PRIME_API_KEY"),
     row("num_examples", "num_examples", rules.all_if_negative, default=5),
     row("rollouts_per_example", "rollouts_per_example", default=3),
     *moved(SAMPLING, ("S.", "sampling_args.")),

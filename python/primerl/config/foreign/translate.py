@@ -72,7 +72,7 @@ class Translation:
 
 def translate(tree: dict[str, Any], kind: Kind) -> Translation:
     """Every key of the file, by the table; then what their program takes for unset keys, where ours takes something
-    else. Pure: nothing is read, and nothing is checked that ours checks itself."""
+    else. Nothing is read, and nothing is checked that ours checks itself."""
     return _Translator({kind.within: tree} if kind.within else tree, kind).made()
 
 
