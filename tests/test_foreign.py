@@ -577,10 +577,11 @@ def test_fine_tuning_and_evaluation_read_them_too() -> None:
     Path("sft.toml").write_text(
         'max_steps = 1\n[model]\nname = "m"\n[data]\nname = "d"\nseq_len = 64', encoding="utf-8"
     )
-    assert load(SFTConfig, ["@", "sft.toml", "--data.micro-batch-size", "1"], program="p").data.batch_size == 8192
+    config = load(SFTConfig, ["@", "sft.toml", "--data.micro-batch-size", "1"], program="p")
+    assert (config.data.batch_size, config.data.path, config.val) == (8192, "d", None)
     Path("eval.toml").write_text('num_tasks = 2\n[env.taskset]\nid = "reverse-text"', encoding="utf-8")
-    config = load(EvalConfig, ["@", "eval.toml", "--model", "m"], program="p")
-    assert (config.num_examples, config.model, config.api_key_env) == (2, "m", "PRIME_API_KEY")
+    measured = load(EvalConfig, ["@", "eval.toml", "--model", "m"], program="p")
+    assert (measured.num_examples, measured.model, measured.api_key_env) == (2, "m", "PRIME_API_KEY")
     Path("folder").mkdir()
     assert load(EvalConfig, ["@", "eval.toml", "--model", "folder"], program="p").base_url is None  # it is served here
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def comments(made: Translation, files: Iterable[str]) -> Iterator[str]:
                 yield from (f"    {', '.join(keys)}: {why}" for why, keys in reasons.items())
     if made.defaults:
         yield from ("", f"Not in the file, and as {made.kind.tool} has it by default:")
-        yield from (f"  {one.ours}" + (f": {one.why}" if one.why else "") for one in made.defaults)
+        yield from (
+            f"  {one.ours} = {json.dumps(one.value)}" + (f": {one.why}" if one.why else "") for one in made.defaults
+        )
     yield from ("", "Translated:")
     for one in made.taken:
         theirs = dotted(within_file(one.theirs, made.kind))

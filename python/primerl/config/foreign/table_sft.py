@@ -49,6 +49,7 @@ _NOT_SHARED = (
 )
 _LATER = "environments are measured by `primerl eval`, when a model is there; rows by [val]"
 
+_ROWS = "PrimeIntellect/Reverse-Text-SFT"
 OWN: list[Row] = [
     row("log.level", "log.level", lambda value, _: {"warn": "warning"}.get(value, value)),
     note("logs", "log.{vf_level,log_data,interval}", "lines come when something happens", False, 10.0),
@@ -60,7 +61,8 @@ OWN: list[Row] = [
         "data.{fake,length,input_ids}{,.**}",
         "rows are conversations; benches/sft_throughput.py of the repository measures",
     ),
-    row("{data,val.data}.name", "data.path", rules.mixture, default="PrimeIntellect/Reverse-Text-SFT"),
+    row("data.name", "data.path", rules.mixture, default=_ROWS),
+    row("val.data.name", "val.data.path", rules.mixture, default=_ROWS, where="val"),
     row("{data,val.data}.{subsets,splits,probabilities}", "data.subsets", rules.mixture),
     note("the rows", "{data,val.data}.stopping_strategy", "a dataset that is used up starts over", "all_exhausted"),
     row("data.batch_size", "data.batch_size", rules.tokens_of_batch, default=128, why="rows there, tokens here"),
