@@ -33,6 +33,7 @@ COMMANDS = {
     "top": ("primerl.cli.looking:top", "show what a run does now, in the terminal"),
     "page": ("primerl.cli.looking:page", "show a finished run in the browser (a running one serves its own page)"),
     "buffer": ("primerl.cli.journal:buffer", "show the difficulty buffer of a run"),
+    "convert": ("primerl.cli.convert:convert", "write a file of prime-rl, Hosted Training or verifiers as primerl's"),
     "config": ("primerl.cli.config:config", "explain a key of a config; JSON schemas; the reference page"),
     "doctor": ("primerl.cli.doctor:doctor", "show what this machine has, and what it means for a run"),
     "models": ("primerl.cli.models:models", "check what can be done with a model, by its config.json"),

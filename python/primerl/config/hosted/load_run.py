@@ -13,6 +13,7 @@ from primerl.config.command_line.log_variable import with_level
 from primerl.config.command_line.sources import Written, read_sources
 from primerl.config.errors.fail import ConfigError
 from primerl.config.errors.validation_errors import describe
+from primerl.config.foreign import loading
 from primerl.config.schema.rl import RLConfig
 
 
@@ -57,6 +58,8 @@ def is_short(arguments: list[str]) -> bool:
 
     Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] where keys of both forms are mixed.
     """
+    if loading.is_foreign(RLConfig, arguments):
+        return False  # it becomes the full one
     short, full = [], []
     for place, source in _keys(arguments):
         if _is_short_key(place, source):

@@ -136,8 +136,10 @@ def engines(
 ) -> list[ProcessConfig]:
     """All replicas. `context` (tokens) and `logprobs_mode` count where the settings do not set them."""
     source = config.inference
-    vllm = dict(source.vllm)
-    if isinstance(config, RLConfig) and config.model.trust_remote_code:
+    # Options of vLLM are for machines that have it: `auto` takes another engine elsewhere, which knows none of them.
+    serves = source.backend != backends.AUTO or engine_name(config) == "vllm"
+    vllm = dict(source.vllm) if serves else {}
+    if serves and isinstance(config, RLConfig) and config.model.trust_remote_code:
         vllm.setdefault("trust-remote-code", True)
     processes = []
     for index in range(source.replicas):
