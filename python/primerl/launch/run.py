@@ -105,7 +105,7 @@ def _started(
             return end_dry_run(config, folder, console, variables, fitted)
         goes_on = not config.clean_output_dir and training.begun_in(folder)
         with registered(config, folder, console.say, goes_on=goes_on, form=form) as session:
-            launcher = Launcher(config, folder, console, variables, session.run_id, placement, limit)
+            launcher = Launcher(config, folder, console, variables, session.run_id, placement, limit, fitted.gpus)
             session.exit_code = launcher.run()
             return session.exit_code
 
@@ -137,8 +137,10 @@ class Launcher:
         run_id: str | None = None,
         placement: Placement | None = None,
         limit: within.TimeLimit | None = None,
+        gpus: int = 0,
     ) -> None:
         self.config = config
+        self.gpus = gpus
         self.variables = variables
         self.folder = folder
         self.run_id = run_id
@@ -326,6 +328,7 @@ class Launcher:
             "reason": redact(reason),
             **summary.times(self.began, self.training_began),
             **summary.processor(kinds),
+            "gpus": self.gpus,
             # What an environment says of a failure may hold a secret of its own.
             "status": redacted(self.orchestrator.status),
         }

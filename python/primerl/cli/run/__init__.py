@@ -15,6 +15,7 @@ WORDS = {
     "delete": ("delete", "remove a run from the list, and delete its files if asked to"),
     "checkpoints": ("checkpoints", "list what a run has saved"),
     "metrics": ("metrics", "show the metrics of a run"),
+    "compare": ("compare", "compare runs: configs, evaluations, costs"),
     "models": ("models", "list the models that can be trained here"),
 }
 # Words of `prime rl` that have a counterpart here.
