@@ -591,13 +591,13 @@ def page_files() -> tuple[dict[str, tuple[str, str]], str]:
 
 @final
 class RunCurves:
-    """Curves and evaluations of the run in `output_dir`, read on from its files with every question. Missing files are
-    no error; a file that cannot be read raises OSError. Answers are JSON text, to be passed on as they are."""
+    """Curves and evaluations of the run in `output_dir`, read on from its files with every question. Missing files
+    are no error; a file that cannot be read raises OSError. Answers are JSON text, to be passed on as they are."""
 
     def __new__(cls, output_dir: str | PathLike[str]) -> Self: ...
     def curves(self, names: Sequence[str], *, first: int = 0, last: int = ..., points: int = 500) -> str:
-        """As `GET /page/curves`: `{steps, names, curves}` of at most 64 names from step `first` to `last`, at most 1,000
-        `points` each; and `damaged`, the number of lines that are left out because no run writes such."""
+        """As `GET /page/curves`: `{steps, names, curves}` of at most 64 names from step `first` to `last`, at most
+        1,000 `points` each; and `damaged`, the number of lines that are left out because no run writes such."""
     def evaluations(self, limit: int = 1_000) -> str:
         """As `GET /page/evaluations`: `{evaluations, next}`, the newest last."""
     def health(self) -> str:

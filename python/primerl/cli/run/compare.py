@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     add_json(parser, "print one JSON object")
     chosen = parser.parse_args(arguments)
     if not 2 <= len(chosen.ids) <= MOST:
-        return fail(f"{len(chosen.ids)} runs are given; give from 2 to {MOST}", title="Nothing was compared")
+        return fail(f"expected from 2 to {MOST} runs, not {len(chosen.ids)}", title="Nothing was compared")
     try:
         with Registry(reading=True) as registry:
             runs = [registry.find(given) for given in chosen.ids]

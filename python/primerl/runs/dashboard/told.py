@@ -101,7 +101,8 @@ def damage(curves: RunCurves) -> str | None:
     count = json.loads(curves.curves([]))["damaged"]
     if not count:
         return None
-    return f"{count} line{'s' if count > 1 else ''} of its metrics are not as a run writes them, and are left out"
+    what = "1 line of its metrics is" if count == 1 else f"{count} lines of its metrics are"
+    return f"{what} not as a run writes metrics, and left out"
 
 
 def _last_reward(curves: RunCurves) -> float | None:

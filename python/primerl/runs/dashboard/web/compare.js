@@ -38,22 +38,23 @@ export class Compare {
 
   show(found, runs) {
     const told = found.runs;
-    const head = ["", ...told.map((run, number) => el("span", {}, sign(number), nameOf(run, runs)))];
+    // Nodes of their own for every table.
+    const head = (first) => [...first, ...told.map((run, number) => el("span", {}, sign(number), nameOf(run, runs)))];
     const line = (title, pick) => [title, ...told.map(pick)];
     const section = (title, note, content) => el("section", { class: "card" }, el("h2", { text: title }), note ? el("p", { class: "note", text: note }) : "", content);
-    const numbers = table(head, [
-      line("status", status), line("steps", (run) => whole(run.step)), line("reward, last 5 steps", (run) => short(run.reward)),
+    const numbers = table(head([""]), [
+      line("status", (run) => el("span", {}, status(run), run.reason ? el("span", { class: "note reason", text: run.reason }) : "")), line("steps", (run) => whole(run.step)), line("reward, last 5 steps", (run) => short(run.reward)),
       line("wall time", (run) => span(run.cost.wall_s)), line("tokens sampled", (run) => whole(run.cost.sampled_tokens)), line("tokens trained", (run) => whole(run.cost.trained_tokens)),
       line("CPU", (run) => hours(run.cost.cpu_hours)), line("GPU", (run) => hours(run.cost.gpu_hours)),
       line("health", (run) => (run.health.length ? el("ul", { class: "findings" }, run.health.map((one) => el("li", { text: one.what, title: one.advice }))) : "no rule finds anything wrong")),
     ]);
     const scores = found.evaluations.length
-      ? table(["environment, score", ...head.slice(1)], found.evaluations.map((row) => [`${row.environment}, ${row.score}`, ...row.values.map((value, at) => measured(value, row.differences[at]))]))
+      ? table(head(["environment, score"]), found.evaluations.map((row) => [`${row.environment}, ${row.score}`, ...row.values.map((value, at) => measured(value, row.differences[at]))]))
       : el("p", { class: "note", text: "None of these runs has an evaluation." });
     const configs = found.config.length
-      ? table(["key", ...head.slice(1)], found.config.map((row) => [el("code", { text: row.key }), ...row.values.map(text)]))
+      ? table(head(["key"]), found.config.map((row) => [el("code", { text: row.key }), ...row.values.map(text)]))
       : el("p", { class: "note", text: told.length > 1 ? "Nothing differs." : "Choose a second run to compare it." });
-    const checkpoints = table(head.slice(1), [told.map((run) => (run.checkpoints.length ? el("div", {}, run.checkpoints.map(saved)) : el("span", { class: "faint", text: "none" })))]);
+    const checkpoints = table(head([]), [told.map((run) => (run.checkpoints.length ? el("div", {}, run.checkpoints.map(saved)) : el("span", { class: "faint", text: "none" })))]);
     const broken = Object.fromEntries(told.filter((run) => run.problem).map((run) => [run.id, run.problem]));
     replace(this.body, problems(broken, runs), section("Outcome and cost", "", numbers),
       section("Evaluations", "The newest of each environment that was measured whole, with 95 % intervals over its examples. Differences to the first run that has the score: 95 % by Newcombe's method from both intervals; significant where 0 is outside.", scores),

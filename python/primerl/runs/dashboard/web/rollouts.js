@@ -37,9 +37,10 @@ export class Rollouts {
       const open = el("button", { text: "Read", "aria-expanded": "false", on: { click: () => this.read(run, one, place, open) } });
       const same = el("a", { href: addressOf("rollouts", this.ids, { environment: one.environment, example: one.example }), text: `example ${whole(one.example)}`, title: "only this example, in all these runs" });
       return el("div", { class: "turn" }, el("div", { class: "row" }, el("b", { text: one.step !== null ? `step ${whole(one.step)}` : one.evaluates !== null ? `evaluates v${one.evaluates}` : "not trained" }), fate(one), same, el("span", { class: "end number", text: `reward ${short(one.reward)}` })),
-        el("div", { class: "row" }, el("span", { class: "note" }, `rollout ${one.rollout}, ${whole(one.turns)} turns, advantage `, advantage(one.advantage)), open), place);
+        el("div", { class: "row" }, el("span", { class: "note" }, `rollout ${one.rollout}, ${whole(one.turns)} turn${one.turns === 1 ? "" : "s"}, advantage `, advantage(one.advantage)), open), place);
     });
-    const known = list.is_up_to_date ? `${whole(list.matching)} of ${whole(list.known)} fit; the newest first` : "the journal is still being read";
+    const fit = `${whole(list.matching)} of ${whole(list.known)} fit${list.matching > rows.length ? `, the newest ${rows.length} are shown` : ""}`;
+    const known = list.is_up_to_date ? fit : `${fit}; the journal is still being read`;
     return el("section", { class: "card" }, el("h2", {}, sign(this.ids.indexOf(run.id)), nameOf(run, runs)), el("p", { class: "note", text: known }), rows.length ? rows : el("p", { class: "empty", text: "None fits." }));
   }
 

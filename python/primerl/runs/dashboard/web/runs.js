@@ -90,7 +90,7 @@ export class Runs {
       const number = this.ids.indexOf(run.id);
       const name = nameOf(run, this.runs);
       const box = el("input", { type: "checkbox", value: run.id, checked: number >= 0, "aria-label": `draw ${name}`, on: { change: () => this.choose(number >= 0 ? this.ids.filter((id) => id !== run.id) : [...this.ids, run.id].slice(-MOST)) } });
-      return [box, cut(name), sign(number), status(run), { right: run.step === null ? "–" : whole(run.step) }, run.kind, cut(run.environments.join(", ")), cut(run.model), `${span(Math.max(0, now - run.started)).replace(/ \d+ s$/, "")} ago`, el("a", { href: `#${run.id}`, text: run.id, title: `the page of ${name}`, on: { click: (event) => this.page(event, run) } })];
+      return [box, cut(name), sign(number), el("span", {}, status(run), run.reason ? el("span", { class: "faint" }, " ", cut(run.reason.split("\n")[0])) : ""), { right: run.step === null ? "–" : whole(run.step) }, run.kind, cut(run.environments.join(", ")), cut(run.model), `${span(Math.max(0, now - run.started)).replace(/ \d+ s$/, "")} ago`, el("a", { href: `#${run.id}`, text: run.id, title: `the page of ${name}`, on: { click: (event) => this.page(event, run) } })];
     };
     const at = document.activeElement?.closest?.("#runs-list") ? document.activeElement.value : null;
     const lines = found.length ? table(head, found.map(line), "list") : el("p", { class: "empty", text: this.runs.length ? "No run fits." : "No run has been started yet: `primerl run init > rl.toml` writes a config to start from." });
