@@ -29,6 +29,7 @@ __all__ = [
     "Registered",
     "RenderError",
     "Renderer",
+    "RunCurves",
     "__version__",
     "ask_models",
     "check_parser",
@@ -37,6 +38,7 @@ __all__ = [
     "inspect_run",
     "inspect_samples",
     "orchestrate",
+    "page_files",
     "run_health",
     "simulate",
 ]
@@ -582,6 +584,24 @@ class PageServer:
         """`http://127.0.0.1:port`, with the port that was bound."""
     def stop(self) -> None:
         """Ends it. Stopping twice is harmless."""
+
+def page_files() -> tuple[dict[str, tuple[str, str]], str]:
+    """The files that the page consists of, content type and text by name; and the `Content-Security-Policy` that they
+    are served with."""
+
+@final
+class RunCurves:
+    """Curves and evaluations of the run in `output_dir`, read on from its files with every question. Missing files
+    are no error; a file that cannot be read raises OSError. Answers are JSON text, to be passed on as they are."""
+
+    def __new__(cls, output_dir: str | PathLike[str]) -> Self: ...
+    def curves(self, names: Sequence[str], *, first: int = 0, last: int = ..., points: int = 500) -> str:
+        """As `GET /page/curves`: `{steps, names, curves}` of at most 64 names from step `first` to `last`, at most
+        1,000 `points` each; and `damaged`, the number of lines that are left out because no run writes such."""
+    def evaluations(self, limit: int = 1_000) -> str:
+        """As `GET /page/evaluations`: `{evaluations, next}`, the newest last."""
+    def health(self) -> str:
+        """As `GET /page/health`: `{steps, findings}`."""
 
 # Orchestrator (rust/primerl-py/src/orchestrator.rs)
 

@@ -32,6 +32,7 @@ COMMANDS = {
     ),
     "top": ("primerl.cli.looking:top", "show what a run does now, in the terminal"),
     "page": ("primerl.cli.looking:page", "show a finished run in the browser (a running one serves its own page)"),
+    "dashboard": ("primerl.cli.dashboard:dashboard", "show all runs on one page in the browser, and compare them"),
     "buffer": ("primerl.cli.journal:buffer", "show the difficulty buffer of a run"),
     "convert": ("primerl.cli.convert:convert", "write a file of prime-rl, Hosted Training or verifiers as primerl's"),
     "config": ("primerl.cli.config:config", "explain a key of a config; JSON schemas; the reference page"),

@@ -16,7 +16,7 @@ USAGE = """usage: primerl env init NAME [--path DIR] [--force]    write a new en
        primerl env install NAME... [--path DIR]        install packages of ./environments into this Python
        primerl env uninstall NAME...                   remove them from this Python again
        primerl env list [--path DIR]                   list the packages of ./environments
-       primerl env secret {list,set,delete} ENVIRONMENT [NAME]
+       primerl env secret {list,set,delete} ENVIRONMENT [NAME] [--json]
        primerl env prune [--dry-run]                   remove virtualenvs that no run needs"""
 
 

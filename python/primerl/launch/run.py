@@ -106,7 +106,7 @@ def _started(
             return end_dry_run(config, folder, console, variables, fitted)
         goes_on = not config.clean_output_dir and training.begun_in(folder)
         with registered(config, folder, console.say, goes_on=goes_on, form=form) as session:
-            launcher = Launcher(config, folder, console, variables, session.run_id, placement, limit)
+            launcher = Launcher(config, folder, console, variables, session.run_id, placement, limit, fitted.gpus)
             if config.trainer.external:
                 launcher.external = ExternalTrainer(config, folder, fitted.gpus_of("trainer"), console.say)
             session.exit_code = launcher.run()
@@ -140,8 +140,10 @@ class Launcher:
         run_id: str | None = None,
         placement: Placement | None = None,
         limit: within.TimeLimit | None = None,
+        gpus: int = 0,
     ) -> None:
         self.config = config
+        self.gpus = gpus
         self.variables = variables
         self.folder = folder
         self.run_id = run_id
@@ -340,6 +342,7 @@ class Launcher:
             "reason": redact(reason),
             **summary.times(self.began, self.training_began),
             **summary.processor(kinds),
+            "gpus": self.gpus,
             # What an environment says of a failure may hold a secret of its own.
             "status": redacted(self.orchestrator.status),
         }

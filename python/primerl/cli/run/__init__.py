@@ -22,6 +22,7 @@ WORDS = {
     "rollouts": ("records:rollouts", "print the rollouts of a step, as JSON"),
     "progress": ("records:progress", "print which steps have rollouts, as JSON"),
     "distributions": ("records:distributions", "print the histogram of a step's rewards, as JSON"),
+    "compare": ("compare", "compare runs: configs, evaluations, costs"),
     "models": ("models", "list the models that can be trained here"),
 }
 SAME = {"ls": "list", "pause": "stop"}

@@ -82,6 +82,11 @@ class Fitting:
     unknown: str | None = None
     """Why memory could not be estimated."""
 
+    @property
+    def gpus(self) -> int:
+        """GPUs that any process gets; one that several share counts once."""
+        return len({(row.node, device) for row in self.rows for device in row.devices if device != MAIN})
+
     def text(self) -> str:
         header = ["process", "node", "devices", "CPUs", "ports", "memory a device"]
         lines = table(header, [_cells(row) for row in self.rows])
