@@ -24,6 +24,7 @@ EXTRAS = {
     "peft": "train",
     "plotext": "report",
     "pyarrow": "prime",
+    "ray": "cluster",
     "tokenizers": "train",
     "torch": "train",
     "transformers": "train",
