@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Self
 from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import load_run
 from primerl.config.process_files import files, resolve, run_file
+from primerl.config.schema.deployment import on_ray
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.trainer import AdaptedModel
 from primerl.forking import preload, servers
@@ -129,6 +130,8 @@ class Run(TrainingLoop):
             raise ConfigError(
                 "dry_run: a training script starts its run; use `primerl rl ... --dry-run` to check a file"
             )
+        if on_ray(self.config.deployment, self.config.ray) is not None:
+            raise ConfigError("ray: a training script starts its processes on this machine; omit it")
         with contextlib.ExitStack() as resources:
             # Also for the check, which imports environments as their workers do.
             resources.enter_context(checker.environments_ahead(fork=self.config.fork_server))

@@ -24,7 +24,7 @@ from primerl.config.errors import error_locations, resume_refusal
 from primerl.config.process_files import files, resolve, run_file
 from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
-from primerl.launch import configs, plan, remote_workers, secrets, storing
+from primerl.launch import configs, on_ray, plan, remote_workers, secrets, storing
 from primerl.launch.external_trainer import ExternalTrainer, is_trained
 from primerl.launch.monitors import MonitorWatch, wanted
 from primerl.launch.placement import commands, sharing
@@ -68,7 +68,8 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
         placement: Placement = submission.placement(config.deployment)
     else:
         config, limit = within.begun(config, console.say, saves=config.trainer.can_go_on)
-        placement = chosen(config.deployment)
+        placement = chosen(config.deployment, config.ray)
+        config = on_ray.placed(config, placement)
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
     training.check_ahead(config, placement)
@@ -151,7 +152,7 @@ class Launcher:
         self.began = time.monotonic()
         self.training_began: float | None = None
         self.interrupts = Interrupts(also=None if limit is None else limit.check)
-        self.placement = placement or chosen(config.deployment)
+        self.placement = placement or chosen(config.deployment, config.ray)
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
         self.recovery = RunRecovery(config, self.placement, folder, self.orchestrator, console, self.interrupts.check)
         self.evaluated = evaluations.Evaluated(console.say, position.evaluations(folder))
@@ -203,6 +204,7 @@ class Launcher:
         """Returns whether there is something to do: the run in the folder may be over."""
         doing = "resuming the run" if training.holds_run(self.folder) else "starting"
         self.console.say(f"{doing} in {self.folder}")
+        on_ray.prepare(self.placement, self.folder, self.console.say, self.interrupts.check)
         orchestrator = resolve.orchestrator(self.config, secrets.names_of_variables(self.variables))
         with unchanged_if_refused(orchestrator.file):
             files.write(orchestrator)

@@ -25,6 +25,7 @@ EXTRAS = {
     "peft": "train",
     "plotext": "report",
     "pyarrow": "prime",
+    "ray": "cluster",
     "starlette": "tinker",
     "tinker": "tinker",
     "tokenizers": "train",

@@ -20,7 +20,7 @@ from primerl.config.schema.base import (
     Seed,
     check_dry_run,
 )
-from primerl.config.schema.deployment import Deployment, Slurm, check_nodes, check_sharing
+from primerl.config.schema.deployment import Deployment, Ray, Slurm, check_nodes, check_ray, check_sharing
 from primerl.config.schema.inference import InferenceSettings
 from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, RunWandb, TrainerWandb
 from primerl.config.schema.orchestrator import OrchestratorSettings
@@ -141,6 +141,7 @@ class RLConfig(Monitored):
     tailscale: Tailscale = Tailscale()
     deployment: Deployment = Deployment()
     slurm: Slurm | None = None
+    ray: Ray | None = None
     model: Model
     checkpoint_id: str | None = Field(default=None, min_length=1)
     """Begin from the weights or the adapter of another run in the store: `RUN`, `RUN/step_N` or `RUN/KIND/step_N`
@@ -148,7 +149,7 @@ class RLConfig(Monitored):
     store: Store | None = None
     """Copies of checkpoints and weights; none are made if unset."""
     ckpt: Checkpoints | None = None
-    """The same as `trainer.ckpt`, by the name that `primerl sft` has for it."""
+    """The same as `trainer.ckpt`, as `primerl sft` calls it."""
     wandb: RunWandb | None = None
     log: Log = Log()
     """Log of all processes that have no `log.level` of their own."""
@@ -159,7 +160,8 @@ class RLConfig(Monitored):
 
     @model_validator(mode="after")
     def _has_its_nodes(self) -> Self:
-        check_nodes(self.deployment, self.slurm)
+        check_nodes(self.deployment, self.slurm, self.ray)
+        check_ray(self.deployment, self.slurm, self.ray)
         check_sharing(self.deployment, self.slurm)
         return self
 
