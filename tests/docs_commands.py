@@ -215,7 +215,7 @@ def serves(arguments: list[str]) -> bool:
     name, *rest = arguments
     asks = {"--help", "--help-all", "--check", "--mark-only"} & set(rest)
     follows = rest[:1] == ["logs"] and "-f" in rest
-    return follows or (name in ("page", "deploy", "inference", "orchestrator") and not asks)
+    return follows or (name in ("page", "dashboard", "deploy", "inference", "orchestrator") and not asks)
 
 
 def trained(command: Command) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs_pages import shown
 from primerl._core import RunCurves
 from primerl.process import redaction
 from primerl.process.redaction import MARK
@@ -95,12 +96,13 @@ def test_runs_are_compared_in_the_terminal(tmp_path: Path, capsys: pytest.Captur
     first = trained(tmp_path / "first", [line(0, 0.2), line(4, 0.3)])
     # The newest was closed before its end: it is not compared.
     second = trained(tmp_path / "second", [line(4, 0.5), line(7, 0.9, complete=False)], seed=2)
-    shown = told("run", "compare", "first", "second", capsys=capsys)
-    assert "0.300 [0.250, 0.350]" in shown
-    assert "0.500 [0.450, 0.550], +0.200 [+0.129, +0.271] significant" in shown
-    assert "0.500, +0.200\n" in shown, "pass@2 has no interval"
-    assert "GPU hours" in shown
-    assert "sk-secret" not in shown
+    (command,) = shown(__file__, "docs/dashboard.md")
+    printed = told(*command[1:], capsys=capsys)
+    assert "0.300 [0.250, 0.350]" in printed
+    assert "0.500 [0.450, 0.550], +0.200 [+0.129, +0.271] significant" in printed
+    assert "0.500, +0.200\n" in printed, "pass@2 has no interval"
+    assert "GPU hours" in printed
+    assert "sk-secret" not in printed
     found = json.loads(told("run", "compare", first, second, "--json", capsys=capsys))
     assert found["config"] == [{"key": "seed", "values": [1, 2]}]
     one = found["runs"][0]
@@ -125,7 +127,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, capsys: pytest
     found = json.loads(told("run", "compare", first, damaged, gone, "--json", capsys=capsys))
     problems = [one["problem"] for one in found["runs"]]
     assert problems[0] is None
-    assert problems[1] == "1 line of its metrics is not as a run writes metrics, and left out"
+    assert problems[1] == "1 line of its metrics is not as a run writes metrics, and omitted"
     assert problems[2] == f"its folder {tmp_path / 'gone'} is gone"
     assert [one["reward"] for one in found["runs"]] == [pytest.approx(0.5), pytest.approx(0.5), None]
     assert found["runs"][1]["cost"]["wall_s"] is None

@@ -123,7 +123,7 @@ def test_what_is_wrong_with_a_run_is_told_of_that_run(runs: Runs) -> None:
     found = runs.ask("/api/curves", runs=runs.named("base", "damaged", "deleted"), names=REWARD)
     assert set(found["runs"]) == {runs.ids["base"], runs.ids["damaged"]}
     assert found["problems"] == {
-        runs.ids["damaged"]: "1 line of its metrics is not as a run writes metrics, and left out",
+        runs.ids["damaged"]: "1 line of its metrics is not as a run writes metrics, and omitted",
         runs.ids["deleted"]: f"its folder {runs.folder / 'deleted'} is gone",
     }
     found = runs.ask("/api/rollouts", runs=runs.named("base", "damaged", "newer", "deleted"))

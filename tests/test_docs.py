@@ -5,8 +5,8 @@
   `reader`). A block whose first line is a comment with a file's name (`# rl.toml`) is written there.
 - A command that starts a run gets `--dry-run` appended: everything is checked, nothing is started. After
   `<!-- trains with: OPTIONS -->` it is run for real, with these options appended (`--max-steps 2`), and so is a script.
-- A command that runs until Ctrl-C (`page`, `logs -f`) is ended after its first line, and gets any free port; `top`
-  shows an active run.
+- A command that runs until Ctrl-C (`page`, `dashboard`, `logs -f`) is ended after its first line, and gets any free
+  port; `top` shows an active run.
 - `make TARGET` is a `make --dry-run`. `pip install -e FOLDER` installs into a folder of the test; what else pip would
   fetch has to be an extra of this project. Other programs than those of `docs_commands.TOOLS` need a mark.
 - After `<!-- run by: tests/test_x.py -->` that test takes the commands from the page (`docs_pages.shown`) and runs

@@ -597,7 +597,7 @@ class RunCurves:
     def __new__(cls, output_dir: str | PathLike[str]) -> Self: ...
     def curves(self, names: Sequence[str], *, first: int = 0, last: int = ..., points: int = 500) -> str:
         """As `GET /page/curves`: `{steps, names, curves}` of at most 64 names from step `first` to `last`, at most
-        1,000 `points` each; and `damaged`, the number of lines that are left out because no run writes such."""
+        1,000 `points` each; and `damaged`, the number of lines that are omitted because no run writes such."""
     def evaluations(self, limit: int = 1_000) -> str:
         """As `GET /page/evaluations`: `{evaluations, next}`, the newest last."""
     def health(self) -> str:

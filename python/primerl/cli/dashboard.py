@@ -36,7 +36,7 @@ def dashboard(arguments: list[str]) -> int:
     key = None if is_loopback(chosen.host) else os.environ.get(KEY) or secrets.token_urlsafe(24)
     try:
         with Registry(reading=True):
-            pass  # a list that cannot be read is told before anything starts
+            pass  # a list that cannot be read is reported before anything starts
     except StateError as error:
         return fail(str(error), title="No dashboard")
     # Blocked before any thread is made: one that comes in between is not lost.

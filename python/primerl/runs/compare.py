@@ -1,7 +1,7 @@
 """Runs compared: what differs in their configs, what evaluations say of both, checkpoints and costs.
 
 `primerl run compare` prints it and `primerl dashboard` shows it. Everything is read from the runs' folders; whatever
-cannot be read is named, and the rest is told.
+cannot be read is named, and the rest is shown.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def differing(configs: Sequence[Config]) -> list[dict[str, Any]]:
 
 
 def evaluations_of(curves: RunCurves) -> list[dict[str, Any]]:
-    """Lines of `evals.jsonl`, the newest last; those that are not as a run writes them are left out."""
+    """Lines of `evals.jsonl`, the newest last; those that are not as a run writes them are omitted."""
     lines = json.loads(curves.evaluations())["evaluations"]
     return [line for line in lines if isinstance(line, dict) and isinstance(line.get("environment"), str)]
 

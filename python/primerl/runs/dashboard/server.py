@@ -67,7 +67,9 @@ class Query:
     def names(self, key: str, most: int) -> list[str]:
         found = list(dict.fromkeys(filter(None, self.text(key).split(","))))
         if len(found) > most:
-            raise RefusedError(400, "invalid_query", f"{key}: {len(found)} are asked for, at most {most} are told", key)
+            raise RefusedError(
+                400, "invalid_query", f"{key}: {len(found)} are asked for, at most {most} are shown", key
+            )
         return found
 
     def number(self, key: str, default: int | None, most: int = LARGEST) -> int | None:
@@ -190,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(RefusedError(503, "list_unreadable", str(error)))
         except ConnectionError:
             return None
-        except Exception as error:  # noqa: BLE001 - one answer fails; the dashboard goes on
+        except Exception as error:  # noqa: BLE001 - one answer fails; the dashboard continues
             self.log_error("%s: %r", self.path, error)
             return self._refuse(RefusedError(500, "internal", f"the dashboard failed: {type(error).__name__}: {error}"))
         return self._send(200, "application/json", redact(text))
@@ -224,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             self.wfile.write(body)
-        except ConnectionError:  # whoever asked has left
+        except ConnectionError:  # the browser has left
             self.close_connection = True
 
     def log_message(self, *_: object) -> None:

@@ -1,6 +1,6 @@
-"""What is told of runs, as JSON: `primerl dashboard` shows it, and `primerl run compare` prints it.
+"""Answers about runs, as JSON: `primerl dashboard` shows them, and `primerl run compare` prints them.
 
-Whatever is wrong with one run is told of that run (`problem`), and the others are told as ever.
+What is wrong with one run is in its `problem`; the others are shown as usual.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ READERS = 4
 LISTED_S = 1.0
 """How long the list is used again, for all who look."""
 MOST_RUNS = 30
-"""Curves that can be told from each other."""
+"""Curves that can be distinguished."""
 MOST_NAMES = 16
 MOST_ROLLOUTS = 200
 
@@ -102,7 +102,7 @@ def damage(curves: RunCurves) -> str | None:
     if not count:
         return None
     what = "1 line of its metrics is" if count == 1 else f"{count} lines of its metrics are"
-    return f"{what} not as a run writes metrics, and left out"
+    return f"{what} not as a run writes metrics, and omitted"
 
 
 def _last_reward(curves: RunCurves) -> float | None:

@@ -101,7 +101,7 @@ impl Curves {
         json!({"steps": [first, last], "names": names, "curves": curves})
     }
 
-    /// Number of whole lines that are not as a run writes them; they are left out.
+    /// Number of whole lines that are not as a run writes them; they are omitted.
     pub fn damaged(&self) -> usize {
         self.tables().map(|table| table.damaged).sum()
     }
