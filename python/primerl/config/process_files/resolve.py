@@ -224,8 +224,8 @@ def engine_dtype(config: RLConfig) -> str:
 
 def _joined(
     config: RLConfig, environment: TrainEnvironment | EvaluationEnvironment, variables: list[str]
-) -> dict[str, Any]:
-    settings = JoinedSettings.model_validate(
+) -> JoinedSettings:
+    settings: JoinedSettings = JoinedSettings.model_validate(
         {
             **shared(environment, JoinedSettings),
             "args": environment.arguments,
@@ -235,8 +235,7 @@ def _joined(
             "local_workers": environment.num_workers,
         }
     )
-    told: dict[str, Any] = settings.model_dump(mode="json", exclude_none=True)
-    return told
+    return settings
 
 
 def env_workers(config: RLConfig, orchestrator_url: str, run_id: str | None = None) -> list[ProcessConfig]:
