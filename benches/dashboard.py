@@ -56,7 +56,9 @@ def make(folder: Path, runs: int, steps: int, columns: int) -> None:
             write_metrics(output / "metrics.jsonl", steps, columns, number)
         else:
             os.link(folder / f"run-{number % DIFFERENT}" / "metrics.jsonl", output / "metrics.jsonl")
-        (output / "run" / "summary.json").write_text(json.dumps({"exit_code": 0, "reason": "finished"}))
+        (output / "run" / "summary.json").write_text(
+            json.dumps({"exit_code": 0, "reason": "finished"}), encoding="utf-8"
+        )
         with Registry() as registry:
             run = registry.begin(
                 output,

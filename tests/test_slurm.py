@@ -538,11 +538,11 @@ EVAL = {"model": "tiny", "env": [{"id": "reverse-text"}]}
     [
         (
             {"num_infer_nodes": 1},
-            *[r"deployment.num_infer_nodes is 1, and without Slurm all processes are on this"] * 2,
+            *[r"deployment.num_infer_nodes is 1, and without Slurm( or Ray)? all processes are on this"] * 2,
         ),
         (
             {"num_train_nodes": 2},
-            *[r"deployment.num_train_nodes is 2, and without Slurm all processes are on this"] * 2,
+            *[r"deployment.num_train_nodes is 2, and without Slurm( or Ray)? all processes are on this"] * 2,
         ),
         ({"type": "slurm", "num_train_nodes": 2}, None, "deployment.type is 'slurm', and `primerl sft` trains on this"),
         ({"type": "mine:Own"}, None, "deployment.type is 'mine:Own', and `primerl sft` trains on this machine unless"),
