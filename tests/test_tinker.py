@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.tinker import sampling
 from primerl.tinker.clients import BaseModel, LoraOptions, Published, TrainingClient, adam_options, packed, set_tensors
+from primerl.tinker.engines import Engine, Pool, Weights
 from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.losses import LOSSES, LossInputError, check
 from primerl.tinker.store import SAMPLER, WEIGHTS, Store
@@ -326,6 +329,19 @@ def test_gradients_of_a_failed_call_are_never_stepped_by(base: BaseModel) -> Non
     assert client.optim_step({})["grad_norm:mean"] == 0.0
 
 
+def test_gradients_of_which_some_were_lost_are_never_stepped_by(base: BaseModel) -> None:
+    client = TrainingClient(base, OPTIONS, MOST)
+    before = client.tensors()
+    client.forward_backward(message("cross_entropy", policy_data()))
+    client.lose("seq_id 2 has not arrived", drop=False)
+    with pytest.raises(LossInputError, match="seq_id 2 has not arrived"):
+        client.optim_step({})
+    client.forward_backward(message("cross_entropy", policy_data()))
+    client.lose("seq_id 5 has not arrived", drop=True)  # the step itself came too late
+    assert client.optim_step({})["grad_norm:mean"] == 0.0
+    assert all(torch.equal(one, before[name]) for name, one in client.tensors().items())
+
+
 def test_wrong_parameters_of_a_step_are_named() -> None:
     for given, words in (
         ({"learning_rate": -1.0}, "learning_rate is -1.0"),
@@ -374,7 +390,7 @@ def test_published_weights_are_the_adapters_merged(base: BaseModel, tmp_path: Pa
 
 
 def test_states_are_loaded_as_they_were_saved(base: BaseModel, tmp_path: Path) -> None:
-    store, client = Store(tmp_path, base.digest), TrainingClient(base, OPTIONS, MOST)
+    store, client = Store(tmp_path, base.digest, 32.0), TrainingClient(base, OPTIONS, MOST)
     how: dict[str, Any] = {"base_model": "tiny", "ttl_s": None, "overwrite": False, "user_metadata": {"run": "a"}}
     for _ in range(2):
         client.forward_backward(message("cross_entropy", policy_data()))
@@ -402,7 +418,7 @@ def test_states_are_loaded_as_they_were_saved(base: BaseModel, tmp_path: Path) -
 
 
 def test_states_that_cannot_be_used_are_named(base: BaseModel, tmp_path: Path) -> None:
-    store, client = Store(tmp_path, base.digest), TrainingClient(base, OPTIONS, MOST)
+    store, client = Store(tmp_path, base.digest, 32.0), TrainingClient(base, OPTIONS, MOST)
     how: dict[str, Any] = {"base_model": "tiny", "overwrite": False, "user_metadata": None}
     for name in ("../up", "a/b", "", ".hidden", "x" * 200):
         with pytest.raises(LossInputError, match="cannot be used"):
@@ -417,12 +433,24 @@ def test_states_that_cannot_be_used_are_named(base: BaseModel, tmp_path: Path) -
         with pytest.raises(LossInputError, match="there is no saved state"):
             store.load(other)
     with pytest.raises(LossInputError, match="other weights than this server's base model"):
-        Store(tmp_path, "0" * 16).load(path)
+        Store(tmp_path, "0" * 16, 32.0).load(path)
+    with pytest.raises(LossInputError, match=r"lora_alpha = 32, and this server's is 8"):
+        Store(tmp_path, base.digest, 8.0).load(path)
+    with pytest.raises(LossInputError, match="at most ten years"):
+        store.save(client, "s:train:0", WEIGHTS, "long", ttl_s=1e15, **how)
+    with pytest.raises(AssertionError):
+        store.save(client, "s:train:../../x", WEIGHTS, "one", ttl_s=None, **how)
+    unfinished = tmp_path / "s:train:0" / "weights" / ".one.7.tmp"
+    unfinished.mkdir()
+    (unfinished / "primerl.json").write_text((tmp_path / "s:train:0" / "weights" / "one" / "primerl.json").read_text())
+    assert len(store.all()) == 1
+    store.clean()
+    assert not unfinished.exists()
     file = tmp_path / "s:train:0" / "weights" / "one" / "optimizer.pt"
     file.write_bytes(file.read_bytes()[:-3] + b"abc")
     with pytest.raises(LossInputError, match=r"damaged on the server's disk: optimizer\.pt"):
         store.load(path)
-    expired = store.save(client, "s:train:0", SAMPLER, "short", ttl_s=-1.0, **how)
+    expired = store.save(client, "s:train:0", SAMPLER, "short", ttl_s=1e-9, **how)
     assert expired.path not in {one.path for one in store.all()}
     with pytest.raises(LossInputError, match="there is no saved state"):
         store.load(expired.path)
@@ -440,12 +468,13 @@ class Calls:
 
     def __init__(self, gap_s: float = 30.0) -> None:
         self.ran: list[str] = []
+        self.lost: list[tuple[str, str]] = []
         self.futures = Futures()
         self.turn = asyncio.Lock()
         self.gap_s = gap_s
 
     def queue(self) -> Queue:
-        return Queue(self.turn, self.gap_s)
+        return Queue(self.turn, self.gap_s, lambda kind, why: self.lost.append((kind, why)))
 
     def put(self, queue: Queue, name: str, seq_id: int, error: Exception | None = None) -> Future:
         future = self.futures.new(name)
@@ -481,6 +510,7 @@ def test_a_call_before_which_one_is_missing_fails_by_name() -> None:
         await asyncio.gather(*(future.done.wait() for future in (first, third, fourth)))
         late = calls.put(queue, "a", 2)
         await late.done.wait()
+        assert calls.lost == [("a", "the call with seq_id 2 has not arrived within 0.05 s")]
         return calls.ran, json.loads(third.body), json.loads(late.body)
 
     ran, third, late = run(scenario())
@@ -538,6 +568,69 @@ def test_results_are_kept_for_a_while() -> None:
     run(scenario())
 
 
+# Which engine answers
+
+
+class Engines(Pool):
+    """Engines whose loads and answers take as long as they are told to."""
+
+    def __init__(self, engines: int, load_s: float, answer_s: float) -> None:
+        super().__init__([f"e{index}" for index in range(engines)], "m", ThreadPoolExecutor(1))
+        self.load_s, self.answer_s = load_s, answer_s
+        self.loaded: list[str] = []
+
+    async def _load(self, engine: Engine, weights: Weights) -> None:
+        await asyncio.sleep(self.load_s)
+        self.loaded.append(weights.key)
+        async with self._changed:
+            engine.holds, engine.digest, engine.is_loading, engine.since = weights.key, weights.key, False, monotonic()
+            self._changed.notify_all()
+
+    async def _asked(self, engine: Engine, body: dict[str, Any], until: Any) -> dict[str, Any]:
+        assert engine.digest == body["wanted"], "answered by other weights"
+        await asyncio.sleep(self.answer_s)
+        assert engine.digest == body["wanted"], "other weights were loaded meanwhile"
+        return {"choices": []}
+
+
+def weights_of(key: str) -> Weights:
+    return Weights(key, lambda version: Path())
+
+
+async def answered(pool: Engines, keys: Sequence[str]) -> None:
+    for name in pool.names:
+        await pool.joined(name, "http://127.0.0.1:1")
+    await asyncio.gather(*(pool.generate(weights_of(key), {"wanted": key}) for key in keys))
+    await pool.close()
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_samplers_take_turns_without_loading_for_each_request(engines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads take longer than patience lasts."""
+    monkeypatch.setattr("primerl.tinker.engines.PATIENCE_S", 0.05)
+    pool = Engines(engines, load_s=0.1, answer_s=0.01)
+    run(answered(pool, ["a", "b"] * 50))
+    assert sorted(pool.loaded) == ["a", "b"]
+
+
+def test_more_samplers_than_engines_are_all_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("primerl.tinker.engines.PATIENCE_S", 0.05)
+    pool = Engines(2, load_s=0.02, answer_s=0.02)
+
+    async def scenario() -> None:
+        async def ask(key: str) -> None:
+            for _ in range(10):
+                await pool.generate(weights_of(key), {"wanted": key})
+
+        for name in pool.names:
+            await pool.joined(name, "http://127.0.0.1:1")
+        await asyncio.gather(*(ask(key) for key in "abcd" for _ in range(3)))
+        await pool.close()
+
+    run(scenario())
+    assert set(pool.loaded) == set("abcd")
+
+
 # Requests for samples
 
 
@@ -569,7 +662,12 @@ def test_a_request_becomes_an_engines() -> None:
         ({"sampling_params": {"stop": [100]}}, r"stop is \[100\]"),
         ({"sampling_params": {"stop": [""]}}, "give texts"),
         ({"num_samples": 0}, "num_samples is 0"),
-        ({"topk_sample_logprobs": 99}, "at most 20"),
+        ({"num_samples": 10**7}, "num_samples is 10000000"),
+        ({"topk_sample_logprobs": 20}, "at most 19"),
+        ({"sampling_params": "x"}, "sampling_params is 'x'"),
+        ({"sampling_params": {"temperature": float("nan")}}, "temperature is nan"),
+        ({"prompt_logprobs_last_n": "x"}, "prompt_logprobs_last_n is 'x'"),
+        ({"prompt": "x"}, "no list of chunks"),
         ({"target_prompt_logprobs": {"data": []}}, "target_prompt_logprobs: this server does not give"),
         ({"prompt": {"chunks": []}}, "the prompt is empty"),
         ({"prompt": {"chunks": [{"type": "image"}]}}, "a chunk is 'image'"),

@@ -128,6 +128,7 @@ def _post(url: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
 def test_what_no_sdk_sends_is_refused(server: Server) -> None:
     api = f"{server.url}/api/v1"
     mine = {"X-API-Key": KEY}
+    session = json.loads(_post(f"{api}/create_session", {}, **mine)[1])["session_id"]
     for path, body, headers, status, words in (
         ("create_session", {}, {"X-API-Key": "tml-other"}, 401, "set TINKER_API_KEY"),
         ("create_session", {}, {}, 401, "set TINKER_API_KEY"),
@@ -138,8 +139,11 @@ def test_what_no_sdk_sends_is_refused(server: Server) -> None:
         ("create_model", {"session_id": "s"}, mine, 422, "the body lacks base_model"),
         ("session_heartbeat", {"session_id": "s"}, mine, 410, "session 's' is not known"),
         ("retrieve_future", {"request_id": "r"}, mine, 410, "not known"),
+        ("asample", {"sampling_session_id": "s", "seq_id": 1e999}, mine, 404, "not known"),
+        ("create_model", {"session_id": "SESSION", "base_model": "tiny", "model_seq_id": "../x"}, mine, 422, "../x"),
     ):
-        found, text = _post(f"{api}/{path}", body, **headers)
+        given = {name: session if value == "SESSION" else value for name, value in body.items()}
+        found, text = _post(f"{api}/{path}", given, **headers)
         assert (found, words in text) == (status, True), (path, found, text)
     assert _post(f"{server.url}/engines/join", {"name": "engine_0", "url": "http://evil"}, **mine)[0] == 401
 
@@ -187,6 +191,7 @@ def test_the_example_learns(server: Server) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--host", ""], "host"),
         (["--host", "0.0.0.0"], "host: 0.0.0.0 can be reached from other machines, and TINKER_API_KEY is not set"),
         (["--model.path", "/nowhere"], "there is no folder /nowhere"),
         (["--trainer.max-rnk", "4"], "max_rank"),

@@ -201,7 +201,7 @@ def what_users_get_wrong_is_a_result_and_the_client_goes_on(server: Served, serv
         ([datum([5, 6])], "stable_reinforce", "formula is not public"),
         ([datum([5, 6])], "ppo", "lacks"),
         ([datum([5, 100_000])], "cross_entropy", "the id 100000"),
-        ([datum([5] * 200)], "cross_entropy", "at most 128"),
+        ([datum([5] * 600)], "cross_entropy", "at most 512"),
     ):
         with pytest.raises(Exception, match=words):
             client.forward_backward(data, loss).result()

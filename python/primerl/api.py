@@ -97,6 +97,11 @@ class Run(TrainingLoop):
                 warnings.warn(f"{name} is of `primerl rl`: a training script sends its own", stacklevel=2)
         self.config = hub.with_model(self.config)
         weights, ckpt = self.config.trainer.weights, self.config.trainer.ckpt
+        if ckpt is not None and ckpt.goes_back_to is not None:
+            raise ConfigError(
+                "ckpt.resume_step: a run in the script's own process resumes from the newest checkpoint; start it with "
+                "`primerl rl ... --trainer external --ckpt.resume-step N`, and the script with primerl.connect"
+            )
         if weights.transport != "files":
             raise ConfigError("trainer.weights.transport: a training script publishes files; omit it")
         output_dir = Path(files.absolute(self.config.output_dir))

@@ -20,9 +20,10 @@ from primerl.launch.supervise.failures import RunFailedError
 from primerl.own_trainer.loop import TrainingLoop
 from primerl.process.setting_checks import from_mapping
 from primerl.run_key import learn
-from primerl.train.data.batch import Batch
+from primerl.train.data.batch import Batch, BatchError
 from primerl.train.loop.batches import Batches
 from primerl.train.loop.client import (
+    BatchTimeout,
     Heartbeat,
     ManifestRefused,
     NoMoreBatches,
@@ -139,7 +140,7 @@ class Connection(TrainingLoop):
             except PublishAgain as asked:
                 self._publish_again(step - 1, str(asked))
                 continue
-            except OrchestratorError as error:
+            except (OrchestratorError, BatchTimeout, BatchError) as error:
                 raise RunFailedError(str(error)) from None
             self.doing("training")
             if step < self.max_steps:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from primerl.own_trainer.checkpoints import ScriptCheckpoints
 from primerl.train.checkpoint import on_request
+from primerl.train.checkpoint.step_folders import set_aside_later
 from primerl.train.data.batch import Batch
 from primerl.train.loop.metrics import MetricsWriter
 from primerl.train.model.packed_model import load_model
@@ -152,6 +153,8 @@ class TrainingLoop(abc.ABC):
             PrimerlError: there is no such step, or the batches after it are gone.
         """
         self._resume(step)
+        # A script that starts over, or resumes from an earlier one, saves these steps again.
+        set_aside_later(self.output_dir, step)
         if self._metrics is not None:
             self._metrics.close()
         self._metrics = MetricsWriter(self.output_dir, after=step)

@@ -65,6 +65,8 @@ class BaseModel:
     def __init__(self, folder: Path, computation: ComputationConfig, alpha: float, *, trusted: bool) -> None:
         """Raises ModelError: it cannot be trained, or packed it does not compute what it computes alone."""
         self.folder, self.alpha = folder, alpha
+        self.is_stopping = False
+        """Set by another thread: what is computed ends after its micro-batch."""
         ranks = Ranks.join(1, 1, computation.dist_timeout_s)
         self.device = ranks.device
         self.model = load_model(
@@ -74,6 +76,8 @@ class BaseModel:
         self.model.requires_grad_(False)
         self.digest = folder_digest(folder)
         self.vocabulary = int(self.model.get_input_embeddings().num_embeddings)
+        self.longest: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        """Tokens that the model can attend to, where its config says it."""
 
     def adapted(self, options: LoraOptions) -> tuple[Any, Adapter]:
         """A model with the base model's own tensors, and a new adapter. Raises LossInputError."""
@@ -146,11 +150,14 @@ class TrainingClient:
 
     def _forward_backward(self, request: Request) -> Any:
         loss, names = check(request.loss, request.config)
-        datums = datums_of(request, names, self._base.vocabulary, self._micro_batch_tokens)
+        longest = min(self._micro_batch_tokens, self._base.longest or self._micro_batch_tokens)
+        datums = datums_of(request, names, self._base.vocabulary, longest)
         outputs: list[dict[str, Tensor]] = [{} for _ in datums]
         total = 0.0
         with torch.set_grad_enabled(not request.forward_only):
             for places in packed(datums, self._micro_batch_tokens):
+                if self._base.is_stopping:
+                    raise InterruptedError("the server is stopping")
                 logprobs = self._logprobs([datums[place] for place in places])
                 losses = [
                     loss(own, {name: one.to(own.device) for name, one in datums[place].columns.items()}, request.config)
@@ -183,6 +190,13 @@ class TrainingClient:
         logprobs, _ = token_logprobs(hidden, output_head(self.model), targets, entropy=False)
         parts = torch.split(logprobs, [datum.targets.numel() for datum in datums])
         return [part.view(datum.targets.shape) for part, datum in zip(parts, datums, strict=True)]
+
+    def lose(self, why: str, *, drop: bool) -> None:
+        """A call of this client never ran: gradients are missing. `drop`: it was to step by what is there, which no
+        later step may do."""
+        self._failed = None if drop else why
+        if drop:
+            self._optimizer.zero_grad()
 
     def optim_step(self, given: Mapping[str, Any]) -> dict[str, float]:
         """One step of AdamW by all gradients since the last one. Raises LossInputError; nothing has changed then."""

@@ -28,11 +28,11 @@ LOAD_S = 300.0
 ANSWER_S = 3600.0
 """The longest a sample may take; a client that gives up earlier ends its request."""
 PATIENCE_S = 5.0
-"""After which requests for weights that an engine holds queue behind those for others."""
+"""For how long an engine takes requests for the weights that it has loaded, if requests for others wait."""
 AVOIDED_S = 1.0
 """For how long an engine that did not answer is not asked: one that was killed is started again meanwhile."""
-TRIED_FOR_S = 300.0
-"""For how long a request that no engine has answered is tried again."""
+TRIES = 5
+"""One that ends its engine each time is not tried without end."""
 
 
 class EngineError(Exception):
@@ -57,6 +57,8 @@ class Engine:
     busy: int = 0
     is_loading: bool = False
     used: float = 0.0
+    since: float = 0.0
+    """When it loaded what it holds."""
     loads: int = 0
     avoided_until: float = 0.0
 
@@ -76,7 +78,8 @@ class Pool:
     def __post_init__(self) -> None:
         self.engines = {name: Engine(name) for name in self.names}
         self._changed = asyncio.Condition()
-        self._waiting: list[tuple[float, str]] = []
+        self._waiting: dict[str, dict[object, float]] = {}
+        """When each request came that waits for an engine, by its weights; the first first."""
         self._versions = 0
         # Never through a proxy.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
@@ -97,7 +100,8 @@ class Pool:
 
     async def lost(self, name: str) -> None:
         async with self._changed:
-            self.engines[name].url = None
+            engine = self.engines[name]
+            engine.url = engine.holds = engine.digest = None
             self._changed.notify_all()
 
     # Generation
@@ -110,24 +114,26 @@ class Pool:
 
         Raises EngineError after several engines have failed.
         """
-        deadline = time.monotonic() + TRIED_FOR_S
-        while True:
+        problem = ""
+        for _ in range(TRIES):
             async with self._engine(weights) as engine:
                 try:
                     if engine.is_loading:
                         await self._load(engine, weights)
                     return await self._asked(engine, dict(body) | {"model": self.model}, until)
                 except (httpx.HTTPError, OSError) as error:
-                    engine.avoided_until, engine.holds, engine.digest = time.monotonic() + AVOIDED_S, None, None
+                    # What it holds is forgotten when its process has ended (`lost`), and by a load that failed.
+                    engine.avoided_until = time.monotonic() + AVOIDED_S
                     problem = f"engine {engine.name} did not answer ({type(error).__name__}: {error})"
-            if time.monotonic() > deadline:
-                raise EngineError(f"{problem}, nor did any other within {TRIED_FOR_S:g} s")
             log.warning("%s; its request is tried again", problem)
+        raise EngineError(f"{problem}; the request was tried {TRIES} times")
 
     async def _asked(
         self, engine: Engine, body: dict[str, Any], until: Callable[[list[int]], int | None] | None
     ) -> dict[str, Any]:
         url, digest = f"{engine.url}/inference/v1/generate", engine.digest
+        if digest is None:
+            raise OSError("it was started again")
         if until is None:
             answer = await self._http.post(url, json=body)
             if answer.status_code != 200:
@@ -188,34 +194,51 @@ class Pool:
                 self._changed.notify_all()
 
     async def _taken(self, key: str) -> Engine:
-        me = (time.monotonic(), key)
+        me = object()
         async with self._changed:
-            self._waiting.append(me)
+            waiting = self._waiting.setdefault(key, {})
+            waiting[me] = time.monotonic()
             try:
-                while (engine := self._chosen(me)) is None:
-                    # An engine that was avoided may be asked again without anyone's notice.
+                while (engine := self._chosen(key)) is None:
+                    # An engine that was avoided may be asked again, and patience ends, without a notice.
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), AVOIDED_S)
+                # Who waits the longest for other weights is another one now.
+                self._changed.notify_all()
             finally:
-                self._waiting.remove(me)
+                del waiting[me]
+                if not waiting:
+                    self._waiting.pop(key, None)
             return engine
 
-    def _chosen(self, me: tuple[float, str]) -> Engine | None:
-        since, key = me
+    def _chosen(self, key: str) -> Engine | None:
+        """An engine for a request that waits for these weights, taken for it; None where it has to wait on."""
         now = time.monotonic()
-        there = [engine for engine in self.engines.values() if engine.url and engine.avoided_until <= now]
-        holding = [engine for engine in there if engine.holds == key and not engine.is_loading]
-        others = [at for at, other in self._waiting if other != key and at < since]
-        if holding and not (others and now - min(others) > PATIENCE_S):
+        there = [engine for engine in self.engines.values() if engine.url]
+        served = {engine.holds for engine in there}
+        if key in served:
+            holding = [one for one in there if one.holds == key and not one.is_loading and one.avoided_until <= now]
+            others = any(waiting for other, waiting in self._waiting.items() if other not in served)
+            free_soon = any(not one.busy and not one.is_loading and one.holds != key for one in there)
+            holding = [one for one in holding if not others or free_soon or now - one.since <= PATIENCE_S]
+            if not holding:
+                return None
             engine = min(holding, key=lambda one: one.busy)
             engine.busy += 1
             return engine
-        free = [engine for engine in there if not engine.busy and not engine.is_loading]
-        if not free or any(engine.holds == key for engine in there if engine.is_loading):
+        free = [one for one in there if not one.busy and not one.is_loading and one.avoided_until <= now]
+        # Not what others wait for as well, and had too little of.
+        free = [one for one in free if one.holds not in self._waiting or now - one.since > PATIENCE_S]
+        if not free or self._longest_waiting(served) != key:
             return None
         engine = min(free, key=lambda one: (one.holds is not None, one.used))
-        engine.is_loading, engine.holds, engine.busy = True, key, 1
+        engine.is_loading, engine.holds, engine.digest, engine.busy = True, key, None, 1
         return engine
+
+    def _longest_waiting(self, served: set[str | None]) -> str | None:
+        """Of the weights that no engine holds, those that a request has waited for the longest."""
+        first = {key: next(iter(waiting.values())) for key, waiting in self._waiting.items() if key not in served}
+        return min(first, key=lambda key: first[key]) if first else None
 
     async def _load(self, engine: Engine, weights: Weights) -> None:
         self._versions += 1
@@ -232,7 +255,7 @@ class Pool:
             raise
         async with self._changed:
             engine.holds, engine.digest, engine.is_loading = weights.key, digest, False
-            engine.loads += 1
+            engine.since, engine.loads = time.monotonic(), engine.loads + 1
             self._changed.notify_all()
 
     async def _send(self, engine: Engine, folder: Path, digest: str) -> None:

@@ -83,6 +83,10 @@ class Futures:
     def get(self, request_id: str) -> Future | None:
         return self._by_id.get(request_id)
 
+    def kind_of(self, request_id: str) -> str | None:
+        found = self._by_id.get(request_id)
+        return None if found is None else found.kind
+
     def waiting(self) -> list[Future]:
         return [future for future in self._by_id.values() if future.ended is None]
 
@@ -96,11 +100,14 @@ class Futures:
 class Queue:
     """The calls of one training client, run in the order of their numbers, from 1 on."""
 
-    def __init__(self, turn: asyncio.Lock, gap_s: float) -> None:
+    def __init__(
+        self, turn: asyncio.Lock, gap_s: float, lost: Callable[[str, str], None] = lambda kind, why: None
+    ) -> None:
         """`turn`: held by the client whose call runs. `gap_s`: how long a call waits for one before it that never
-        arrives."""
+        arrives. `lost`: called with the kind of the call that fails for that, and why."""
         self._turn = turn
         self._gap_s = gap_s
+        self._lost = lost
         self._next = 1
         self._waiting: dict[int, tuple[Future, Work]] = {}
         self._changed = asyncio.Event()
@@ -142,9 +149,7 @@ class Queue:
         except TimeoutError:
             missing, self._next = self._next, min(self._waiting)
             future, _ = self._waiting.pop(self._next)
-            future.fail(
-                f"the call with seq_id {missing} has not arrived within {self._gap_s:g} s, and this one, {self._next}, "
-                "has to run after it",
-                "user",
-            )
+            why = f"the call with seq_id {missing} has not arrived within {self._gap_s:g} s"
+            self._lost(future.kind, why)
+            future.fail(f"{why}, and this one, {self._next}, has to run after it", "user")
             self._next += 1

@@ -13,14 +13,17 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from primerl.net.requests import LOOPBACK
 from primerl.tinker.futures import Future
 from primerl.tinker.losses import LossInputError
+from primerl.tinker.sampling import MOST_SAMPLES
 from primerl.tinker.service import SAMPLER, WEIGHTS, Model, Service, UnknownError
 from primerl.tinker.store import Facts
 from primerl.tinker.wire import request_of
@@ -71,8 +74,13 @@ def application(service: Service, key: str | None, engines_key: str, max_context
     async def answer(request: Request) -> Response:
         path = request.url.path
         if path == "/engines/join":
-            return await _joined(service, request, engines_key)
+            try:
+                return await _joined(service, request, engines_key)
+            except (RefusedError, ValueError, KeyError, TypeError) as error:
+                return _refused(422, f"{path}: {error}")
         given = request.headers.get("x-api-key", "")
+        if key is None and (said := _foreign(request)) is not None:
+            return _refused(403, said)
         if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
             return _refused(
                 401, "the key is not this server's: set TINKER_API_KEY to the value that it was started with"
@@ -94,12 +102,28 @@ def application(service: Service, key: str | None, engines_key: str, max_context
             return _refused(error.status, str(error))
         except UnknownError as error:
             return _refused(404, str(error))
-        except (LossInputError, ValueError, TypeError, KeyError) as error:
+        except (LossInputError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             return _refused(422, f"{path}: {error}")
+        except asyncio.CancelledError:
+            return _refused(503, "the server is stopping")
+        except Exception as error:
+            # No 500, which the SDK would repeat without end.
+            log.exception("%s failed", path)
+            return _refused(422, f"{path}: {type(error).__name__}: {error}")
         return found if isinstance(found, Response) else JSONResponse(found)
 
     methods = ["GET", "POST", "PUT", "DELETE"]
     return Starlette(routes=[Route("/{path:path}", answer, methods=methods)])
+
+
+def _foreign(request: Request) -> str | None:
+    """Why a request to a server without a key is not answered: a page of a browser may have sent it."""
+    host = urlsplit(f"//{request.headers.get('host', '')}").hostname
+    if host not in LOOPBACK:
+        return f"this server is for this machine alone; ask for it as 127.0.0.1, not as {host}"
+    if "origin" in request.headers:
+        return "pages of a browser get no answer from a server without a key (TINKER_API_KEY)"
+    return None
 
 
 def _refused(status: int, detail: str) -> JSONResponse:
@@ -121,7 +145,8 @@ async def _read(request: Request) -> bytes:
 
 
 async def _joined(service: Service, request: Request, engines_key: str) -> Response:
-    if not hmac.compare_digest(request.headers.get("authorization", ""), f"Bearer {engines_key}"):
+    given = request.headers.get("authorization", "")
+    if not hmac.compare_digest(given.encode(), f"Bearer {engines_key}".encode()):
         return _refused(401, "only this server's own engines join it")
     body = json.loads(await _read(request))
     await service.pool.joined(str(body["name"]), str(body["url"]))
@@ -170,7 +195,7 @@ class Routes:
         if call.parts[1:] == ["config"]:
             # One batch in one request, so that it is packed as a whole.
             return {"fwdbwd_max_chunk_len": 1 << 20, "fwdbwd_max_chunk_bytes_count": MOST_BODY // 2}
-        return {"refresh_interval_sec": 300, "sample_cancel_enabled": False}
+        return {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
 
     async def _create_session(self, call: Call) -> Any:
         session, info = self._service.begin()
@@ -197,6 +222,7 @@ class Routes:
         return {"status": "accepted"}
 
     async def _cancel(self, call: Call) -> Any:
+        self._service.cancel(str(call.body.get("request_id")))
         return {}
 
     async def _capabilities(self, call: Call) -> Any:
@@ -262,7 +288,7 @@ class Routes:
 
     async def _asample(self, call: Call) -> Any:
         future = self._service.sample(call.body)
-        count = max(1, int(call.body.get("num_samples") or 1))
+        count = min(max(1, int(call.body.get("num_samples") or 1)), MOST_SAMPLES)
         return _promise(future) | {"sample_sequence_ids": [f"{future.id}:{index}" for index in range(count)]}
 
     async def _retrieve(self, call: Call) -> Any:

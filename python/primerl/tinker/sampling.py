@@ -6,6 +6,7 @@ compares them with is at temperature 1 too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,9 @@ NOT_SUPPORTED = {
     "prompt_alt_tokens_k": "alternatives of the prompt's tokens",
     "record_stability_info": "stability_info, which only the loss stable_reinforce reads",
 }
-MOST_TOP = 20
-"""What engines return of the most likely tokens."""
+MOST_TOP = 19
+"""Engines return 20 of the most likely tokens, of which the sampled one is the first."""
+MOST_SAMPLES = 4096
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ def request_of(body: Mapping[str, Any], vocabulary: int, most_tokens: int) -> Sa
         if body.get(key):
             raise LossInputError(f"{key}: this server does not give {what}; omit it")
     prompt = _prompt(body, vocabulary)
-    given = dict(body.get("sampling_params") or {})
+    given = body.get("sampling_params") or {}
+    if not isinstance(given, dict):
+        raise LossInputError(f"sampling_params is {given!r}; it has to be a table")
     texts, sampling = _stops(given.get("stop"), vocabulary)
     room = most_tokens - len(prompt)
     if room < 1:
@@ -54,7 +58,8 @@ def request_of(body: Mapping[str, Any], vocabulary: int, most_tokens: int) -> Sa
     sampling["max_tokens"] = min(wanted or room, room)
     for name, default, least in (("temperature", 1.0, 0.0), ("top_p", 1.0, 0.0)):
         value = given.get(name, default)
-        if not isinstance(value, int | float) or value < least or (name == "top_p" and not 0 < value <= 1):
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        if not is_number or value < least or (name == "top_p" and not 0 < value <= 1):
             raise LossInputError(f"sampling_params.{name} is {value!r}, which is out of range")
         sampling[name] = float(value)
     top_k = given.get("top_k", -1)
@@ -62,8 +67,8 @@ def request_of(body: Mapping[str, Any], vocabulary: int, most_tokens: int) -> Sa
         raise LossInputError(f"sampling_params.top_k is {top_k!r}; give a count, or -1 for all tokens")
     sampling["top_k"] = max(top_k, 0)
     samples = body.get("num_samples", 1)
-    if not _is_count(samples) or samples < 1:
-        raise LossInputError(f"num_samples is {samples!r}; it has to be at least 1")
+    if not _is_count(samples) or not 1 <= samples <= MOST_SAMPLES:
+        raise LossInputError(f"num_samples is {samples!r}; it has to be from 1 to {MOST_SAMPLES}")
     top, prompt_top = _top(body, "topk_sample_logprobs"), _top(body, "topk_prompt_logprobs")
     # The sampled token comes first.
     sampling["logprobs"] = top + 1 if top else 0
@@ -74,6 +79,8 @@ def request_of(body: Mapping[str, Any], vocabulary: int, most_tokens: int) -> Sa
     if seed is not None and not _is_count(seed):
         raise LossInputError(f"sampling_params.seed is {seed!r}; it has to be a whole number")
     last = body.get("prompt_logprobs_last_n")
+    if last is not None and (not _is_count(last) or last < 0):
+        raise LossInputError(f"prompt_logprobs_last_n is {last!r}; it has to be a count")
     return SampleRequest(prompt, samples, sampling, seed, texts, top, scored, prompt_top, last or None)
 
 
@@ -90,7 +97,11 @@ def _top(body: Mapping[str, Any], name: str) -> int:
 
 def _prompt(body: Mapping[str, Any], vocabulary: int) -> list[int]:
     prompt: list[int] = []
-    for chunk in (body.get("prompt") or {}).get("chunks", []):
+    given = body.get("prompt") or {}
+    chunks = given.get("chunks") if isinstance(given, dict) else None
+    if not isinstance(chunks, list) or not all(isinstance(chunk, dict) for chunk in chunks):
+        raise LossInputError("the prompt has no list of chunks")
+    for chunk in chunks:
         if chunk.get("type", "encoded_text") != "encoded_text":
             raise LossInputError(f"prompt: a chunk is {chunk.get('type')!r}; this server's model reads text only")
         prompt += chunk.get("tokens", [])

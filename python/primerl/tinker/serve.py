@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import secrets
@@ -64,6 +65,8 @@ def serve(config: ServeConfig) -> int:
         if not take(file):
             raise ConfigError(f"output_dir: another process is using {output_dir}; choose another output_dir")
         with _listening(config) as listener:
+            if key is None and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+                raise ConfigError(_exposed(config.host))
             return asyncio.run(_Server(config, key, folder, output_dir, listener).run())
 
 
@@ -75,11 +78,15 @@ def _key(config: ServeConfig) -> str | None:
             f"{KEY} has to begin with {KEY_BEGINS}: the SDK refuses any other; for example {KEY_BEGINS}local"
         )
     if key is None and addresses.is_reached_from_elsewhere(config.host):
-        raise ConfigError(
-            f"host: {config.host} can be reached from other machines, and {KEY} is not set; set it here and for "
-            f"clients (it begins with {KEY_BEGINS}), or listen on 127.0.0.1"
-        )
+        raise ConfigError(_exposed(config.host))
     return key
+
+
+def _exposed(host: str) -> str:
+    return (
+        f"host: {host} can be reached from other machines, and {KEY} is not set; set it here and for clients (it "
+        f"begins with {KEY_BEGINS}), or listen on 127.0.0.1"
+    )
 
 
 def _checked(config: ServeConfig) -> tuple[Path, Path]:
@@ -171,6 +178,8 @@ class _Server:
                 asyncio.create_task(_tend(service)),
                 asyncio.create_task(self._announce(pool, server)),
             ]
+            for task in tasks:
+                task.add_done_callback(lambda ended: self._check(ended, server))
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._stop, number, server)
             try:
@@ -233,7 +242,9 @@ class _Server:
             names=tuple(dict.fromkeys([*(self._config.model.names or [name]), os.fspath(self._folder)])),
             max_rank=given.max_rank,
             max_clients=given.max_clients,
-            most_tokens=min(given.max_tokens, self._context()),
+            most_tokens=given.max_tokens,
+            context=self._context(),
+            most_samples=self._config.inference.max_num_seqs,
             gap_s=timeouts.gap_s,
             session_s=timeouts.session_s,
         )
@@ -286,6 +297,11 @@ class _Server:
         shown = f"{KEY}=(its value here)" if self._key else f"{KEY}={KEY_BEGINS}local"
         names = ", ".join(self._limits().names)
         print(f"ready: TINKER_BASE_URL={self.url} {shown}; base models: {names}", flush=True)
+
+    def _check(self, ended: asyncio.Task[None], server: uvicorn.Server) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None:
+            self._fail(f"{type(error).__name__}: {error}", server)
 
     def _fail(self, reason: str, server: uvicorn.Server) -> None:
         self._failure = reason

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import shutil
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file, save_file
 
 from primerl.tinker import sampling
 from primerl.tinker.clients import BaseModel, LoraOptions, Published, TrainingClient
@@ -36,6 +40,8 @@ class Session:
     heard: float
     models: list[str] = field(default_factory=list)
     samplers: list[str] = field(default_factory=list)
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """Work that is in no queue, by the id of its promise."""
 
 
 @dataclass
@@ -70,6 +76,11 @@ class Limits:
     max_rank: int
     max_clients: int
     most_tokens: int
+    """Of a micro-batch, and so of a datum."""
+    context: int
+    """Of a prompt and its sample."""
+    most_samples: int
+    """Of one request to an engine."""
     gap_s: float
     session_s: float
 
@@ -87,11 +98,16 @@ class Service:
         self.architecture = type(base.model).__name__
         self.tokenizer_folder = str(base.folder)
         self._base = base
-        self._store = Store(output_dir / "states", base.digest)
+        self._store = Store(output_dir / "states", base.digest, base.alpha)
+        self._store.clean()
+        self._snapshots = output_dir / "snapshots"
+        """Adapters of samplers that were not given a name; they end with their session."""
+        for left in (self._snapshots, output_dir / "broadcasts"):
+            shutil.rmtree(left, ignore_errors=True)
+        self._creating = 0
         self._tokenizer = tokenizer
         self._published = Published(base, output_dir)
         self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # Sessions
 
@@ -108,8 +124,13 @@ class Service:
         session = self.sessions.pop(session_id, None)
         if session is None:
             return
+        tasks = list(session.tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for name in session.samplers:
             self.samplers.pop(name, None)
+        await asyncio.to_thread(shutil.rmtree, self._snapshots / session.id, ignore_errors=True)
         for name in session.models:
             model = self.models.pop(name, None)
             if model is not None:
@@ -138,8 +159,7 @@ class Service:
     # Training clients
 
     def create_model(self, body: Mapping[str, Any]) -> Future:
-        session = self._session(str(body["session_id"]))
-        model_id = f"{session.id}:train:{body.get('model_seq_id', 0)}"
+        session, model_id = self._new_model(body)
         # As a retry of the same call.
         known = self.futures.of_call((model_id, 0))
         if known is not None:
@@ -149,31 +169,36 @@ class Service:
         async def work() -> dict[str, Any]:
             self._check_base(body.get("base_model"))
             options = self._options(body.get("lora_config"))
-            self._check_room()
-            client = await self._compute(TrainingClient, self._base, options, self.limits.most_tokens)
+            with self._room():
+                client = await self._compute(TrainingClient, self._base, options, self.limits.most_tokens)
             self._add(session, model_id, str(body["base_model"]), options, body.get("user_metadata"), client)
             return {"model_id": model_id}
 
-        self._start(future, work)
+        self._start(session, future, work)
         return future
+
+    def _new_model(self, body: Mapping[str, Any]) -> tuple[Session, str]:
+        """Raises ValueError for a number that is none."""
+        session = self._session(str(body["session_id"]))
+        return session, f"{session.id}:train:{_number(body, 'model_seq_id')}"
 
     def load_model(self, body: Mapping[str, Any]) -> Future:
         """A new training client from a saved state."""
-        session = self._session(str(body["session_id"]))
-        model_id = f"{session.id}:train:{body.get('model_seq_id', 0)}"
+        session, model_id = self._new_model(body)
         known = self.futures.of_call((model_id, 0))
         if known is not None:
             return known
         future = self.futures.new("load_weights", model_id, (model_id, 0))
 
         async def work() -> dict[str, Any]:
-            self._check_room()
-            facts, client = await self._compute(self._loaded, str(body["path"]), with_optimizer=bool(body["optimizer"]))
+            with self._room():
+                with_optimizer = bool(body["optimizer"])
+                facts, client = await self._compute(self._loaded, str(body["path"]), with_optimizer=with_optimizer)
             metadata = body.get("user_metadata") or facts.user_metadata
             self._add(session, model_id, facts.base_model, facts.options, metadata, client)
             return {"model_id": model_id, "path": body["path"]}
 
-        self._start(future, work)
+        self._start(session, future, work)
         return future
 
     def _loaded(self, path: str, *, with_optimizer: bool) -> tuple[Facts, TrainingClient]:
@@ -193,7 +218,14 @@ class Service:
         metadata: Any,
         client: TrainingClient,
     ) -> None:
-        queue = Queue(self._turn, self.limits.gap_s)
+        if session.id not in self.sessions:
+            raise LossInputError("the session has ended")
+
+        def lost(kind: str, why: str) -> None:
+            # None of the client's calls runs meanwhile.
+            client.lose(why, drop=kind == "optim_step")
+
+        queue = Queue(self._turn, self.limits.gap_s, lost)
         now = time.time()
         self.models[model_id] = Model(model_id, session.id, base_model, options, metadata, queue, client, now)
         session.models.append(model_id)
@@ -202,11 +234,17 @@ class Service:
         if name not in self.limits.names:
             raise LossInputError(f"base_model {name!r} is not served here; served: {', '.join(self.limits.names)}")
 
-    def _check_room(self) -> None:
-        if len(self.models) >= self.limits.max_clients:
-            raise LossInputError(
-                f"this server has {len(self.models)} training clients, as many as it takes (max_clients); end one first"
-            )
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        """For one training client more, which is being made. Raises LossInputError."""
+        most = self.limits.max_clients
+        if len(self.models) + self._creating >= most:
+            raise LossInputError(f"this server has {most} training clients, as many as it takes (max_clients); end one")
+        self._creating += 1
+        try:
+            yield
+        finally:
+            self._creating -= 1
 
     def _options(self, given: Mapping[str, Any] | None) -> LoraOptions:
         given = given or {}
@@ -256,8 +294,7 @@ class Service:
         async def work(model: Model) -> Any:
             name = body.get("path")
             if name is None and kind == SAMPLER:
-                tensors = await self._compute(model.client.tensors)
-                return {"sampling_session_id": self._snapshot(model, tensors).id}
+                return {"sampling_session_id": (await self._snapshot(model)).id}
             ttl = body.get("ttl_seconds")
             save = partial(
                 self._store.save,
@@ -288,9 +325,18 @@ class Service:
 
     # Sampling clients
 
-    def _snapshot(self, model: Model, tensors: dict[str, Any]) -> Sampler:
+    async def _snapshot(self, model: Model) -> Sampler:
         key = f"{model.id}@{model.client.steps}-{uuid.uuid4().hex[:8]}"
-        write = partial(self._published.write, options=model.options, tensors=tensors)
+        file = self._snapshots / model.session / f"{key}.safetensors"
+
+        def keep() -> None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_file(model.client.tensors(), file)
+
+        def write(version: int) -> Path:
+            return self._published.write(version, model.options, load_file(file))
+
+        await self._compute(keep)
         sampler = Sampler(f"{model.session}:sample:{key}", model.base_model, None, Weights(key, write))
         self._keep(model.session, sampler)
         return sampler
@@ -298,24 +344,30 @@ class Service:
     async def create_sampler(self, body: Mapping[str, Any]) -> Sampler:
         """Raises LossInputError where there is no such model or state."""
         session = self._session(str(body["session_id"]))
-        name = f"{session.id}:sample:{body.get('sampling_session_seq_id', uuid.uuid4().hex)}"
+        given = body.get("sampling_session_seq_id") is not None
+        number = _number(body, "sampling_session_seq_id") if given else uuid.uuid4().hex
+        name = f"{session.id}:sample:{number}"
         if name in self.samplers:
             return self.samplers[name]
         path = body.get("model_path")
         if path is None:
             self._check_base(body.get("base_model"))
-            write = partial(self._published.write, options=None, tensors=None)
-            sampler = Sampler(name, str(body["base_model"]), None, Weights(BASE, write))
+            plain = partial(self._published.write, options=None, tensors=None)
+            sampler = Sampler(name, str(body["base_model"]), None, Weights(BASE, plain))
         else:
-            facts, tensors, _ = await self._compute(self._store.load, str(path))
-            write = partial(self._published.write, options=facts.options, tensors=tensors)
+            # Also while the trainer computes; and again when an engine is to have them.
+            facts, _, _ = await asyncio.to_thread(self._store.load, str(path))
+
+            def write(version: int) -> Path:
+                return self._published.write(version, facts.options, self._store.load(str(path))[1])
+
             sampler = Sampler(name, facts.base_model, str(path), Weights(f"{path}@{facts.saved}", write))
         self._keep(session.id, sampler)
         return sampler
 
     def _keep(self, session_id: str, sampler: Sampler) -> None:
-        self.samplers[sampler.id] = sampler
         self._session(session_id).samplers.append(sampler.id)
+        self.samplers[sampler.id] = sampler
 
     def sampler(self, name: object) -> Sampler:
         if name not in self.samplers:
@@ -331,30 +383,40 @@ class Service:
         future = self.futures.new("asample", None, call)
 
         async def work() -> Any:
-            request = sampling.request_of(body, self._base.vocabulary, self.limits.most_tokens)
+            request = sampling.request_of(body, self._base.vocabulary, self.limits.context)
             return await self._sampled(sampler, request, future.id)
 
-        self._start(future, work)
+        self._start(self._session(sampler.id.split(":", 1)[0]), future, work)
         return future
+
+    def cancel(self, request_id: str) -> None:
+        """A sample that its client has given up. Other calls run on: later ones rely on them."""
+        for session in self.sessions.values():
+            if request_id in session.tasks and self.futures.kind_of(request_id) == "asample":
+                session.tasks[request_id].cancel()
 
     async def _sampled(self, sampler: Sampler, request: sampling.SampleRequest, name: str) -> Any:
         generate = partial(self.pool.generate, sampler.weights)
         body = {"token_ids": request.prompt, "sampling_params": request.sampling, "request_id": name}
         if not request.stop_texts:
-            params = (
-                request.sampling | {"n": request.samples} | ({} if request.seed is None else {"seed": request.seed})
-            )
-            answer = await generate(body | {"sampling_params": params})
-            return sampling.answer_of(request, answer["choices"], answer.get("prompt_logprobs"))
+            parts = []
+            for first in range(0, request.samples, self.limits.most_samples):
+                count = min(self.limits.most_samples, request.samples - first)
+                seed = {} if request.seed is None else {"seed": request.seed + first}
+                params = request.sampling | {"n": count} | seed
+                parts.append(generate(body | {"sampling_params": params, "request_id": f"{name}-{first}"}))
+            answers = await asyncio.gather(*parts)
+            choices = [choice for answer in answers for choice in answer["choices"]]
+            return sampling.answer_of(request, choices, answers[0].get("prompt_logprobs"))
         # Engines know ids of tokens only; a text that ends a sample is looked for here.
         until = partial(self._ended_by, request.stop_texts)
-        scores, choices = None, []
+        scores, ended = None, []
         plain = {key: value for key, value in request.sampling.items() if key != "prompt_logprobs"}
         for index in range(request.samples):
             seed = {} if request.seed is None else {"seed": request.seed + index}
             one = body | {"sampling_params": plain | seed, "request_id": f"{name}-{index}"}
-            choices.append(generate(one, until))
-        done = await asyncio.gather(*choices)
+            ended.append(generate(one, until))
+        done = await asyncio.gather(*ended)
         if request.prompt_logprobs:
             params = request.sampling | {"max_tokens": 1}
             scores = (await generate(body | {"sampling_params": params}))["prompt_logprobs"]
@@ -377,15 +439,13 @@ class Service:
     # States
 
     async def states(self, model_id: str | None = None) -> list[Facts]:
-        found: list[Facts] = await self._compute(self._store.all, model_id)
-        return found
+        return await asyncio.to_thread(self._store.all, model_id)
 
     async def facts(self, path: str) -> Facts:
-        found: Facts = await self._compute(self._store.facts, path)
-        return found
+        return await asyncio.to_thread(self._store.facts, path)
 
     async def delete(self, path: str) -> None:
-        await self._compute(self._store.delete, path)
+        await asyncio.to_thread(self._store.delete, path)
 
     # Work
 
@@ -394,10 +454,10 @@ class Service:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool.thread, partial(function, *arguments, **named))
 
-    def _start(self, future: Future, work: Callable[[], Awaitable[Any]]) -> None:
+    def _start(self, session: Session, future: Future, work: Callable[[], Awaitable[Any]]) -> None:
         task = asyncio.create_task(future.run(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        session.tasks[future.id] = task
+        task.add_done_callback(lambda _: session.tasks.pop(future.id, None))
 
     def status(self) -> dict[str, Any]:
         """For `GET /status`."""
@@ -430,12 +490,18 @@ class Service:
         }
 
     async def close(self) -> None:
+        self._base.is_stopping = True
         for session in list(self.sessions):
             await self.finish(session)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.pool.close()
+
+
+def _number(body: Mapping[str, Any], name: str) -> int:
+    """Raises ValueError: it becomes part of ids, and of paths."""
+    value = body.get(name, 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"{name} is {value!r}; it has to be a number")
+    return value
 
 
 __all__ = ["SAMPLER", "WEIGHTS", "Limits", "Service", "UnknownError"]

@@ -27,7 +27,8 @@ WEIGHTS, SAMPLER = "weights", "sampler_weights"
 TYPES = {WEIGHTS: "training", SAMPLER: "sampler"}
 SCHEME = "tinker://"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-MODEL_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_-]{0,200}")
+LONGEST_TTL_S = 10 * 365 * 86_400.0
 FACTS, STATE = "primerl.json", "optimizer.pt"
 
 
@@ -45,6 +46,8 @@ class Facts:
     expires: float | None
     user_metadata: Any
     has_optimizer: bool
+    alpha: float = 32.0
+    """The adapter is scaled by alpha / rank."""
 
     @property
     def path(self) -> str:
@@ -62,12 +65,18 @@ class Facts:
 
 
 class Store:
-    """Not thread-safe: used by the thread that computes."""
+    """Files are read by any thread; the one that computes writes them."""
 
-    def __init__(self, folder: Path, digest: str) -> None:
-        """`digest`: of the base model, which states belong to."""
+    def __init__(self, folder: Path, digest: str, alpha: float) -> None:
+        """`digest`: of the base model, which states belong to. `alpha`: of this server's adapters."""
         self._folder = folder
         self._digest = digest
+        self._alpha = alpha
+
+    def clean(self) -> None:
+        """Remove what a killed server was writing or deleting. No one else may be using the folder."""
+        for unfinished in self._folder.glob("*/*/.*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def save(
         self,
@@ -86,13 +95,17 @@ class Store:
             raise LossInputError(
                 f"the name {name!r} cannot be used: give letters, digits, dots, dashes and underscores"
             )
+        if ttl_s is not None and not 0 < ttl_s <= LONGEST_TTL_S:
+            raise LossInputError(f"ttl_seconds is {ttl_s:g}; give a time of at most ten years, or none")
         target = self._folder_of(model_id, kind, name)
         now = time.time()
         if target.exists() and not overwrite and self._is_kept(target, now):
             raise LossInputError(f"{SCHEME}{model_id}/{kind}/{name} exists; give another name, or overwrite=True")
         expires = None if ttl_s is None else now + ttl_s
         has_optimizer = kind == WEIGHTS
-        facts = Facts(model_id, kind, name, base_model, client.options, now, expires, user_metadata, has_optimizer)
+        facts = Facts(
+            model_id, kind, name, base_model, client.options, now, expires, user_metadata, has_optimizer, self._alpha
+        )
         with saving(target), whole_folder(target, replace=True) as folder:
             client.adapter.write(folder, client.adapter.tensors())
             if has_optimizer:
@@ -119,6 +132,11 @@ class Store:
             if isinstance(error, LossInputError):
                 raise
             raise LossInputError(f"{path} cannot be read on the server's disk: {error}") from error
+        if facts.alpha != self._alpha:
+            raise LossInputError(
+                f"{path} was trained with trainer.lora_alpha = {facts.alpha:g}, and this server's is {self._alpha:g}: "
+                "its layers would be scaled otherwise"
+            )
         if base_digest(folder / ADAPTER_FILE) != self._digest:
             raise LossInputError(f"{path} was trained on other weights than this server's base model ({BASE_DIGEST})")
         return facts, tensors, state
@@ -130,7 +148,7 @@ class Store:
     def all(self, model_id: str | None = None) -> list[Facts]:
         """Those that can be read and have not expired, the newest first; what has expired is deleted."""
         found, now = [], time.time()
-        for file in self._folder.glob(f"*/*/*/{FACTS}"):
+        for file in self._folder.glob(f"*/*/[!.]*/{FACTS}"):
             try:
                 one = _facts(file.parent)
             except (OSError, ValueError, KeyError, TypeError):
@@ -153,7 +171,7 @@ class Store:
         parts = path.removeprefix(SCHEME).split("/")
         if path.startswith(SCHEME) and len(parts) == 3 and parts[1] in TYPES:
             model_id, kind, name = parts
-            if MODEL_ID.fullmatch(model_id) and NAME.fullmatch(name) and ".." not in model_id:
+            if MODEL_ID.fullmatch(model_id) and NAME.fullmatch(name):
                 folder = self._folder_of(model_id, kind, name)
                 if self._is_kept(folder, time.time()):
                     return folder
@@ -169,6 +187,7 @@ class Store:
         return expires is None or expires >= now
 
     def _folder_of(self, model_id: str, kind: str, name: str) -> Path:
+        assert MODEL_ID.fullmatch(model_id), model_id
         return self._folder / model_id / kind / name
 
 

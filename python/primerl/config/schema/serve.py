@@ -65,7 +65,7 @@ class ServeConfig(Section):
 
     output_dir: str = Field(default="outputs/tinker", min_length=1)
     """Folder of saved states (`states`), logs and configs. A server that is started again in it has them all."""
-    host: str = "127.0.0.1"
+    host: str = Field(default="127.0.0.1", min_length=1)
     """Address to listen on. For any but loopback, TINKER_API_KEY has to be set, to a value that begins with `tml-`."""
     port: Port = 8080
     """Port to listen on; 0 takes a free one."""
