@@ -1,8 +1,8 @@
 """What a config asks of any environment, whichever generation it is of: another system prompt, and some examples only.
 
 Both travel among the environment's arguments, under a name that environments do not get to see: so they reach workers
-of this machine, workers that join from elsewhere, and the check before the start in the same way. They are applied to
-the list of examples. The messages of a rollout are made from its example, so the prompt's tokens follow as ever.
+of this and of another machine, and the check before the start, in the same way. They are applied to the list of
+examples. The messages of a rollout are made from its example, so the prompt's tokens follow as usual.
 Standard library only.
 """
 

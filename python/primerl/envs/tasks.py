@@ -1,4 +1,4 @@
-"""What a reflection model is told of an environment's examples: `python -m primerl.envs.tasks`, a request on stdin.
+"""The data of an environment's examples, for a reflection model: `python -m primerl.envs.tasks`, a request on stdin.
 
 The request is JSON: `[id, arguments, seed, count]`. On stdout: `{"total", "examples": [{...}]}` with the data of the
 first `count` examples in the seeded order. Exit code 2 after one line on stderr where the environment cannot be used.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gepa.core.adapter import EvaluationBatch
+from gepa.core.adapter import EvaluationBatch, ProposalFn
 
 from primerl.config.process_files.files import write_text
 from primerl.config.schema.evaluation import EvalConfig
@@ -31,6 +31,17 @@ from primerl.launch.supervise.failures import INTERRUPTED
 COMPONENT = "system_prompt"
 
 
+class Quiet(Console):
+    """Keeps the lines of an evaluation, which is one of many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+
 class Adapter:
     """What the package calls.
 
@@ -38,7 +49,8 @@ class Adapter:
         examples: Data of each example, by its place.
     """
 
-    propose_new_texts = None
+    # None: the package's own way.
+    propose_new_texts: ProposalFn | None = None
 
     def __init__(
         self,
@@ -56,7 +68,7 @@ class Adapter:
         self._asked = 0
 
     def evaluate(
-        self, batch: Sequence[int], candidate: dict[str, str], capture_traces: bool = False
+        self, batch: list[int], candidate: dict[str, str], capture_traces: bool = False
     ) -> EvaluationBatch[dict[str, Any], dict[str, Any]]:
         """Scores of the examples at these places, in their order. Raises StopError, KeyboardInterrupt."""
         self._asked += 1
@@ -100,15 +112,15 @@ class Adapter:
         return {place: by_place.get(place, missing) for place in places}
 
     def _run(self, config: EvalConfig) -> None:
-        said: list[str] = []
-        console = Console()
-        console.say = said.append  # type: ignore[method-assign]
+        console = Quiet()
         with claimed(config.output_dir, clean=False) as folder:
             code = Evaluation(config, folder, console, self._variables, chosen(config.deployment)).run()
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if not is_measured(folder):
-            raise StopError(f"{said[-1] if said else 'the evaluation ended early'} (logs in {folder / 'logs'})")
+            raise StopError(
+                f"{console.said[-1] if console.said else 'the evaluation ended early'} (logs in {folder / 'logs'})"
+            )
 
     def _record(self, place: int, line: dict[str, Any]) -> dict[str, Any]:
         """What the reflection model is shown of a rollout."""

@@ -63,16 +63,15 @@ def _search(
     variables: Variables,
     say: Callable[[str], None],
 ) -> int:
-    import gepa
+    from gepa.api import optimize
 
     from primerl.gepa import files, rollouts
     from primerl.gepa.teacher import StopError, Teacher
 
     train, val = sizes
     settings = config.gepa
-    perfect = {} if settings.perfect_score is None else {"perfect_score": settings.perfect_score}
     try:
-        result = gepa.optimize(
+        result = optimize(
             seed_candidate={rollouts.COMPONENT: start},
             trainset=list(range(train)),
             valset=list(range(train, train + val)),
@@ -81,10 +80,10 @@ def _search(
             reflection_minibatch_size=settings.minibatch_size,
             max_metric_calls=settings.max_calls,
             skip_perfect_score=settings.perfect_score is not None,
+            perfect_score=1.0 if settings.perfect_score is None else settings.perfect_score,
             seed=settings.seed,
             logger=_Log(folder / "gepa.log"),
             track_best_outputs=False,
-            **perfect,
         )
     except StopError as stop:
         say(f"the search has stopped: {stop}; the same command resumes it")

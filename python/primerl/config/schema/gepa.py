@@ -25,7 +25,7 @@ class Optimiser(Section):
     """A minibatch of which every example has at least this reward needs no better
     prompt; if unset, all are reflected on."""
     state_columns: list[str] = []
-    """What else the reflection model is told of each rollout: metrics, fields of the example, or columns of a line of
+    """What else the reflection model gets of each rollout: metrics, fields of the example, or columns of a line of
     an evaluation's results.jsonl."""
     num_train: Count = 100
     """Examples, from the front of the list, that minibatches are drawn from."""
@@ -119,7 +119,7 @@ class GepaConfig(Section):
     def evaluation(
         self, output_dir: str, system_prompt: str | None = None, examples: list[int] | None = None
     ) -> EvalConfig:
-        """Of one prompt on some examples."""
+        """The evaluation of one prompt on some examples."""
         same = ("model", "base_url", "api_key_env", "max_tokens", "temperature", "chat_template_kwargs", "env_files")
         given: dict[str, Any] = {name: getattr(self, name) for name in same}
         if self.base_url is None:

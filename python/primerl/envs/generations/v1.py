@@ -156,12 +156,11 @@ def list_examples(
 
 
 def with_system_prompt(example: vf.Task[Any, Any, Any], text: str) -> vf.Task[Any, Any, Any]:
-    """The example with this system prompt in place of its own.; a system message
-    among its messages is left out."""
+    """The example with this system prompt in place of its own, and without a system message in its prompt."""
     prompt = getattr(example.data, "prompt", None)
-    roles = [_role(message) for message in prompt] if isinstance(prompt, list | tuple) else []
-    if "system" in roles:
-        kept = [message for message in prompt if _role(message) != "system"]
+    messages = prompt if isinstance(prompt, list | tuple) else []
+    kept = [message for message in messages if _role(message) != "system"]
+    if len(kept) < len(messages):
         example = example.with_data(prompt=kept)
     return example.with_system_prompt(text)
 
