@@ -71,7 +71,7 @@ def _search(
     train, val = sizes
     settings = config.gepa
     try:
-        result = optimize(
+        result: Any = optimize(
             seed_candidate={rollouts.COMPONENT: start},
             trainset=list(range(train)),
             valset=list(range(train, train + val)),

@@ -18,8 +18,8 @@ SHOWN = 300
 
 
 class StopError(BaseException):
-    """The search cannot continue; the same command resumes it. No Exception: the package would take those of a reflection
-    for a failed round, and continue until its budget is gone."""
+    """The search cannot continue; the same command resumes it. No Exception: the package would take those of a
+    reflection for a failed round, and continue until its budget is gone."""
 
 
 class Teacher:
