@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from end_to_end import read_lines, until
 from eval_endpoint import KEY, Endpoint, of_endpoint, run_with_key, serving
-from primerl.cli.gepa import written_out
+from primerl.cli.gepa import configured, written_out
 from primerl.config.command_line.load import load
 from primerl.config.errors.fail import ConfigError
 from primerl.config.schema.gepa import GepaConfig
@@ -69,7 +69,6 @@ def left(output: Path) -> dict[str, Any]:
     return {**found, "prompt": (output / "system_prompt.txt").read_text(encoding="utf-8")}
 
 
-@pytest.mark.long
 @pytest.mark.processes
 def test_a_search_improves_resumes_after_kill_9_and_its_prompt_is_used(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -124,7 +123,10 @@ def test_published_flags_stand_for_keys() -> None:
     [
         ({"base_url": None}, "reflection_base_url is unset"),
         ({"reflection_base_url": "http://t:1/v1"}, "needs a reflection_model"),
-        ({"env": [{"id": "a", "num_examples": 3}]}, "chosen by gepa.num_train"),
+        (
+            {"env": [{"id": "a", "num_examples": 3}]},
+            "are chosen by gepa.num_train",
+        ),
         ({"env": [{"id": "a", "system_prompt": "x", "system_prompt_file": "y"}]}, "both given"),
         ({"env": [{"id": "a", "system_prompt_file": "/nowhere/x.txt"}]}, "cannot be read: No such file"),
         ({"env": [{"id": "a", "args": {"primerl": 1}}]}, "keeps for itself"),
@@ -148,6 +150,24 @@ def test_examples_are_chosen_by_their_places() -> None:
     own, asked = split({"x": 1, **reserved(None, [2, 0])})
     assert own == {"x": 1}
     assert list(asked.applied(v1, "a", ["p", "q", "r"])) == ["r", "p"]
-    with pytest.raises(Exception, match="has 1 examples, and examples names 2"):
+    with pytest.raises(Exception, match="has 1 examples, and example_places names 2"):
         asked.applied(v1, "a", ["p"])
     assert Overrides().applied(v1, "a", ["p"]) == ["p"]
+
+
+def test_names_of_endpoints_stand_for_servers(tmp_path: Path) -> None:
+    entry = '[[endpoint]]\nendpoint_id = "{0}"\nmodel = "own-{0}"\nurl = "http://{0}:1/v1"\nkey = "KEY_{1}"\n'
+    (tmp_path / "servers.toml").write_text(entry.format("a", "A") + entry.format("b", "B"), encoding="utf-8")
+    tree = 'model = "a"\nreflection_model = "b"\nendpoints_path = "servers.toml"\n[[env]]\nenv_id = "reverse-text"\n'
+    (tmp_path / "gepa.toml").write_text(f"{tree}[gepa]\nnum_val = 4\n[sampling]\nmax_tokens = 64\n", encoding="utf-8")
+    config, _ = configured(["run", str(tmp_path / "gepa.toml"), "-B", "50"])
+    assert (config.model, config.base_url, config.api_key_env) == ("own-a", "http://a:1/v1", "KEY_A")
+    teacher = config.teacher()
+    assert (teacher.model, teacher.base_urls, teacher.api_key_env) == ("own-b", ["http://b:1/v1"], "KEY_B")
+    assert (config.env[0].id, config.gepa.max_calls, config.gepa.num_val) == ("reverse-text", 50, 4)
+    assert (config.max_tokens, config.temperature) == (64, 1.0)
+    given = ["-m", "a", "-e", str(tmp_path / "servers.toml"), "-a", '{"x": 1}', "-S", '{"max_tokens": 9}']
+    config, _ = configured(["run", "reverse-text", *given])
+    assert (config.teacher().model, config.env[0].args, config.max_tokens) == ("own-a", {"x": 1}, 9)
+    with pytest.raises(ConfigError, match="there is no environment to give it to"):
+        configured(["run", *given])

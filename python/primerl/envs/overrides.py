@@ -37,8 +37,8 @@ class Overrides:
             beyond = next((place for place in self.examples if place >= len(examples)), None)
             if beyond is not None:
                 raise EnvironmentRefusedError(
-                    f"environment {environment_id!r} has {len(examples)} examples, and examples names {beyond} (the "
-                    "first is 0); name those that there are"
+                    f"environment {environment_id!r} has {len(examples)} examples, and example_places names {beyond} "
+                    "(the first is 0); name those that there are"
                 )
         if self.system_prompt is None:
             return examples if self.examples is None else Changed(examples, self.examples, lambda example: example)

@@ -149,7 +149,7 @@ class Workers(Section):
         """What the environment is built from: `args`, with those of taskset and harness by their names."""
         named = {"taskset": self.taskset, "harness": self.harness}
         own = {**self.args, **{name: settings for name, settings in named.items() if settings}}
-        return {**own, **overrides.reserved(self.system_prompt, getattr(self, "examples", None))}
+        return {**own, **overrides.reserved(self.system_prompt, getattr(self, "example_places", None))}
 
     @model_validator(mode="after")
     def _reads_the_prompt(self) -> Self:

@@ -97,9 +97,10 @@ class GepaConfig(Section):
 
     @model_validator(mode="after")
     def _can_be_measured(self) -> Self:
-        if self.env[0].examples is not None or self.env[0].num_examples is not None:
+        if self.env[0].example_places is not None or self.env[0].num_examples is not None:
             raise BadKeysError(
-                "examples and num_examples of an env are chosen by gepa.num_train and gepa.num_val; omit them", "env"
+                "example_places and num_examples of an env are chosen by gepa.num_train and gepa.num_val; omit them",
+                "env",
             )
         self.evaluation(self.output_dir)
         return self
@@ -125,7 +126,7 @@ class GepaConfig(Section):
         if self.base_url is None:
             given |= {name: getattr(self, name) for name in ("seq_len", "served_name", "inference")}
         chosen = {} if system_prompt is None else {"system_prompt": system_prompt}
-        chosen |= {} if examples is None else {"examples": examples}  # type: ignore[dict-item]
+        chosen |= {} if examples is None else {"example_places": examples}  # type: ignore[dict-item]
         found: EvalConfig = EvalConfig.model_validate(
             {
                 **given,
