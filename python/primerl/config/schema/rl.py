@@ -96,6 +96,7 @@ def check_external(config: RLConfig) -> None:
         "trainer.weights.transport": (trainer.weights.transport != "files", "a training script publishes files"),
         "checkpoint_id": (config.checkpoint_id is not None, "a training script begins from what it loads"),
         "slurm": (config.slurm is not None, "the nodes of a job are not known to a script before it runs"),
+        "ray": (config.ray is not None, "a script is no process of a Ray cluster"),
     }
     for key, (is_given, why) in refused.items():
         if is_given:
