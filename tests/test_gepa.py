@@ -171,3 +171,15 @@ def test_names_of_endpoints_stand_for_servers(tmp_path: Path) -> None:
     assert (config.teacher().model, config.env[0].args, config.max_tokens) == ("own-a", {"x": 1}, 9)
     with pytest.raises(ConfigError, match="there is no environment to give it to"):
         configured(["run", *given])
+
+
+def test_a_search_is_not_resumed_with_another_environment(tmp_path: Path) -> None:
+    def of(**values: Any) -> GepaConfig:
+        return GepaConfig.model_validate({"model": "m", "base_url": "http://e:1/v1", "env": [{"id": "a"}], **values})
+
+    (tmp_path / search.BEGUN).write_text(json.dumps(search._values(of())), encoding="utf-8")
+    search.same_search(of(gepa={"max_calls": 900, "max_concurrent": 2}, api_key_env="OTHER"), tmp_path)
+    with pytest.raises(ConfigError, match=r"env\.id is 'b', but the search in .* was begun with 'a'"):
+        search.same_search(of(env=[{"id": "b"}]), tmp_path)
+    with pytest.raises(ConfigError, match=r"gepa\.seed is 1"):
+        search.same_search(of(gepa={"seed": 1}), tmp_path)
