@@ -63,7 +63,7 @@ MORE: dict[str, Any] = {
         "rollouts_per_example": 2,
         "eval_base_model": False,
         "env": [
-            {"id": "owner/c", "python": {"path": ".venv-c"}},
+            {"id": "owner/c", "python": {"path": ".venv-c"}, "system_prompt": "Be brief."},
             {"id": "owner/d", "num_examples": -1, "rollouts_per_example": 4, "interval": 5},
         ],
     },
@@ -145,6 +145,7 @@ def test_every_key_becomes_something() -> None:
     wanted = {"requirements": ["verifiers<0.4", "b==1.0"]}
     assert interpreters == [None, wanted, {"path": ".venv-c"}, None]
     assert (first.python, second.python) == (None, orchestrator.eval.env[1].python)
+    assert [env.system_prompt for env in orchestrator.eval.env] == [None, None, "Be brief.", None]
     assert first.arguments == {"x": 1, "harness": {"max_turns": 8}, "taskset": TASKSET}
     assert (orchestrator.buffer.easy_threshold, orchestrator.buffer.env_ratios) == (0.9, [1.0, 3.0])
     assert (orchestrator.buffer.online_difficulty_filtering, orchestrator.buffer.seed) == (True, 5)

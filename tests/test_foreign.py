@@ -19,6 +19,7 @@ from primerl.config.foreign.table import EVALS, GEPA, RL, SFT, table
 from primerl.config.foreign.translate import NOT_KNOWN
 from primerl.config.hosted.load_run import load_run
 from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.gepa import GepaConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.sft import SFTConfig
 
@@ -474,7 +475,12 @@ id = "e"
 [sampling]
 max_tokens = 64
 """
-    assert read(published, GEPA).tree == tomllib.loads(published) == read(newer, GEPA).tree
+    made = read(published, GEPA)
+    whole(made)
+    assert read(newer, GEPA).tree == made.tree
+    config = GepaConfig.model_validate(made.tree)
+    assert (config.env[0].id, config.gepa.max_calls, config.gepa.num_train, config.max_tokens) == ("e", 9, 4, 64)
+    assert config.teacher().model == "r"
 
 
 @pytest.mark.parametrize("name", ["rl", "sft", "evals"])
@@ -498,7 +504,7 @@ def test_every_row_has_a_key_of_ours_or_a_reason() -> None:
     for kind in KINDS:
         for row in expanded(rows(kind)):
             assert row.ours is not None or (row.why and row.subject), row
-            if not row.ours or kind.form == "gepa" or row.rule.__name__ in ("said", "where_known"):
+            if not row.ours or row.rule.__name__ in ("said", "where_known"):
                 continue
             path = row.ours + row.theirs.rsplit(".", 1)[-1] if row.ours.endswith(".") else row.ours
             parts = [part for part in re.split(r"\.|\[(\d*)\]", path) if part is not None]

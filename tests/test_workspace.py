@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from eval_endpoint import KEY, Endpoint, serving
-from primerl.cli import main
+from primerl.cli import gepa, main
 from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.schema.evaluation import EvalConfig
@@ -83,9 +83,10 @@ def test_the_configs_are_sound_with_and_without_their_comments(folder: Path) -> 
         [one] = published_file.evaluations(file, tree)
         EvalConfig.model_validate({**one.settings, "env": one.environments})
     for file in (folder / "configs" / "gepa").glob("*.toml"):
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-        assert tree["env"] == [{"env_id": "sums"}]
-        assert {"max_calls", "num_train", "num_val", "minibatch_size"} <= tree["gepa"].keys()
+        searched, _ = gepa.configured(["run", str(file)])
+        assert searched.env[0].id == "sums"
+        assert (searched.base_url, searched.teacher().model) == (None, "gpt-4.1-mini")
+        assert searched.teacher().base_urls == ["https://api.openai.com/v1"]
     known = endpoints.read(folder / "configs" / "endpoints.toml")
     assert known.keys() == {"gpt-4.1-mini", "local"}
     models = {family.models[0] for family in configs.FAMILIES.values()}

@@ -24,6 +24,7 @@ COMMANDS = {
     "run": ("primerl.cli.run:run", "start runs and look after them: list, logs, stop, resume, metrics, ..."),
     "sft": ("primerl.cli.sft:sft", "fine-tune a model on conversations"),
     "eval": ("primerl.cli.evaluation:evaluate", "measure an endpoint or a checkpoint on environments"),
+    "gepa": ("primerl.cli.gepa:gepa", "find a better system prompt for an environment (GEPA)"),
     "verify": ("primerl.cli.results:verify", "recompute the log-probabilities of every trained token of a run"),
     "report": ("primerl.cli.results:report", "show how a run went: table, reward curve"),
     "trace": (
@@ -72,7 +73,7 @@ SAME = {
 }
 """Published names of commands that are called otherwise here."""
 FAILED, BAD_INPUT = 1, 2
-LAUNCHERS = (["rl"], ["run"], ["eval"])
+LAUNCHERS = (["rl"], ["run"], ["eval"], ["gepa"])
 """Commands that exit with 130 for every signal."""
 
 

@@ -80,8 +80,8 @@ def expanded(arguments: list[str]) -> list[list[str]]:
         return [rest]
     files = [name for name in names if name.endswith(".toml")]
     rest = _long(rest)
-    taken = {flag: _take(rest, flag) for flag in ("--provider", "--endpoints-path", "--env-args", "--sampling-args")}
-    flags = [*_sampling(taken["--sampling-args"]), *rest]
+    taken = {flag: take(rest, flag) for flag in ("--provider", "--endpoints-path", "--env-args", "--sampling-args")}
+    flags = [*sampling_flags(taken["--sampling-args"]), *rest]
     named = [name for name in names if name not in files]
     file = _published(files, flags)
     if file is not None:
@@ -89,13 +89,13 @@ def expanded(arguments: list[str]) -> list[list[str]]:
             raise ConfigError(f"{file} and {named[0]} are both given; put all environments into the file")
         return _of_file(file, flags, taken)
     flags = [*(word for name in files for word in ("@", name)), *flags]
-    workers = _take(flags, "--num-workers") if named else None
+    workers = take(flags, "--num-workers") if named else None
     flags = _with_endpoint(flags, taken["--provider"], taken["--endpoints-path"])
     if not named:
         if taken["--env-args"] is not None:
             raise ConfigError("--env-args: there is no environment to give it to; name one, `primerl eval ENV ...`")
         return [flags]
-    settings = {**_arguments(taken["--env-args"]), **_workers(workers)}
+    settings = {**environment_settings(taken["--env-args"]), **_workers(workers)}
     return [[*flags, "--env", json.dumps([{"id": name, **settings} for name in named])]]
 
 
@@ -130,8 +130,8 @@ def _long(arguments: list[str]) -> list[str]:
             )
         elif flag not in WITHOUT_EFFECT:
             found += with_long_names([argument], SHORT)
-    if _value(found, "--num-examples") == "-1":
-        _take(found, "--num-examples")
+    if value_of(found, "--num-examples") == "-1":
+        take(found, "--num-examples")
     return found
 
 
@@ -139,12 +139,12 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.lstrip("-").isdigit()
 
 
-def _value(arguments: list[str], flag: str) -> str | None:
+def value_of(arguments: list[str], flag: str) -> str | None:
     """The last value of a flag."""
-    return _take(list(arguments), flag)
+    return take(list(arguments), flag)
 
 
-def _take(arguments: list[str], flag: str) -> str | None:
+def take(arguments: list[str], flag: str) -> str | None:
     """Takes a flag off, with its value, which is returned. Raises ConfigError without one."""
     found = None
     while (at := next((i for i, word in enumerate(arguments) if word.partition("=")[0] == flag), None)) is not None:
@@ -169,7 +169,7 @@ def _table(flag: str, text: str | None) -> dict[str, Any]:
     return found
 
 
-def _arguments(text: str | None) -> dict[str, Any]:
+def environment_settings(text: str | None) -> dict[str, Any]:
     """Settings of an environment; verifiers has those of a v1 environment's parts in `config`."""
     given = _table("--env-args", text)
     parts = given.pop("config", {})
@@ -185,7 +185,7 @@ def _workers(text: str | None) -> dict[str, Any]:
     return {"num_workers": int(text or "")}
 
 
-def _sampling(text: str | None) -> list[str]:
+def sampling_flags(text: str | None) -> list[str]:
     from primerl.evals.sampling_args import split_sampling
 
     sampling, template = split_sampling("--sampling-args", _table("--sampling-args", text))
@@ -195,7 +195,7 @@ def _sampling(text: str | None) -> list[str]:
 
 def _with_endpoint(flags: list[str], provider: str | None, endpoints: str | None) -> list[str]:
     """With the server that the model's name stands for."""
-    model = _value(flags, "--model")
+    model = value_of(flags, "--model")
     if model is None:
         if provider is not None:
             raise ConfigError("--provider: there is no model to ask it for; give --model")
@@ -206,13 +206,13 @@ def _with_endpoint(flags: list[str], provider: str | None, endpoints: str | None
         model,
         provider=provider,
         endpoints=None if endpoints is None else Path(endpoints),
-        base_url=_value(flags, "--base-url"),
-        api_key_env=_value(flags, "--api-key-env"),
+        base_url=value_of(flags, "--base-url"),
+        api_key_env=value_of(flags, "--api-key-env"),
     )
     given = {"--model": found.model, "--base-url": found.base_url, "--api-key-env": found.api_key_env}
-    new = [word for flag, value in given.items() if value != _value(flags, flag) for word in (flag, str(value))]
+    new = [word for flag, value in given.items() if value != value_of(flags, flag) for word in (flag, str(value))]
     for flag in new[::2]:
-        _take(flags, flag)
+        take(flags, flag)
     return [*new, *flags]
 
 
@@ -244,14 +244,14 @@ def _of_file(file: Path, flags: list[str], taken: dict[str, str | None]) -> list
     if over["endpoints_path"] is not None:
         over["endpoints_path"] = os.path.abspath(over["endpoints_path"])
     tree |= {key: value for key, value in over.items() if value is not None}
-    found = evaluations(file, tree, _take(flags, "--model"))
-    if len(found) > 1 and _value(flags, "--output-dir") is not None:
+    found = evaluations(file, tree, take(flags, "--model"))
+    if len(found) > 1 and value_of(flags, "--output-dir") is not None:
         raise ConfigError(
             f"--output-dir: {file} has evaluations of {len(found)} models or settings, each with a folder of its own; "
             "omit it"
         )
     for_each = ("num_examples", "rollouts_per_example", "max_tokens", "temperature")
-    given = {key: _value(flags, f"--{key.replace('_', '-')}") for key in for_each}
+    given = {key: value_of(flags, f"--{key.replace('_', '-')}") for key in for_each}
     lines = []
     for one in found:
         # What the command line gives is for all environments, over what the file says of one.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from primerl.envs import exits, versions
+from primerl.envs import exits, overrides, versions
 from primerl.envs.generations import choice
 from primerl.envs.interface import EnvironmentRefusedError, Role
 
@@ -59,8 +59,9 @@ def check_environment(
                 )
         with exits.refused(environment_id):
             generation = choice.chosen(environment_id)
-            env = generation.load(environment_id, arguments, "http://127.0.0.1:1/v1")
-            generation.list_examples(env, environment_id, 0, role, held_out)
+            own, asked = overrides.split(arguments)
+            env = generation.load(environment_id, own, "http://127.0.0.1:1/v1")
+            asked.applied(generation, environment_id, generation.list_examples(env, environment_id, 0, role, held_out))
         if rollouts is not None and generation.scores_groups(env):
             _check_group(environment_id, role, rollouts, max_concurrent)
         remarks = [generation.remark(env, environment_id, role), versions.remark(environment_id)]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from primerl import _core
-from primerl.envs import exits, machine, versions
+from primerl.envs import exits, machine, overrides, versions
 from primerl.envs.generations import choice
 from primerl.envs.interface import (
     EnvironmentRefusedError,
@@ -160,10 +160,12 @@ def _load(config: WorkerConfig, root: str) -> _Loaded:
     """Raises EnvironmentRefusedError."""
     with importing(), exits.refused(config.id):
         generation = choice.chosen(config.id)
-        env = generation.load(config.id, config.args, root)
+        own, asked = overrides.split(config.args)
+        env = generation.load(config.id, own, root)
         # Classic verifiers has handlers of its own, by then.
         log_to_stderr(config.log)
-        examples = generation.list_examples(env, config.id, config.seed, config.role, config.held_out)
+        listed = generation.list_examples(env, config.id, config.seed, config.role, config.held_out)
+        examples = asked.applied(generation, config.id, listed)
         return _Loaded(generation, env, examples, listing_of(config.id, examples, generation.key))
 
 

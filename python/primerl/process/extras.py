@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 EXTRAS = {
     "datasets": "data",
+    "gepa": "gepa",
     "httpx": "tinker",
     "huggingface_hub": "train",
     "jinja2": "train",

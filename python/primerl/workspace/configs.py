@@ -171,13 +171,16 @@ split = "eval"
 """
 GEPA = """\
 # Optimises the environment's system prompt; the model stays as it is.
+#   primerl gepa run @FILE@ --dry-run    checks everything and starts nothing
 #   primerl gepa run @FILE@
+# The model is served here, unless its name is one of configs/endpoints.toml.
 @MODELS@
-# reflection_model = "gpt-4.1-mini" # who proposes new prompts; default: the same model
-# Both may be names of configs/endpoints.toml.
+reflection_model = "gpt-4.1-mini"   # who proposes new prompts, of configs/endpoints.toml
+max_tokens = 1024
+output_dir = "outputs/gepa/@STEM@"
 
 [[env]]
-env_id = "@ENV@"
+id = "@ENV@"
 
 [gepa]
 max_calls = 500                     # rollouts, at most one iteration more
@@ -185,9 +188,6 @@ num_train = 100
 num_val = 50
 minibatch_size = 3                  # examples of one reflection
 max_concurrent = 32
-
-[sampling]
-max_tokens = 1024
 """
 FULL = """\
 # Training in primerl's own form, which has every key (`primerl rl --help-all`): full fine-tuning on this machine.
@@ -310,6 +310,7 @@ def _filled(text: str, path: PurePosixPath, family: Family) -> str:
     active, *others = family.models
     models = "\n".join([f'model = "{active}"', *(f'# model = "{other}"' for other in others)])
     values = {"@FILE@": path, "@MODELS@": models, "@MODEL@": active, "@BATCH@": family.batch_size, "@ENV@": EXAMPLE}
+    values["@STEM@"] = path.stem
     for mark, value in values.items():
         text = text.replace(mark, str(value))
     return text

@@ -81,8 +81,6 @@ def _joined(files: list[str], trees: list[dict[str, Any]], kinds: list[Kind]) ->
 
 
 def _check_unmixed(files: list[str], tree: dict[str, Any], kind: Kind) -> None:
-    if kind.form == "gepa":
-        return
     found = shares(tree, kind, forms.FORMS[kind.form].cls)
     written = Written([word for file in files for word in ("@", file)])
     # A file with nothing but names that both have is theirs if it names its model as they do.
@@ -121,8 +119,6 @@ def _told(made: Translation, files: list[str]) -> Conversion:
 
 def _not_right(made: Translation, files: Iterable[str]) -> list[str]:
     """What the form's own checks say of it."""
-    if made.kind.form == "gepa":
-        return []
     cls: type[BaseModel] = forms.FORMS[made.kind.form].cls
     within = made.kind.within
     if within in ("trainer", "inference") and "train" not in made.tree.get("orchestrator", {}):

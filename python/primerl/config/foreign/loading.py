@@ -19,7 +19,7 @@ from primerl.config.foreign.rows import REST, look
 from primerl.config.foreign.table import KINDS, Kind, kind_of, leaves, table
 from primerl.config.foreign.translate import Translation, named, translate
 
-FORMS = {"RLConfig": "rl", "SFTConfig": "sft", "EvalConfig": "eval"}
+FORMS = {"RLConfig": "rl", "SFTConfig": "sft", "EvalConfig": "eval", "GepaConfig": "gepa"}
 """Form that a class reads whose files may be another tool's."""
 _told: set[tuple[str, ...]] = set()
 """Files that this process has told about: a command reads its config more than once."""
@@ -50,7 +50,7 @@ def foreign(tree: dict[str, Any], form: str, cls: type[BaseModel]) -> Kind | Non
     """The kind of another tool's file that the tree is: one with a key of its own, and without a key of ours.
 
     Args:
-        form: What the command reads, `rl`, `sft` or `eval`.
+        form: What the command reads, `rl`, `sft`, `eval` or `gepa`.
     """
     kind = kind_of(tree)
     if kind is None or kind.form != form:

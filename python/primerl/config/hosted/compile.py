@@ -15,7 +15,7 @@ sampling.enable_thinking, .reasoning_effort                          orchestrato
 env                         orchestrator.train.env
 env.harness                 args.harness: the adapter gives it to the environment's seat
 env.taskset.toolsets, .rewards                                       taskset's: the adapter adds them
-env.python, .rollout_s, .limits  of the environment the same
+env.python, .rollout_s, .limits, .system_prompt, .system_prompt_file  of the environment the same
 wandb                       wandb
 eval                        defaults of eval.env
 eval.env                    orchestrator.eval.env, sampled as in training
@@ -156,6 +156,8 @@ def _source(source: HostedSource) -> dict[str, Any]:
         name=source.name,
         args=args or None,
         taskset=taskset or None,
+        system_prompt=source.system_prompt,
+        system_prompt_file=source.system_prompt_file,
         python=python,
         rollout_s=source.rollout_s,
         limits=limits or None,

@@ -143,6 +143,10 @@ class HostedSource(Section):
     taskset: HostedTaskset = HostedTaskset()
     harness: Settings = {}
     """Settings of the harness of the environment's only seat; `max_turns` and other limits are the seat's."""
+    system_prompt: str | None = None
+    """Ours: system prompt in place of the examples' own, such as `primerl gepa` finds one."""
+    system_prompt_file: str | None = Field(default=None, min_length=1)
+    """Ours: a UTF-8 file with the `system_prompt`."""
     python: Interpreter | None = None
     """Ours: the Python that the environment runs with, where it is not the one that runs primerl."""
     rollout_s: Seconds | None = None

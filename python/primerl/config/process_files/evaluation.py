@@ -64,7 +64,7 @@ def _source(entry: MeasuredEnvironment, config: EvalConfig) -> ServedEvaluationS
     return ServedEvaluationSource(
         id=entry.id,
         name=entry.label,
-        num_examples=chosen("num_examples"),
+        num_examples=chosen("num_examples") if entry.example_places is None else len(entry.example_places),
         rollouts_per_example=chosen("rollouts_per_example"),
         pass_threshold=chosen("pass_threshold"),
         sampling=EvaluationSampling(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -26,6 +27,7 @@ from primerl.config.schema.base import (
 )
 from primerl.config.schema.rollouts import Algorithm
 from primerl.config.schema.services import Client, TailnetNode
+from primerl.envs import overrides
 from primerl.process.setting_checks import LEAST_MEMORY_MB, MOST_COUNT, MOST_PORTS
 
 MemoryMb = Annotated[int, Field(ge=LEAST_MEMORY_MB, le=MOST_COUNT)]
@@ -117,6 +119,11 @@ class Workers(Section):
     verifiers' chat within the worker. An environment of several seats takes it by seat, as `args.<seat>.harness`."""
     args: Settings = {}
     """The environment's other settings, passed to it unchanged."""
+    system_prompt: str | None = None
+    """System prompt in place of the examples' own, such as `primerl gepa` finds one."""
+    system_prompt_file: str | None = Field(default=None, min_length=1)
+    """A UTF-8 file with the `system_prompt`; its text is what the run keeps, so a later change of the file is none of
+    the run."""
     num_workers: ProcessesOrZero = 1
     """Worker processes started on this machine; 0 if all of them join from other machines (`primerl env-worker
     --join`), for which the run waits (`timeouts.join_s`)."""
@@ -141,13 +148,40 @@ class Workers(Section):
     def arguments(self) -> dict[str, Any]:
         """What the environment is built from: `args`, with those of taskset and harness by their names."""
         named = {"taskset": self.taskset, "harness": self.harness}
-        return {**self.args, **{name: settings for name, settings in named.items() if settings}}
+        own = {**self.args, **{name: settings for name, settings in named.items() if settings}}
+        return {**own, **overrides.reserved(self.system_prompt, getattr(self, "example_places", None))}
+
+    @model_validator(mode="after")
+    def _reads_the_prompt(self) -> Self:
+        if self.system_prompt_file is None:
+            return self
+        if self.system_prompt is not None:
+            raise BadKeysError(
+                "system_prompt and system_prompt_file are both given; omit one of them", "system_prompt_file"
+            )
+        try:
+            text = Path(self.system_prompt_file).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise BadKeysError(
+                f"system_prompt_file ({self.system_prompt_file}) cannot be read: {reason}; give a text file",
+                "system_prompt_file",
+            ) from None
+        # Written and compared as text from here on.
+        self.__dict__.update(system_prompt=text, system_prompt_file=None)
+        self.__pydantic_fields_set__.discard("system_prompt_file")
+        self.__pydantic_fields_set__.add("system_prompt")
+        return self
 
     @model_validator(mode="after")
     def _is_given_once(self) -> Self:
         for name in ("taskset", "harness"):
             if getattr(self, name) and name in self.args:
                 raise BadKeysError(f"{name} and args.{name} are both given; omit one of them", name)
+        if overrides.RESERVED in self.args:
+            raise BadKeysError(
+                f"args.{overrides.RESERVED} is a name that primerl keeps for itself; environments cannot get it", "args"
+            )
         return self
 
 

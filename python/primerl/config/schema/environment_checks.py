@@ -15,6 +15,7 @@ from primerl.config.schema.environment import (
     Workers,
     evaluation_label,
 )
+from primerl.envs.overrides import RESERVED
 
 if TYPE_CHECKING:
     from primerl.config.schema.orchestrator import Orchestration
@@ -57,7 +58,7 @@ def _check_number(who: str, environment: EvaluationEnvironment, own: TrainEnviro
 
 def _chooses(environment: Workers) -> dict[str, Any]:
     """The settings on which the list of examples may depend: all but the harness's."""
-    return {name: value for name, value in environment.arguments.items() if name != "harness"}
+    return {name: value for name, value in environment.arguments.items() if name not in ("harness", RESERVED)}
 
 
 class _Timed(Protocol):

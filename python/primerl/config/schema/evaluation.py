@@ -36,6 +36,8 @@ class MeasuredEnvironment(Environment, Workers):
 
     num_examples: Count | None = None
     """Examples taken from the front of the list."""
+    example_places: list[CountOrZero] | None = Field(default=None, min_length=1)
+    """Places in the list, from 0, of the examples that are measured, in place of those at the front."""
     rollouts_per_example: Count | None = None
     """Rollouts of each example."""
     max_tokens: AnswerTokens | None = None

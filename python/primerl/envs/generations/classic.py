@@ -155,6 +155,15 @@ def _split(role: Role) -> str:
     return "`dataset`" if role == "train" else "`eval_dataset`"
 
 
+def with_system_prompt(example: dict[str, Any], text: str) -> dict[str, Any]:
+    """The row with this system message in place of its own; before a plain text, with a blank line between."""
+    prompt = example.get("prompt")
+    if isinstance(prompt, list):
+        others = [message for message in prompt if message.get("role") != "system"]
+        return {**example, "prompt": [{"role": "system", "content": text}, *others]}
+    return {**example, "prompt": f"{text}\n\n{prompt or ''}"}
+
+
 def key(example: dict[str, Any]) -> str:
     """A hash of the row as the dataset has it."""
     return hashlib.sha256(to_json(comparable(example))).hexdigest()

@@ -155,6 +155,20 @@ def list_examples(
     return examples[held_out:]
 
 
+def with_system_prompt(example: vf.Task[Any, Any, Any], text: str) -> vf.Task[Any, Any, Any]:
+    """The example with this system prompt in place of its own, and without a system message in its prompt."""
+    prompt = getattr(example.data, "prompt", None)
+    messages = prompt if isinstance(prompt, list | tuple) else []
+    kept = [message for message in messages if _role(message) != "system"]
+    if len(kept) < len(messages):
+        example = example.with_data(prompt=kept)
+    return example.with_system_prompt(text)
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
+
+
 def key(example: vf.Task[Any, Any, Any]) -> str:
     """The example's own key, if it has one; else verifiers' hash of its data, of what is the same in every process."""
     own = type(example)
