@@ -236,7 +236,7 @@ class Pool:
         return engine
 
     def _longest_waiting(self, served: set[str | None]) -> str | None:
-        """Of the weights that no engine holds, those that a request has waited for the longest."""
+        """The weights that no engine holds and that a request has waited for the longest."""
         first = {key: next(iter(waiting.values())) for key, waiting in self._waiting.items() if key not in served}
         return min(first, key=lambda key: first[key]) if first else None
 

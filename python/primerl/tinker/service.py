@@ -76,11 +76,11 @@ class Limits:
     max_rank: int
     max_clients: int
     most_tokens: int
-    """Of a micro-batch, and so of a datum."""
+    """Tokens of a micro-batch, and so of a datum."""
     context: int
-    """Of a prompt and its sample."""
+    """Tokens of a prompt and its sample."""
     most_samples: int
-    """Of one request to an engine."""
+    """Samples of one request to an engine."""
     gap_s: float
     session_s: float
 
@@ -178,7 +178,7 @@ class Service:
         return future
 
     def _new_model(self, body: Mapping[str, Any]) -> tuple[Session, str]:
-        """Raises ValueError for a number that is none."""
+        """Raises ValueError where the client's number is not one."""
         session = self._session(str(body["session_id"]))
         return session, f"{session.id}:train:{_number(body, 'model_seq_id')}"
 
