@@ -19,7 +19,8 @@ use crate::group::Group;
 use crate::ids::*;
 use crate::metrics::{Interval, batch_metrics};
 use crate::pack::{Advantage, PackedBatch, Weighted, pack, pack_trees};
-use crate::signal::{Part, ScoredGroup, advantages, length_scales};
+use crate::rollout::TrainedTrace;
+use crate::signal::{Baselines, Part, ScoredGroup, advantages, length_scales};
 use rand::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,17 +31,24 @@ pub fn build(
     step: Step,
     groups: &mut [Group],
     interval: &Interval,
+    baselines: &mut Baselines,
     rng: &mut impl Rng,
 ) -> PackedBatch {
     let scored: Vec<ScoredGroup> = groups
         .iter()
         .map(|group| ScoredGroup {
             algorithm: &config.environment(group.environment).algorithm,
+            environment: group.environment,
             rewards: group.traces().map(|trace| trace.reward).collect(),
             seats: group.traces().map(|trace| &*trace.seat).collect(),
+            rollouts: group
+                .finished()
+                .flat_map(|rollout| std::iter::repeat_n(rollout.id, rollout.traces.len()))
+                .collect(),
+            lengths: group.traces().map(TrainedTrace::length).collect(),
         })
         .collect();
-    let mut advantages = advantages(&scored, rng);
+    let mut advantages = advantages(&scored, baselines, rng);
     for (group, advantages) in groups.iter().zip(&mut advantages) {
         if let Some(given) = &group.token_advantages {
             *advantages = means_by_trace(group, given, advantages.len());

@@ -159,6 +159,14 @@ fn each_message_names_the_field_and_the_remedy() {
     }
 }
 
+fn penalty(num_turns_weight: f64) -> Option<LengthPenalty> {
+    Some(LengthPenalty {
+        num_output_tokens_weight: 0.25,
+        num_input_tokens_weight: 0.1,
+        num_turns_weight,
+    })
+}
+
 #[test]
 fn algorithms_are_checked_for_each_environment() {
     let with = |change: fn(&mut Algorithm)| message(|c| change(&mut c.environments[0].algorithm));
@@ -172,7 +180,7 @@ fn algorithms_are_checked_for_each_environment() {
             "\"train\": algorithm.normalize_std",
         ),
         (
-            message(|c| c.environments[0].algorithm.kind = custom("f")),
+            message(|c| c.environments[0].algorithm.kind = custom("m:")),
             "algorithm.path",
         ),
         (
@@ -188,6 +196,26 @@ fn algorithms_are_checked_for_each_environment() {
                 }
             }),
             "algorithm.shuffle_advantages",
+        ),
+        (
+            with(|a| a.kind = AlgorithmKind::Rae { decay: 1.0 }),
+            "algorithm.decay",
+        ),
+        (
+            with(|a| {
+                a.kind = AlgorithmKind::HierarchicalGrpo {
+                    episode_agents: Vec::new(),
+                }
+            }),
+            "algorithm.episode_agents",
+        ),
+        (
+            with(|a| (a.kind, a.length_penalty) = (AlgorithmKind::Rloo, penalty(0.1))),
+            "set type = \"grpo\"",
+        ),
+        (
+            with(|a| a.length_penalty = penalty(-0.1)),
+            "algorithm.length_penalty",
         ),
     ];
     for (message, part) in cases {
