@@ -147,7 +147,7 @@ reference: build ## write docs/configuration.md from the classes of the configs
 	$(BIN)/primerl config reference --output docs/configuration.md
 
 # All extras but vllm, which pins other versions of torch and transformers.
-EXTRAS := train envs report data wandb prime dev
+EXTRAS := train envs report data wandb prime dev tinker
 constraints: .make/packages ## resolve the pinned packages again (keeps versions that still fit)
 	$(UV) pip compile pyproject.toml $(EXTRAS:%=--extra %) --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --no-annotate --quiet -o constraints.txt

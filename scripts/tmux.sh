@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Four panes over the logs of a run: trainer, orchestrator, env workers, inference. A log that is not there yet is waited for;
-# the run itself has to be begun.
+# Four panes over the logs of a run: trainer, orchestrator, env workers, inference. A log that is not there yet is waited for,
+# and so is a run that has not begun.
 #
 #     scripts/tmux.sh [-s session] [-o output_dir]
+#     scripts/tmux.sh [session] [output_dir]
 #
 # Called again, it shows the session that is there. `tmux kill-session -t <session>` ends it; the run goes on.
 set -euo pipefail
 
-usage="usage: scripts/tmux.sh [-s session] [-o output_dir]    (primerl, outputs)"
+usage="usage: scripts/tmux.sh [-s session] [-o output_dir], or [session] [output_dir]    (primerl, outputs)"
 session=primerl
 output_dir=outputs
 
@@ -26,7 +27,9 @@ while getopts ":s:o:h" option; do
     esac
 done
 shift $((OPTIND - 1))
-[[ $# -eq 0 ]] || refuse "unknown argument $1; $usage"
+session=${1-$session}
+output_dir=${2-$output_dir}
+[[ $# -le 2 ]] || refuse "unknown argument $3; $usage"
 [[ -n $session && $session != *[.:]* ]] || refuse "-s ${session:-\"\"}: tmux takes no empty name, and none with '.' or ':'"
 [[ -n $output_dir ]] || refuse "-o is empty; give the output_dir of a run"
 command -v tmux >/dev/null || refuse "tmux is not installed (Debian: apt install tmux); or: tail -F $output_dir/logs/*.log"
@@ -35,9 +38,10 @@ command -v tmux >/dev/null || refuse "tmux is not installed (Debian: apt install
 if tmux has-session -t "=$session" 2>/dev/null; then
     echo "session $session is there already"
 else
-    # A launcher writes its configs first; without them nobody would ever write here.
-    [[ -d $output_dir/configs ]] || refuse "there is no run in $output_dir (no $output_dir/configs); start it, or give its output_dir with -o"
-    logs=$(cd "$output_dir" && pwd)/logs
+    # A launcher writes its configs first.
+    [[ -d $output_dir/configs ]] || echo "there is no run in $output_dir yet (no $output_dir/configs): its logs appear once it begins there"
+    [[ $output_dir = /* ]] || output_dir=$PWD/$output_dir
+    logs=$output_dir/logs
     # The panes' shell is one that is known; what it is told is quoted for it.
     follow() { printf 'exec tail -n 200 -F %q' "$logs/$1.log"; }
     # Workers come and go: whose logs there are is looked at again, until there is one.

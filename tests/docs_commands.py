@@ -24,6 +24,7 @@ from primerl.cli.run.start import DETACH
 from primerl.config.command_line.load import load
 from primerl.config.hosted.load_run import load_run
 from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.serve import ServeConfig
 from primerl.config.schema.sft import SFTConfig
 
 TIMEOUT_S = 400
@@ -91,6 +92,9 @@ class Reader:
                 settings_from(arguments, SCHEMAS[name], name)
             elif name == "eval":
                 load(EvalConfig, arguments, program="primerl eval")
+            elif name == "serve":
+                words = [word for word in arguments if word != "--tinker"]
+                load(ServeConfig, words, program="primerl serve --tinker")
             else:
                 load_run([word for word in arguments if word not in DETACH], program="primerl rl")
 
@@ -211,7 +215,7 @@ def serves(arguments: list[str]) -> bool:
     name, *rest = arguments
     asks = {"--help", "--help-all", "--check", "--mark-only"} & set(rest)
     follows = rest[:1] == ["logs"] and "-f" in rest
-    return follows or (name in ("page", "deploy", "inference", "orchestrator") and not asks)
+    return follows or (name in ("page", "dashboard", "deploy", "inference", "orchestrator") and not asks)
 
 
 def trained(command: Command) -> str:

@@ -241,8 +241,8 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, '[model]\npath = "model"', "[foo]\nmodel = 1", [],
      "model (in run.toml): missing; it has no default, so set it\nfoo (in run.toml, line 3): unknown key; known "
      "keys here: checkpoint_id, ckpt, clean_output_dir, deployment, dry_run, env_files, fork_server, inference, "
-     "keep_broadcasts, log, max_steps, model, monitor, monitors, orchestrator, output_dir, restarts, seed, seq_len, "
-     "skip_event, slurm, store, tailscale, timeouts, trainer, wandb"),
+     "keep_broadcasts, log, max_steps, model, monitor, monitors, orchestrator, output_dir, ray, restarts, "
+     "seed, seq_len, skip_event, slurm, store, tailscale, timeouts, trainer, wandb"),
     (FULL, "", "", ["--model.path"],
      "--model.path requires a value"),
     (FULL, "", "", ["--trainer.optim.lr", "0"],

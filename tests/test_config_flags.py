@@ -167,7 +167,7 @@ def test_what_the_class_refuses_is_on_the_command_line(arguments: list[str], mes
 
 
 def test_short_flags_of_other_commands_take_an_equals_sign_too() -> None:
-    from primerl.cli.evaluation import written_out
+    from primerl.cli.evaluation_arguments import written_out
 
     given: list[Any] = [
         load(EvalConfig, written_out(["a-env", *more]), program="primerl eval")

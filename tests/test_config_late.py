@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from primerl.cli import main
-from primerl.cli.evaluation import written_out
+from primerl.cli.evaluation_arguments import written_out
 from primerl.config.command_line.load import load
 from primerl.config.errors.error_locations import Source, placed, told
 from primerl.config.errors.fail import ConfigError

@@ -164,13 +164,13 @@ def test_help_is_short_fits_a_terminal_and_says_where_the_rest_is(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = forms.FORMS[name].command.removeprefix("primerl ")
-    text = said(command, "--help", capsys=capsys)
+    text = said(*command.split(), "--help", capsys=capsys)
     assert text.startswith(f"usage: primerl {command} @ FILE.toml")
     assert len(text.splitlines()) <= 80
     assert max(map(len, text.splitlines())) <= 80
     for most_used in forms.FORMS[name].most_used:
         assert f"--{most_used.replace('[]', '.0').replace('_', '-')}" in text
-    everything = said(command, "--help-all", capsys=capsys)
+    everything = said(*command.split(), "--help-all", capsys=capsys)
     assert all(f"  {knob.name}  " in everything for knob in forms.tree(name).all_knobs())
     for hint in re.findall(rf"primerl {command} --help (\S+)|primerl config explain (\S+)", text):
         assert explain("".join(hint), name)

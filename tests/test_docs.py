@@ -5,8 +5,8 @@
   `reader`). A block whose first line is a comment with a file's name (`# rl.toml`) is written there.
 - A command that starts a run gets `--dry-run` appended: everything is checked, nothing is started. After
   `<!-- trains with: OPTIONS -->` it is run for real, with these options appended (`--max-steps 2`), and so is a script.
-- A command that runs until Ctrl-C (`page`, `logs -f`) is ended after its first line, and gets any free port; `top`
-  shows an active run.
+- A command that runs until Ctrl-C (`page`, `dashboard`, `logs -f`) is ended after its first line, and gets any free
+  port; `top` shows an active run.
 - `make TARGET` is a `make --dry-run`. `pip install -e FOLDER` installs into a folder of the test; what else pip would
   fetch has to be an extra of this project. Other programs than those of `docs_commands.TOOLS` need a mark.
 - After `<!-- run by: tests/test_x.py -->` that test takes the commands from the page (`docs_pages.shown`) and runs
@@ -40,8 +40,10 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import keys_of_one_form, load_run
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.serve import ServeConfig
 from primerl.config.schema.sft import SFTConfig
 from primerl.config.schema.simulate import SimulateConfig
+from primerl.evals import endpoints
 from primerl.launch.preflight import training
 from run_helpers import CONFIG, write_run
 from sft_helpers import write_rows
@@ -317,6 +319,10 @@ def test_a_config_is_valid(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
     if block.file is not None and Path(block.file).name == "pyproject.toml":
         assert {"name", "version"} <= given["project"].keys()
         return
+    if block.file is not None and Path(block.file).name == "endpoints.toml":
+        Path("block.toml").write_text(block.text, encoding="utf-8")
+        assert endpoints.read(Path("block.toml"))
+        return
     form, base = form_of(block, given)
     # `[env.taskset]` and the like belong to the `[[env]]` before them.
     continues = base is not None and isinstance(given.get("env"), dict)
@@ -327,7 +333,8 @@ def test_a_config_is_valid(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
     if form == "rl":
         load_run(files, program="primerl rl")
     else:
-        load({"sft": SFTConfig, "simulate": SimulateConfig, "eval": EvalConfig}[form], files, program=f"primerl {form}")
+        classes = {"sft": SFTConfig, "simulate": SimulateConfig, "eval": EvalConfig, "serve": ServeConfig}
+        load(classes[form], files, program=f"primerl {form}")
 
 
 def form_of(block: Block, given: dict[str, Any]) -> tuple[str, str | None]:
@@ -343,8 +350,8 @@ def form_of(block: Block, given: dict[str, Any]) -> tuple[str, str | None]:
         if "subsets" in given.get("data", {}):  # in place of a single dataset
             base = base.replace('path = "data/chats.jsonl"\n', "")
         return "sft" if named == "sft.toml" else "rl", base
-    if block.file == "eval.toml":
-        return "eval", None
+    if block.file in ("eval.toml", "serve.toml"):
+        return block.file.removesuffix(".toml"), None
     if given.keys() & {"data"} and "orchestrator" not in given:
         return "sft", None
     if "environment" in given:

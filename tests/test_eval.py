@@ -21,7 +21,7 @@ from docs_pages import page_of, shown
 from end_to_end import read_lines, until
 from eval_endpoint import KEY, Endpoint, command, config, evaluate, of_endpoint, run_with_key, serving
 from primerl._core import PageServer, PrimerlError, inspect_run
-from primerl.cli.evaluation import written_out
+from primerl.cli.evaluation_arguments import written_out
 from primerl.config.command_line.load import load
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import run_file

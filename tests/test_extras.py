@@ -26,7 +26,13 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
 }
 # They come with the distribution of the right, whoever installs them.
-BROUGHT_BY = {"aiohttp": "verifiers", "datasets": "verifiers", "openai": "verifiers"}
+BROUGHT_BY = {
+    "IPython": "ipykernel",
+    "aiohttp": "verifiers",
+    "datasets": "verifiers",
+    "google": "tinker",
+    "openai": "verifiers",
+}
 
 
 def normalized(name: str) -> str:

@@ -196,6 +196,7 @@ def test_variables_that_imports_look_up_are_recorded(monkeypatch: pytest.MonkeyP
     assert names == {"SET", "NOT_SET", "LOOKED_FOR"}
 
 
+@pytest.mark.skipif(os.environ.get("PRIMERL_FORK_SERVER") == "off", reason="the tests run without fork servers")
 @pytest.mark.parametrize("kind", [ENVIRONMENTS, TORCH])
 def test_servers_are_fit_to_fork(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread of Python, no CUDA, no torch where none is needed; each fork draws numbers of its own."""

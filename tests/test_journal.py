@@ -15,6 +15,7 @@ from primerl._core import Orchestrator, PrimerlError, inspect_buffer, inspect_ru
 from primerl.cli import main
 from primerl.runs.tables import table
 from primerl.runs.trace import end_line
+from run_helpers import begin as register
 from test_orchestrator_in_process import PATIENCE_S, begin, publish, settings, work
 
 
@@ -93,6 +94,30 @@ def test_from_a_step_to_its_group_and_a_rollout_and_back(run: Path, capsys: pyte
     text = told("trace", run, "rollout", line["rollout"], capsys=capsys)
     assert "first_turn" in text
     assert "trained at step 2" in text
+
+
+def test_the_published_words_for_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path))
+    copy = tmp_path / "copy"  # the list's id is written into the folder
+    shutil.copytree(run, copy)
+    name = register(copy)
+    assert json.loads(told("train", "progress", name, capsys=capsys))["steps_with_samples"] == [1, 2]
+    page = json.loads(told("train", "rollouts", name, "--step", "2", "-n", "3", "-p", "2", capsys=capsys))
+    assert (page["total"], page["total_pages"], len(page["samples"])) == (4, 2, 1)
+    whole = json.loads(told("train", "rollouts", name, "-s", "2", capsys=capsys))["samples"]
+    assert whole[3:] == page["samples"]
+    step = json.loads(told("trace", run, "step", "2", "--json", capsys=capsys))
+    assert [one["rollout"] for one in whole] == [
+        one["rollout"] for group in step["groups"] for one in group["rollouts"]
+    ]
+    found = json.loads(told("train", "distributions", name, capsys=capsys))
+    rewards = [reward for one in whole for reward in one["rewards"]]
+    assert (found["step"], sum(one["count"] for one in found["bins"])) == (2, len(rewards))
+    assert found["bins"][0]["low"] <= min(rewards) <= max(rewards) <= found["bins"][-1]["high"]
+    refused = told("train", "rollouts", name, "--step", "9", code=2, capsys=capsys)
+    assert "has no step 9; it has 1 to 2" in refused
 
 
 def test_where_the_time_went_adds_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

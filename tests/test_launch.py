@@ -549,6 +549,7 @@ def test_a_summary_sums_up_the_sessions_before(tmp_path: Path) -> None:
         "sampled_tokens": 11100,
         "orchestrator_cpu_s": 111.0,
         "cpu_s": 1110.0,
+        "gpu_s": 0.0,
     }
 
 

@@ -61,6 +61,19 @@ def test_flags_turn_monitors_on_and_off(tmp_path: Path) -> None:
     assert (wandb.samples_interval, wandb.trainer_interval) == (5, None)
     assert resolve.trainer(config, "http://h:1").config.model_dump()["distributions_interval"] is None
     assert resolve.trainer(rl("--wandb"), "http://h:1").config.model_dump()["distributions_interval"] == 10
+    # Set for both at once, as the published guide does, and over it what one of them has of its own.
+    (wandb,) = monitored.entries(
+        rl("--wandb", "--wandb.log-extras.interval", "3", "--wandb.log-extras.sample-ratio", "0.5")
+    )
+    assert (wandb.samples_interval, wandb.sample_ratio, wandb.trainer_interval) == (3, 0.5, 3)
+    assert "log_extras" not in wandb.args
+    (wandb,) = monitored.entries(
+        rl("--no-wandb.log-extras.distributions", "--wandb.log-extras.interval", "3",
+           "--orchestrator.wandb.log-extras.interval", "5", "--trainer.wandb.log-extras.distributions")
+    )  # fmt: skip
+    assert (wandb.samples_interval, wandb.distributions_interval, wandb.trainer_interval) == (5, None, 3)
+    (wandb,) = monitored.entries(rl("--no-wandb.log-extras", "--wandb.project", "p"))
+    assert (wandb.samples_interval, wandb.distributions_interval, wandb.trainer_interval) == (None, None, None)
     flags = ["--no-trainer.wandb.log-extras", "--no-orchestrator.wandb.log-extras"]
     (wandb,) = monitored.entries(rl("--wandb", *flags))
     assert (wandb.samples_interval, wandb.distributions_interval, wandb.trainer_interval) == (None, None, None)

@@ -16,7 +16,10 @@ from primerl._core import PageServer
 from primerl.train.loop.metrics import MetricsWriter
 
 CHROMIUM = browser.installed()
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed (Debian: apt install chromium)")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed (Debian: apt install chromium)"),
+]
 LONG_NAME = "an-environment-with-quite-a-long-name-that-somebody-has-given-it"
 GROUP = 40
 STEPS = 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -134,3 +135,50 @@ console.log(JSON.stringify([said(ill), drawn, quiet(20), quiet(2)]));""",
         ["Health", "No rule finds anything wrong."],
         ["Health", "Too few steps to tell."],
     ]
+
+
+def test_where_a_conversation_forked_is_found(evaluate: Any) -> None:
+    turns = [
+        [{"turn": 0, "parent": None, "session": "a"}, "Say A.\n", ["A", "!"], True],
+        [{"turn": 1, "parent": 0, "session": "a"}, "\nAgain.", ["B"], True],
+        # Its history was changed: another answer than the one that was given.
+        [{"turn": 2, "parent": None, "session": "a"}, "Say A.\na?\nAgain.", ["C"], True],
+        [{"turn": 3, "parent": None, "session": "b"}, "Say A.\n", ["A"], True],
+        # A prompt that is cut cannot be compared, nor what comes after it.
+        [{"turn": 4, "parent": None, "session": "b"}, "Say", ["A"], False],
+        [{"turn": 5, "parent": None, "session": "b"}, "Say A.", ["A"], True],
+    ]
+    shown = evaluate(
+        'import { Conversation, diverges } from "./web/fork.js";',
+        f"""const known = new Conversation();
+const add = ([turn, text, pieces, is_whole]) => known.add(turn, {{prompt: {{text, is_whole}}, pieces, next: null}});
+const halves = diverges({json.dumps(chr(0x1F600))}, {json.dumps(chr(0x1F601))}).shared;
+const long = "x".repeat(999);
+console.log(JSON.stringify([{json.dumps(turns)}.map(add), halves, diverges(long, long + "y")]));""",
+    )
+    forks, halves, longer = shown
+    assert forks == [
+        None,
+        None,
+        {"shared": 7, "context": "Say A.\n", "was": "A!\nAgain.B", "now": "a?\nAgain.", "of": 1},
+        None,
+        None,
+        None,
+    ]
+    assert halves == 0, "half a character is none"
+    assert longer == {"shared": 999, "context": "…" + 120 * "x", "was": "", "now": "y"}
+
+
+def test_every_curve_of_the_overview_is_explained(evaluate: Any, repository: Path) -> None:
+    text = (repository / WEB / "overview.js").read_text(encoding="utf-8")
+    drawn = text[text.index("const CHARTS") : text.index("const FIRST")]
+    names = [*re.findall(r'"((?:\w+/)+\w+)"', drawn), "reward/all/mean", "metric/x/mean"]
+    assert len(names) > 20
+    found = evaluate(
+        'import { helpOf } from "./web/help.js";',
+        f"""const names = {json.dumps(names)};
+const without = names.filter((name) => !helpOf(name));
+console.log(JSON.stringify([without, helpOf("nobody/knows"), helpOf("entropy/all/mean")]));""",
+    )
+    assert found[:2] == [[], None]
+    assert set(found[2]) == {"means", "normal", "todo"}

@@ -163,6 +163,21 @@ def test_whatever_a_key_holds_is_read_or_refused_by_name(command: str, capsys: p
             assert "(in f.toml, line " in said, what
 
 
+@pytest.mark.parametrize("role", ["train", "eval"])
+def test_a_misspelt_key_of_the_settings_of_joined_workers_is_refused(
+    role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would learn of it when they join, from another machine."""
+    _, good = FILES["orchestrator"]
+    assert started("orchestrator", changed(good, f"{role}.env[].worker.max_concurrent", 3)) == 0
+    assert started("orchestrator", changed(good, f"{role}.env[].worker.max_concurent", 3)) == 2
+    said = capsys.readouterr().err
+    assert f"{role}.env[0].worker.max_concurent (in f.toml, line " in said
+    assert "did you mean 'max_concurrent'?" in said
+    # Settings of the environment itself are any keys.
+    assert started("orchestrator", changed(good, f"{role}.env[].worker.args", {"anything": 1})) == 0
+
+
 @pytest.mark.parametrize("command", READ)
 def test_a_resolved_file_is_refused_by_the_name_of_a_key_of_the_wrong_kind(command: str) -> None:
     """A process reads it without the config library, which is not on every machine."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from primerl.cli.evaluation import written_out
+from primerl.cli.evaluation_arguments import written_out
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.schema.rl import RLConfig
 from primerl.runs import secrets
@@ -49,6 +49,12 @@ def run(tmp_path: Path) -> str:
 
 def test_logs(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert told("rl", "logs", run, "--tail", "2", "-c", "trainer", capsys=capsys) == "trainer says 7\ntrainer says 8\n"
+    assert told("rl", "logs", run, "-c", "trainer", "--all", "--search", "SAYS 3", capsys=capsys) == "trainer says 3\n"
+    found = told("rl", "logs", run, "-c", "trainer", "-r", "--search", "[36]$", "--regex", capsys=capsys)
+    assert found == "trainer says 3\ntrainer says 6\n"
+    assert told("rl", "logs", run, "-c", "trainer", "--search", "[36]$", capsys=capsys) == ""
+    refused = told("rl", "logs", run, "--search", "[", "--regex", code=2, capsys=capsys)
+    assert "'[' is no regular expression" in refused
     shown = told("rl", "logs", run, "--env", "words", "--tail", "1", capsys=capsys)
     assert [line for line in shown.splitlines() if "says" in line] == [
         f"envs/train/words/env_worker_{number} says 8" for number in (0, 1)
@@ -68,6 +74,7 @@ def test_lists_as_json_and_a_part_of_them(run: str, tmp_path: Path, capsys: pyte
     assert "invalid choice: 'BOGUS' (choose from PENDING" in told(
         "rl", "list", "--status", "bogus", code=2, capsys=capsys
     ).replace("'PENDING'", "PENDING")
+    assert json.loads(told("train", "ls", "-o", "json", "-n", "1", capsys=capsys))[0]["id"] == newer
     assert told("rl", "list", "--status", "running", capsys=capsys) == "none of 2 runs is RUNNING\n"
     assert told("rl", "list", "-o", "table", capsys=capsys).count("\n") == 4, (
         "a header, two runs, and why one has failed"
@@ -95,7 +102,9 @@ def test_metrics_of_some_steps(run: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_nothing_is_asked_with_force(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not running" in told("rl", "stop", run, "-f", capsys=capsys)
+    for word in ("stop", "pause"):
+        assert "is not running" in told("rl", word, run, "-f", capsys=capsys)
+    assert "holds no run to resume" in told("rl", "restart", run, "-f", code=2, capsys=capsys)
     assert "say so with --yes" in told("rl", "delete", run, code=2, capsys=capsys)
     assert f"deleted {run}" in told("rl", "delete", run, "--force", capsys=capsys)
 
@@ -103,10 +112,9 @@ def test_nothing_is_asked_with_force(run: str, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("word", "counterpart"),
     [
-        ("get", "`primerl rl list --json`"),
-        ("ls", "`primerl rl list`"),
-        ("restart", "`primerl rl stop ID`, then `primerl rl resume ID`"),
-        ("progress", "`primerl rl metrics ID`"),
+        ("request", "`primerl models check MODEL`"),
+        ("gpus", "`primerl doctor`"),
+        ("usage", "`primerl rl metrics ID`"),
         ("metric", "did you mean 'metrics'?"),
         ("hosted", "expected `@ FILE.toml`, or one of init, list"),
     ],

@@ -76,7 +76,9 @@ def test_set_list_delete(state: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         (["secret", "set"], b"x", "takes the name of one"),
         (["secret", "show", "KEY"], b"x", "expected one of"),
         (["env", "secret", "set", "a b", "KEY"], b"x", "is no environment"),
-        (["env", "secrets"], b"x", "expected `primerl env secret`"),
+        (["env", "secrets"], b"x", "arguments are required: action, environment"),
+        (["env", "keys"], b"x", "expected `primerl env secret`"),
+        (["env", "secrets", "link", "KEY", "e"], b"x", "every environment has them"),
     ],
 )
 def test_what_is_refused_is_not_repeated(

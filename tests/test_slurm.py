@@ -538,11 +538,11 @@ EVAL = {"model": "tiny", "env": [{"id": "reverse-text"}]}
     [
         (
             {"num_infer_nodes": 1},
-            *[r"deployment.num_infer_nodes is 1, and without Slurm all processes are on this"] * 2,
+            *[r"deployment.num_infer_nodes is 1, and without Slurm( or Ray)? all processes are on this"] * 2,
         ),
         (
             {"num_train_nodes": 2},
-            *[r"deployment.num_train_nodes is 2, and without Slurm all processes are on this"] * 2,
+            *[r"deployment.num_train_nodes is 2, and without Slurm( or Ray)? all processes are on this"] * 2,
         ),
         ({"type": "slurm", "num_train_nodes": 2}, None, "deployment.type is 'slurm', and `primerl sft` trains on this"),
         ({"type": "mine:Own"}, None, "deployment.type is 'mine:Own', and `primerl sft` trains on this machine unless"),
@@ -665,3 +665,31 @@ def test_what_is_sent_to_a_node_differs_from_what_srun_passes_on(monkeypatch: py
     command = Command(["x"], given, Path("/o/logs/trainer.log"), own=frozenset({"MINE"}))
     one = placement._environment(roles()[1], placement._slots["orchestrator"], command)
     assert one == {"MINE": "2", run_key.VARIABLE: "secret", "PRIMERL_FORK_SERVER": "off"}
+
+
+def test_a_job_that_is_put_back_is_ended_by_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By SIGTERM, which may come before `scontrol` has returned, and is no interruption of the run."""
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    said: list[str] = []
+    asked: list[tuple[str, ...]] = []
+
+    def command(*words: str) -> str:
+        asked.append(words)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ""
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(jobs, "command", command)
+    assert within.requeue(2, said.append)
+    assert (asked, said) == ([("scontrol", "requeue", "9")], [])
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert not within.requeue(1, said.append)
+    assert len(asked) == 1
+
+    def refuses(*words: str) -> str:
+        raise jobs.SlurmError("not allowed")
+
+    monkeypatch.setattr(jobs, "command", refuses)
+    assert not within.requeue(2, said.append)
+    assert said[-1] == "the job was not put back into the queue: not allowed; the same command resumes the run"

@@ -228,12 +228,16 @@ def variable(pid: int, name: str) -> str | None:
     return None
 
 
-def back_at_once(slurm: Cluster, job: int) -> None:
-    """Slurm lets a job that it has put back wait for two minutes: what a node still has of it would take that for the
-    new one's."""
-    until(lambda: slurm.job(job)["JobState"] == "PENDING", WAIT_S, "the queue")
-    until(lambda: not any(f"[{job}." in line for line in named("slurmstepd")), WAIT_S, "the end of its steps")
-    slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+def back_from_the_queue(slurm: Cluster, job: int) -> None:
+    """Slurm lets a job that it has put back wait for two minutes, and that is waited for. A job that was started at
+    once (`scontrol update StartTime=now`) after a node was down got no step on that node any more, for as long as it
+    asked: "Requested node configuration is not available"."""
+
+    def is_back() -> bool:
+        found = slurm.job(job)
+        return found["Restarts"] == "1" and found["JobState"] == "RUNNING"
+
+    until(is_back, WAIT_S, "the job's second start")
 
 
 @pytest.mark.long
@@ -241,9 +245,10 @@ def test_the_time_limit_saves_a_checkpoint_and_the_job_resumes(slurm: Cluster, t
     with running(tmp_path / "o", "--ckpt.interval", "1000") as run:
         job = job_of(run.output)
         slurm.run("scancel", "--batch", "--signal=USR1", str(job))
-        back_at_once(slurm, job)
+        until(lambda: slurm.job(job)["JobState"] == "PENDING", WAIT_S, "the queue")
         assert (run.output / "checkpoints").is_dir()
         assert one_listed(job)["status"] in ("PENDING", "RUNNING")
+        back_from_the_queue(slurm, job)
         printed = has_finished(run)
     assert slurm.job(job)["Restarts"] == "1"
     assert "a checkpoint is saved after this step" in printed
@@ -278,7 +283,7 @@ def test_a_node_that_is_lost(slurm: Cluster, tmp_path: Path, how: str) -> None:
         until(lambda: left_of_job(run.output) == [], WAIT_S, "the end of its processes")
         if how == "slurmd":  # another one comes back by itself (ReturnToService)
             slurm.start_node("n2")
-        back_at_once(slurm, job)
+        back_from_the_queue(slurm, job)
         until(lambda: run.steps() > before + 5, WAIT_S, "more steps")
         assert slurm.job(job)["Restarts"] == "1"
         run_id = one_listed(job)["id"]
@@ -379,7 +384,7 @@ def test_a_fine_tuning_on_two_nodes_resumes_after_its_time_limit(slurm: Cluster,
         until(lambda: run.steps() >= 5, WAIT_S, "its first steps")
         job = job_of(run.output)
         slurm.run("scancel", "--batch", "--signal=USR1", str(job))
-        back_at_once(slurm, job)
+        back_from_the_queue(slurm, job)
         code, printed = run.ended(LIMIT_S)
     finally:
         run.kill()

@@ -13,8 +13,8 @@ import pytest
 from end_to_end import until
 from primerl.forking.exit_status import NOT_KNOWN
 from primerl.launch.placement.protocol import Command, Process, Resources, Role
+from primerl.launch.placement.slurm import agent, step
 from primerl.launch.placement.slurm import placement as slurm_placement
-from primerl.launch.placement.slurm import step
 from primerl.launch.placement.slurm.placement import SlurmPlacement
 from primerl.launch.supervise import orchestrator
 from primerl.launch.supervise.failures import RunFailedError
@@ -127,8 +127,8 @@ def test_a_node_that_falls_silent_loses_the_whole_role(job: SlurmPlacement, tmp_
     until(lambda: job.watch(0.1) == [] and found.is_started, WAIT_S, "its start")
     pids = {node: task.pid for node, task in found.tasks.items()}
     assert pids["n2"] is not None
-    agent = parent(parent(pids["n2"]))
-    os.kill(agent, signal.SIGSTOP)
+    its_agent = parent(parent(pids["n2"]))
+    os.kill(its_agent, signal.SIGSTOP)
 
     def ends_once_silent() -> bool:
         # What it has sent before is read first.
@@ -138,11 +138,37 @@ def test_a_node_that_falls_silent_loses_the_whole_role(job: SlurmPlacement, tmp_
     try:
         until(ends_once_silent, WAIT_S, "its end")
     finally:
-        os.kill(agent, signal.SIGCONT)
+        os.kill(its_agent, signal.SIGCONT)
     assert process.code == NOT_KNOWN
     assert process.describe_end().startswith("was lost on node n2: its agent has sent nothing for ")
     for pid in pids.values():
         until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), WAIT_S, "the end of the processes")
+
+
+def test_an_agent_hears_that_its_launcher_is_there(
+    job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the launcher's main thread waits for something else."""
+    monkeypatch.setattr(agent, "ALIVE_S", 0.05)
+    sent: list[dict[str, object]] = []
+    monkeypatch.setattr(step.Step, "send", lambda _step, message: sent.append(message))
+    job.start(ENGINE, command(tmp_path, "inference", SLEEPS))
+    until(lambda: sent.count({"alive": True}) > 1, WAIT_S, "two signs of life")
+
+
+def test_an_agent_whose_launcher_is_silent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a node whose slurmd is gone: nothing closes its input there."""
+    now = [0.0]
+    monkeypatch.setattr(agent.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(agent, "Processes", object)  # none is started
+    found = agent.Agent()
+    now[0] = 1000.0  # in which the whole job was suspended
+    assert not found.is_orphan()
+    for _ in range(int(agent.ORPHAN_S / agent.ALIVE_S) - 1):
+        now[0] += agent.ALIVE_S
+        assert not found.is_orphan()
+    now[0] += agent.ALIVE_S
+    assert found.is_orphan()
 
 
 def test_the_end_of_the_job_is_told(job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

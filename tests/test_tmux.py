@@ -62,16 +62,38 @@ def test_four_panes_show_the_logs(tmp_path: Path) -> None:
         run(["tmux", "kill-server"], tmp_path)
 
 
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed (Debian: apt install tmux)")
+def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path) -> None:
+    """With the session and the folder as the published guide gives them."""
+    output = tmp_path / "later"
+    try:
+        started = run([str(SCRIPT), "soon", str(output)], tmp_path)
+        assert started.returncode == 0, started.stderr
+        assert f"there is no run in {output} yet (no {output}/configs)" in started.stdout
+        assert not output.exists()
+        (output / "logs").mkdir(parents=True)
+        (output / "logs/trainer.log").write_text("the trainer speaks\n")
+        deadline = time.monotonic() + PATIENCE_S
+        while "the trainer speaks" not in (
+            pane := run(["tmux", "capture-pane", "-p", "-t", "=soon:.{top-left}"], tmp_path).stdout
+        ):
+            assert time.monotonic() < deadline, pane
+            time.sleep(0.1)
+    finally:
+        run(["tmux", "kill-server"], tmp_path)
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    for arguments, word in ((["-x"], "unknown option -x"), (["-s"], "-s needs a value"), (["-s", "a.b"], "'.' or ':'")):
+    too_many = (["here", "outputs", "more"], "unknown argument more")
+    for arguments, word in (
+        too_many,
+        (["-x"], "unknown option -x"),
+        (["-s"], "-s needs a value"),
+        (["-s", "a.b"], "'.' or ':'"),
+    ):
         done = run([str(SCRIPT), *arguments], tmp_path)
         assert done.returncode == 2
         assert word in done.stderr
-    if shutil.which("tmux"):
-        mistyped = run([str(SCRIPT), "-o", str(tmp_path / "mistyped")], tmp_path)
-        assert mistyped.returncode == 2
-        assert f"there is no run in {tmp_path / 'mistyped'} (no {tmp_path / 'mistyped'}/configs)" in mistyped.stderr
-        assert not (tmp_path / "mistyped").exists()
     bash = shutil.which("bash")
     assert bash is not None
     (tmp_path / "bin").mkdir()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from primerl.api import Batch as Batch
     from primerl.api import MicroBatch as MicroBatch
     from primerl.api import Run as Run
+    from primerl.api import connect as connect
 
 _LAZY = {
     "Batch": "primerl.api",
@@ -24,9 +25,10 @@ _LAZY = {
     "RenderError": "primerl._core",
     "Run": "primerl.api",
     "__version__": "primerl._core",
+    "connect": "primerl.api",
 }
 
-__all__ = ["Batch", "MicroBatch", "NotExtendableError", "PrimerlError", "RenderError", "Run", "__version__"]
+__all__ = ["Batch", "MicroBatch", "NotExtendableError", "PrimerlError", "RenderError", "Run", "__version__", "connect"]
 
 
 def __getattr__(name: str) -> Any:

@@ -29,6 +29,7 @@ __all__ = [
     "Registered",
     "RenderError",
     "Renderer",
+    "RunCurves",
     "__version__",
     "ask_models",
     "check_parser",
@@ -37,6 +38,7 @@ __all__ = [
     "inspect_run",
     "inspect_samples",
     "orchestrate",
+    "page_files",
     "run_health",
     "simulate",
 ]
@@ -583,6 +585,24 @@ class PageServer:
     def stop(self) -> None:
         """Ends it. Stopping twice is harmless."""
 
+def page_files() -> tuple[dict[str, tuple[str, str]], str]:
+    """The files that the page consists of, content type and text by name; and the `Content-Security-Policy` that they
+    are served with."""
+
+@final
+class RunCurves:
+    """Curves and evaluations of the run in `output_dir`, read on from its files with every question. Missing files
+    are no error; a file that cannot be read raises OSError. Answers are JSON text, to be passed on as they are."""
+
+    def __new__(cls, output_dir: str | PathLike[str]) -> Self: ...
+    def curves(self, names: Sequence[str], *, first: int = 0, last: int = ..., points: int = 500) -> str:
+        """As `GET /page/curves`: `{steps, names, curves}` of at most 64 names from step `first` to `last`, at most
+        1,000 `points` each; and `damaged`, the number of lines that are omitted because no run writes such."""
+    def evaluations(self, limit: int = 1_000) -> str:
+        """As `GET /page/evaluations`: `{evaluations, next}`, the newest last."""
+    def health(self) -> str:
+        """As `GET /page/health`: `{steps, findings}`."""
+
 # Orchestrator (rust/primerl-py/src/orchestrator.rs)
 
 def orchestrate(argv: Sequence[str]) -> int:
@@ -608,9 +628,10 @@ class Orchestrator:
         """Publish the weights that `manifest.json` describes as this policy version; returns once that is on disk."""
     def resume_after(self, step: int) -> None:
         """Training goes on after this step (0: begins): from there on batches are asked for and versions published."""
-    def checkpoint_saved(self, step: int) -> None:
+    def checkpoint_saved(self, step: int, saved: int | None = None) -> None:
         """Batches up to this step will not be asked for again; returns once that is on disk. The weights after the step
-        have to be published before."""
+        have to be published before. `saved`: the checkpoint, in the run's folder, that was just written; the run's
+        state is kept next to it."""
     def status(self) -> dict[str, Any]:
         """What every part is doing and waiting for, as `GET /status`."""
     def shutdown(self, reason: str = "shutdown was called") -> None:

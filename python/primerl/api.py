@@ -5,8 +5,9 @@
             ...                          # your forward, loss, backward, optimizer step
             run.publish(model)           # policy v(k-1) has become v(k); engines load it
 
-A script that saves checkpoints says so with `run.checkpoint_saved()`. Started again in the same output_dir, it loads
-its newest one, calls `run.resume_after(step)`, and publishes its weights: it gets the batches after that step.
+A script that saves checkpoints (`run.save`) and is started again in the same output_dir loads the newest one
+(`run.restore`), and publishes its weights: it gets the batches after that step. `primerl.connect` gives the same to a
+script in a process of its own.
 
 The file is the one of `primerl rl`; its `[trainer]` section is not used, but for `weights`. Inference engines and env
 workers are processes of their own, watched and never left behind. A process that fails ends the run: `batches()` raises
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Self
 from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import load_run
 from primerl.config.process_files import files, resolve, run_file
+from primerl.config.schema.deployment import on_ray
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.trainer import AdaptedModel
 from primerl.forking import preload, servers
@@ -39,18 +41,20 @@ from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight import checker, hub, training
 from primerl.launch.report.logs import describe_end
 from primerl.launch.report.status import finished
-from primerl.launch.supervise.failures import RunFailedError, check_placement
+from primerl.launch.resume import going_back
+from primerl.launch.supervise.failures import RefusedError, RunFailedError, check_placement
+from primerl.own_trainer.connection import Connection, connect
+from primerl.own_trainer.loop import TrainingLoop
 from primerl.process.redaction import redact
 from primerl.runs import state
 from primerl.train.data.batch import Batch, MicroBatch, decode_batch
-from primerl.train.loop.metrics import MetricsWriter
-from primerl.train.model.packed_model import DTYPES, load_model
+from primerl.train.model.packed_model import DTYPES
 from primerl.train.weights.publish import WeightsPublisher
 
 if TYPE_CHECKING:
     from primerl._core import Orchestrator
 
-__all__ = ["Batch", "MicroBatch", "Run", "RunFailedError"]
+__all__ = ["Batch", "Connection", "MicroBatch", "Run", "RunFailedError", "connect"]
 
 log = logging.getLogger("primerl")
 
@@ -59,7 +63,7 @@ WATCH_EVERY_S = 0.2
 FINISH_S = 60.0
 
 
-class Run:
+class Run(TrainingLoop):
     """One run with your own trainer. Use as a context manager."""
 
     def __init__(self, config: str | Path | Mapping[str, Any] | RLConfig, *overrides: str) -> None:
@@ -92,21 +96,24 @@ class Run:
             if name in self.config.model_fields_set and getattr(self.config, name):
                 warnings.warn(f"{name} is of `primerl rl`: a training script sends its own", stacklevel=2)
         self.config = hub.with_model(self.config)
-        self.output_dir = Path(files.absolute(self.config.output_dir))
-        self.model_path = files.absolute(self.config.model.path)
-        weights = self.config.trainer.weights
+        weights, ckpt = self.config.trainer.weights, self.config.trainer.ckpt
         if weights.transport != "files":
             raise ConfigError("trainer.weights.transport: a training script publishes files; omit it")
-        self._publisher = WeightsPublisher(
-            self.output_dir,
-            weights.keep_last,
-            weights.keep_all or self.config.keep_broadcasts,
-            dtype=None if weights.dtype is None else DTYPES[weights.dtype],
-            max_shard_bytes=weights.max_shard_bytes,
+        output_dir = Path(files.absolute(self.config.output_dir))
+        super().__init__(
+            output_dir,
+            files.absolute(self.config.model.path),
+            self.config.max_steps,
+            WeightsPublisher(
+                output_dir,
+                weights.keep_last,
+                weights.keep_all or self.config.keep_broadcasts,
+                dtype=None if weights.dtype is None else DTYPES[weights.dtype],
+                max_shard_bytes=weights.max_shard_bytes,
+            ),
+            interval=None if ckpt is None else ckpt.interval,
+            keep=(1, None) if ckpt is None else (ckpt.keep_last, ckpt.keep_interval),
         )
-        self._next_version = 0
-        self._resumed = self._owes_weights = False
-        self._batch: Batch | None = None
         self._failure: str | None = None
         self._leaving = threading.Event()
         self._resources = contextlib.ExitStack()
@@ -123,6 +130,8 @@ class Run:
             raise ConfigError(
                 "dry_run: a training script starts its run; use `primerl rl ... --dry-run` to check a file"
             )
+        if on_ray(self.config.deployment, self.config.ray) is not None:
+            raise ConfigError("ray: a training script starts its processes on this machine; omit it")
         with contextlib.ExitStack() as resources:
             # Also for the check, which imports environments as their workers do.
             resources.enter_context(checker.environments_ahead(fork=self.config.fork_server))
@@ -130,12 +139,16 @@ class Run:
             variables = training.check(self.config, placement=placement)
             servers.begin(self.config.fork_server, preload.TORCH)
             resources.enter_context(training.claimed(self.config.output_dir, clean=self.config.clean_output_dir))
-            self._metrics = resources.enter_context(MetricsWriter(self.output_dir))
+            resources.callback(self._close_metrics)
             described = resolve.orchestrator(self.config, own_trainer=True)
             files.write(described)
             settings = described.config.model_dump(mode="json", exclude_none=True)
             self._orchestrator: Orchestrator = resources.enter_context(Orchestrator(settings))
             self._orchestrator.start()
+            try:
+                going_back.check_steps(self.config, self.status())
+            except RefusedError as refusal:
+                raise ConfigError(str(refusal)) from None
             self._placement = resources.enter_context(placement)
             url = self._orchestrator.url
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
@@ -160,68 +173,9 @@ class Run:
             self._placement.stop(grace_s=self.config.timeouts.stop_s)
             self._resources.close()
 
-    def resume_after(self, step: int) -> None:
-        """Training resumes after `step`, from a checkpoint of your own: publish its weights next, as version `step`.
-
-        Raises:
-            PrimerlError: there is no such step, or the batches after it are gone.
-        """
-        with self._named():
-            self._orchestrator.resume_after(step)
-        self._next_version = step
-        self._resumed, self._owes_weights = True, step > 0
-
-    def checkpoint_saved(self) -> None:
-        """What was published last is on disk, with all that training needs: earlier batches may be deleted."""
-        if self._next_version == 0:
-            raise RuntimeError("call run.publish(model) first: what it publishes is what the checkpoint holds")
-        with self._named():
-            self._orchestrator.checkpoint_saved(self._next_version - 1)
-
-    def batches(self) -> Iterator[Batch]:
-        """Batches of steps 1, 2, ... to `max_steps`. The weights of a step have to be published before the next.
-
-        The weights of the model folder are published as version 0 if you have not published your own.
-
-        Raises:
-            RunFailedError: an engine or worker died, or the orchestrator gave up; the message names it.
-        """
-        if self._owes_weights:
-            raise RuntimeError(f"publish the weights of your checkpoint first, as version {self._next_version}")
-        if self._next_version == 0:
-            self.publish(load_model(self.model_path, self.config.trainer.dtype or "float32", "cpu"))
-        for step in range(self._next_version, self.config.max_steps + 1):
-            with self._named():
-                body = self._orchestrator.next_batch(step, 0)
-            self._check()
-            if body is None:
-                return
-            self._batch = decode_batch(body)
-            yield self._batch
-            if self._next_version == step:
-                raise RuntimeError(
-                    f"step {step} was trained but not published; call run.publish(model) after each batch"
-                )
-
-    def publish(self, model: Any) -> int:
-        """Publishes the model's weights (a `transformers` model) as the next policy version, and returns it.
-
-        Call it once after each batch; generation continues with the new weights once an engine has proved them.
-        """
+    def publish(self, model: Any, metrics: Mapping[str, float] | None = None) -> int:
         self._check()
-        if not self._resumed:
-            # In a folder with an earlier run, a script that does not resume from a checkpoint starts over.
-            self.resume_after(0)
-        version = self._next_version
-        manifest = self._publisher.publish(model, version)
-        with self._named():
-            self._orchestrator.publish_weights(version, os.fspath(manifest.resolve()))
-        self._next_version += 1
-        self._owes_weights = False
-        if self._batch is not None:
-            self._metrics.write(self._batch.step, self._batch.metrics)
-            self._batch = None
-        return version
+        return super().publish(model, metrics)
 
     def status(self) -> dict[str, Any]:
         """What every part is doing and waiting for (`GET /status`)."""
@@ -231,6 +185,28 @@ class Run:
     def url(self) -> str:
         """Where the orchestrator listens."""
         return str(self._orchestrator.url)
+
+    @property
+    def _dtype(self) -> str:
+        return self.config.trainer.dtype or "float32"
+
+    def _take(self, step: int) -> Batch | None:
+        with self._named():
+            body = self._orchestrator.next_batch(step, 0)
+        self._check()
+        return None if body is None else decode_batch(body)
+
+    def _announce(self, version: int, manifest: Path, model: Any) -> None:
+        with self._named():
+            self._orchestrator.publish_weights(version, os.fspath(manifest.resolve()))
+
+    def _resume(self, step: int) -> None:
+        with self._named():
+            self._orchestrator.resume_after(step)
+
+    def _report_saved(self, oldest: int, saved: int | None) -> None:
+        with self._named():
+            self._orchestrator.checkpoint_saved(oldest, saved)
 
     def _finish(self) -> None:
         """Waits for the last evaluation, when all steps were trained."""

@@ -32,7 +32,9 @@ COMMANDS = {
     ),
     "top": ("primerl.cli.looking:top", "show what a run does now, in the terminal"),
     "page": ("primerl.cli.looking:page", "show a finished run in the browser (a running one serves its own page)"),
+    "dashboard": ("primerl.cli.dashboard:dashboard", "show all runs on one page in the browser, and compare them"),
     "buffer": ("primerl.cli.journal:buffer", "show the difficulty buffer of a run"),
+    "convert": ("primerl.cli.convert:convert", "write a file of prime-rl, Hosted Training or verifiers as primerl's"),
     "config": ("primerl.cli.config:config", "explain a key of a config; JSON schemas; the reference page"),
     "doctor": ("primerl.cli.doctor:doctor", "show what this machine has, and what it means for a run"),
     "models": ("primerl.cli.models:models", "check what can be done with a model, by its config.json"),
@@ -46,10 +48,12 @@ COMMANDS = {
     "deployments": ("primerl.cli.deploy:deployments", "list the adapters in stores, and which are deployed"),
     "store": ("primerl.cli.store:store", "list what runs have stored, and delete it"),
     "secret": ("primerl.cli.secret:secret", "keep values that env workers alone get to see"),
+    "lab": ("primerl.cli.lab:lab", "set up a folder: configs, endpoints and an environment to start from (lab setup)"),
     "env": (
-        "primerl.cli.secret:env",
-        "the same for one environment (env secret); remove unused virtualenvs (env prune)",
+        "primerl.cli.environments:env",
+        "write, install and list environments; their secrets (env secret); remove virtualenvs (env prune)",
     ),
+    "serve": ("primerl.cli.serve:serve", "serve the Tinker API: its SDK's training scripts, on your own machine"),
     "orchestrator": ("primerl.cli.processes:orchestrator", "one process of a run: rollouts, batches, weights"),
     "inference": ("primerl.cli.processes:inference", "one process of a run: an inference engine"),
     "env-worker": ("primerl.cli.processes:env_worker", "one process of a run: runs an environment's rollouts"),
@@ -57,6 +61,16 @@ COMMANDS = {
     "trainer": ("primerl.cli.processes:trainer", "one process of a run: trains and publishes weights"),
     "monitor": ("primerl.cli.processes:monitor", "one process of a run: reports it to W&B, Prime or your own monitors"),
 }
+SAME = {
+    "train": ("rl",),
+    "secrets": ("secret",),
+    "vf-eval": ("eval",),
+    "vf-gepa": ("gepa", "run"),
+    "vf-init": ("env", "init"),
+    "vf-install": ("env", "install"),
+    "vf-setup": ("lab", "setup"),
+}
+"""Published names of commands that are called otherwise here."""
 FAILED, BAD_INPUT = 1, 2
 LAUNCHERS = (["rl"], ["run"], ["eval"])
 """Commands that exit with 130 for every signal."""
@@ -65,7 +79,7 @@ LAUNCHERS = (["rl"], ["run"], ["eval"])
 def main(argv: list[str] | None = None) -> int:
     if argv is None:
         utf8.ensure()
-    arguments = sys.argv[1:] if argv is None else argv
+    arguments = with_our_name(sys.argv[1:] if argv is None else argv)
     # A process of a run dies by the signal, which its guard reports to the launcher.
     if MARK in os.environ or is_rank(os.environ):
         return answered(arguments)
@@ -73,6 +87,13 @@ def main(argv: list[str] | None = None) -> int:
         code = answered(arguments)
     # An exception that was dropped, or another error that was made of it.
     return code if asked.number is None else interrupted(arguments, asked.number)
+
+
+def with_our_name(arguments: list[str]) -> list[str]:
+    """Arguments of the command that a published name stands for."""
+    if arguments[:1] == ["--plain"]:
+        arguments = arguments[1:]  # nothing is decorated that is no terminal's
+    return [*SAME[arguments[0]], *arguments[1:]] if arguments and arguments[0] in SAME else arguments
 
 
 def interrupted(arguments: list[str], number: int | None) -> int:
@@ -113,7 +134,7 @@ def command(arguments: list[str]) -> int:
         print(usage())
         return 0 if arguments else BAD_INPUT
     name, *rest = arguments
-    if name in ("-V", "--version"):
+    if name in ("-V", "-v", "--version"):
         from primerl._core import __version__
 
         print(f"primerl {__version__}")
@@ -170,6 +191,11 @@ def usage() -> str:
 def unknown(name: str) -> int:
     import difflib
 
+    from primerl.cli.services import refused
+
+    if (said := refused(name)) is not None:
+        print(f"primerl: {said}", file=sys.stderr)
+        return BAD_INPUT
     near = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else f"; commands are {', '.join(COMMANDS)}"
     print(f"primerl: unknown command {name!r}{hint}", file=sys.stderr)

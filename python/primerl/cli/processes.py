@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from primerl.cli.arguments import keep_state
-from primerl.config.command_line.arguments import asks_for_help
+from primerl.config.command_line.arguments import asks_for_help, with_long_names
 from primerl.launch.supervise.trees import MARK
 from primerl.process import signals
 from primerl.process.imports import importing
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 BAD_INPUT = 2
+PUBLISHED_INFERENCE = {"--server.port": "--port", "--server.host": "--host"}
+"""Flags of prime-rl's `inference` that are spelt otherwise here."""
 Settings = TypeVar("Settings")
 
 
@@ -60,6 +62,9 @@ def trainer(arguments: list[str]) -> int:
 def inference(arguments: list[str]) -> int:
     from primerl.inference.settings import InferenceConfig
 
+    arguments = with_long_names(arguments, PUBLISHED_INFERENCE)
+    if not any(argument.startswith(("@", "--model.path")) for argument in arguments):
+        arguments = with_long_names(arguments, {"--model.name": "--model.path"})  # prime-rl's name is a path
     try:
         config = settings_of(InferenceConfig, arguments, "primerl.config.schema.inference:InferenceConfig", "inference")
     except BadInputError as error:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import json
 import sys
 
 from primerl.cli.arguments import CommandParser
+from primerl.cli.run.common import add_json
+from primerl.cli.services import refused
 from primerl.config.errors.fail import fail
 from primerl.runs import secrets
 from primerl.runs.state import StateError
 
-FAILED, BAD_INPUT = 1, 2
+FAILED = 1
 ACTIONS = {"list": "list their names", "set": "set one, from standard input or a prompt", "delete": "delete one"}
 SAME = {"create": "set", "update": "set"}
 """Words of `prime secret`."""
@@ -19,22 +22,16 @@ TITLE = "Nothing was changed"
 
 
 def secret(arguments: list[str]) -> int:
+    if arguments and (said := refused("secret", arguments[0])) is not None:
+        return fail(said, title=TITLE)
     return _secret("primerl secret", arguments, of_environment=False)
 
 
-def env(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: primerl env secret {list,set,delete} ENVIRONMENT [NAME]\n       primerl env prune [--dry-run]")
-        return 0 if arguments else BAD_INPUT
-    if arguments[0] == "prune":
-        from primerl.cli import prune
-
-        return prune.main(arguments[1:])
-    if arguments[0] != "secret":
-        return fail(
-            f"expected `primerl env secret` or `primerl env prune`, not `primerl env {arguments[0]}`", title=TITLE
-        )
-    return _secret("primerl env secret", arguments[1:], of_environment=True)
+def of_environment(arguments: list[str]) -> int:
+    """`primerl env secret`."""
+    if arguments and (said := refused("env", "secret", arguments[0])) is not None:
+        return fail(said, title=TITLE)
+    return _secret("primerl env secret", arguments, of_environment=True)
 
 
 def _secret(program: str, arguments: list[str], *, of_environment: bool) -> int:
@@ -51,6 +48,7 @@ def _secret(program: str, arguments: list[str], *, of_environment: bool) -> int:
     parser.add_argument("name", nargs="?", help="of the variable")
     # As `prime secret create` has it.
     parser.add_argument("-n", "--name", dest="named", help=argparse.SUPPRESS)
+    add_json(parser, "of `list`: print one JSON array, of names")
     chosen, more = parser.parse_known_args(arguments)
     environment = chosen.environment if of_environment else None
     try:
@@ -63,18 +61,24 @@ def _secret(program: str, arguments: list[str], *, of_environment: bool) -> int:
             secrets.check_environment(environment)
         if chosen.name is not None and chosen.named is not None:
             raise secrets.SecretError("the name is given twice, after the action and by --name; omit one of them")
-        return _do(SAME.get(chosen.action, chosen.action), chosen.name or chosen.named, environment)
+        action = SAME.get(chosen.action, chosen.action)
+        if chosen.json and action != "list":
+            raise secrets.SecretError("only `list` has --json")
+        return _do(action, chosen.name or chosen.named, environment, as_json=chosen.json)
     except (secrets.SecretError, StateError) as error:
         return fail(str(error), title=TITLE)
 
 
-def _do(action: str, name: str | None, environment: str | None) -> int:
+def _do(action: str, name: str | None, environment: str | None, *, as_json: bool) -> int:
     if action not in ACTIONS:
         raise secrets.SecretError(f"expected one of {', '.join(ACTIONS)} first")
     if (name is None) != (action == "list"):
         raise secrets.SecretError("`list` takes no name" if action == "list" else f"`{action}` takes the name of one")
     if name is None:
         found = secrets.names(environment)
+        if as_json:
+            print(json.dumps([{"name": one, "environment": environment} for one in found], indent=2))
+            return 0
         print("\n".join(found) if found else "no secrets" + (f" of {environment}" if environment else ""))
         others = secrets.environments() if environment is None else []
         if others:

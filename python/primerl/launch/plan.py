@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 from primerl.config.schema.rl import RLConfig
-from primerl.launch import configs
+from primerl.launch import configs, on_ray
 from primerl.launch.placement import commands, fitting, sharing
 from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.placement.protocol import Placement, Plan
@@ -24,7 +24,9 @@ def show(config: RLConfig, *, as_json: bool) -> int:
     """
     config, said = sharing.applied(hub.with_model(config, weights=False))
     on_slurm = submission.is_wanted(config)
-    placement: Placement = submission.placement(config.deployment) if on_slurm else chosen(config.deployment)
+    placement: Placement
+    placement = submission.placement(config.deployment) if on_slurm else chosen(config.deployment, config.ray)
+    config = on_ray.placed(config, placement)
     found = fits(config, placement, commands.plan(placement, configs.processes(config)))
     if as_json:
         print(json.dumps(found.as_json(), indent=2))

@@ -24,7 +24,8 @@ from primerl.config.errors import error_locations, resume_refusal
 from primerl.config.process_files import files, resolve, run_file
 from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
-from primerl.launch import configs, plan, remote_workers, secrets, storing
+from primerl.launch import configs, on_ray, plan, remote_workers, secrets, storing
+from primerl.launch.external_trainer import ExternalTrainer, is_trained
 from primerl.launch.monitors import MonitorWatch, wanted
 from primerl.launch.placement import commands, sharing
 from primerl.launch.placement.fitting import Fitting
@@ -67,7 +68,8 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
         placement: Placement = submission.placement(config.deployment)
     else:
         config, limit = within.begun(config, console.say, saves=config.trainer.can_go_on)
-        placement = chosen(config.deployment)
+        placement = chosen(config.deployment, config.ray)
+        config = on_ray.placed(config, placement)
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
     training.check_ahead(config, placement)
@@ -105,7 +107,9 @@ def _started(
             return end_dry_run(config, folder, console, variables, fitted)
         goes_on = not config.clean_output_dir and training.begun_in(folder)
         with registered(config, folder, console.say, goes_on=goes_on, form=form) as session:
-            launcher = Launcher(config, folder, console, variables, session.run_id, placement, limit)
+            launcher = Launcher(config, folder, console, variables, session.run_id, placement, limit, fitted.gpus)
+            if config.trainer.external:
+                launcher.external = ExternalTrainer(config, folder, fitted.gpus_of("trainer"), console.say)
             session.exit_code = launcher.run()
             return session.exit_code
 
@@ -137,8 +141,10 @@ class Launcher:
         run_id: str | None = None,
         placement: Placement | None = None,
         limit: within.TimeLimit | None = None,
+        gpus: int = 0,
     ) -> None:
         self.config = config
+        self.gpus = gpus
         self.variables = variables
         self.folder = folder
         self.run_id = run_id
@@ -146,12 +152,13 @@ class Launcher:
         self.began = time.monotonic()
         self.training_began: float | None = None
         self.interrupts = Interrupts(also=None if limit is None else limit.check)
-        self.placement = placement or chosen(config.deployment)
+        self.placement = placement or chosen(config.deployment, config.ray)
         self.orchestrator = OrchestratorWatch(config.timeouts, folder / "logs")
         self.recovery = RunRecovery(config, self.placement, folder, self.orchestrator, console, self.interrupts.check)
         self.evaluated = evaluations.Evaluated(console.say, position.evaluations(folder))
         self.remarks = Remarks(console.say)
         self.storing: storing.Storing | None = None
+        self.external: ExternalTrainer | None = None
 
     def run(self) -> int:
         code, reason = 0, "finished"
@@ -197,13 +204,14 @@ class Launcher:
         """Returns whether there is something to do: the run in the folder may be over."""
         doing = "resuming the run" if training.holds_run(self.folder) else "starting"
         self.console.say(f"{doing} in {self.folder}")
+        on_ray.prepare(self.placement, self.folder, self.console.say, self.interrupts.check)
         orchestrator = resolve.orchestrator(self.config, secrets.names_of_variables(self.variables))
         with unchanged_if_refused(orchestrator.file):
             files.write(orchestrator)
             started = self.recovery.start(orchestrator, *going_back.flags(self.config, self.folder))
             url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)
         if url is not None:
-            going_back.check_steps(self.config, url)
+            going_back.check_steps(self.config, orchestrator_status.fetch(url) or {})
         self._start_uploads()
         self._start_monitors()
         if url is None:
@@ -215,6 +223,8 @@ class Launcher:
             self.console.say(again)
         for process in configs.write(self.config, url, self.variables, self.run_id):
             if process.kind == "trainer":
+                if self.external is not None:
+                    continue
                 orchestrator_status.trainer_starts(url)
             self.recovery.start(process)
         self.orchestrator.begin()
@@ -225,6 +235,8 @@ class Launcher:
         waits = remote_workers.announcement(self.config, url, self.folder)
         if waits is not None:
             self.console.say(waits)
+        if self.external is not None:
+            self.console.say(self.external.announcement())
         return True
 
     def _start_monitors(self) -> None:
@@ -254,7 +266,7 @@ class Launcher:
             self.interrupts.check()
             now = time.monotonic()
             if self.placement.by_name["orchestrator"].ended:
-                if self.placement.by_name["trainer"].ended:
+                if self.external is not None or self.placement.by_name["trainer"].ended:
                     # The last ones ended after the last look at the status.
                     self.evaluated.look(position.evaluations(self.folder))
                     self._check_over()
@@ -278,13 +290,19 @@ class Launcher:
         self.remarks.look(status)
         self.console.update(status)
         self.evaluated.look(status.get("evaluations", []))
+        waits = self.external is not None and self.external.waits(status, self.orchestrator.url, now)
+        self.recovery.is_trained |= self.external is not None and is_trained(status)
         if self.orchestrator.is_ready:
+            if waits:
+                self.orchestrator.postpone(now)
             self.orchestrator.check_progress(status, now)
             return
         joining = remote_workers.missing(self.config, status)
         labels = [entry.label for entry in configs.entries(self.config) if entry.num_workers]
-        if missing := orchestrator_status.missing(status, labels):
+        if missing := orchestrator_status.missing(status, labels, trainer=self.external is None):
             self.orchestrator.check_start(missing, now - self.began)
+        elif waits:
+            pass  # for its own deadline
         elif not joining:
             self.orchestrator.ready(now)
             self.training_began = now
@@ -326,6 +344,7 @@ class Launcher:
             "reason": redact(reason),
             **summary.times(self.began, self.training_began),
             **summary.processor(kinds),
+            "gpus": self.gpus,
             # What an environment says of a failure may hold a secret of its own.
             "status": redacted(self.orchestrator.status),
         }

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 EXTRAS = {
     "datasets": "data",
+    "httpx": "tinker",
     "huggingface_hub": "train",
     "jinja2": "train",
     "matplotlib": "report",
@@ -24,12 +25,17 @@ EXTRAS = {
     "peft": "train",
     "plotext": "report",
     "pyarrow": "prime",
+    "ray": "cluster",
+    "starlette": "tinker",
+    "tinker": "tinker",
     "tokenizers": "train",
     "torch": "train",
     "transformers": "train",
+    "uvicorn": "tinker",
     "verifiers": "envs",
     "vllm": "vllm",
     "wandb": "wandb",
+    "zstandard": "tinker",
 }
 """The extra that brings each top-level module."""
 

@@ -61,7 +61,7 @@ def _steps(folder: Path) -> Iterator[tuple[Path, int, bool]]:
 
 def _is_whole(folder: Path, kind: str) -> bool:
     if kind == "checkpoint":
-        return (folder / "trainer" / "state.pt").is_file() or (folder / "state.pt").is_file()
+        return any((folder / part / "state.pt").is_file() for part in ("trainer", "script", "."))
     from primerl.config.errors.fail import ConfigError
     from primerl.launch.preflight.model_folder import check_weights
 

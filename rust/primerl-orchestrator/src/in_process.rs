@@ -156,11 +156,16 @@ impl InProcess {
         })
     }
 
-    /// Batches up to `step` will not be requested again. The result is known once it is durable.
-    pub fn checkpoint_saved(&self, step: u64) -> Pending<Result<(), InProcessError>> {
+    /// Batches up to `step` will not be requested again. `saved`: the checkpoint next to which the run's state is to be
+    /// kept. The result is known once it is durable.
+    pub fn checkpoint_saved(
+        &self,
+        step: u64,
+        saved: Option<u64>,
+    ) -> Pending<Result<(), InProcessError>> {
         let app = Arc::clone(&self.app);
         self.spawn(async move {
-            match endpoints::checkpoint_saved(&app, Step(step), None).await {
+            match endpoints::checkpoint_saved(&app, Step(step), saved.map(Step)).await {
                 // The last checkpoint comes when all is trained: no batches will be requested any more.
                 Err(error) if error.code == Some(RUN_OVER) => Ok(()),
                 outcome => outcome.map_err(InProcessError::Refused),

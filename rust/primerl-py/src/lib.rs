@@ -49,7 +49,7 @@ mod _core {
     use orchestrator::{Orchestrator, orchestrate};
 
     #[pymodule_export]
-    use page::PageServer;
+    use page::{PageServer, RunCurves, page_files};
 
     #[pymodule_export]
     use render::{AnswerStream, ParsedAnswer, Renderer, check_parser};

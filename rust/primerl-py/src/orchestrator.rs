@@ -145,8 +145,9 @@ impl Orchestrator {
         wait(py, pending)
     }
 
-    fn checkpoint_saved(&self, py: Python<'_>, step: u64) -> PyResult<()> {
-        let pending = self.running()?.checkpoint_saved(step);
+    #[pyo3(signature = (step, saved = None))]
+    fn checkpoint_saved(&self, py: Python<'_>, step: u64, saved: Option<u64>) -> PyResult<()> {
+        let pending = self.running()?.checkpoint_saved(step, saved);
         wait(py, pending)
     }
 

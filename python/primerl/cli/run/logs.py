@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -42,9 +43,21 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--env", metavar="NAME", help="only of the env workers of this environment; NAME/N: of one")
     parser.add_argument(
-        "-n", "--lines", "--tail", type=natural, default=LINES, help=f"last lines of each log ({LINES})"
+        "-n", "--lines", "--tail", type=natural, help=f"last lines of each log ({LINES}; with --search all)"
     )
+    parser.add_argument("--all", action="store_true", help="all lines of each log")
+    parser.add_argument("--search", metavar="TEXT", help="only lines that hold TEXT, in lower or upper case")
+    parser.add_argument("--regex", action="store_true", help="TEXT is a regular expression")
+    # Nothing is decorated here.
+    parser.add_argument("-r", "--raw", action="store_true", help=argparse.SUPPRESS)
     return with_run(parser, arguments, _logs, needs_folder=True)
+
+
+def _pattern(chosen: argparse.Namespace) -> re.Pattern[str] | None:
+    """What a line has to hold. Raises re.error."""
+    if chosen.search is None:
+        return None
+    return re.compile(chosen.search if chosen.regex else re.escape(chosen.search), re.IGNORECASE)
 
 
 def _logs(run: Run, chosen: argparse.Namespace) -> int:
@@ -68,8 +81,13 @@ def _logs(run: Run, chosen: argparse.Namespace) -> int:
         hint = " (only a run that was started with -d has one)" if component == "launcher" else ""
         what = f" of {chosen.env or component!r}" if component else ""
         return fail(f"{folder} has no log{what}{hint}{known}", title="No logs")
+    try:
+        pattern = _pattern(chosen)
+    except re.error as error:
+        return fail(f"--search {chosen.search!r} is no regular expression: {error}; omit --regex", title="No logs")
     note_of_run(run.output_dir)
-    Printer(files, chosen.lines).run(goes_on)
+    every = chosen.all or (chosen.lines is None and pattern is not None)
+    Printer(files, sys.maxsize if every else (LINES if chosen.lines is None else chosen.lines), pattern).run(goes_on)
     return 0
 
 
@@ -80,8 +98,11 @@ def _is(name: str, component: str) -> bool:
 class Printer:
     """Prints whole lines, with the log's name before each where there are several."""
 
-    def __init__(self, files: Callable[[], dict[str, Path]], lines: int) -> None:
+    def __init__(
+        self, files: Callable[[], dict[str, Path]], lines: int, pattern: re.Pattern[str] | None = None
+    ) -> None:
         self._files = files
+        self._pattern = pattern
         self._lines = lines
         self._at: dict[str, int] = {}  # how far each was read
         self._last = ""
@@ -113,6 +134,8 @@ class Printer:
             content = content[: content.rfind(b"\n") + 1]
         self._at[name] = begin + len(content)
         lines = redact(content.decode(errors="replace")).splitlines()
+        if self._pattern is not None:
+            lines = [line for line in lines if self._pattern.search(line)]
         if lines and name != self._last and len(self._files()) > 1:
             print(f"==> {name} <==")
             self._last = name

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from primerl.cli.arguments import keep_state
+from primerl.cli.services import started_with
 from primerl.config.command_line.arguments import PUBLISHED, with_long_names
 from primerl.forking import preload, servers
 from primerl.launch.preflight import checker
@@ -40,8 +41,8 @@ def show_plan(arguments: list[str]) -> int:
     from primerl.launch import plan
 
     as_json = AS_JSON in arguments
-    rest = with_long_names([argument for argument in arguments if argument != AS_JSON], PUBLISHED)
     try:
+        rest = with_long_names(started_with([argument for argument in arguments if argument != AS_JSON]), PUBLISHED)
         given = load_run(rest, program="primerl rl")
         with placed(given, rest, short=is_short(rest)):
             return plan.show(run_file.located(given), as_json=as_json)
@@ -53,11 +54,15 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     """`form`: that which the config was given in first, where it is the stored copy of a run's."""
     if PLAN in arguments:
         return show_plan([argument for argument in arguments if argument != PLAN])
-    arguments = with_long_names(arguments, PUBLISHED)
+    from primerl.config.errors.fail import ConfigError, fail
+
+    try:
+        arguments = with_long_names(started_with(arguments), PUBLISHED)
+    except ConfigError as error:
+        return fail(str(error))
     with checker.environments_ahead(arguments):
         with checker.interrupted_after():
             from primerl.config.errors.error_locations import placed
-            from primerl.config.errors.fail import ConfigError, fail
             from primerl.config.hosted.load_run import is_short, load_run
             from primerl.config.process_files import run_file
         try:

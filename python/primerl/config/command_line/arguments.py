@@ -18,6 +18,8 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
 SWITCHES = ("--dry-run", "--clean-output-dir")  # what comes after them is not theirs
 
 
+WORDS = {("--trainer", "external"): "--trainer.external"}
+"""A word in place of a section's file, and the switch that it is short for."""
 PUBLISHED = {"--wandb-api-key": "--wandb.api-key"}
 """Flags of `prime rl run` that are spelt otherwise here."""
 
@@ -55,6 +57,8 @@ def split(arguments: list[str]) -> tuple[list[tuple[str | None, str]], list[str]
         is_section = before.startswith("--") and "=" not in before and before not in SWITCHES
         if word.startswith("@"):
             files.append((next(words, None) if word == "@" else word[1:], flags.pop() if is_section else ""))
+        elif (before, word) in WORDS:
+            flags[-1] = WORDS[before, word]
         else:
             flags.append(word)
         before = word

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from primerl.config.command_line import flags
 from primerl.config.command_line.arguments import Location, asks_for_help, place_of, split
+from primerl.config.command_line.log_variable import with_level
 from primerl.config.command_line.sources import read, sources
 from primerl.config.errors.fail import ConfigError
 from primerl.config.errors.validation_errors import describe
@@ -27,10 +28,17 @@ def load(cls: type[C], arguments: list[str], *, program: str) -> C:
     Raises [`ConfigError`][] for anything that is wrong with them.
     """
     show_help(cls, arguments, program)
+    from primerl.config.foreign import loading  # which reads files too
+
     try:
-        return cls.model_validate(compose(cls, arguments))
-    except ValidationError as error:
-        raise ConfigError(describe(error, cls, arguments)) from None
+        given = loading.given(cls, arguments, *of_files(arguments))
+        tree = with_flags(cls, given.tree, given.flags)
+        try:
+            config = cls.model_validate(with_level(cls, tree))
+        except ValidationError as error:
+            raise ConfigError(describe(error, cls, arguments, given.written_at)) from None
+        given.check()
+        return config
     except RecursionError:
         files = [file for file, _ in sources(arguments)]
         raise ConfigError(
@@ -66,15 +74,26 @@ def compose(cls: type[BaseModel], arguments: list[str]) -> dict[str, Any]:
     Raises:
         ConfigError: A file or a flag cannot be read; two flags contradict each other; an entry does not exist.
     """
+    tree, given = of_files(arguments)
+    return with_flags(cls, tree, given)
+
+
+def of_files(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The tree of a command line's files, and the flags. Raises ConfigError: A file cannot be read."""
     files, given = split(arguments)
     tree: dict[str, Any] = {}
     for file, flag in files:
         if file is None:
             raise ConfigError("@ stands last; give the path of a TOML file after it")
         place = place_of(flag) if flag else ()
-        tree = _with(tree, place, read(file) if place else _found_beside(file, read(file)), flag)
+        tree = with_value(tree, place, read(file) if place else _found_beside(file, read(file)), flag)
+    return tree, given
+
+
+def with_flags(cls: type[BaseModel], tree: dict[str, Any], given: list[str]) -> dict[str, Any]:
+    """The tree with what flags set. Raises ConfigError as `compose`."""
     for name, place, value in flags.read(cls, given):
-        tree = _with(tree, place, value, name)
+        tree = with_value(tree, place, value, name)
     return tree
 
 
@@ -102,7 +121,7 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _with(tree: Any, path: Location, value: Any, flag: str) -> Any:
+def with_value(tree: Any, path: Location, value: Any, flag: str) -> Any:
     """The tree with the value at that place, merged where both are tables."""
     if not path:
         return merged(tree, value) if isinstance(tree, dict) and isinstance(value, dict) else value
@@ -111,11 +130,12 @@ def _with(tree: Any, path: Location, value: Any, flag: str) -> Any:
         if first > len(tree):
             raise ConfigError(f"{flag}: there are {len(tree)} entries, counted from 0; the next one is {len(tree)}")
         entries = deepcopy(tree) if first < len(tree) else [*tree, {}]
-        entries[first] = _with(entries[first], rest, value, flag)
+        entries[first] = with_value(entries[first], rest, value, flag)
         return entries
     if isinstance(first, int):
         # The list is not in any file.
-        return _with([], path, value, flag) if tree in (None, {}) else tree
+        return with_value([], path, value, flag) if tree in (None, {}) else tree
     if not isinstance(tree, dict):
         tree = {}
-    return {**tree, first: _with(tree.get(first, {} if rest or isinstance(value, dict) else None), rest, value, flag)}
+    inner = tree.get(first, {} if rest or isinstance(value, dict) else None)
+    return {**tree, first: with_value(inner, rest, value, flag)}

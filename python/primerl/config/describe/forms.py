@@ -206,6 +206,7 @@ FORMS: dict[str, Form] = {
             "dry_run",
         ),
     ),
+    "serve": Form("primerl serve --tinker", "primerl.config.schema.serve:ServeConfig"),
     "trainer": Form("primerl trainer", "primerl.config.schema.trainer:TrainerConfig"),
     "orchestrator": Form(
         "primerl orchestrator",

@@ -97,7 +97,7 @@ def told(detail: ErrorDetails, cls: type[BaseModel], listed: set[Location]) -> M
     kind, given = detail["type"], detail.get("input")
     message = detail["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        return Mistake(location, _unknown(location, cls, listed))
+        return Mistake(location, _unknown(location, cls, listed, given))
     if kind == "missing":
         also = foreign_keys.added(other_names(cls), _names(location), given, is_missing=True)
         return Mistake(location, "missing; it has no default, so set it" + also, is_missing=True)
@@ -130,8 +130,13 @@ def _shown(value: Any) -> str:
         return "a number of thousands of digits"
 
 
-def _unknown(location: Location, cls: type[BaseModel], listed: set[Location]) -> str:
+def _unknown(location: Location, cls: type[BaseModel], listed: set[Location], given: Any) -> str:
     reason = other_names(cls).get(_names(location))
+    if reason is not None:
+        return f"no key here: {reason}"
+    from primerl.config.foreign import loading  # which reads files, and reports what is wrong with them
+
+    reason = loading.hint(cls, location, given)
     if reason is not None:
         return f"no key here: {reason}"
     section, name = location[:-1], str(location[-1])

@@ -9,9 +9,11 @@ from pydantic import ValidationError
 
 from primerl.config.command_line.arguments import Location, asks_for_help, dotted, place_of, split
 from primerl.config.command_line.load import load
+from primerl.config.command_line.log_variable import with_level
 from primerl.config.command_line.sources import Written, read_sources
 from primerl.config.errors.fail import ConfigError
 from primerl.config.errors.validation_errors import describe
+from primerl.config.foreign import loading
 from primerl.config.schema.rl import RLConfig
 
 
@@ -37,7 +39,7 @@ def load_run(arguments: list[str], program: str) -> RLConfig:
 
     short = load(HostedConfig, arguments, program=program)
     try:
-        config: RLConfig = RLConfig.model_validate(compile_hosted(short))
+        config: RLConfig = RLConfig.model_validate(with_level(RLConfig, compile_hosted(short)))
         if short.seq_len is None:
             config.model_fields_set.discard("seq_len")  # not given: it follows what the model can attend to
         if "output_dir" not in short.model_fields_set:
@@ -56,6 +58,8 @@ def is_short(arguments: list[str]) -> bool:
 
     Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] where keys of both forms are mixed.
     """
+    if loading.is_foreign(RLConfig, arguments):
+        return False  # it becomes the full one
     short, full = [], []
     for place, source in _keys(arguments):
         if _is_short_key(place, source):

@@ -9,6 +9,7 @@ from typing import Any
 from primerl.config.schema.monitors import (
     PRIME,
     WANDB,
+    Distributions,
     LogExtras,
     MonitorEntry,
     Wandb,
@@ -34,8 +35,8 @@ def entries(config: RLConfig | SFTConfig) -> list[MonitorEntry]:
     is_rl = isinstance(config, RLConfig)
     found = []
     if config.wandb is not None and wandb_mode(config.wandb) != "disabled":
-        extras = config.orchestrator.wandb.log_extras if isinstance(config, RLConfig) else None
-        args = config.wandb.model_dump(mode="json", exclude_none=True, exclude={"api_key"})
+        extras = _of_both(config, config.orchestrator.wandb.log_extras) if isinstance(config, RLConfig) else None
+        args = config.wandb.model_dump(mode="json", exclude_none=True, exclude={"api_key", "log_extras"})
         args["offline"] = wandb_mode(config.wandb) == "offline"
         found.append(_entry(WANDB, WANDB, args, extras, _of_trainer(config)))
     if isinstance(config, RLConfig) and config.orchestrator.prime_monitor is not None:
@@ -65,8 +66,16 @@ def shown(config: RLConfig | SFTConfig) -> dict[str, Any]:
 
 
 def _of_trainer(config: RLConfig | SFTConfig) -> int | None:
-    extras = config.trainer.wandb.log_extras if isinstance(config, RLConfig) else None
+    extras = _of_both(config, config.trainer.wandb.log_extras) if isinstance(config, RLConfig) else None
     return extras.interval if extras is not None and extras.distributions else None
+
+
+def _of_both(config: RLConfig, own: LogExtras | Distributions | None) -> LogExtras:
+    """What W&B gets of the orchestrator or of the trainer: its own keys, and those set for both."""
+    shared = None if config.wandb is None else config.wandb.log_extras
+    given = [extras.model_dump(exclude_unset=True) for extras in (shared, own) if extras is not None]
+    found: LogExtras = LogExtras.model_validate({key: value for keys in given for key, value in keys.items()})
+    return found
 
 
 def _entry(

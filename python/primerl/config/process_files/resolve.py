@@ -58,7 +58,7 @@ def orchestrator(
 ) -> ProcessConfig:
     """`variables`: names of those that env workers get, by their environment's name. `own_trainer`: the user's training
     loop trains the batches, in place of the run's trainer."""
-    source = config.orchestrator
+    source, own_trainer = config.orchestrator, own_trainer or config.trainer.external
     train = [ServedTrainSource(**shared(environment, TrainSource)) for environment in source.train.env]
     evaluation = [_evaluation(environment, config) for environment in source.eval.env]
     for served, environment in zip([*train, *evaluation], [*source.train.env, *source.eval.env], strict=True):
@@ -136,8 +136,10 @@ def engines(
 ) -> list[ProcessConfig]:
     """All replicas. `context` (tokens) and `logprobs_mode` count where the settings do not set them."""
     source = config.inference
-    vllm = dict(source.vllm)
-    if isinstance(config, RLConfig) and config.model.trust_remote_code:
+    # Options of vLLM are for machines that have it: `auto` takes another engine elsewhere, which knows none of them.
+    serves = source.backend != backends.AUTO or engine_name(config) == "vllm"
+    vllm = dict(source.vllm) if serves else {}
+    if serves and isinstance(config, RLConfig) and config.model.trust_remote_code:
         vllm.setdefault("trust-remote-code", True)
     processes = []
     for index in range(source.replicas):
@@ -222,8 +224,8 @@ def engine_dtype(config: RLConfig) -> str:
 
 def _joined(
     config: RLConfig, environment: TrainEnvironment | EvaluationEnvironment, variables: list[str]
-) -> dict[str, Any]:
-    settings = JoinedSettings.model_validate(
+) -> JoinedSettings:
+    settings: JoinedSettings = JoinedSettings.model_validate(
         {
             **shared(environment, JoinedSettings),
             "args": environment.arguments,
@@ -233,8 +235,7 @@ def _joined(
             "local_workers": environment.num_workers,
         }
     )
-    told: dict[str, Any] = settings.model_dump(mode="json", exclude_none=True)
-    return told
+    return settings
 
 
 def env_workers(config: RLConfig, orchestrator_url: str, run_id: str | None = None) -> list[ProcessConfig]:

@@ -1,4 +1,4 @@
-"""Where the processes of a run are started, and the Slurm job that they are a part of."""
+"""Where the processes of a run are started, and the Slurm job or the Ray cluster that they are a part of."""
 
 from __future__ import annotations
 
@@ -38,20 +38,44 @@ class Deployment(Section):
 
     type: Annotated[str, Field(pattern=PLACEMENT_PATTERN)] = "local"
     """`local`: this machine. `slurm`: the nodes of the Slurm job that this command runs in, which `[slurm]` submits.
-    Else the name of an installed placement (entry point group `primerl.placements`), or one of your own as
-    `module:Class`."""
+    `ray`: the nodes of a Ray cluster, as with `[ray]`. Else the name of an installed placement
+    (entry point group `primerl.placements`), or one of your own as `module:Class`."""
     num_train_nodes: Processes = 1
-    """Nodes of the trainer, of which each gets as many of `trainer.ranks`. The orchestrator runs on the first (Slurm
-    only, as the next two)."""
+    """Nodes of the trainer, of which each gets as many of `trainer.ranks`. The orchestrator runs on the first with
+    Slurm, next to this command with Ray (these two only, as the next)."""
     num_infer_nodes: ProcessesOrZero = 0
-    """Nodes of the engines; 0: those of the trainer."""
+    """Nodes of the engines; 0: those of the trainer, with Ray any."""
     gpus_per_node: CountOrZero = 0
-    """GPUs that each node has for the run; 0: everything computes on CPUs."""
+    """GPUs that each node of Slurm has for the run (Ray knows its own); 0: everything computes on CPUs."""
     engine_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Let the engines share the trainer's GPUs, with this part of each one's memory, and the trainer the rest. If
     unset, each has GPUs of its own; where there is a single GPU, engines get 0.4 of it."""
     args: Settings = {}
     """What a placement of another package is made with."""
+
+
+class Ray(Section):
+    """The nodes of a Ray cluster run it (docs/ray.md)."""
+
+    address: str = Field(default="auto", min_length=1, max_length=200)
+    """`auto`: the cluster that this machine is a node of, or the job that this command runs in; or `HOST:PORT` of its
+    head, on a node of the cluster."""
+    namespace: Word | None = None
+    """Ray's namespace of the run's actors; an anonymous one if unset."""
+    export: list[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]] = []
+    """Variables that processes on the nodes get from the launcher's environment, by name."""
+    wait_s: Count = 300
+    """How long to wait for resources that others use, and for another node after one was lost, in seconds."""
+
+    @model_validator(mode="after")
+    def _is_of_a_node(self) -> Self:
+        if self.address.startswith("ray://"):
+            raise BadKeysError(
+                f"address ({self.address!r}) is of Ray's client, which does not end what it has started when it is cut "
+                'off; start the command on a node of the cluster, or by `ray job submit`, with address = "auto"',
+                "address",
+            )
+        return self
 
 
 class Slurm(Section):
@@ -119,6 +143,31 @@ class Slurm(Section):
         return self
 
 
+def on_ray(deployment: Deployment, ray: Ray | None) -> Ray | None:
+    """How the run is on Ray, if it is."""
+    return Ray() if ray is None and deployment.type == "ray" else ray
+
+
+def check_ray(deployment: Deployment, slurm: Slurm | None, ray: Ray | None) -> None:
+    """Raises BadKeysError for settings of a deployment that is not on Ray."""
+    if on_ray(deployment, ray) is None:
+        return
+    if slurm is not None or deployment.type not in ("local", "ray"):
+        other = "slurm" if slurm is not None else "deployment.type"
+        raise BadKeysError(f"ray and {other} name two places for the processes; omit one of them", "ray")
+    if deployment.gpus_per_node:
+        raise BadKeysError(
+            "deployment.gpus_per_node is not to be given with Ray, which knows the GPUs of its nodes; omit it",
+            "deployment.gpus_per_node",
+        )
+    if deployment.engine_share is not None:
+        raise BadKeysError(
+            "deployment.engine_share shares GPUs of this machine alone: on Ray the trainer and each engine have GPUs "
+            "of their own; omit it",
+            "deployment.engine_share",
+        )
+
+
 def check_sharing(deployment: Deployment, slurm: Slurm | None) -> None:
     """Raises BadKeysError where GPUs of a job would be shared, which its plan does not do."""
     if deployment.engine_share is not None and (slurm is not None or deployment.type == "slurm"):
@@ -129,9 +178,9 @@ def check_sharing(deployment: Deployment, slurm: Slurm | None) -> None:
         )
 
 
-def check_nodes(deployment: Deployment, slurm: Slurm | None, *, is_sft: bool = False) -> None:
-    """Nodes are Slurm's to give. Raises BadKeysError where they are asked for, and no one would look."""
-    if slurm is not None:
+def check_nodes(deployment: Deployment, slurm: Slurm | None, ray: Ray | None = None, *, is_sft: bool = False) -> None:
+    """Nodes are Slurm's or Ray's to give. Raises BadKeysError where they are asked for, and no one would look."""
+    if slurm is not None or (not is_sft and on_ray(deployment, ray) is not None):
         return
     if is_sft and deployment.type != "local":
         raise BadKeysError(
@@ -144,7 +193,7 @@ def check_nodes(deployment: Deployment, slurm: Slurm | None, *, is_sft: bool = F
     if deployment.type != "slurm" and (deployment.num_train_nodes > 1 or deployment.num_infer_nodes):
         also = "" if is_sft else ', set deployment.type = "slurm" within a job of your own'
         raise BadKeysError(
-            f"deployment.{key} is {count}, and without Slurm all processes are on this machine; add a section "
-            f"[slurm]{also}, or omit it",
+            f"deployment.{key} is {count}, and without Slurm{'' if is_sft else ' or Ray'} all processes are on this "
+            f"machine; add a section [slurm]{'' if is_sft else ' or [ray]'}{also}, or omit it",
             f"deployment.{key}",
         )

@@ -326,14 +326,14 @@ class JoinedSettings(Section):
 class ServedTrainSource(TrainSource):
     """An environment whose rollouts are trained on."""
 
-    worker: Settings = {}
+    worker: JoinedSettings = JoinedSettings()
     """Settings sent to env workers that join, written by the launcher; the orchestrator only passes them on."""
 
 
 class ServedEvaluationSource(EvaluationSource):
     """An environment that measures the policy and is never trained on."""
 
-    worker: Settings = {}
+    worker: JoinedSettings = JoinedSettings()
     """Settings sent to env workers that join, written by the launcher; the orchestrator only passes them on."""
 
 

@@ -98,6 +98,14 @@ class Wandb(Section):
         return given
 
 
+class RunWandb(Wandb):
+    """Weights & Biases: metrics of the trainer and the orchestrator in one run there. `--wandb` alone turns it on."""
+
+    log_extras: Annotated[LogExtras | None, AfterValidator(without_samples)] = LogExtras()
+    """Samples and distributions, where `orchestrator.wandb.log_extras` and `trainer.wandb.log_extras` do not set the
+    same key; none with `--no-wandb.log-extras`."""
+
+
 class PrimeMonitor(Section):
     """The Prime platform. The key is PRIME_API_KEY in the environment, or that of `prime login`."""
 

@@ -20,9 +20,9 @@ from primerl.config.schema.base import (
     Seed,
     check_dry_run,
 )
-from primerl.config.schema.deployment import Deployment, Slurm, check_nodes, check_sharing
+from primerl.config.schema.deployment import Deployment, Ray, Slurm, check_nodes, check_ray, check_sharing
 from primerl.config.schema.inference import InferenceSettings
-from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, TrainerWandb
+from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, RunWandb, TrainerWandb
 from primerl.config.schema.orchestrator import OrchestratorSettings
 from primerl.config.schema.services import Store, Tailscale
 from primerl.config.schema.trainer import Checkpoints, TrainerSettings
@@ -51,6 +51,9 @@ class RunInference(InferenceSettings):
 class RunTrainer(TrainerSettings):
     """The trainer of the run."""
 
+    external: bool = False
+    """Start everything but the trainer: a script of yours trains, by `primerl.connect(output_dir)`
+    (docs/recipes/own-trainer.md). It may come, and come back after it ended, within `timeouts.join_s`."""
     wandb: TrainerWandb = TrainerWandb()
 
 
@@ -73,12 +76,30 @@ class RunTimeouts(Section):
     """Until engines are ready, env workers have registered and the trainer has reported; env workers import their
     environments in it, so as long as `check_s`."""
     join_s: Seconds = 600.0
-    """Until env workers of each environment with `num_workers = 0` have joined from other machines."""
+    """Until env workers of each environment with `num_workers = 0` have joined from other machines, and until the
+    script of an external trainer has come, or come back."""
     no_progress_s: Seconds = 600.0
     """Longest time in which no rollout ends and no step is trained, or in which no group has a signal while the trainer
     waits."""
     stop_s: Seconds = 10.0
     """Time a process has to end by itself before it is killed."""
+
+
+def check_external(config: RLConfig) -> None:
+    """Keys of what a training script does by itself. Raises ValueError."""
+    trainer = config.trainer
+    if not trainer.external:
+        return
+    refused = {
+        "trainer.ranks": (trainer.ranks != 1, "a training script gets whole batches"),
+        "trainer.model.lora": (trainer.model.lora is not None, "a training script publishes whole weights"),
+        "trainer.weights.transport": (trainer.weights.transport != "files", "a training script publishes files"),
+        "checkpoint_id": (config.checkpoint_id is not None, "a training script begins from what it loads"),
+        "slurm": (config.slurm is not None, "the nodes of a job are not known to a script before it runs"),
+    }
+    for key, (is_given, why) in refused.items():
+        if is_given:
+            raise BadKeysError(f"{key} and trainer.external are both set: {why}; omit one of the two", key)
 
 
 class RLConfig(Monitored):
@@ -120,6 +141,7 @@ class RLConfig(Monitored):
     tailscale: Tailscale = Tailscale()
     deployment: Deployment = Deployment()
     slurm: Slurm | None = None
+    ray: Ray | None = None
     model: Model
     checkpoint_id: str | None = Field(default=None, min_length=1)
     """Begin from the weights or the adapter of another run in the store: `RUN`, `RUN/step_N` or `RUN/KIND/step_N`
@@ -127,7 +149,8 @@ class RLConfig(Monitored):
     store: Store | None = None
     """Copies of checkpoints and weights; none are made if unset."""
     ckpt: Checkpoints | None = None
-    """The same as `trainer.ckpt`, by the name that `primerl sft` has for it."""
+    """The same as `trainer.ckpt`, as `primerl sft` calls it."""
+    wandb: RunWandb | None = None
     log: Log = Log()
     """Log of all processes that have no `log.level` of their own."""
     trainer: RunTrainer = RunTrainer()
@@ -137,13 +160,19 @@ class RLConfig(Monitored):
 
     @model_validator(mode="after")
     def _has_its_nodes(self) -> Self:
-        check_nodes(self.deployment, self.slurm)
+        check_nodes(self.deployment, self.slurm, self.ray)
+        check_ray(self.deployment, self.slurm, self.ray)
         check_sharing(self.deployment, self.slurm)
         return self
 
     @model_validator(mode="after")
     def _is_dry_or_cleans(self) -> Self:
         check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_room_for_a_script(self) -> Self:
+        check_external(self)
         return self
 
     @model_validator(mode="after")

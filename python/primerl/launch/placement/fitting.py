@@ -82,12 +82,20 @@ class Fitting:
     unknown: str | None = None
     """Why memory could not be estimated."""
 
+    @property
+    def gpus(self) -> int:
+        """GPUs that any process gets; one that several share counts once."""
+        return len({(row.node, device) for row in self.rows for device in row.devices if device != MAIN})
+
     def text(self) -> str:
         header = ["process", "node", "devices", "CPUs", "ports", "memory a device"]
         lines = table(header, [_cells(row) for row in self.rows])
         if self.unknown is not None:
             lines.append(f"  memory is not known: {self.unknown}")
         return "\n".join([*lines, *(f"would not fit: {problem}" for problem in self.problems)])
+
+    def gpus_of(self, process: str) -> list[str]:
+        return [name for row in self.rows if row.process == process for name in row.devices if name != MAIN]
 
     def as_json(self) -> dict[str, Any]:
         return {

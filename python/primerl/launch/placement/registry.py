@@ -6,28 +6,36 @@ from collections.abc import Callable
 from inspect import signature
 
 from primerl.config.errors.fail import ConfigError
-from primerl.config.schema.deployment import Deployment
+from primerl.config.schema.deployment import Deployment, Ray, on_ray
 from primerl.launch.placement.protocol import Placement
-from primerl.process import plugins
+from primerl.process import extras, plugins
 
 GROUP = "primerl.placements"
 """Entry points of packages: a name, and the class or the function that makes the placement."""
 SLURM = "slurm"
+RAY = "ray"
 BUILT_IN = {
     "local": "primerl.launch.placement.local:LocalPlacement",
     SLURM: "primerl.launch.placement.slurm.placement:SlurmPlacement",
+    RAY: "primerl.launch.placement.ray.placement:RayPlacement",
 }
 
 
-def chosen(deployment: Deployment) -> Placement:
-    """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] for one that does not exist, or does not
-    take its arguments."""
-    kind = deployment.type
+def chosen(deployment: Deployment, ray: Ray | None = None) -> Placement:
+    """`ray`: the config's section, if it has one. Raises
+    [`ConfigError`][primerl.config.errors.fail.ConfigError] for one that does not exist, or does not take its
+    arguments."""
+    ray = on_ray(deployment, ray)
+    kind = deployment.type if ray is None else RAY
     made_by = _find(kind)
     args = deployment.args
     if kind == SLURM:
         names = ("num_train_nodes", "num_infer_nodes", "gpus_per_node")
         args = {**{name: getattr(deployment, name) for name in names}, **args}
+    if ray is not None:
+        extras.require("`[ray]`", "ray")
+        nodes = {name: getattr(deployment, name) for name in ("num_train_nodes", "num_infer_nodes")}
+        args = {"settings": ray, **nodes, **args}
     try:
         signature(made_by).bind(**args)
     except TypeError as error:

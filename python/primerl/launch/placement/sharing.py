@@ -17,7 +17,7 @@ def applied(config: RLConfig) -> tuple[RLConfig, str | None]:
     if deployment.engine_share is not None or deployment.type != LOCAL or not config.inference.replicas:
         return config, None
     has_share = "gpu-memory-utilization" in {name.replace("_", "-") for name in config.inference.vllm}
-    if config.slurm is not None or has_share:
+    if config.slurm is not None or config.ray is not None or has_share:
         return config, None
     if resolve.engine_gpus(config) != 1 or config.trainer.ranks != 1 or len(gpus.found()) != 1:
         return config, None

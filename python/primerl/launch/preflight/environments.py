@@ -60,9 +60,16 @@ def check_installed(entries: Iterable[lookup.Entry]) -> None:
             continue
         if choice.claimed(entry.id) is not None:
             continue
+        here = Path("environments") / name / "pyproject.toml"
+        package = name.replace("_", "-")
+        how = (
+            f"`primerl env install {package}`"
+            if here.is_file()
+            else "for the examples: `pip install ./examples/<name>`"
+        )
         problem = (
-            f"environment {entry.id!r} cannot be imported: there is no module {name!r}; install its package (for the "
-            "examples: `pip install ./examples/<name>`) into this virtual environment"
+            f"environment {entry.id!r} cannot be imported: there is no module {name!r}; install its package ({how}) "
+            "into this virtual environment"
         )
         problem = "; ".join([problem, *choice.unusable()])
         problems.append(_named(entry.label, problem))

@@ -48,7 +48,7 @@ def check(
         say: Told what takes long, and what should be known of an environment that can be used.
         placement: Where the processes would run; the config's where it is omitted.
     """
-    variables, with_key = _quick_checks(config, _model, placement or chosen(config.deployment))
+    variables, with_key = _quick_checks(config, _model, placement or chosen(config.deployment, config.ray))
     # The slow checks run side by side, and only when the quick ones found nothing.
     _warn_of_repeats(config, say)
     if config.inference.replicas:
@@ -63,7 +63,7 @@ def check(
 def check_ahead(config: RLConfig, placement: Placement | None = None) -> None:
     """All that can be judged before anything large is fetched: the weights of a model of the hub, or what another run
     has stored. Raises ConfigError with every problem, one a line."""
-    placement = placement or chosen(config.deployment)
+    placement = placement or chosen(config.deployment, config.ray)
     if not hub.is_hub_name(config.model.path):
         if config.checkpoint_id is not None:
             _quick_checks(config, _model, placement)

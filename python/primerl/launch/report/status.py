@@ -55,8 +55,8 @@ def _waits(status: dict[str, Any]) -> list[tuple[float, str, str]]:
     return [(float(wait.get("since_s") or 0.0), wait["who"], wait["for"]) for wait in status.get("waits", [])]
 
 
-def missing(status: dict[str, Any], environments: list[str]) -> list[str]:
-    """Which parts have not reported yet."""
+def missing(status: dict[str, Any], environments: list[str], *, trainer: bool = True) -> list[str]:
+    """Which parts have not reported yet. `trainer`: whether one of the run's own is among them."""
     parts = []
     if not any(engine.get("version") is not None for engine in status.get("engines", [])):
         known = status.get("engines", [])
@@ -68,7 +68,7 @@ def missing(status: dict[str, Any], environments: list[str]) -> list[str]:
     refused = {worker["environment"]: f": {worker['reason']}" for worker in status.get("refused_workers", [])}
     absent = [name for name in environments if name not in present]
     parts += [f"no env worker of {name!r} has registered{refused.get(name, '')}" for name in absent]
-    if status.get("trainer", {}).get("last_seen_s") is None:
+    if trainer and status.get("trainer", {}).get("last_seen_s") is None:
         parts.append("the trainer has not reported")
     return parts
 

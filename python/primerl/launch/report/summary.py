@@ -65,6 +65,8 @@ def sums(summary: dict[str, Any]) -> dict[str, float]:
         "sampled_tokens": summary.get("status", {}).get("tokens", {}).get("sampled", 0),
         "orchestrator_cpu_s": cpu.get("orchestrator", 0.0),
         "cpu_s": sum(cpu.values()) + summary.get("launcher_cpu_s", 0.0),
+        # GPUs that the run's processes were given, busy or not. Earlier versions did not note them.
+        "gpu_s": summary["wall_s"] * summary.get("gpus", 0),
     }
     before = summary.get(BEFORE, {})
     return {name: value + before.get(name, 0) for name, value in own.items()}

@@ -7,11 +7,11 @@ that has lost its journal goes back to its newest checkpoint."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import run_file
 from primerl.config.schema.rl import RLConfig
-from primerl.launch.report import status as orchestrator_status
 from primerl.launch.supervise.failures import RefusedError
 from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER, saved_steps
 
@@ -80,10 +80,9 @@ def _listed(steps: list[int]) -> str:
     return ", ".join(map(str, steps)) or "none"
 
 
-def check_steps(config: RLConfig, url: str) -> None:
+def check_steps(config: RLConfig, status: dict[str, Any]) -> None:
     """Raises RefusedError where the run has cut the batches of more steps than it is to have now: its trainer would end
-    before the orchestrator is done."""
-    status = orchestrator_status.fetch(url) or {}
+    before the orchestrator is done. `status`: of the orchestrator, empty where it is not known."""
     cut = int(status.get("run", {}).get("max_steps", 0))
     if cut > config.max_steps:
         raise RefusedError(

@@ -30,6 +30,8 @@ REASON = "the job's time limit was near"
 LOOK_EVERY_S = 0.2
 LAST_S = 30.0
 """The last part of the time before the limit, in which the processes end."""
+PUT_BACK_S = 60.0
+"""How long Slurm may take to end a job that it has put back into the queue."""
 
 
 def is_within() -> bool:
@@ -171,17 +173,25 @@ def make_key(folder: Path) -> None:
 
 
 def requeue(most: int, say: Callable[[str], None]) -> bool:
-    """Puts this job back into the queue, unless that was done as often as is allowed. Slurm ends this process then."""
+    """Puts this job back into the queue, unless that was done as often as is allowed. Returns once Slurm ends it."""
     if restarts() >= most:
         say(
             f"the job was put back into the queue {restarts()} times (slurm.max_requeues); the same command resumes "
             "the run"
         )
         return False
-    job = os.environ[allocation.JOB]
+    ended: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: ended.append(number))
     try:
-        jobs.command("scontrol", "requeue", job)
+        jobs.command("scontrol", "requeue", os.environ[allocation.JOB])
+        # The job's end is Slurm's to decide from here on: an exit code of this process could make it a failed one.
+        deadline = time.monotonic() + PUT_BACK_S
+        while not ended and time.monotonic() < deadline:
+            time.sleep(LOOK_EVERY_S)
     except jobs.SlurmError as error:
-        say(f"the job was not put back into the queue: {error}; the same command resumes the run")
-        return False
+        if not ended:
+            say(f"the job was not put back into the queue: {error}; the same command resumes the run")
+            return False
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     return True

@@ -165,6 +165,10 @@ class OrchestratorWatch:
             waiting = "; ".join(orchestrator_status.waits(status)) or "nothing is reported as waiting"
             raise RunFailedError(f"nothing has moved for timeouts.no_progress_s = {limit:.0f} s: {waiting}")
 
+    def postpone(self, now: float) -> None:
+        """Nothing can move now, for a reason that has a deadline of its own."""
+        self._progress.since = now
+
     def _check_signal(self, status: dict[str, Any], limit: float) -> None:
         """Rollouts end, and nothing is ever trained. Raises RunFailedError where that lasts."""
         since = status.get("without_signal_s")

@@ -26,6 +26,8 @@ from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.optim import Optimizer
 
 STATE_FILE = Path("trainer") / "state.pt"
+SCRIPT_FOLDER = "script"
+"""In place of `trainer` in checkpoints of a training script (`primerl.own_trainer`)."""
 GIVEN_UP_S = 10.0
 """After an error: longest wait for the end of what is being written."""
 FORMER_STATE_FILE = Path("state.pt")
@@ -118,6 +120,11 @@ class Checkpoints:
             raise CheckpointError(f"there is no checkpoint of step {step} in {self._folder}; steps there: {there}")
         if (folder / FORMER_STATE_FILE).exists():
             raise self._former(folder)
+        if (folder / SCRIPT_FOLDER).is_dir():
+            raise CheckpointError(
+                f"{folder} was saved by a training script, which alone can resume from it: start that, with "
+                "trainer.external, or give another output_dir"
+            )
         path = folder / STATE_FILE
         try:
             values = dict(torch.load(path, map_location="cpu", weights_only=True))

@@ -31,6 +31,8 @@ LAUNCHER_MARK = "PRIMERL_RUN_MARK"
 STAT_START_TIME = 19
 """Index of the start time among the fields of /proc/PID/stat after the process's name."""
 
+FINISHED = "finished"
+"""What the last heartbeat says the trainer does."""
 MSGPACK = "application/msgpack"
 _REQUEST_TIMEOUT_S = 30.0
 """Longer than the orchestrator's long poll: after it, the connection is dead or the process hangs."""
@@ -208,9 +210,9 @@ class OrchestratorClient:
         """Report that training resumes after `step` (0: from the start). Raises OrchestratorError."""
         self._accepted("/trainer/resume", {"step": step})
 
-    def checkpoint(self, step: int, saved: int) -> None:
-        """Report that batches up to `step` will not be requested again, and that the checkpoint of step `saved` is on
-        disk, next to which the orchestrator keeps the run's state.
+    def checkpoint(self, step: int, saved: int | None) -> None:
+        """Report that batches up to `step` will not be requested again, and that the checkpoint of step `saved`, if
+        any, is on disk, next to which the orchestrator keeps the run's state.
 
         A failure is only logged: the next report includes this one, and after the last one the orchestrator may be
         gone.
@@ -367,5 +369,5 @@ class Heartbeat:
         if self._leaving:
             # The run may be over, and the orchestrator gone.
             with contextlib.suppress(OrchestratorError):
-                self._client.heartbeat(self._state[0], "finished", leaving=True)
+                self._client.heartbeat(self._state[0], FINISHED, leaving=True)
         self._client.close()

@@ -114,6 +114,9 @@ class MetricsWriter:
             self._file.write(json.dumps({"step": step, "timestamp": round(time.time(), 3), **values}) + "\n")
             self._file.flush()
 
+    def close(self) -> None:
+        self._file.close()
+
     def __enter__(self) -> MetricsWriter:
         return self
 

@@ -76,6 +76,7 @@ pub async fn collect(app: &App) -> Result<Value, RunOver> {
         "trainer": {
             "waiting": telemetry.trainer.is_waiting(),
             "last_seen_s": telemetry.trainer.last_seen().map(|seen| seen.as_secs_f64()),
+            "silent_s": telemetry.trainer.silent_for().map(|silent| silent.as_secs_f64()),
             "doing": telemetry.trainer.doing(),
             "idle_share": telemetry.trainer.idle_share(),
             "waited_s": telemetry.trainer.waited().as_secs_f64(),

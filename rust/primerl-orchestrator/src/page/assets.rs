@@ -10,13 +10,13 @@ use primerl_service::http::Routes;
 use std::sync::Arc;
 
 const FOLDER: &str = "/page/assets/";
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const INDEX: &str = include_str!("web/index.html");
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 /// Name, kind and content of each file.
-const ASSETS: [(&str, &str, &str); 13] = [
+pub const ASSETS: [(&str, &str, &str); 15] = [
     (
         "style.css",
         "text/css; charset=utf-8",
@@ -27,7 +27,9 @@ const ASSETS: [(&str, &str, &str); 13] = [
     ("common.js", SCRIPT, include_str!("web/common.js")),
     ("ending.js", SCRIPT, include_str!("web/ending.js")),
     ("evaluations.js", SCRIPT, include_str!("web/evaluations.js")),
+    ("fork.js", SCRIPT, include_str!("web/fork.js")),
     ("group.js", SCRIPT, include_str!("web/group.js")),
+    ("help.js", SCRIPT, include_str!("web/help.js")),
     ("main.js", SCRIPT, include_str!("web/main.js")),
     ("overview.js", SCRIPT, include_str!("web/overview.js")),
     ("panels.js", SCRIPT, include_str!("web/panels.js")),

@@ -18,6 +18,7 @@ mod endpoints;
 mod serve;
 
 pub(crate) use assets::is_asset;
+pub use assets::{ASSETS, POLICY};
 pub(crate) use endpoints::{now, routes};
 pub use serve::Prepared;
 

@@ -80,6 +80,10 @@ impl TrainerClock {
     pub fn is_started(&self, within: Duration, why: String) {
         let mut state = self.0.lock();
         state.beats = false;
+        // The one that has ended asks for no batch any more.
+        if let Some(since) = state.waiting_since.take() {
+            state.waited += since.elapsed();
+        }
         state.doing = "starting again".to_owned();
         state.starting = Some(Starting {
             since: Instant::now(),
@@ -109,7 +113,7 @@ impl TrainerClock {
     }
 
     /// For how long a trainer that should send heartbeats has been silent. A custom training loop need not send any.
-    fn silent_for(&self) -> Option<Duration> {
+    pub fn silent_for(&self) -> Option<Duration> {
         let state = self.0.lock();
         state
             .last_seen

@@ -101,6 +101,11 @@ impl Curves {
         json!({"steps": [first, last], "names": names, "curves": curves})
     }
 
+    /// Number of whole lines that are not as a run writes them; they are omitted.
+    pub fn damaged(&self) -> usize {
+        self.tables().map(|table| table.damaged).sum()
+    }
+
     /// Evaluations, the newest last: `limit` of them before number `cursor`.
     pub fn evaluations(&self, cursor: Option<usize>, limit: usize) -> Value {
         let end = cursor.unwrap_or(usize::MAX).min(self.evaluated.len());
@@ -239,6 +244,8 @@ struct Table {
     columns: BTreeMap<String, Vec<f32>>,
     /// Number of lines that were read.
     rows: usize,
+    /// Number of lines that could not be.
+    damaged: usize,
 }
 
 impl Table {
@@ -248,6 +255,7 @@ impl Table {
             steps: Vec::new(),
             columns: BTreeMap::new(),
             rows: 0,
+            damaged: 0,
         }
     }
 
@@ -255,10 +263,13 @@ impl Table {
         if self.lines.is_another()? {
             self.steps.clear();
             self.columns.clear();
+            self.damaged = 0;
         }
-        let (steps, columns, rows) = (&mut self.steps, &mut self.columns, &mut self.rows);
+        let (steps, columns) = (&mut self.steps, &mut self.columns);
+        let (rows, damaged) = (&mut self.rows, &mut self.damaged);
         self.lines.read_on(|line| {
             let Some(Line { step, numbers }) = Line::read(line) else {
+                *damaged += usize::from(!line.is_empty());
                 return;
             };
             *rows += 1;

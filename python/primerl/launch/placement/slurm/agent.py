@@ -11,6 +11,7 @@ Run as `python -I -S agent.py`; standard library only. Its standard input and ou
                         witness: a file that every node sees with this text, if the folder is shared
                         {"signal": number}
                         {"stop": grace seconds}          SIGTERM, then SIGKILL
+                        {"alive": true}                  every ALIVE_S
     agent -> launcher   {"at": node, "step": "17.3"}     it is there
                         {"at": node, "started": pid}
                         {"at": node, "exited": code, "cpu_s": float}
@@ -18,8 +19,9 @@ Run as `python -I -S agent.py`; standard library only. Its standard input and ou
                         {"at": node, "alive": true}      every ALIVE_S
 
 Slurm sends SIGTERM to everything in a step that it cancels; the agent ignores it, reports how the process ended, and
-ends with it. If the launcher is gone the input ends, and the agent stops everything. If the agent is killed, its guard
-does (`launch/supervise/guard.py`).
+ends with it. If the launcher is gone the input ends, and the agent stops everything; where `slurmd` of this node is
+gone too, nothing ends the input, but it is silent. If the agent is killed, its guard does
+(`launch/supervise/guard.py`).
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ from primerl.launch.supervise.processes import Processes
 
 ALIVE_S = 5.0
 ORPHAN_GRACE_S = 2.0
+ORPHAN_S = 25.0
+"""A launcher that sends nothing for so long is gone."""
 # A folder on a network is seen by other nodes with some delay.
 SHARED_S = 15.0
 # srun passes lines on whole up to 1024 bytes.
@@ -59,7 +63,8 @@ class Agent:
         self.received = b""
         self.name: str | None = None
         self.kill_at: float | None = None
-        self.told_alive = time.monotonic()
+        self.told_alive = self.looked = time.monotonic()
+        self.silent_s = 0.0
         self.processes = Processes()
 
     def run(self) -> int:
@@ -76,7 +81,7 @@ class Agent:
         if self.kill_at is not None:
             wait_s = min(wait_s, self.kill_at - time.monotonic())
         readable, _, _ = select.select([0, self.processes.fileno()], [], [], max(0.0, wait_s))
-        if 0 in readable and not self.receive():
+        if (0 in readable and not self.receive()) or self.is_orphan():
             self.processes.stop(grace_s=ORPHAN_GRACE_S)
             return False
         for process in self.processes.poll(0.0):
@@ -98,6 +103,14 @@ class Agent:
             self.tell(alive=True)
         return True
 
+    def is_orphan(self) -> bool:
+        """Whether the launcher has been silent for too long. A time in which this process did not run, say because the
+        whole job was suspended, counts as little: the launcher may not have run either."""
+        now = time.monotonic()
+        self.silent_s += min(now - self.looked, ALIVE_S)
+        self.looked = now
+        return self.silent_s > ORPHAN_S
+
     def tell_started(self) -> None:
         if self.name is None or self.name not in self.processes.by_name:
             return
@@ -111,6 +124,7 @@ class Agent:
     def receive(self) -> bool:
         """Does what the launcher has sent. False when that is gone, or nothing can be started."""
         data = os.read(0, 1 << 16)
+        self.looked, self.silent_s = time.monotonic(), 0.0
         self.received += data
         *lines, self.received = self.received.split(b"\n")
         for line in lines:

@@ -13,6 +13,7 @@ import os
 import secrets
 import select
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Self
 from primerl.forking import servers
 from primerl.launch.placement.local import LocalPlacement, unusable
 from primerl.launch.placement.protocol import Command, PlacementError, Plan, Process, Role
-from primerl.launch.placement.slurm import allocation, planning
+from primerl.launch.placement.slurm import agent, allocation, planning
 from primerl.launch.placement.slurm.allocation import Allocation, Shape
 from primerl.launch.placement.slurm.planning import Slot
 from primerl.launch.placement.slurm.step import Step, command_line, environment_of_srun
@@ -68,6 +69,8 @@ class SlurmPlacement:
         self._again: dict[str, Asked] = {}  # to be tried again
         self._stopped = False
         self._lost: str | None = None
+        self._over = threading.Event()
+        self._heart: threading.Thread | None = None
 
     @property
     def allocation(self) -> Allocation:
@@ -140,6 +143,9 @@ class SlurmPlacement:
             witness.unlink()
             return
         self._steps[role.name] = step
+        if self._heart is None:
+            self._heart = threading.Thread(target=self._beat, name="agents", daemon=True)
+            self._heart.start()
         self._asked[role.name] = asked
         step.witness = witness
         step.send(
@@ -153,6 +159,12 @@ class SlurmPlacement:
                 "witness": [os.fspath(witness), text],
             }
         )
+
+    def _beat(self) -> None:
+        """Tells all agents that this process is there, also while Slurm lets its main thread wait."""
+        while not self._over.wait(agent.ALIVE_S):
+            for step in list(self._steps.values()):
+                step.send({"alive": True})
 
     def _is_tried_again(self, step: Step) -> bool:
         """Whether a step that Slurm has not created is asked for again, some time later: a node that has just come
@@ -280,6 +292,7 @@ class SlurmPlacement:
                 step.srun.wait()
                 step.release()
         finally:
+            self._over.set()
             self._local.__exit__(kind, error, trace)
 
 

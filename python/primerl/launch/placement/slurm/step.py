@@ -22,7 +22,7 @@ from primerl.launch.placement.slurm import agent
 
 PIPE_BYTES = 1 << 20
 """A start is written at once, also while `srun` waits for its nodes."""
-SILENT_S = 60.0
+SILENT_S = 25.0
 """An agent that sends nothing for so long is lost, and with it its process."""
 CREATED_S = 300.0
 """How long `srun` may wait for Slurm to create the step: it has no deadline of its own where resources are taken."""

@@ -1,4 +1,5 @@
-// One chart: lines over steps, drawn as SVG. Pointer or arrow keys read values; dragging chooses steps for all charts.
+// One chart: lines over steps, drawn as SVG. Pointer or arrow keys read values; dragging chooses steps for all charts, and
+// so do the keys + and - (closer, wider), [ and ] (earlier, later) and 0 (all).
 
 import { el, short, svg, whole } from "./common.js";
 
@@ -6,6 +7,8 @@ const HEIGHT = 168;
 const SPACE = { right: 8, top: 8, bottom: 20 };
 /** Curves that can be told from each other. */
 export const MOST = 6;
+/** Kinds of dashes; with the colours there are thirty. */
+const DASHES = 5;
 /** Between an axis and what is written at it. */
 const GAP = 6;
 const pen = document.createElement("canvas").getContext("2d");
@@ -41,8 +44,11 @@ function nearest(points, step) {
 const meanAt = (mean, step) => mean.y[nearest(mean, step)];
 
 export class Chart {
-  /** `choose(from, to)`: somebody wants to see these steps; `choose()`: all. */
-  constructor(title, { choose = () => {}, dots = false, unit = "step", remove = null } = {}) {
+  /** `choose(from, to)`: somebody wants to see these steps; `choose()`: all. `most`: curves at a time, which are told
+   * apart by their dashes too where `dashes` is set. `help`: a node next to the title. */
+  constructor(title, { choose = () => {}, dots = false, unit = "step", remove = null, most = MOST, dashes = false, help = null } = {}) {
+    this.most = most;
+    this.dashes = dashes;
     this.series = [];
     this.others = [];
     this.title = title;
@@ -56,6 +62,7 @@ export class Chart {
     const head = el("div", { class: "row" }, el("h2", { text: title }));
     this.where = el("span", { class: "end faint number" });
     head.append(this.where);
+    if (help) head.firstChild.after(help);
     if (remove) head.append(el("button", { text: "×", title: `Remove ${title}`, "aria-label": `Remove ${title}`, on: { click: remove } }));
     this.node = el("section", { class: "card" }, head, el("div", { class: "chart" }, this.picture), this.legend);
     this.listen();
@@ -65,9 +72,28 @@ export class Chart {
   /** `[{name, x: [steps], y: [values], mean: {x, y, window} or none}]`; `others`: names of those that are not drawn. */
   show(series, others = []) {
     const drawn = series.filter((one) => one.x.length > 0);
-    this.series = drawn.slice(0, MOST);
-    this.others = [...drawn.slice(MOST).map((one) => one.name), ...others];
+    this.series = drawn.slice(0, this.most);
+    this.others = [...drawn.slice(this.most).map((one) => one.name), ...others];
     this.draw();
+  }
+
+  /** Its colour, of which there are six, and its dashes. */
+  kind(number) {
+    return `s${number % MOST}${this.dashes ? ` d${number % DASHES}` : ""}`;
+  }
+
+  /** What stands for it in the legend. */
+  sign(number) {
+    if (!this.dashes) return svg("svg", { viewBox: "0 0 10 10" }, svg("rect", { class: `k${number}`, width: 10, height: 10, rx: 2 }));
+    return svg("svg", { class: "dashes", viewBox: "0 0 26 10" }, svg("line", { class: this.kind(number), x1: 0, x2: 26, y1: 5, y2: 5 }));
+  }
+
+  /** Another part of the steps: `way` of its width to the right, `factor` as wide. */
+  turnTo(way, factor) {
+    const [middle, half] = [(this.low + this.high) / 2, (this.high - this.low) / 2];
+    if (half <= 0) return;
+    const [at, wide] = [middle + 2 * way * half, Math.max(factor * half, 2)];
+    this.choose(Math.max(0, Math.floor(at - wide)), Math.ceil(at + wide));
   }
 
   listen() {
@@ -88,6 +114,11 @@ export class Chart {
     this.picture.addEventListener("dblclick", () => this.choose());
     this.picture.addEventListener("blur", () => move(null));
     this.picture.addEventListener("keydown", (event) => {
+      if (this.high !== undefined && !event.ctrlKey && !event.metaKey && !event.altKey) {
+        const turn = { "+": [0, 0.5], "=": [0, 0.5], "-": [0, 2], "[": [-0.25, 1], "]": [0.25, 1] }[event.key];
+        if (turn) return this.turnTo(...turn);
+        if (event.key === "0") return this.choose();
+      }
       const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (way === undefined || this.series.length === 0) return;
       event.preventDefault();
@@ -145,10 +176,10 @@ export class Chart {
   lines() {
     const path = (kind, { x, y }) =>
       svg("path", { class: kind, d: x.map((step, at) => `${at ? "L" : "M"}${this.x(step).toFixed(1)} ${this.y(y[at]).toFixed(1)}`).join("") });
-    const bands = this.series.map((one, number) => one.mean && path(`s${number} band`, one)).filter(Boolean);
-    const lines = this.series.map((one, number) => path(`s${number}`, one.mean ?? one));
+    const bands = this.series.map((one, number) => one.mean && path(`${this.kind(number)} band`, one)).filter(Boolean);
+    const lines = this.series.map((one, number) => path(this.kind(number), one.mean ?? one));
     const few = this.dots || this.series.every((one) => one.x.length === 1);
-    const dots = few ? this.series.flatMap((one, number) => one.x.map((step, at) => svg("circle", { class: `s${number}`, cx: this.x(step), cy: this.y(one.y[at]), r: 3 }))) : [];
+    const dots = few ? this.series.flatMap((one, number) => one.x.map((step, at) => svg("circle", { class: `s${number % MOST}`, cx: this.x(step), cy: this.y(one.y[at]), r: 3 }))) : [];
     return [...bands, ...lines, ...dots];
   }
 
@@ -164,10 +195,9 @@ export class Chart {
     if (step !== null) marks.push(svg("line", { class: "cursor", x1: this.x(step), x2: this.x(step), y1: 0, y2: HEIGHT - SPACE.bottom }));
     const keys = this.series.map((one, number) => {
       const at = step === null ? one.x.length - 1 : nearest(one, step);
-      if (step !== null) marks.push(svg("circle", { class: `s${number}`, cx: this.x(one.x[at]), cy: this.y(one.y[at]), r: 3.5 }));
-      const key = svg("svg", { viewBox: "0 0 10 10" }, svg("rect", { class: `k${number}`, width: 10, height: 10, rx: 2 }));
+      if (step !== null) marks.push(svg("circle", { class: `s${number % MOST}`, cx: this.x(one.x[at]), cy: this.y(one.y[at]), r: 3.5 }));
       const mean = one.mean ? ` (mean ${short(meanAt(one.mean, one.x[at]))})` : "";
-      return el("span", {}, key, one.name, el("b", { text: short(one.y[at]) }), mean);
+      return el("span", {}, this.sign(number), one.name, el("b", { text: short(one.y[at]) }), mean);
     });
     if (this.others.length) keys.push(el("span", { class: "faint", text: `and ${this.others.length} more`, title: this.others.join("\n") }));
     this.overlay.replaceChildren(...marks);

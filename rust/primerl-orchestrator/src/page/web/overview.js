@@ -3,6 +3,7 @@
 import { Chart, MOST } from "./chart.js";
 import { arrange, el, get, percent, replace, short, span, whole } from "./common.js";
 import { Evaluations } from "./evaluations.js";
+import { help } from "./help.js";
 import { engines, environments, health, idle, waits, workers } from "./panels.js";
 
 const CHOSEN = "primerl-charts";
@@ -154,7 +155,7 @@ export class Overview {
       const series = names.filter((name) => found.curves[name]).map((name) => ({ name: one ? name : label(name), ...found.curves[name] }));
       if (!series.some((one) => one.x.length > 0)) continue;
       shown.add(title);
-      if (!this.charts.has(title)) this.charts.set(title, new Chart(title, { choose: (from, to) => this.choose(from, to), remove: own && (() => this.add(own)) }));
+      if (!this.charts.has(title)) this.charts.set(title, new Chart(title, { choose: (from, to) => this.choose(from, to), remove: own && (() => this.add(own)), help: help(names[0]) }));
       const chart = this.charts.get(title);
       places.get(FIRST.has(title) ? this.grid : this.others).push(chart.node);
       chart.show(series, names.slice(MOST).map(label));

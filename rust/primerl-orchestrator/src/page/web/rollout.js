@@ -1,6 +1,7 @@
 // One rollout to read, turn by turn and token by token. What is not over is looked at again and again.
 
 import { advantage, el, fate, get, replace, reward, short, span, versions, whole, words } from "./common.js";
+import { Conversation, forked } from "./fork.js";
 import { Colours, PENDING, Turn } from "./tokens.js";
 
 export const GONE = "Turns from before the oldest event that is kept are not shown.";
@@ -47,6 +48,7 @@ export class Rollout extends Reading {
   constructor(id) {
     super("Rollout", id);
     this.turns = [];
+    this.conversation = new Conversation();
     this.group = el("div", { class: "bar" });
     this.reports = el("div");
     this.list = el("div");
@@ -81,6 +83,7 @@ export class Rollout extends Reading {
   clear() {
     for (const turn of this.turns) turn.close();
     this.turns = [];
+    this.conversation = new Conversation();
     this.list.replaceChildren();
   }
 
@@ -108,7 +111,8 @@ export class Rollout extends Reading {
       const shown = new Turn(told, turn.turn, this.colours, this.stop.signal);
       this.turns.push(shown);
       this.list.append(el("section", { class: "card turn" }, head(turn), shown.node));
-      await shown.load();
+      const fork = this.conversation.add(turn, await shown.load());
+      if (fork) shown.node.prepend(forked(fork));
     }
     if (this.turns.length === 0) this.list.append(el("p", { class: "card empty", text: PENDING.has(told.fate) ? "No turn has ended yet." : "No turn is recorded." }));
   }

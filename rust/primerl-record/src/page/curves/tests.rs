@@ -75,6 +75,7 @@ fn files_are_read_on_and_again_after_they_were_replaced() {
     let answer = curves.answer(&wanted(&["a", "b", "c"]));
     assert_eq!(answer["names"], json!(["a", "b"]));
     assert_eq!(answer["steps"], json!([1, 2]));
+    assert_eq!(curves.damaged(), 1);
     assert_eq!(
         answer["curves"]["a"],
         json!({"x": [1], "y": [0.5], "mean": null})

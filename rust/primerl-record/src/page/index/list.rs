@@ -22,6 +22,8 @@ pub struct Filter {
     pub environment: Option<String>,
     pub fate: Option<Fate>,
     pub group: Option<u64>,
+    /// Number of the example in its environment.
+    pub example: Option<u32>,
     /// If either is given, rollouts without a reward do not match.
     pub min_reward: Option<f32>,
     pub max_reward: Option<f32>,
@@ -122,6 +124,9 @@ impl Index {
         filter.step.is_none_or(|step| record.step == Some(step))
             && filter.fate.is_none_or(|fate| record.fate == fate)
             && filter.group.is_none_or(|group| record.group == group)
+            && filter
+                .example
+                .is_none_or(|example| record.example == example)
             && filter
                 .environment
                 .as_ref()

@@ -1,0 +1,118 @@
+"""`primerl run compare`: what differs between runs, and whether one is better."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from primerl.cli.run.common import BAD_INPUT, add_json, parser_of, show, size
+from primerl.config.errors.fail import fail
+from primerl.launch.secrets import note_of_run
+from primerl.runs.registry import Registry, Run, UnknownRunError
+from primerl.runs.state import StateError
+
+MOST = 8
+
+
+def main(arguments: list[str]) -> int:
+    parser = parser_of(
+        "compare",
+        "Compares runs with the first one: what differs in their configs, the newest evaluations with the intervals of "
+        "their differences, rewards, checkpoints and costs.",
+        of_run=False,
+    )
+    parser.add_argument("ids", metavar="ID", nargs="+", help="ids of two runs or more, their beginnings, or names")
+    add_json(parser, "print one JSON object")
+    chosen = parser.parse_args(arguments)
+    if not 2 <= len(chosen.ids) <= MOST:
+        return fail(f"expected from 2 to {MOST} runs, not {len(chosen.ids)}", title="Nothing was compared")
+    try:
+        with Registry(reading=True) as registry:
+            runs = [registry.find(given) for given in chosen.ids]
+    except (UnknownRunError, StateError) as error:
+        return fail(str(error), title="Nothing was compared")
+    if len({run.id for run in runs}) < len(runs):
+        return fail("a run is given twice; give different ones", title="Nothing was compared")
+    return _compare(runs, chosen)
+
+
+def _compare(runs: list[Run], chosen: argparse.Namespace) -> int:
+    from primerl.runs.dashboard.told import compared
+
+    for run in runs:
+        note_of_run(run.output_dir)
+    found = compared(runs)
+    if chosen.json:
+        print(json.dumps(found, indent=2))
+    else:
+        _print(found)
+    return BAD_INPUT if all(one["problem"] for one in found["runs"]) else 0
+
+
+def _print(found: dict[str, Any]) -> None:
+    runs = found["runs"]
+    names = [f"{run['name']} ({run['id']})" for run in runs]
+    show(["", *names], _overview(runs), right=tuple(range(1, len(names) + 1)))
+    if found["config"]:
+        print("\nconfigs: what differs")
+        show(["key", *names], [[row["key"], *map(_text, row["values"])] for row in found["config"]])
+    else:
+        print("\nconfigs: nothing differs")
+    if found["evaluations"]:
+        print("\nevaluations: the newest of each environment, with 95 % intervals; differences to the first")
+        show(["environment", "score", *names], [_scores(row) for row in found["evaluations"]])
+    for run in runs:
+        if run["problem"]:
+            print(f"{run['id']}: {run['problem']}")
+
+
+def _overview(runs: list[dict[str, Any]]) -> list[list[Any]]:
+    def row(title: str, pick: Any) -> list[Any]:
+        return [title, *(pick(run) for run in runs)]
+
+    def costs(name: str, form: str) -> Any:
+        return lambda run: None if run["cost"].get(name) is None else format(run["cost"][name], form)
+
+    return [
+        row("status", lambda run: run["status"]),
+        row("steps", lambda run: run["step"]),
+        row("reward, last 5 steps", lambda run: run["reward"]),
+        row("wall time, s", costs("wall_s", ",.0f")),
+        row("tokens sampled", costs("sampled_tokens", ",.0f")),
+        row("tokens trained", costs("trained_tokens", ",.0f")),
+        row("CPU hours", costs("cpu_hours", ".3f")),
+        row("GPU hours", costs("gpu_hours", ".3f")),
+        row("checkpoints", lambda run: _saved(run["checkpoints"])),
+    ]
+
+
+def _saved(rows: list[dict[str, Any]]) -> str | None:
+    if not rows:
+        return None
+    return f"{len(rows)}, the last of step {rows[-1]['step']}, {size(sum(row['bytes'] for row in rows))}"
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _scores(row: dict[str, Any]) -> list[Any]:
+    cells = [_score(*pair) for pair in zip(row["values"], row["differences"], strict=True)]
+    return [row["environment"], row["score"], *cells]
+
+
+def _score(value: dict[str, Any] | None, difference: dict[str, Any] | None) -> str | None:
+    if value is None:
+        return None
+    text = f"{value['mean']:.3f}"
+    if value["low"] is not None:
+        text += f" [{value['low']:.3f}, {value['high']:.3f}]"
+    text += "" if value["complete"] else " (incomplete)"
+    if difference is None:
+        return text
+    text += f", {difference['by']:+.3f}"
+    if difference["low"] is None:
+        return text
+    text += f" [{difference['low']:+.3f}, {difference['high']:+.3f}]"
+    return f"{text} {'significant' if difference['significant'] else 'not significant'}"

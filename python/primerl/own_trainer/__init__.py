@@ -1,0 +1,9 @@
+"""Training loops of users: in the process of the orchestrator (`primerl.Run`), or with a run that was started without a
+trainer (`primerl.connect`).
+
+| module | what |
+|---|---|
+| `loop` | batches in, weights out, checkpoints: the same for both |
+| `checkpoints` | what a script saves, proved before it is used again |
+| `connection` | a script in a process of its own |
+"""

@@ -1,0 +1,225 @@
+"""`primerl.connect`: a training script in a process of its own, for a run that `primerl rl @ f --trainer external`
+started without a trainer.
+
+The launcher watches the run; the script may end, be killed and be started again while it waits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import tomllib
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from primerl.launch.report.status import fetch
+from primerl.launch.supervise.failures import RunFailedError
+from primerl.own_trainer.loop import TrainingLoop
+from primerl.process.setting_checks import from_mapping
+from primerl.run_key import learn
+from primerl.train.data.batch import Batch
+from primerl.train.loop.batches import Batches
+from primerl.train.loop.client import (
+    Heartbeat,
+    ManifestRefused,
+    NoMoreBatches,
+    OrchestratorClient,
+    OrchestratorError,
+    PublishAgain,
+    own_identity,
+)
+from primerl.train.model.packed_model import DTYPES
+from primerl.train.settings import TrainerConfig
+from primerl.train.weights.publish import WeightsPublisher
+
+log = logging.getLogger("primerl")
+
+POLL_S = 0.5
+REMIND_S = 30.0
+
+
+def connect(output_dir: str | os.PathLike[str], *, wait_s: float = 600.0) -> Connection:
+    """The run in `output_dir`, for which this process trains. Waits up to `wait_s` seconds until it listens, so that
+    script and run may be started in either order.
+
+    Raises:
+        RunFailedError: no run without a trainer listens there; it has another trainer, which is named.
+    """
+    return Connection(_found(Path(output_dir).expanduser().absolute(), wait_s))
+
+
+class Connection(TrainingLoop):
+    """One run, as its trainer sees it; see `connect`. A context manager: leaving it says goodbye."""
+
+    def __init__(self, settings: TrainerConfig) -> None:
+        self._settings = settings
+        ckpt = settings.ckpt
+        output_dir = Path(settings.output_dir)
+        weights = settings.weights
+        super().__init__(
+            output_dir,
+            settings.model.path,
+            settings.max_steps,
+            WeightsPublisher(
+                output_dir,
+                weights.keep_last,
+                weights.keep_all,
+                dtype=None if weights.dtype is None else DTYPES[weights.dtype],
+                max_shard_bytes=weights.max_shard_bytes,
+            ),
+            interval=None if ckpt is None else ckpt.interval,
+            keep=(1, None) if ckpt is None else (ckpt.keep_last, ckpt.keep_interval),
+        )
+        identity = own_identity()
+        self._client = OrchestratorClient(settings.orchestrator_url, settings.orchestrator_timeout_s, identity=identity)
+        try:
+            self._client.begin(identity)
+        except OrchestratorError as error:
+            self._client.close()
+            raise RunFailedError(str(error)) from None
+        self._fetched = Batches(self._client, 0, 1)
+        self._heartbeat = Heartbeat(settings.orchestrator_url, identity=identity)
+        self._published_model: Any = None
+        self._published_again: int | None = None
+        self.doing("preparing")
+
+    @property
+    def url(self) -> str:
+        """Where the orchestrator listens."""
+        return self._client.url
+
+    def status(self) -> dict[str, Any]:
+        """What every part is doing and waiting for (`GET /status`); empty if the orchestrator does not answer."""
+        return fetch(self.url) or {}
+
+    def doing(self, what: str) -> None:
+        """Reports what this process does from now on: the run's page shows it, and so does the message about a script
+        that has fallen silent. The methods of this class report themselves; call it before work that takes minutes."""
+        self._heartbeat.doing(self._next_version, what)
+
+    def close(self) -> None:
+        """Says goodbye: the silence of this script is no failure from now on."""
+        self._heartbeat.leave()
+        self._heartbeat.close()
+        self._fetched.close()
+        self._client.close()
+        self._close_metrics()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _dtype(self) -> str:
+        return self._settings.dtype or "float32"
+
+    def _take(self, step: int) -> Batch | None:
+        said = time.monotonic()
+
+        def waiting(reason: str) -> None:
+            nonlocal said
+            self.doing(f"waiting for {reason}")
+            if time.monotonic() - said > REMIND_S:
+                said = time.monotonic()
+                log.info("step %d: waiting for %s", step, reason)
+
+        self.doing("waiting for a batch")
+        while True:
+            try:
+                batch = self._fetched.take(step, self._settings.batch_timeout_s, waiting).batch
+            except NoMoreBatches:
+                return None
+            except PublishAgain as asked:
+                self._publish_again(step - 1, str(asked))
+                continue
+            except OrchestratorError as error:
+                raise RunFailedError(str(error)) from None
+            self.doing("training")
+            if step < self.max_steps:
+                self._fetched.ask_ahead(step + 1)
+            return batch
+
+    def _publish_again(self, version: int, why: str) -> None:
+        if self._published_again == version:
+            raise RunFailedError(f"no engine can load policy {version}, though its weights were written again: {why}")
+        self._published_again = version
+        log.warning("no engine can load policy %d, its weights are written again: %s", version, why)
+        self._announce(version, self._publisher.publish(self._published_model, version), self._published_model)
+
+    def _announce(self, version: int, manifest: Path, model: Any) -> None:
+        self._published_model = model
+        try:
+            self._client.weights(version, os.fspath(manifest.resolve()))
+        except NoMoreBatches:
+            log.info("policy %d: the run is over", version)
+        except ManifestRefused as error:
+            raise RunFailedError(f"the weights of policy {version} were not accepted: {error}") from None
+        except OrchestratorError as error:
+            raise RunFailedError(str(error)) from None
+        self.doing("published")
+
+    def _resume(self, step: int) -> None:
+        try:
+            self._client.resume(step)
+        except OrchestratorError as error:
+            raise RunFailedError(str(error)) from None
+
+    def _report_saved(self, oldest: int, saved: int | None) -> None:
+        self._client.checkpoint(oldest, saved)
+
+
+def _found(folder: Path, wait_s: float) -> TrainerConfig:
+    """What the run's trainer has to know, once the run listens."""
+    deadline, said = time.monotonic() + wait_s, ""
+    while True:
+        problem = f"no run listens in {folder}"
+        url = _listens_at(folder)
+        if url is not None:
+            learn(url, folder)
+            settings = _settings(folder)
+            # An earlier start has left the file, until the launcher writes it again.
+            if settings is not None and settings.orchestrator_url == url:
+                if fetch(url) is not None:
+                    _check_is_without_trainer(folder)
+                    return settings
+                problem = f"the orchestrator of {folder} does not answer at {url}"
+        if time.monotonic() > deadline:
+            raise RunFailedError(
+                f"{problem}, after {wait_s:g} s of waiting; start it with `primerl rl @ FILE --trainer external "
+                f"--output-dir {folder}`"
+            )
+        if problem != said:
+            said = problem
+            log.warning("%s yet: waiting for it", problem)
+        time.sleep(POLL_S)
+
+
+def _check_is_without_trainer(folder: Path) -> None:
+    run = tomllib.loads((folder / "configs" / "rl.toml").read_text(encoding="utf-8"))
+    if not run.get("trainer", {}).get("external"):
+        raise RunFailedError(
+            f"the run in {folder} has a trainer of its own; start it with `--trainer external` to train by a script"
+        )
+
+
+def _listens_at(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / "run" / "orchestrator.json").read_text(encoding="utf-8"))["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _settings(folder: Path) -> TrainerConfig | None:
+    file = folder / "configs" / "trainer.toml"
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return from_mapping(TrainerConfig, content)

@@ -1,0 +1,188 @@
+"""What a training loop of one's own does with a run, wherever the orchestrator is: it takes batches, publishes weights
+and saves checkpoints."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from primerl.own_trainer.checkpoints import ScriptCheckpoints
+from primerl.train.checkpoint import on_request
+from primerl.train.data.batch import Batch
+from primerl.train.loop.metrics import MetricsWriter
+from primerl.train.model.packed_model import load_model
+from primerl.train.weights.publish import WeightsPublisher
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TrainingLoop(abc.ABC):
+    """Base of `primerl.Run` and `primerl.Connection`.
+
+    A loop begins with `restore`, if it saves checkpoints, and `publish`: the weights that the run begins with, or
+    resumes with. Then comes one `publish` for each of `batches`.
+    """
+
+    output_dir: Path
+    """The run's folder."""
+    model_path: str
+    """Folder to load the model from."""
+    max_steps: int
+    """`batches` ends after so many."""
+
+    def __init__(
+        self,
+        output_dir: Path,
+        model_path: str,
+        max_steps: int,
+        publisher: WeightsPublisher,
+        *,
+        interval: int | None,
+        keep: tuple[int, int | None],
+    ) -> None:
+        """`interval`: steps between checkpoints that are due; `keep`: how many of the newest are kept, and multiples
+        of which step besides."""
+        self.output_dir, self.model_path, self.max_steps = output_dir, model_path, max_steps
+        self._publisher = publisher
+        self._interval = interval
+        self._checkpoints = ScriptCheckpoints(output_dir, *keep)
+        self._metrics: MetricsWriter | None = None
+        self._next_version = 0
+        self._resumed = self._owes_weights = False
+        self._batch: Batch | None = None
+
+    def batches(self) -> Iterator[Batch]:
+        """Batches of steps 1, 2, ... to `max_steps`, or of those after the one that was resumed from. The weights of a
+        step have to be published before the next.
+
+        The weights of the model folder are published as version 0 if you have not published your own.
+
+        Raises:
+            RunFailedError: the run has failed; the message names what.
+        """
+        if self._owes_weights:
+            raise RuntimeError(f"publish the weights of your checkpoint first, as version {self._next_version}")
+        if self._next_version == 0:
+            self.publish(load_model(self.model_path, self._dtype, "cpu"))
+        for step in range(self._next_version, self.max_steps + 1):
+            batch = self._take(step)
+            if batch is None:
+                return
+            self._batch = batch
+            yield batch
+            if self._next_version == step:
+                raise RuntimeError(
+                    f"step {step} was trained but not published; call run.publish(model) after each batch"
+                )
+
+    def publish(self, model: Any, metrics: Mapping[str, float] | None = None) -> int:
+        """Publishes the model's weights (a `transformers` model) as the next policy version, and returns it.
+
+        Call it once after each batch; generation continues with the new weights once an engine has proved them.
+        `metrics`: of the step, written to `metrics.jsonl` and shown on the run's page with those of the batch, by names
+        of docs/metrics.md (`loss/mean`, `optim/grad_norm`) or your own.
+        """
+        if not self._resumed:
+            # In a folder with an earlier run, a script that does not resume from a checkpoint starts over.
+            self.resume_after(0)
+        version = self._next_version
+        manifest = self._publisher.publish(model, version)
+        if self._batch is not None:
+            # Before the run can end, which the last version does: it is over when all steps are written here.
+            assert self._metrics is not None
+            self._metrics.write(self._batch.step, {**self._batch.metrics, **(metrics or {})})
+            self._batch = None
+        self._announce(version, manifest, model)
+        self._next_version += 1
+        self._owes_weights = False
+        return version
+
+    def restore(self, device: str | torch.device = "cpu") -> dict[str, Any] | None:
+        """What the newest checkpoint of `save` holds, its tensors on `device`; None if there is none. Training resumes
+        after its step: load it, and publish the weights next.
+
+        Raises:
+            CheckpointError: it is damaged, or was saved by a run's own trainer.
+        """
+        found = self._checkpoints.load(device)
+        if found is None:
+            return None
+        step, state = found
+        self.resume_after(step)
+        return state
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Saves a checkpoint of the step that was published last, on disk when this returns, with the orchestrator's
+        part, so that `ckpt.resume_step` can go back to it.
+
+        Args:
+            state: what `restore` is to return: tensors, numbers, strings, and dicts and lists of them, such as
+                `{"model": model.state_dict(), "optimizer": optimizer.state_dict()}`.
+
+        Raises:
+            SavingError: it cannot be written.
+        """
+        step = self._published()
+        oldest = self._checkpoints.save(step, state)
+        self._report_saved(oldest, step)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the step that was published last is one to save: by `ckpt.interval`, the last, or asked for (as by
+        the time limit of a job)."""
+        step = self._next_version - 1
+        if step < 1:
+            return False
+        is_due = step == self.max_steps or (self._interval is not None and step % self._interval == 0)
+        return is_due or (self.output_dir / on_request.FILE).exists()
+
+    def checkpoint_saved(self) -> None:
+        """For scripts that save by other means than `save`: what was published last is on disk, with all that training
+        needs. Earlier batches may be deleted."""
+        step = self._published()
+        self._report_saved(step, None)
+
+    def resume_after(self, step: int) -> None:
+        """For such scripts: training resumes after `step`; publish its weights next, as version `step`.
+
+        Raises:
+            PrimerlError: there is no such step, or the batches after it are gone.
+        """
+        self._resume(step)
+        if self._metrics is not None:
+            self._metrics.close()
+        self._metrics = MetricsWriter(self.output_dir, after=step)
+        self._next_version = step
+        self._resumed, self._owes_weights = True, step > 0
+
+    def _published(self) -> int:
+        if self._next_version == 0:
+            raise RuntimeError("call run.publish(model) first: what it publishes is what the checkpoint holds")
+        return self._next_version - 1
+
+    def _close_metrics(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+
+    @property
+    @abc.abstractmethod
+    def _dtype(self) -> str:
+        """Number format of a model that the loop has not loaded itself."""
+
+    @abc.abstractmethod
+    def _take(self, step: int) -> Batch | None:
+        """The batch of `step`, waited for; None if there are no more."""
+
+    @abc.abstractmethod
+    def _announce(self, version: int, manifest: Path, model: Any) -> None: ...
+
+    @abc.abstractmethod
+    def _resume(self, step: int) -> None: ...
+
+    @abc.abstractmethod
+    def _report_saved(self, oldest: int, saved: int | None) -> None:
+        """Batches up to `oldest` are not asked for again; `saved`: the checkpoint that was just written, to which the
+        orchestrator adds its part."""

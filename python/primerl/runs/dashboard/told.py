@@ -1,0 +1,201 @@
+"""Answers about runs, as JSON: `primerl dashboard` shows them, and `primerl run compare` prints them.
+
+What is wrong with one run is in its `problem`; the others are shown as usual.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from primerl._core import RunCurves
+from primerl.launch.secrets import note_of_run
+from primerl.process.redaction import redact
+from primerl.runs import compare
+from primerl.runs.dashboard.sources import SourceError, Sources
+from primerl.runs.registry import Registry, Run, UnknownRunError
+from primerl.runs.standing import standing
+
+REWARD = "reward/all/mean"
+ENDS = 5
+"""Steps that a run's reward is the mean of."""
+READERS = 4
+LISTED_S = 1.0
+"""How long the list is used again, for all who look."""
+MOST_RUNS = 30
+"""Curves that can be distinguished."""
+MOST_NAMES = 16
+MOST_ROLLOUTS = 200
+
+
+def listed(run: Run) -> dict[str, Any]:
+    """A line of the list; times are seconds since 1970."""
+    try:
+        how = standing(run)
+        status, reason, step = how.status, redact(how.reason), how.step
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        status, reason, step = "UNKNOWN", f"its folder cannot be looked at: {error}", None
+    return {
+        "id": run.id,
+        "name": run.name,
+        "kind": run.kind,
+        "status": status,
+        "reason": reason,
+        "step": step,
+        "model": run.model,
+        "environments": run.environments,
+        "output_dir": str(run.output_dir),
+        "started": run.started,
+        "ended": run.ended,
+    }
+
+
+def compared(runs: Sequence[Run], sources: Sources | None = None) -> dict[str, Any]:
+    """`{runs, config, evaluations}`: what differs between these runs, by the order in which they are given.
+
+    A run is `{id, name, status, step, reward, cost, checkpoints, problem, ...}`; for `config` and `evaluations` see
+    [`differing`][primerl.runs.compare.differing] and [`side_by_side`][primerl.runs.compare.side_by_side].
+    """
+    sources = sources or Sources()
+    with ThreadPoolExecutor(READERS) as pool:
+        told = list(pool.map(lambda run: _told(run, sources), runs))
+    configs, lines = [one.pop("_config") for one in told], [one.pop("_evaluations") for one in told]
+    # A config that cannot be read does not differ in everything.
+    known = [config for config in configs if config]
+    rows = compare.differing(known) if len(known) > 1 else []
+    places = [number for number, config in enumerate(configs) if config]
+    for row in rows:
+        values = dict(zip(places, row["values"], strict=True))
+        row["values"] = [values.get(number) for number in range(len(runs))]
+    return {"runs": told, "config": rows, "evaluations": compare.side_by_side(lines)}
+
+
+def _told(run: Run, sources: Sources) -> dict[str, Any]:
+    found: dict[str, Any] = {**listed(run), "reward": None, "cost": {}, "checkpoints": [], "health": []}
+    config, problem = compare.config_of(run)
+    problems = [problem]
+    lines: list[dict[str, Any]] = []
+    try:
+        curves = sources.curves(run.output_dir)
+        lines = compare.evaluations_of(curves)
+        found["reward"] = _last_reward(curves)
+        found["cost"] = compare.cost(run.output_dir, curves)
+        found["checkpoints"] = compare.checkpoints(run.output_dir, lines)
+        found["health"] = json.loads(curves.health())["findings"]
+        problems.append(damage(curves))
+    except SourceError as error:
+        problems.append(str(error))
+    except OSError as error:  # its files vanish while they are read, or are not this user's
+        problems.append(f"its files cannot be read: {error}")
+    told = "; ".join(filter(None, problems))
+    return {**found, "problem": redact(told) or None, "_config": config, "_evaluations": lines}
+
+
+def damage(curves: RunCurves) -> str | None:
+    count = json.loads(curves.curves([]))["damaged"]
+    if not count:
+        return None
+    what = "1 line of its metrics is" if count == 1 else f"{count} lines of its metrics are"
+    return f"{what} not as a run writes metrics, and omitted"
+
+
+def _last_reward(curves: RunCurves) -> float | None:
+    last = json.loads(curves.curves([]))["steps"][1]
+    if last is None:
+        return None
+    values = json.loads(curves.curves([REWARD], first=max(0, last - ENDS + 1)))["curves"][REWARD]["y"]
+    return sum(values) / len(values) if values else None
+
+
+class Board:
+    """Answers of the dashboard. Threads may share it."""
+
+    def __init__(self) -> None:
+        self.sources = Sources()
+        self._lock = threading.Lock()
+        self._listed: tuple[float, list[Run], list[dict[str, Any]]] | None = None
+        self._noted: set[Path] = set()
+        self._pool = ThreadPoolExecutor(READERS)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The newest first. Raises StateError where the list cannot be read."""
+        return self._list()[1]
+
+    def _list(self) -> tuple[list[Run], list[dict[str, Any]]]:
+        with self._lock:
+            if self._listed is None or time.monotonic() - self._listed[0] > LISTED_S:
+                with Registry(reading=True) as registry:
+                    runs = registry.all()
+                for run in runs:
+                    if run.output_dir not in self._noted:
+                        self._noted.add(run.output_dir)
+                        note_of_run(run.output_dir)
+                self._listed = (time.monotonic(), runs, [listed(run) for run in runs])
+            return self._listed[1:]
+
+    def chosen(self, ids: Sequence[str]) -> list[Run]:
+        """Runs by their ids. Raises UnknownRunError, StateError."""
+        known = {run.id: run for run in self._list()[0]}
+        for given in ids:
+            if given not in known:
+                raise UnknownRunError(f"there is no run {given!r}, or not any more")
+        return [known[given] for given in ids]
+
+    def curves(self, runs: Sequence[Run], names: list[str], *, first: int, last: int, points: int) -> dict[str, Any]:
+        """`{steps: [first, last], names, runs: {id: {name: {x, y, mean}}}, problems: {id: why}}`."""
+
+        def read(run: Run) -> dict[str, Any]:
+            curves = self.sources.curves(run.output_dir)
+            return dict(json.loads(curves.curves(names, first=first, last=last, points=points)))
+
+        found, problems = self._each(runs, read)
+        for run in runs:
+            if run.id in found and found[run.id]["damaged"]:
+                problems[run.id] = str(damage(self.sources.curves(run.output_dir)))
+        bounds = [step for one in found.values() for step in one["steps"] if step is not None]
+        return {
+            "steps": [min(bounds), max(bounds)] if bounds else [None, None],
+            "names": sorted({name for one in found.values() for name in one["names"]}),
+            "runs": {run: one["curves"] for run, one in found.items()},
+            "problems": problems,
+        }
+
+    def compared(self, runs: Sequence[Run]) -> dict[str, Any]:
+        return compared(runs, self.sources)
+
+    def rollouts(self, runs: Sequence[Run], *, environment: str, example: int | None, limit: int) -> dict[str, Any]:
+        """`{runs: {id: page's list}, problems: {id: why}}`: rollouts of an environment, and of one example of it."""
+        query: dict[str, Any] = {"limit": limit}
+        query |= {"environment": environment} if environment else {}
+        query |= {"example": example} if example is not None else {}
+        path = f"/page/rollouts?{urlencode(query)}"
+        found, problems = self._each(runs, lambda run: json.loads(self.sources.ask(run.output_dir, path)))
+        problems |= {
+            run: f"the journal cannot be read: {one['problem']}" for run, one in found.items() if one["problem"]
+        }
+        return {"runs": found, "problems": problems}
+
+    def _each(self, runs: Sequence[Run], read: Callable[[Run], Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """What is read of each, and why it cannot be."""
+
+        def one(run: Run) -> tuple[Any, str | None]:
+            try:
+                return read(run), None
+            except SourceError as error:
+                return None, redact(str(error))
+            except OSError as error:
+                return None, redact(f"its files cannot be read: {error}")
+
+        answers = dict(zip([run.id for run in runs], self._pool.map(one, runs), strict=True))
+        found = {run: answer for run, (answer, problem) in answers.items() if problem is None}
+        return found, {run: problem for run, (_, problem) in answers.items() if problem is not None}
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.sources.close()

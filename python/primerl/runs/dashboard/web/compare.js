@@ -1,0 +1,63 @@
+// Runs side by side: what differs in their configs, evaluations, checkpoints, costs. The first one is what others are compared with.
+
+import { el, get, replace, short, signed, span, table, whole } from "/page/assets/common.js";
+import { chosen, nameOf, problems, sign, status } from "./choice.js";
+
+const GIGA = 1e9;
+const hours = (value) => (value === null || value === undefined ? "–" : `${short(value)} h`);
+const text = (value) => (value === null || value === undefined ? el("span", { class: "faint", text: "–" }) : el("code", { text: typeof value === "string" ? value : JSON.stringify(value) }));
+
+/** A score with its interval, and how far it is from the first run's. */
+export function measured(value, difference) {
+  if (!value) return el("span", { class: "faint", text: "–" });
+  const kind = difference?.significant ? (difference.by > 0 ? "better" : "worse") : "";
+  const ends = (one, form) => (one.low === null ? "" : ` ${form(one.low)} to ${form(one.high)}`);
+  const told = !difference ? "" : `${signed(difference.by)}${ends(difference, signed).replace(/^ (.*)$/, " ($1)")}${difference.significant === null ? "" : difference.significant ? ", significant" : ", not significant"}`;
+  return el("span", {}, el("b", { class: kind, text: short(value.mean) }), el("span", { class: "interval", text: ends(value, short).trim() }), told ? el("span", { class: "interval", text: told }) : "",
+    el("span", { class: "interval", text: `v${value.version ?? "–"}, ${whole(value.rollouts)} rollouts${value.complete ? "" : ", incomplete"}` }));
+}
+
+function saved(row) {
+  const scores = Object.entries(row.scores).flatMap(([environment, found]) => Object.entries(found).map(([name, one]) => `${environment} ${name} ${short(one.mean)}${one.low === null ? "" : ` (${short(one.low)} to ${short(one.high)})`}`));
+  return el("div", {}, `step ${whole(row.step)}: ${row.kinds.join(", ")}${row.ready ? "" : " (incomplete)"}, ${short(row.bytes / GIGA)} GB`, scores.length ? el("span", { class: "interval", text: scores.join("; ") }) : "");
+}
+
+export class Compare {
+  constructor() {
+    this.body = el("div", {}, el("p", { class: "note", text: "Reading…" }));
+    this.node = el("div", { class: "compare" }, el("h1", { text: "Compare" }), this.body);
+  }
+
+  async goTo(query, runs) {
+    const ids = chosen(query, runs);
+    if (ids.length === 0) return replace(this.body, el("p", { class: "card empty", text: "Choose runs first." }));
+    const found = await get("/api/compare", { runs: ids.join(",") });
+    this.show(found, runs);
+    return undefined;
+  }
+
+  show(found, runs) {
+    const told = found.runs;
+    // Nodes of their own for every table.
+    const head = (first) => [...first, ...told.map((run, number) => el("span", {}, sign(number), nameOf(run, runs)))];
+    const line = (title, pick) => [title, ...told.map(pick)];
+    const section = (title, note, content) => el("section", { class: "card" }, el("h2", { text: title }), note ? el("p", { class: "note", text: note }) : "", content);
+    const numbers = table(head([""]), [
+      line("status", (run) => el("span", {}, status(run), run.reason ? el("span", { class: "note reason", text: run.reason }) : "")), line("steps", (run) => whole(run.step)), line("reward, last 5 steps", (run) => short(run.reward)),
+      line("wall time", (run) => span(run.cost.wall_s)), line("tokens sampled", (run) => whole(run.cost.sampled_tokens)), line("tokens trained", (run) => whole(run.cost.trained_tokens)),
+      line("CPU", (run) => hours(run.cost.cpu_hours)), line("GPU", (run) => hours(run.cost.gpu_hours)),
+      line("health", (run) => (run.health.length ? el("ul", { class: "findings" }, run.health.map((one) => el("li", { text: one.what, title: one.advice }))) : "no rule finds anything wrong")),
+    ]);
+    const scores = found.evaluations.length
+      ? table(head(["environment, score"]), found.evaluations.map((row) => [`${row.environment}, ${row.score}`, ...row.values.map((value, at) => measured(value, row.differences[at]))]))
+      : el("p", { class: "note", text: "None of these runs has an evaluation." });
+    const configs = found.config.length
+      ? table(head(["key"]), found.config.map((row) => [el("code", { text: row.key }), ...row.values.map(text)]))
+      : el("p", { class: "note", text: told.length > 1 ? "Nothing differs." : "Choose a second run to compare it." });
+    const checkpoints = table(head([]), [told.map((run) => (run.checkpoints.length ? el("div", {}, run.checkpoints.map(saved)) : el("span", { class: "faint", text: "none" })))]);
+    const broken = Object.fromEntries(told.filter((run) => run.problem).map((run) => [run.id, run.problem]));
+    replace(this.body, problems(broken, runs), section("Outcome and cost", "", numbers),
+      section("Evaluations", "The newest of each environment that was measured whole, with 95 % intervals over its examples. Differences to the first run that has the score: 95 % by Newcombe's method from both intervals; significant where 0 is outside.", scores),
+      section("Configs", "Only what differs. Secrets are not shown.", configs), section("Checkpoints", "What is saved, with the evaluations of that very version.", checkpoints));
+  }
+}

@@ -1,0 +1,102 @@
+// The frame: which view is shown, the runs that are chosen, and the list, asked for again while somebody looks.
+
+import { el, get, hasKey, Refused, setKey, takeKey } from "/page/assets/common.js";
+import { Compare } from "./compare.js";
+import { Rollouts } from "./rollouts.js";
+import { Runs } from "./runs.js";
+
+const EVERY_MS = 3000;
+const main = document.getElementById("main");
+const problem = document.getElementById("problem");
+const state = document.getElementById("state");
+const VIEWS = { runs: Runs, compare: Compare, rollouts: Rollouts };
+let view = null;
+let shown = null;
+let asks = false;
+let runs = null;
+
+/** View and query of the address. */
+function address() {
+  const [path, search] = location.hash.slice(1).split("?");
+  const name = path.replace(/^\//, "") || "runs";
+  return [name in VIEWS ? name : "runs", new URLSearchParams(search)];
+}
+
+/** The links to the other views keep the runs that are chosen. */
+function links(query) {
+  const chosen = query.get("runs");
+  for (const link of document.querySelectorAll("nav a")) {
+    const name = link.dataset.view;
+    link.href = `#/${name === "runs" ? "" : name}${chosen ? `?runs=${chosen}` : ""}`;
+    if (name === shown) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+function show() {
+  takeKey();
+  const [name, query] = address();
+  tell(null);
+  if (name !== shown) {
+    view?.close?.();
+    view = new VIEWS[name](tell);
+    shown = name;
+    main.replaceChildren(view.node);
+    scrollTo(0, 0);
+  }
+  links(query);
+  if (runs) view.goTo(query, runs).catch(tell);
+  else look();
+}
+
+/** What went wrong, in the server's words; `null`: nothing. */
+function tell(error) {
+  if (error?.name === "AbortError" || (error?.status === 401 && problem.querySelector("form"))) return;
+  problem.hidden = !error;
+  problem.textContent = error?.message ?? "";
+  if (!(error instanceof Refused) || error.status !== 401) return;
+  const field = el("input", { type: "password", name: "key", autocomplete: "off", "aria-label": "the dashboard's key" });
+  const use = (event) => {
+    event.preventDefault();
+    setKey(field.value);
+    problem.replaceChildren();
+    show();
+  };
+  const asked = hasKey() ? "That is not the dashboard's key. " : "This dashboard has a key; it was printed with its address. ";
+  problem.replaceChildren(el("form", { class: "row", on: { submit: use } }, asked, field, el("button", { text: "Show the runs" })));
+  field.focus();
+}
+
+async function look() {
+  if (asks || document.hidden) return;
+  asks = true;
+  try {
+    const first = runs === null;
+    ({ runs } = await get("/api/runs"));
+    const running = runs.filter((run) => run.status === "RUNNING").length;
+    state.className = running ? "live" : "";
+    state.textContent = `${runs.length} runs, ${running} running`;
+    const [, query] = address();
+    await (first ? view.goTo(query, runs) : view.news?.(runs));
+  } catch (error) {
+    if (error.name !== "AbortError") {
+      state.className = "lost";
+      state.textContent = error instanceof Refused ? "refused" : "cannot be reached";
+      if (error instanceof Refused) tell(error);
+    }
+  } finally {
+    asks = false;
+  }
+}
+
+addEventListener("hashchange", show);
+document.addEventListener("visibilitychange", look);
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest("input:not([type=checkbox]), select, textarea")) return;
+  const name = { o: "runs", c: "compare", r: "rollouts" }[event.key];
+  if (name) document.querySelector(`nav a[data-view=${name}]`).click();
+  else view?.key?.(event);
+});
+setInterval(look, EVERY_MS);
+show();

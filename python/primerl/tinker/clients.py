@@ -1,0 +1,273 @@
+"""Training clients: adapters over one base model, whose weights they share.
+
+Each client has modules of its own around the base model's tensors, with an adapter, gradients that add up from call to
+call until its optimizer steps, and moments. All are used by one thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primerl.tinker.losses import LossInputError, check
+from primerl.tinker.wire import Datum, Request, datums_of, output_of
+from primerl.train.adapters.files import folder_digest
+from primerl.train.adapters.lora import Adapter, add_adapter, saved_name
+from primerl.train.adapters.merging import is_adapter
+from primerl.train.adapters.targets import choose
+from primerl.train.distributed.ranks import Ranks
+from primerl.train.loss.logprobs import token_logprobs
+from primerl.train.model.loading import make_ready
+from primerl.train.model.packed_model import PackedSequences, dtype_on, load_model, output_head, predicted_hidden
+from primerl.train.settings import ALL_LINEAR, ComputationConfig, LoraConfig
+from primerl.train.weights.publish import WeightsPublisher
+
+log = logging.getLogger("primerl.tinker")
+
+ATTENTION = ("attn", "attention", "mixer")
+"""Parts of the names of layers that `train_attn` is about; the others are `train_mlp`'s."""
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """What a client asks for. The output layer (`train_unembed`) has no adapter here."""
+
+    rank: int
+    seed: int
+    train_mlp: bool
+    train_attn: bool
+
+    def targets(self, model: Any) -> list[str]:
+        """Raises LossInputError if there are none."""
+        if self.train_mlp and self.train_attn:
+            return [ALL_LINEAR]
+        if not (self.train_mlp or self.train_attn):
+            raise LossInputError("lora_config: train_mlp and train_attn are both false; there is nothing to train")
+        config = LoraConfig(rank=self.rank, alpha=1.0, dropout=0.0, target_modules=[ALL_LINEAR], adapter_path=None)
+        names = choose(model, config).linear
+        wanted = [name for name in names if any(part in name for part in ATTENTION) == self.train_attn]
+        if not wanted:
+            raise LossInputError("lora_config: the model has no layers of the kind that is to be trained")
+        return wanted
+
+
+class BaseModel:
+    """The model that all clients train adapters of. Not thread-safe."""
+
+    def __init__(self, folder: Path, computation: ComputationConfig, alpha: float, *, trusted: bool) -> None:
+        """Raises ModelError: it cannot be trained, or packed it does not compute what it computes alone."""
+        self.folder, self.alpha = folder, alpha
+        ranks = Ranks.join(1, 1, computation.dist_timeout_s)
+        self.device = ranks.device
+        self.model = load_model(
+            folder, dtype_on(self.device, computation.dtype), self.device, trust_remote_code=trusted
+        )
+        make_ready(self.model, computation, None, folder, 0, ranks)
+        self.model.requires_grad_(False)
+        self.digest = folder_digest(folder)
+        self.vocabulary = int(self.model.get_input_embeddings().num_embeddings)
+
+    def adapted(self, options: LoraOptions) -> tuple[Any, Adapter]:
+        """A model with the base model's own tensors, and a new adapter. Raises LossInputError."""
+        own = [*self.model.parameters(), *self.model.buffers()]
+        model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in own})
+        config = LoraConfig(
+            rank=options.rank,
+            alpha=self.alpha,
+            dropout=0.0,
+            target_modules=options.targets(model),
+            adapter_path=None,
+        )
+        return model, add_adapter(model, config, self.folder, options.seed, self.digest)
+
+
+class Published:
+    """Writes whole weights for engines: the base model's, or those with an adapter merged in."""
+
+    def __init__(self, base: BaseModel, folder: Path) -> None:
+        self._base = base
+        self._folder = folder
+        self._adapted: dict[tuple[int, bool, bool], tuple[Any, Adapter]] = {}
+        """By what decides the adapter's shape."""
+
+    def write(self, version: int, options: LoraOptions | None, tensors: Mapping[str, Tensor] | None) -> Path:
+        """The folder that an engine loads; `tensors` are those of an adapter, by peft's names."""
+        publisher = WeightsPublisher(self._folder, keep_last=1, keep_all=True)
+        if options is None or tensors is None:
+            return publisher.publish(self._base.model, version).parent
+        key = (options.rank, options.train_mlp, options.train_attn)
+        if key not in self._adapted:
+            self._adapted[key] = self._base.adapted(options)
+        model, adapter = self._adapted[key]
+        set_tensors(adapter, tensors)
+        return publisher.publish(model, version).parent
+
+
+def set_tensors(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
+    """Raises LossInputError where they are of another adapter."""
+    own = {saved_name(name): one for name, one in adapter.model.named_parameters() if is_adapter(name)}
+    if own.keys() != tensors.keys() or any(own[name].shape != tensors[name].shape for name in own):
+        raise LossInputError("the saved adapter has other layers or another rank than this model gives it")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+class TrainingClient:
+    def __init__(self, base: BaseModel, options: LoraOptions, micro_batch_tokens: int) -> None:
+        self.options = options
+        self.steps = 0
+        self._base = base
+        self._micro_batch_tokens = micro_batch_tokens
+        self.model, self.adapter = base.adapted(options)
+        self._parameters = [one for name, one in self.model.named_parameters() if is_adapter(name)]
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0)
+        self._failed: str | None = None
+        """Why gradients are missing, after a call that failed."""
+
+    # Training ---------------------------------------------------------------------------------------------------------
+
+    def forward_backward(self, request: Request) -> Any:
+        """The answer, as a message. Raises LossInputError; gradients are then dropped at the next `optim_step`."""
+        try:
+            return self._forward_backward(request)
+        except BaseException as error:
+            if not request.forward_only:
+                self._failed = str(error) or type(error).__name__
+            raise
+
+    def _forward_backward(self, request: Request) -> Any:
+        loss, names = check(request.loss, request.config)
+        datums = datums_of(request, names, self._base.vocabulary, self._micro_batch_tokens)
+        outputs: list[dict[str, Tensor]] = [{} for _ in datums]
+        total = 0.0
+        with torch.set_grad_enabled(not request.forward_only):
+            for places in packed(datums, self._micro_batch_tokens):
+                logprobs = self._logprobs([datums[place] for place in places])
+                losses = [
+                    loss(own, {name: one.to(own.device) for name, one in datums[place].columns.items()}, request.config)
+                    for place, own in zip(places, logprobs, strict=True)
+                ]
+                whole = torch.stack([one.sum() for one in losses]).sum()
+                value = whole.item()
+                if not math.isfinite(value):
+                    raise LossInputError(f"the loss of the datums {places} is {value}")
+                if not request.forward_only and whole.requires_grad:
+                    whole.backward()  # type: ignore[no-untyped-call]
+                total += value
+                for place, own, elements in zip(places, logprobs, losses, strict=True):
+                    outputs[place] = {"logprobs": own, "elementwise_loss": elements}
+        return output_of(outputs, {"loss:sum": total})
+
+    def _logprobs(self, datums: Sequence[Datum]) -> list[Tensor]:
+        """Log-probabilities of each datum's targets, at temperature 1, of their shape; differentiable."""
+        device = self._base.device
+        token_ids = torch.cat([datum.token_ids for datum in datums]).to(device)
+        lengths = [len(datum.token_ids) for datum in datums]
+        sequences = PackedSequences.from_lengths(lengths, device)
+        # The state at each position predicts its target, which need not be the next token of the input.
+        hidden = predicted_hidden(self.model, token_ids, sequences, torch.arange(1, len(token_ids) + 1, device=device))
+        widths = [1 if datum.targets.ndim == 1 else datum.targets.shape[1] for datum in datums]
+        if max(widths) > 1:
+            repeats = torch.cat([torch.full((n,), k) for n, k in zip(lengths, widths, strict=True)]).to(device)
+            hidden = hidden.repeat_interleave(repeats, dim=0)
+        targets = torch.cat([datum.targets.flatten() for datum in datums]).to(device)
+        logprobs, _ = token_logprobs(hidden, output_head(self.model), targets, entropy=False)
+        parts = torch.split(logprobs, [datum.targets.numel() for datum in datums])
+        return [part.view(datum.targets.shape) for part, datum in zip(parts, datums, strict=True)]
+
+    def optim_step(self, given: Mapping[str, Any]) -> dict[str, float]:
+        """One step of AdamW by all gradients since the last one. Raises LossInputError; nothing has changed then."""
+        if self._failed is not None:
+            why, self._failed = self._failed, None
+            self._optimizer.zero_grad()
+            raise LossInputError(
+                f"a forward_backward since the last optim_step has failed ({why}), so the gradients are not those of "
+                "all its data; they were dropped: call forward_backward again"
+            )
+        values = adam_options(given)
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        norm = torch.nn.utils.get_total_norm([one.grad for one in self._parameters if one.grad is not None])
+        if not math.isfinite(norm.item()):
+            self._optimizer.zero_grad()
+            raise LossInputError(f"the norm of the gradient is {norm.item()}; the gradients were dropped")
+        if 0.0 < values.clip < norm.item():
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, values.clip, norm)
+        for group in self._optimizer.param_groups:
+            group |= values.group
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.steps += 1
+        return {"grad_norm:mean": norm.item(), "learning_rate:mean": values.group["lr"]}
+
+    # State ------------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The adapter's, copied, by peft's names."""
+        return {name: tensor.clone() for name, tensor in self.adapter.tensors().items()}
+
+    def state(self) -> dict[str, Any]:
+        """The optimizer's state, for `load`."""
+        return {"optimizer": self._optimizer.state_dict(), "steps": self.steps}
+
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:
+        """`state`: None for moments that begin at zero."""
+        set_tensors(self.adapter, tensors)
+        if state is not None:
+            self._optimizer.load_state_dict(dict(state["optimizer"]))
+            self.steps = int(state["steps"])
+
+
+@dataclass(frozen=True)
+class AdamOptions:
+    group: dict[str, Any]
+    clip: float
+
+
+def adam_options(given: Mapping[str, Any]) -> AdamOptions:
+    """`AdamParams` of the SDK, as a group of torch's AdamW. Raises LossInputError."""
+    known = {
+        "learning_rate": 1e-4,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-12,
+        "weight_decay": 0.0,
+        "grad_clip_norm": 0.0,
+    }
+    unknown = sorted(given.keys() - known.keys() - {"type"})
+    if unknown or given.get("type", "adamw") not in ("adam", "adamw"):
+        raise LossInputError(f"adam_params: {unknown or given['type']} is not known; this server steps by AdamW only")
+    values = {}
+    for name, default in known.items():
+        value = given.get(name, default)
+        if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            raise LossInputError(f"adam_params.{name} is {value!r}; it has to be a finite number of at least 0")
+        values[name] = float(value)
+    if max(values["beta1"], values["beta2"]) >= 1:
+        raise LossInputError("adam_params: beta1 and beta2 have to be below 1")
+    group = {"lr": values["learning_rate"], "betas": (values["beta1"], values["beta2"])}
+    return AdamOptions(group | {name: values[name] for name in ("eps", "weight_decay")}, values["grad_clip_norm"])
+
+
+def packed(datums: Sequence[Datum], most_tokens: int) -> list[list[int]]:
+    """Places of the datums of each micro-batch, of at most so many tokens: first fit, the longest first."""
+    rows: list[tuple[list[int], int]] = []
+    for place in sorted(range(len(datums)), key=lambda one: -len(datums[one].token_ids)):
+        size = len(datums[place].token_ids)
+        for index, (places, used) in enumerate(rows):
+            if used + size <= most_tokens:
+                rows[index] = ([*places, place], used + size)
+                break
+        else:
+            rows.append(([place], size))
+    return [places for places, _ in rows]

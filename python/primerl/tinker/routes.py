@@ -1,0 +1,355 @@
+"""HTTP of the Tinker API, under `/api/v1`: paths, key and answers. What a call means is in `service`.
+
+Answers that decide what the SDK does: 408 has it poll again, 404 and 410 end a call, 5xx would be repeated without end,
+so a failed call is a result with `error` instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from primerl.tinker.futures import Future
+from primerl.tinker.losses import LossInputError
+from primerl.tinker.service import SAMPLER, WEIGHTS, Model, Service, UnknownError
+from primerl.tinker.store import Facts
+from primerl.tinker.wire import request_of
+
+log = logging.getLogger("primerl.tinker")
+
+PREFIX = "/api/v1/"
+HOLD_S = 20.0
+"""The length of a long poll; the SDK gives up after 45 s."""
+MOST_BODY = 1 << 30
+OLD_SDK = (
+    "forward_backward is read as application/x-protobuf only, which the Tinker SDK sends from version 0.25 on; this "
+    "one is older: pip install -U tinker"
+)
+NOT_HERE = "{method} {path} is not part of this server: what it has is in docs/tinker.md"
+Body = dict[str, Any]
+
+
+class RefusedError(Exception):
+    """An answer that is no result."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Call:
+    method: str
+    parts: list[str]
+    """The path's, after the prefix."""
+    body: Body
+    raw: bytes
+    headers: Mapping[str, str]
+    query: Mapping[str, str]
+
+    def need(self, *names: str) -> None:
+        """Raises RefusedError for a body without one of these."""
+        for name in names:
+            if self.body.get(name) is None:
+                raise RefusedError(422, f"{'/'.join(self.parts)}: the body lacks {name}")
+
+
+def application(service: Service, key: str | None, engines_key: str, max_context: int) -> Starlette:
+    """`key`: what clients send as `X-API-Key`; None: any. `engines_key`: what this server's own engines send."""
+    routes = Routes(service, max_context)
+
+    async def answer(request: Request) -> Response:
+        path = request.url.path
+        if path == "/engines/join":
+            return await _joined(service, request, engines_key)
+        given = request.headers.get("x-api-key", "")
+        if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
+            return _refused(
+                401, "the key is not this server's: set TINKER_API_KEY to the value that it was started with"
+            )
+        if path == "/status":
+            return JSONResponse(service.status())
+        try:
+            raw = await _read(request)
+            is_json = raw and "json" in request.headers.get("content-type", "json")
+            body = json.loads(raw) if is_json else {}
+            if not isinstance(body, dict):
+                raise RefusedError(422, "the body has to be a JSON object")
+            parts = path.removeprefix(PREFIX).strip("/").split("/")
+            call = Call(request.method, parts, body, raw, request.headers, request.query_params)
+            if not path.startswith(PREFIX):
+                raise RefusedError(404, NOT_HERE.format(method=request.method, path=path))
+            found = await routes.answer(call)
+        except RefusedError as error:
+            return _refused(error.status, str(error))
+        except UnknownError as error:
+            return _refused(404, str(error))
+        except (LossInputError, ValueError, TypeError, KeyError) as error:
+            return _refused(422, f"{path}: {error}")
+        return found if isinstance(found, Response) else JSONResponse(found)
+
+    methods = ["GET", "POST", "PUT", "DELETE"]
+    return Starlette(routes=[Route("/{path:path}", answer, methods=methods)])
+
+
+def _refused(status: int, detail: str) -> JSONResponse:
+    log.info("refused with %d: %s", status, detail)
+    return JSONResponse({"detail": detail}, status)
+
+
+async def _read(request: Request) -> bytes:
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > MOST_BODY:
+                raise RefusedError(413, f"the body is larger than {MOST_BODY} bytes; send fewer datums in a call")
+            parts.append(part)
+    except ClientDisconnect:
+        raise RefusedError(400, "the client has gone") from None
+    return b"".join(parts)
+
+
+async def _joined(service: Service, request: Request, engines_key: str) -> Response:
+    if not hmac.compare_digest(request.headers.get("authorization", ""), f"Bearer {engines_key}"):
+        return _refused(401, "only this server's own engines join it")
+    body = json.loads(await _read(request))
+    await service.pool.joined(str(body["name"]), str(body["url"]))
+    return JSONResponse({"engine": body["name"]})
+
+
+class Routes:
+    def __init__(self, service: Service, max_context: int) -> None:
+        self._service = service
+        self._max_context = max_context
+        simple: dict[str, Callable[[Call], Awaitable[Any]]] = {
+            "client": self._client,
+            "create_session": self._create_session,
+            "session_heartbeat": self._heartbeat,
+            "sessions": self._sessions,
+            "healthz": self._healthz,
+            "telemetry": self._telemetry,
+            "cancel_future": self._cancel,
+            "get_server_capabilities": self._capabilities,
+            "create_model": self._create_model,
+            "get_info": self._get_info,
+            "forward_backward": self._forward_backward,
+            "optim_step": self._optim_step,
+            "load_weights": self._load_weights,
+            "save_weights": self._save_weights,
+            "save_weights_for_sampler": self._save_for_sampler,
+            "create_sampling_session": self._create_sampler,
+            "samplers": self._samplers,
+            "asample": self._asample,
+            "retrieve_future": self._retrieve,
+            "weights_info": self._weights_info,
+            "training_runs": self._training_runs,
+            "checkpoints": self._checkpoints,
+        }
+        self._by_name = simple
+
+    async def answer(self, call: Call) -> Any:
+        found = self._by_name.get(call.parts[0])
+        if found is None:
+            raise RefusedError(404, NOT_HERE.format(method=call.method, path="/".join(call.parts)))
+        return await found(call)
+
+    # Connection
+
+    async def _client(self, call: Call) -> Any:
+        if call.parts[1:] == ["config"]:
+            # One batch in one request, so that it is packed as a whole.
+            return {"fwdbwd_max_chunk_len": 1 << 20, "fwdbwd_max_chunk_bytes_count": MOST_BODY // 2}
+        return {"refresh_interval_sec": 300, "sample_cancel_enabled": False}
+
+    async def _create_session(self, call: Call) -> Any:
+        session, info = self._service.begin()
+        return {"session_id": session.id, "info_message": info}
+
+    async def _heartbeat(self, call: Call) -> Any:
+        call.need("session_id")
+        try:
+            self._service.heartbeat(str(call.body["session_id"]))
+        except UnknownError as error:
+            raise RefusedError(410, str(error)) from None
+        return {}
+
+    async def _sessions(self, call: Call) -> Any:
+        if call.parts[2:] != ["finish"]:
+            raise RefusedError(404, NOT_HERE.format(method=call.method, path="/".join(call.parts)))
+        await self._service.finish(call.parts[1])
+        return {}
+
+    async def _healthz(self, call: Call) -> Any:
+        return {"status": "ok"}
+
+    async def _telemetry(self, call: Call) -> Any:
+        return {"status": "accepted"}
+
+    async def _cancel(self, call: Call) -> Any:
+        return {}
+
+    async def _capabilities(self, call: Call) -> Any:
+        how = {"max_context_length": self._max_context, "trainable": True, "sampleable": True}
+        return {"supported_models": [{"model_name": name, **how} for name in self._service.limits.names]}
+
+    # Training
+
+    async def _create_model(self, call: Call) -> Any:
+        call.need("session_id", "base_model")
+        return _promise(self._service.create_model(call.body))
+
+    async def _get_info(self, call: Call) -> Any:
+        model = self._service.model(call.body.get("model_id"))
+        data = {"arch": self._service.architecture, "model_name": model.base_model}
+        return {
+            "model_id": model.id,
+            "is_lora": True,
+            "lora_rank": model.options.rank,
+            "model_name": model.base_model,
+            "model_data": data | {"tokenizer_id": self._service.tokenizer_folder},
+        }
+
+    async def _forward_backward(self, call: Call) -> Any:
+        if "protobuf" not in call.headers.get("content-type", ""):
+            raise RefusedError(415, OLD_SDK)
+        raw = call.raw
+        if call.headers.get("content-encoding") == "zstd":
+            import zstandard
+
+            raw = zstandard.ZstdDecompressor().decompress(raw, max_output_size=MOST_BODY)
+        return _promise(self._service.forward_backward(request_of(raw)))
+
+    async def _optim_step(self, call: Call) -> Any:
+        return _promise(self._service.optim_step(call.body))
+
+    async def _load_weights(self, call: Call) -> Any:
+        call.need("path")
+        if call.body.get("session_id"):
+            return _promise(self._service.load_model({"optimizer": False, **call.body}))
+        return _promise(self._service.load_into(call.body))
+
+    async def _save_weights(self, call: Call) -> Any:
+        call.need("path")
+        return _promise(self._service.save(call.body, WEIGHTS))
+
+    async def _save_for_sampler(self, call: Call) -> Any:
+        return _promise(self._service.save(call.body, SAMPLER))
+
+    # Sampling
+
+    async def _create_sampler(self, call: Call) -> Any:
+        call.need("session_id")
+        try:
+            sampler = await self._service.create_sampler(call.body)
+        except LossInputError as error:
+            raise RefusedError(404, str(error)) from None
+        return {"sampling_session_id": sampler.id}
+
+    async def _samplers(self, call: Call) -> Any:
+        sampler = self._service.sampler("/".join(call.parts[1:]))
+        return {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.path}
+
+    async def _asample(self, call: Call) -> Any:
+        future = self._service.sample(call.body)
+        count = max(1, int(call.body.get("num_samples") or 1))
+        return _promise(future) | {"sample_sequence_ids": [f"{future.id}:{index}" for index in range(count)]}
+
+    async def _retrieve(self, call: Call) -> Any:
+        future = self._service.futures.get(str(call.body.get("request_id")))
+        if future is None:
+            raise RefusedError(410, "this promise is not known: it is too old, or the server was started again")
+        try:
+            await asyncio.wait_for(future.done.wait(), HOLD_S)
+        except TimeoutError:
+            return JSONResponse({"type": "try_again", "request_id": future.id, "queue_state": "active"}, 408)
+        return Response(future.body, media_type=future.media_type)
+
+    # States
+
+    async def _weights_info(self, call: Call) -> Any:
+        try:
+            facts = await self._service.facts(str(call.body.get("tinker_path")))
+        except LossInputError as error:
+            raise RefusedError(404, str(error)) from None
+        return {
+            "base_model": facts.base_model,
+            "is_lora": True,
+            "lora_rank": facts.options.rank,
+            "train_mlp": facts.options.train_mlp,
+            "train_attn": facts.options.train_attn,
+            "train_unembed": False,
+        }
+
+    async def _training_runs(self, call: Call) -> Any:
+        parts = call.parts[1:]
+        if call.method == "DELETE" and len(parts) == 4 and parts[1] == "checkpoints":
+            try:
+                await self._service.delete(f"tinker://{parts[0]}/{parts[2]}/{parts[3]}")
+            except LossInputError as error:
+                raise RefusedError(404, str(error)) from None
+            return Response(status_code=204)
+        if len(parts) >= 2 and parts[1] == "checkpoints":
+            return _listed(await self._service.states(parts[0]), call)
+        runs = _runs(self._service.models, await self._service.states())
+        if not parts:
+            page, cursor = _page(list(runs.values()), call)
+            return {"training_runs": page, "cursor": cursor}
+        if parts[0] not in runs:
+            raise RefusedError(404, f"training run {parts[0]!r} is not known")
+        return runs[parts[0]]
+
+    async def _checkpoints(self, call: Call) -> Any:
+        return _listed(await self._service.states(), call)
+
+
+def _promise(future: Future) -> Body:
+    return {"request_id": future.id, "model_id": future.model_id}
+
+
+def _page(found: list[Any], call: Call) -> tuple[list[Any], Body]:
+    offset, limit = int(call.query.get("offset", 0)), int(call.query.get("limit", 100))
+    cursor = {"offset": offset, "limit": limit, "total_count": len(found)}
+    return found[offset : offset + limit], cursor
+
+
+def _listed(states: list[Facts], call: Call) -> Body:
+    page, cursor = _page([one.as_json() for one in states], call)
+    return {"checkpoints": page, "cursor": cursor}
+
+
+def _runs(models: Mapping[str, Model], states: list[Facts]) -> dict[str, Body]:
+    """Those that train, and those that have saved something, the last first."""
+    from datetime import UTC, datetime
+
+    found: dict[str, tuple[float, Body]] = {}
+
+    def add(name: str, at: float, base_model: str, rank: int, metadata: Any) -> None:
+        last = max(at, found[name][0]) if name in found else at
+        run = {
+            "training_run_id": name,
+            "base_model": base_model,
+            "model_owner": "local",
+            "is_lora": True,
+            "corrupted": False,
+            "lora_rank": rank,
+            "last_request_time": datetime.fromtimestamp(last, UTC).isoformat(),
+            "user_metadata": metadata,
+        }
+        found[name] = (last, run)
+
+    for state in states:
+        add(state.model_id, state.saved, state.base_model, state.options.rank, state.user_metadata)
+    for model in models.values():
+        add(model.id, model.last_call, model.base_model, model.options.rank, model.user_metadata)
+    return {name: run for name, (_, run) in sorted(found.items(), key=lambda entry: -entry[1][0])}

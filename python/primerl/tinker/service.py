@@ -1,0 +1,441 @@
+"""What each call means: sessions, training clients, sampling clients. HTTP is `routes`'."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from primerl.tinker import sampling
+from primerl.tinker.clients import BaseModel, LoraOptions, Published, TrainingClient
+from primerl.tinker.engines import Pool, Weights
+from primerl.tinker.futures import Future, Futures, Queue
+from primerl.tinker.losses import LossInputError
+from primerl.tinker.store import SAMPLER, WEIGHTS, Facts, Store
+from primerl.tinker.wire import Request
+
+log = logging.getLogger("primerl.tinker")
+
+BASE = "base"
+NO_UNEMBED = "train_unembed: this server trains no adapter of the output layer; the layers between are trained"
+
+
+class UnknownError(Exception):
+    """There is no such session, model, sampler or promise. The message names it."""
+
+
+@dataclass
+class Session:
+    id: str
+    heard: float
+    models: list[str] = field(default_factory=list)
+    samplers: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Model:
+    """A training client, with what the API knows of it."""
+
+    id: str
+    session: str
+    base_model: str
+    options: LoraOptions
+    user_metadata: Any
+    queue: Queue
+    client: TrainingClient
+    last_call: float
+    calls: int = 0
+    loss: float | None = None
+    """Sum of the last forward_backward."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    id: str
+    base_model: str
+    path: str | None
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Limits:
+    names: tuple[str, ...]
+    """By which clients may call the base model, its own first."""
+    max_rank: int
+    max_clients: int
+    most_tokens: int
+    gap_s: float
+    session_s: float
+
+
+class Service:
+    """Used by one event loop; torch computes in the pool's thread."""
+
+    def __init__(self, base: BaseModel, pool: Pool, output_dir: Path, limits: Limits, tokenizer: Any) -> None:
+        self.limits = limits
+        self.futures = Futures()
+        self.sessions: dict[str, Session] = {}
+        self.models: dict[str, Model] = {}
+        self.samplers: dict[str, Sampler] = {}
+        self.pool = pool
+        self.architecture = type(base.model).__name__
+        self.tokenizer_folder = str(base.folder)
+        self._base = base
+        self._store = Store(output_dir / "states", base.digest)
+        self._tokenizer = tokenizer
+        self._published = Published(base, output_dir)
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Sessions
+
+    def begin(self) -> tuple[Session, str]:
+        session = Session(uuid.uuid4().hex[:12], time.monotonic())
+        self.sessions[session.id] = session
+        return session, NO_UNEMBED
+
+    def heartbeat(self, session_id: str) -> None:
+        self._session(session_id).heard = time.monotonic()
+
+    async def finish(self, session_id: str) -> None:
+        """Its models and samplers are let go; what they have saved stays."""
+        session = self.sessions.pop(session_id, None)
+        if session is None:
+            return
+        for name in session.samplers:
+            self.samplers.pop(name, None)
+        for name in session.models:
+            model = self.models.pop(name, None)
+            if model is not None:
+                await model.queue.close("the session has ended")
+
+    async def tend(self) -> None:
+        """To be called now and then: sessions without heartbeats end, and old results are forgotten."""
+        now = time.monotonic()
+        self.futures.forget_old(now)
+        for session in list(self.sessions.values()):
+            if now - session.heard > self.limits.session_s:
+                log.warning(
+                    "session %s has sent no heartbeat for %.0f s; its %d training clients are let go (what they saved "
+                    "stays)",
+                    session.id,
+                    now - session.heard,
+                    len(session.models),
+                )
+                await self.finish(session.id)
+
+    def _session(self, session_id: str) -> Session:
+        if session_id not in self.sessions:
+            raise UnknownError(f"session {session_id!r} is not known: it has ended, or the server was started again")
+        return self.sessions[session_id]
+
+    # Training clients
+
+    def create_model(self, body: Mapping[str, Any]) -> Future:
+        session = self._session(str(body["session_id"]))
+        model_id = f"{session.id}:train:{body.get('model_seq_id', 0)}"
+        # As a retry of the same call.
+        known = self.futures.of_call((model_id, 0))
+        if known is not None:
+            return known
+        future = self.futures.new("create_model", model_id, (model_id, 0))
+
+        async def work() -> dict[str, Any]:
+            self._check_base(body.get("base_model"))
+            options = self._options(body.get("lora_config"))
+            self._check_room()
+            client = await self._compute(TrainingClient, self._base, options, self.limits.most_tokens)
+            self._add(session, model_id, str(body["base_model"]), options, body.get("user_metadata"), client)
+            return {"model_id": model_id}
+
+        self._start(future, work)
+        return future
+
+    def load_model(self, body: Mapping[str, Any]) -> Future:
+        """A new training client from a saved state."""
+        session = self._session(str(body["session_id"]))
+        model_id = f"{session.id}:train:{body.get('model_seq_id', 0)}"
+        known = self.futures.of_call((model_id, 0))
+        if known is not None:
+            return known
+        future = self.futures.new("load_weights", model_id, (model_id, 0))
+
+        async def work() -> dict[str, Any]:
+            self._check_room()
+            facts, client = await self._compute(self._loaded, str(body["path"]), with_optimizer=bool(body["optimizer"]))
+            metadata = body.get("user_metadata") or facts.user_metadata
+            self._add(session, model_id, facts.base_model, facts.options, metadata, client)
+            return {"model_id": model_id, "path": body["path"]}
+
+        self._start(future, work)
+        return future
+
+    def _loaded(self, path: str, *, with_optimizer: bool) -> tuple[Facts, TrainingClient]:
+        facts, tensors, state = self._store.load(path)
+        if with_optimizer and state is None:
+            raise LossInputError(f"{path} holds no optimizer state (it was saved for samplers): load it without")
+        client = TrainingClient(self._base, facts.options, self.limits.most_tokens)
+        client.load(tensors, state if with_optimizer else None)
+        return facts, client
+
+    def _add(
+        self,
+        session: Session,
+        model_id: str,
+        base_model: str,
+        options: LoraOptions,
+        metadata: Any,
+        client: TrainingClient,
+    ) -> None:
+        queue = Queue(self._turn, self.limits.gap_s)
+        now = time.time()
+        self.models[model_id] = Model(model_id, session.id, base_model, options, metadata, queue, client, now)
+        session.models.append(model_id)
+
+    def _check_base(self, name: object) -> None:
+        if name not in self.limits.names:
+            raise LossInputError(f"base_model {name!r} is not served here; served: {', '.join(self.limits.names)}")
+
+    def _check_room(self) -> None:
+        if len(self.models) >= self.limits.max_clients:
+            raise LossInputError(
+                f"this server has {len(self.models)} training clients, as many as it takes (max_clients); end one first"
+            )
+
+    def _options(self, given: Mapping[str, Any] | None) -> LoraOptions:
+        given = given or {}
+        rank = given.get("rank", 32)
+        if not isinstance(rank, int) or not 1 <= rank <= self.limits.max_rank:
+            raise LossInputError(f"lora_config.rank is {rank!r}; this server takes 1 to {self.limits.max_rank}")
+        seed = given.get("seed")
+        seed = 0 if seed is None else int(seed) % 2**63
+        mlp, attention = given.get("train_mlp", True), given.get("train_attn", True)
+        return LoraOptions(rank, seed, bool(mlp), bool(attention))
+
+    def model(self, model_id: object) -> Model:
+        if model_id not in self.models:
+            raise UnknownError(
+                f"model {model_id!r} is not known: its session has ended, or the server was started again"
+            )
+        return self.models[str(model_id)]
+
+    def forward_backward(self, request: Request) -> Future:
+        async def work(model: Model) -> Any:
+            output = await self._compute(model.client.forward_backward, request)
+            model.loss = output.metrics["loss:sum"]
+            return output
+
+        return self._call(request.model_id, request.seq_id, "forward_backward", work)
+
+    def optim_step(self, body: Mapping[str, Any]) -> Future:
+        async def work(model: Model) -> Any:
+            given = body.get("adam_params") or body.get("optimizer_params") or {}
+            return {"metrics": await self._compute(model.client.optim_step, given)}
+
+        return self._call(body.get("model_id"), body.get("seq_id"), "optim_step", work)
+
+    def load_into(self, body: Mapping[str, Any]) -> Future:
+        """The older form of loading: into a client that was just created."""
+
+        async def work(model: Model) -> Any:
+            if body.get("seq_id") != 1:
+                raise LossInputError("load_weights has to be the first call of a training client")
+            _, tensors, state = await self._compute(self._store.load, str(body["path"]))
+            await self._compute(model.client.load, tensors, state if body.get("optimizer") else None)
+            return {"path": body["path"]}
+
+        return self._call(body.get("model_id"), body.get("seq_id"), "load_weights", work)
+
+    def save(self, body: Mapping[str, Any], kind: str) -> Future:
+        async def work(model: Model) -> Any:
+            name = body.get("path")
+            if name is None and kind == SAMPLER:
+                tensors = await self._compute(model.client.tensors)
+                return {"sampling_session_id": self._snapshot(model, tensors).id}
+            ttl = body.get("ttl_seconds")
+            save = partial(
+                self._store.save,
+                model.client,
+                model.id,
+                kind,
+                str(name),
+                base_model=model.base_model,
+                ttl_s=None if ttl is None else float(ttl),
+                overwrite=bool(body.get("overwrite", False)),
+                user_metadata=body.get("user_metadata") or model.user_metadata,
+            )
+            return {"path": (await self._compute(save)).path}
+
+        return self._call(body.get("model_id"), body.get("seq_id"), f"save_{kind}", work)
+
+    def _call(self, model_id: object, seq_id: object, kind: str, work: Callable[[Model], Awaitable[Any]]) -> Future:
+        model = self.model(model_id)
+        if not isinstance(seq_id, int) or seq_id < 1:
+            raise ValueError(f"seq_id is {seq_id!r}; calls are counted from 1")
+        known = self.futures.of_call((model.id, seq_id))
+        if known is not None:
+            return known
+        future = self.futures.new(kind, model.id, (model.id, seq_id))
+        model.last_call, model.calls = time.time(), model.calls + 1
+        model.queue.put(seq_id, future, lambda: work(model))
+        return future
+
+    # Sampling clients
+
+    def _snapshot(self, model: Model, tensors: dict[str, Any]) -> Sampler:
+        key = f"{model.id}@{model.client.steps}-{uuid.uuid4().hex[:8]}"
+        write = partial(self._published.write, options=model.options, tensors=tensors)
+        sampler = Sampler(f"{model.session}:sample:{key}", model.base_model, None, Weights(key, write))
+        self._keep(model.session, sampler)
+        return sampler
+
+    async def create_sampler(self, body: Mapping[str, Any]) -> Sampler:
+        """Raises LossInputError where there is no such model or state."""
+        session = self._session(str(body["session_id"]))
+        name = f"{session.id}:sample:{body.get('sampling_session_seq_id', uuid.uuid4().hex)}"
+        if name in self.samplers:
+            return self.samplers[name]
+        path = body.get("model_path")
+        if path is None:
+            self._check_base(body.get("base_model"))
+            write = partial(self._published.write, options=None, tensors=None)
+            sampler = Sampler(name, str(body["base_model"]), None, Weights(BASE, write))
+        else:
+            facts, tensors, _ = await self._compute(self._store.load, str(path))
+            write = partial(self._published.write, options=facts.options, tensors=tensors)
+            sampler = Sampler(name, facts.base_model, str(path), Weights(f"{path}@{facts.saved}", write))
+        self._keep(session.id, sampler)
+        return sampler
+
+    def _keep(self, session_id: str, sampler: Sampler) -> None:
+        self.samplers[sampler.id] = sampler
+        self._session(session_id).samplers.append(sampler.id)
+
+    def sampler(self, name: object) -> Sampler:
+        if name not in self.samplers:
+            raise UnknownError(f"sampler {name!r} is not known: its session has ended, or the server was started again")
+        return self.samplers[str(name)]
+
+    def sample(self, body: Mapping[str, Any]) -> Future:
+        sampler = self.sampler(body.get("sampling_session_id"))
+        call = (sampler.id, int(body.get("seq_id") or 0))
+        known = self.futures.of_call(call)
+        if known is not None:
+            return known
+        future = self.futures.new("asample", None, call)
+
+        async def work() -> Any:
+            request = sampling.request_of(body, self._base.vocabulary, self.limits.most_tokens)
+            return await self._sampled(sampler, request, future.id)
+
+        self._start(future, work)
+        return future
+
+    async def _sampled(self, sampler: Sampler, request: sampling.SampleRequest, name: str) -> Any:
+        generate = partial(self.pool.generate, sampler.weights)
+        body = {"token_ids": request.prompt, "sampling_params": request.sampling, "request_id": name}
+        if not request.stop_texts:
+            params = (
+                request.sampling | {"n": request.samples} | ({} if request.seed is None else {"seed": request.seed})
+            )
+            answer = await generate(body | {"sampling_params": params})
+            return sampling.answer_of(request, answer["choices"], answer.get("prompt_logprobs"))
+        # Engines know ids of tokens only; a text that ends a sample is looked for here.
+        until = partial(self._ended_by, request.stop_texts)
+        scores, choices = None, []
+        plain = {key: value for key, value in request.sampling.items() if key != "prompt_logprobs"}
+        for index in range(request.samples):
+            seed = {} if request.seed is None else {"seed": request.seed + index}
+            one = body | {"sampling_params": plain | seed, "request_id": f"{name}-{index}"}
+            choices.append(generate(one, until))
+        done = await asyncio.gather(*choices)
+        if request.prompt_logprobs:
+            params = request.sampling | {"max_tokens": 1}
+            scores = (await generate(body | {"sampling_params": params}))["prompt_logprobs"]
+        return sampling.answer_of(request, [answer["choices"][0] for answer in done], scores)
+
+    def _ended_by(self, texts: list[str], token_ids: list[int]) -> int | None:
+        """How many tokens there are up to the one that completes a text; None where none is complete."""
+        longest = max(map(len, texts))
+        # A token is at least a byte, and a character at most four of them.
+        tail = token_ids[-(4 * longest + 64) :]
+        if not any(text in self._tokenizer.decode(tail, skip_special_tokens=False) for text in texts):
+            return None
+        for end in range(len(token_ids) - len(tail) + 1, len(token_ids) + 1):
+            begin = max(0, end - (4 * longest + 64))
+            decoded = self._tokenizer.decode(token_ids[begin:end], skip_special_tokens=False)
+            if any(text in decoded for text in texts):
+                return end
+        return None
+
+    # States
+
+    async def states(self, model_id: str | None = None) -> list[Facts]:
+        found: list[Facts] = await self._compute(self._store.all, model_id)
+        return found
+
+    async def facts(self, path: str) -> Facts:
+        found: Facts = await self._compute(self._store.facts, path)
+        return found
+
+    async def delete(self, path: str) -> None:
+        await self._compute(self._store.delete, path)
+
+    # Work
+
+    async def _compute(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """In the thread that torch computes in."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.pool.thread, partial(function, *arguments, **named))
+
+    def _start(self, future: Future, work: Callable[[], Awaitable[Any]]) -> None:
+        task = asyncio.create_task(future.run(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def status(self) -> dict[str, Any]:
+        """For `GET /status`."""
+        return {
+            "models": [
+                {
+                    "model_id": one.id,
+                    "rank": one.options.rank,
+                    "steps": one.client.steps,
+                    "calls": one.calls,
+                    "queued": one.queue.length,
+                    "loss_sum": one.loss,
+                }
+                for one in self.models.values()
+            ],
+            "sessions": len(self.sessions),
+            "samplers": len(self.samplers),
+            "waiting": len(self.futures.waiting()),
+            "engines": [
+                {
+                    "name": one.name,
+                    "url": one.url,
+                    "sampler": one.holds,
+                    "digest": one.digest,
+                    "requests": one.busy,
+                    "loads": one.loads,
+                }
+                for one in self.pool.engines.values()
+            ],
+        }
+
+    async def close(self) -> None:
+        for session in list(self.sessions):
+            await self.finish(session)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.pool.close()
+
+
+__all__ = ["SAMPLER", "WEIGHTS", "Limits", "Service", "UnknownError"]

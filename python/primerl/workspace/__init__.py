@@ -1,0 +1,1 @@
+"""What `primerl lab setup` and `primerl env init` write: configs to start from, and environment packages."""

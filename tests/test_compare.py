@@ -1,0 +1,163 @@
+"""Runs compared: what differs, whether a difference is one, and what a reader must not see."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docs_pages import shown
+from primerl._core import RunCurves
+from primerl.process import redaction
+from primerl.process.redaction import MARK
+from primerl.runs import compare
+from primerl.runs.compare import Score, difference, differing, flat
+from run_helpers import begin, end, told
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(redaction, "_known", set())
+
+
+def wilson(passed: int, of: int) -> Score:
+    share, z = passed / of, 1.959964
+    middle = (share + z**2 / (2 * of)) / (1 + z**2 / of)
+    half = z * math.sqrt(share * (1 - share) / of + z**2 / (4 * of**2)) / (1 + z**2 / of)
+    return Score(share, middle - half, middle + half)
+
+
+def test_the_interval_of_a_difference_is_newcombes() -> None:
+    # Newcombe 1998, Table II, method 10: 56/70 - 48/80, 9/10 - 3/10, 10/10 - 0/10.
+    for first, second, low, high in (
+        ((48, 80), (56, 70), 0.0524, 0.3339),
+        ((3, 10), (9, 10), 0.1705, 0.8090),
+        ((0, 10), (10, 10), 0.6075, 1.0),
+    ):
+        found = difference(wilson(*first), wilson(*second))
+        assert found.low is not None
+        assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
+        assert found.is_significant is True
+    alike = difference(wilson(5, 10), wilson(6, 10))
+    assert alike.is_significant is False
+    assert difference(Score(0.5, None, None), wilson(6, 10)).is_significant is None
+
+
+def test_only_what_differs_is_told_and_no_secret() -> None:
+    def config(rate: float, key: str) -> dict[str, Any]:
+        env = {"id": "task", "env_vars": {"HOME_PAGE": key}, "api_key_env": "KEY"}
+        return {
+            "model": {"path": "m"},
+            "trainer": {"optim": {"lr": rate}},
+            "wandb": {"api_key": key},
+            "env": [env, {"id": "task", "weight": rate}],
+        }
+
+    first, second = flat(config(1e-5, "sk-first-secret")), flat(config(1e-6, "sk-second-secret"))
+    assert differing([first, second]) == [
+        {"key": "trainer.optim.lr", "values": [1e-5, 1e-6]},
+        {"key": "env[1].weight", "values": [1e-5, 1e-6]},
+    ]
+    assert (first["wandb.api_key"], first["env[task].env_vars.HOME_PAGE"]) == (MARK, MARK)
+    assert first["env[task].api_key_env"] == "KEY"
+    assert differing([first, {}])[0] == {"key": "model.path", "values": ["m", None]}
+
+
+def line(version: int, reward: float, *, complete: bool = True) -> dict[str, Any]:
+    ends = {"avg@2/low": reward - 0.05, "avg@2/high": reward + 0.05}
+    more = {"avg@2": reward, "pass@2": reward, **ends}
+    return {
+        "environment": "math",
+        "version": version,
+        "rollouts": 8,
+        "complete": complete,
+        "mean_reward": reward,
+        **more,
+    }
+
+
+def trained(folder: Path, lines: list[dict[str, Any]], *, seed: int = 1) -> str:
+    run = begin(folder, name=folder.name, config=f'seed = {seed}\n[monitors]\napi_key = "sk-secret-{seed}"\n')
+    metrics = [{"step": step, "reward/all/mean": step / 10, "progress/num_tokens": 100 * step} for step in range(1, 8)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in metrics))
+    (folder / "evals.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    summary = {"exit_code": 0, "wall_s": 7200.0, "start_s": 1.0, "run_s": 7000.0, "gpus": 2}
+    summary |= {"processes": {"trainer": {"cpu_s": 3500.0}}, "launcher_cpu_s": 100.0}
+    (folder / "run" / "summary.json").write_text(json.dumps(summary))
+    end(run)
+    return run
+
+
+def test_runs_are_compared_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = trained(tmp_path / "first", [line(0, 0.2), line(4, 0.3)])
+    # The newest was closed before its end: it is not compared.
+    second = trained(tmp_path / "second", [line(4, 0.5), line(7, 0.9, complete=False)], seed=2)
+    (command,) = shown(__file__, "docs/dashboard.md")
+    printed = told(*command[1:], capsys=capsys)
+    assert "0.300 [0.250, 0.350]" in printed
+    assert "0.500 [0.450, 0.550], +0.200 [+0.129, +0.271] significant" in printed
+    assert "0.500, +0.200\n" in printed, "pass@2 has no interval"
+    assert "GPU hours" in printed
+    assert "sk-secret" not in printed
+    found = json.loads(told("run", "compare", first, second, "--json", capsys=capsys))
+    assert found["config"] == [{"key": "seed", "values": [1, 2]}]
+    one = found["runs"][0]
+    assert (one["id"], one["reward"], one["problem"]) == (first, pytest.approx(0.5), None)
+    assert one["cost"] == {
+        "wall_s": 7200,
+        "sampled_tokens": 0,
+        "trained_tokens": 700,
+        "cpu_hours": 1.0,
+        "gpu_hours": 4.0,
+    }
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = trained(tmp_path / "first", [line(4, 0.3)])
+    damaged = trained(tmp_path / "damaged", [line(4, 0.3)])
+    with (tmp_path / "damaged" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "rew\n')
+    (tmp_path / "damaged" / "run" / "summary.json").write_text("[3")
+    gone = trained(tmp_path / "gone", [])
+    shutil.rmtree(tmp_path / "gone")
+    found = json.loads(told("run", "compare", first, damaged, gone, "--json", capsys=capsys))
+    problems = [one["problem"] for one in found["runs"]]
+    assert problems[0] is None
+    assert problems[1] == "1 line of its metrics is not as a run writes metrics, and omitted"
+    assert problems[2] == f"its folder {tmp_path / 'gone'} is gone"
+    assert [one["reward"] for one in found["runs"]] == [pytest.approx(0.5), pytest.approx(0.5), None]
+    assert found["runs"][1]["cost"]["wall_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["first"], "expected from 2 to 8 runs, not 1"),
+        (["first", "first"], "given twice"),
+        (["first", "nobody"], "no run 'nobody'"),
+    ],
+)
+def test_what_cannot_be_compared(
+    given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path / "first", [])
+    assert said in " ".join(told("run", "compare", *given, code=2, capsys=capsys).split())
+
+
+def test_a_checkpoint_has_the_scores_of_its_version(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step_4").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step_4" / "state.pt").write_bytes(b"12345")
+    (row,) = compare.checkpoints(tmp_path, [line(3, 0.1), line(4, 0.3), {"environment": "math"}])
+    assert (row["step"], row["kinds"], row["ready"], row["bytes"]) == (4, ["checkpoint"], True, 5)
+    assert row["scores"]["math"]["reward"] == {"mean": 0.3, "low": 0.25, "high": 0.35}
+
+
+def test_a_line_that_is_no_evaluation_is_left_out(tmp_path: Path) -> None:
+    lines = ["[]", '{"environment": 3}', '{"environment": "a", "mean_reward": null, "avg@1": "x"}', "{"]
+    (tmp_path / "evals.jsonl").write_text("\n".join(lines) + "\n")
+    (found,) = compare.evaluations_of(RunCurves(tmp_path))
+    assert compare.scores(found) == {}

@@ -1,0 +1,582 @@
+"""The Tinker API's parts without its server: losses, messages, order of calls, training clients, saved states."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from primerl.models.tiny import TinyConfig, write_model
+from primerl.tinker import sampling
+from primerl.tinker.clients import BaseModel, LoraOptions, Published, TrainingClient, adam_options, packed, set_tensors
+from primerl.tinker.futures import Future, Futures, Queue
+from primerl.tinker.losses import LOSSES, LossInputError, check
+from primerl.tinker.store import SAMPLER, WEIGHTS, Store
+from primerl.tinker.wire import Request, datums_of, request_of
+from primerl.train.settings import ComputationConfig
+from tinker.proto import tinker_public_pb2 as pb
+
+COMPUTATION = ComputationConfig(
+    dtype="float32",
+    activation_checkpointing="none",
+    compile=False,
+    shared_prefixes="off",
+    threads=1,
+    ranks=1,
+    dp_replicate=1,
+    context_parallel=1,
+    dist_timeout_s=60.0,
+    peak_tflops=None,
+)
+OPTIONS = LoraOptions(rank=4, seed=3, train_mlp=True, train_attn=True)
+MOST = 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("models") / "tiny"
+    write_model(made, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
+    return made
+
+
+@pytest.fixture(scope="module")
+def base(folder: Path) -> BaseModel:
+    return BaseModel(folder, COMPUTATION, 32.0, trusted=False)
+
+
+def tensor(values: Any, kind: Any = np.float32) -> Any:
+    array = np.asarray(values, kind)
+    dtype = {np.float32: pb.DTYPE_FLOAT32, np.int64: pb.DTYPE_INT64, np.int32: pb.DTYPE_INT32}[kind]
+    return pb.Tensor(dense=array.tobytes(), dtype=dtype, shape=array.shape)
+
+
+def message(
+    loss: str, datums: Sequence[tuple[list[int], dict[str, Any]]], config: dict[str, float] | None = None, **more: Any
+) -> Request:
+    made = pb.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn=loss, **more)
+    for token_ids, inputs in datums:
+        datum = made.data.add()
+        datum.model_input.add().encoded_text.tokens = np.array(token_ids, np.int32).tobytes()
+        for name, values in inputs.items():
+            kind = np.int64 if name == "target_tokens" else np.float32
+            datum.loss_fn_inputs[name].CopyFrom(tensor(values, kind))
+    for name, value in (config or {}).items():
+        made.loss_fn_config_v2[name].number = value
+    return request_of(made.SerializeToString())
+
+
+SEQUENCES = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14, 15, 16, 17, 18], [19]]
+
+
+def policy_data(seed: int = 0) -> list[tuple[list[int], dict[str, Any]]]:
+    """With targets that are not the next tokens of the input: clients may send any."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for token_ids in SEQUENCES:
+        count = len(token_ids)
+        inputs = {
+            "target_tokens": generator.integers(3, 60, count),
+            "logprobs": generator.normal(-3.0, 1.0, count),
+            "advantages": generator.normal(0.0, 1.0, count),
+            "weights": generator.normal(0.0, 1.0, count),
+            "sequence_ratio_mask": [float(place != 0) for place in range(count)] if count > 1 else [0.0],
+        }
+        found.append((token_ids, inputs))
+    return found
+
+
+# Losses
+
+
+def by_hand(name: str, p: np.ndarray[Any, Any], inputs: dict[str, Any], config: dict[str, float]) -> float:
+    """The formulas of the module's docstring, in fp64."""
+    q, a = np.array(inputs["logprobs"]), np.array(inputs["advantages"])
+    low, high = config.get("clip_low_threshold", 0.8), config.get("clip_high_threshold", 1.2)
+    r = np.exp(p - q)
+    if name == "cross_entropy":
+        return float(-(np.array(inputs["weights"]) * p).sum())
+    if name == "importance_sampling":
+        return float(-(r * a).sum())
+    if name == "ppo":
+        return float(-np.minimum(r * a, np.clip(r, low, high) * a).sum())
+    if name == "cispo":
+        return float(-(np.clip(r, low, high) * p * a).sum())
+    if name == "dro":
+        return float(-(p * a - config.get("beta", 0.05) / 2 * (p - q) ** 2).sum())
+    inside = np.array(inputs["sequence_ratio_mask"]) != 0
+    if not inside.any():
+        return 0.0
+    ratio = np.exp((p - q)[inside].mean())
+    return float(-np.minimum(ratio * a, np.clip(ratio, low, high) * a)[inside].sum())
+
+
+CONFIGS = {
+    "ppo": {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1},
+    "cispo": {"clip_low_threshold": 0.5},
+    "dro": {"beta": 0.2},
+}
+
+
+def plain_logprobs(model: Any, token_ids: list[int], targets: Sequence[int]) -> torch.Tensor:
+    logits = model(torch.tensor([token_ids])).logits[0].float()
+    return logits.log_softmax(-1).gather(-1, torch.tensor(np.array(targets))[:, None]).squeeze(-1)
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_loss_and_gradient_are_those_of_plain_pytorch(name: str, base: BaseModel, folder: Path) -> None:
+    """By peft on a model of transformers, one sequence at a time; and the formulas by hand."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    client = TrainingClient(base, OPTIONS, 8)  # several micro-batches
+    generator = torch.Generator().manual_seed(1)
+    tensors = {key: torch.randn(one.shape, generator=generator) * 0.1 for key, one in client.tensors().items()}
+    set_tensors(client.adapter, tensors)
+    config, data = CONFIGS.get(name, {}), policy_data()
+    output = client.forward_backward(message(name, data, config))
+
+    lora = LoraConfig(r=4, lora_alpha=32, target_modules=client.adapter.peft_config.target_modules)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), lora)
+    own = {key.replace(".default.", "."): one for key, one in model.named_parameters() if "lora_" in key}
+    with torch.no_grad():
+        for key, value in tensors.items():
+            own[key].copy_(value)
+    loss, columns = check(name, config)
+    total = torch.zeros(())
+    for place, (token_ids, inputs) in enumerate(data):
+        logprobs = plain_logprobs(model, token_ids, inputs["target_tokens"])
+        given = {key: torch.tensor(np.array(inputs[key]), dtype=torch.float32) for key in columns}
+        total = total + loss(logprobs, given, config).sum()
+        found = np.frombuffer(output.loss_fn_outputs[place].fields["logprobs"].data, np.float32)
+        assert np.abs(found - logprobs.detach().numpy()).max() <= 1e-5
+        elements = np.frombuffer(output.loss_fn_outputs[place].fields["elementwise_loss"].data, np.float32)
+        expected = by_hand(name, logprobs.detach().double().numpy(), inputs, config)
+        assert elements.sum() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    total.backward()
+    assert output.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5)
+    gradients = {key: one.grad for key, one in own.items()}
+    found_gradients = {
+        key: parameter.grad for key, parameter in zip(sorted(tensors), _sorted_parameters(client), strict=True)
+    }
+    largest = max(float(one.abs().max()) for one in gradients.values() if one is not None)
+    for key, gradient in gradients.items():
+        assert float((found_gradients[key] - gradient).abs().max()) <= 1e-5 * largest, key
+
+
+def _sorted_parameters(client: TrainingClient) -> list[Any]:
+    from primerl.train.adapters.lora import saved_name
+    from primerl.train.adapters.merging import is_adapter
+
+    named = {saved_name(name): one for name, one in client.model.named_parameters() if is_adapter(name)}
+    return [named[name] for name in sorted(named)]
+
+
+def test_soft_targets_have_a_weight_each(base: BaseModel, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    client = TrainingClient(base, OPTIONS, MOST)
+    targets, weights = [[5, 6], [7, 8], [9, 3]], [[0.5, 0.5], [1.0, 0.0], [0.25, -0.75]]
+    one = message(
+        "cross_entropy", [([4, 5, 6], {"target_tokens": targets, "weights": weights}), ([7], {"target_tokens": [8]})]
+    )
+    output = client.forward_backward(one)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    field = output.loss_fn_outputs[0].fields["logprobs"]
+    assert list(field.trailing_shape) == [2]
+    found = np.frombuffer(field.data, np.float32).reshape(3, 2)
+    expected = torch.stack([plain_logprobs(model, [4, 5, 6], [row[k] for row in targets]) for k in (0, 1)], dim=1)
+    assert np.abs(found - expected.detach().numpy()).max() <= 1e-5
+    assert len(output.loss_fn_outputs[1].fields["logprobs"].data) == 4
+
+
+def test_sparse_targets_are_read() -> None:
+    made = pb.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="cross_entropy")
+    datum = made.data.add()
+    datum.model_input.add().encoded_text.tokens = np.array([4, 5], np.int32).tobytes()
+    datum.loss_fn_inputs["target_tokens"].CopyFrom(tensor([[5, 6], [7, 8]], np.int64))
+    sparse = pb.SparseCsr(
+        values=np.array([0.5, 2.0], np.float32).tobytes(),
+        crow_indices=np.array([0, 1, 2], np.int64).tobytes(),
+        col_indices=np.array([1, 0], np.int64).tobytes(),
+    )
+    datum.loss_fn_inputs["weights"].CopyFrom(pb.Tensor(sparse_csr=sparse, dtype=pb.DTYPE_FLOAT32, shape=[2, 2]))
+    (found,) = datums_of(request_of(made.SerializeToString()), ("weights",), 100, MOST)
+    assert found.columns["weights"].tolist() == [[0.0, 0.5], [2.0, 0.0]]
+
+
+def test_what_no_loss_can_use_is_named() -> None:
+    for name, config, words in (
+        ("stable_reinforce", {}, "not known here .*importance_sampling, ppo or cispo"),
+        ("mse", {}, "'mse' is not known here; known: cross_entropy"),
+        ("ppo", {"beta": 1.0}, "ppo has no 'beta'; it has: clip_high_threshold, clip_low_threshold"),
+        ("dro", {"beta": "x"}, "beta is 'x'; it has to be a number"),
+    ):
+        with pytest.raises(LossInputError, match=words):
+            check(name, config)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "inputs", "words"),
+    [
+        ([], {"target_tokens": []}, r"data\[0\]\.model_input is empty"),
+        ([1, 2], {}, "lacks target_tokens"),
+        ([1, 2], {"target_tokens": [3]}, r"shape \[1\]; the input has 2 tokens"),
+        ([1, 2], {"target_tokens": [3, 4], "weights": [1.0]}, r"weights has the shape \[1\]"),
+        ([1, -2], {"target_tokens": [3, 4]}, "the id -2; the model's are 0 to 99"),
+        ([1, 2], {"target_tokens": [3, 100]}, "target_tokens has the id 100"),
+        ([1, 2], {"target_tokens": [3, 4], "weights": [1.0, float("nan")]}, "not finite"),
+        ([1] * 65, {"target_tokens": [1] * 65}, "65 tokens; this server takes at most 64"),
+    ],
+)
+def test_what_is_wrong_with_a_datum_is_named(token_ids: list[int], inputs: dict[str, Any], words: str) -> None:
+    with pytest.raises(LossInputError, match=words):
+        datums_of(message("cross_entropy", [(token_ids, inputs)]), ("weights",), 100, MOST)
+
+
+def test_other_kinds_of_input_are_named() -> None:
+    made = pb.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="cross_entropy")
+    with pytest.raises(LossInputError, match="data is empty"):
+        datums_of(request_of(made.SerializeToString()), (), 100, MOST)
+    made.data.add().model_input.add().image.data = b"png"
+    with pytest.raises(LossInputError, match="a chunk is image; this server trains on text only"):
+        datums_of(request_of(made.SerializeToString()), (), 100, MOST)
+    with pytest.raises(ValueError, match="no ForwardBackwardRequest"):
+        request_of(b"\xff\xff\xff")
+
+
+# Training clients
+
+
+def test_calls_before_a_step_add_up(base: BaseModel) -> None:
+    whole, parts = TrainingClient(base, OPTIONS, MOST), TrainingClient(base, OPTIONS, MOST)
+    data = policy_data()
+    whole.forward_backward(message("importance_sampling", data))
+    for one in data:
+        parts.forward_backward(message("importance_sampling", [one]))
+        parts.forward_backward(message("importance_sampling", [one], forward_only=True))  # adds nothing
+    adam = {"learning_rate": 1e-2, "grad_clip_norm": 1e-3}
+    first, second = whole.optim_step(adam), parts.optim_step(adam)
+    assert first["grad_norm:mean"] == pytest.approx(second["grad_norm:mean"], rel=1e-5)
+    for name, tensor_ in whole.tensors().items():
+        assert torch.allclose(tensor_, parts.tensors()[name], atol=1e-6), name
+    assert all(not bool(one.grad.any()) if one.grad is not None else True for one in base.model.parameters())
+
+
+def test_a_step_is_adamw_with_the_clients_parameters(base: BaseModel) -> None:
+    client = TrainingClient(base, OPTIONS, MOST)
+    copies = [torch.nn.Parameter(one.detach().clone()) for one in _sorted_parameters(client)]
+    steps = [
+        {"learning_rate": 1e-2, "beta1": 0.8, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.1},
+        {"learning_rate": 3e-3, "beta1": 0.8, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.0},
+    ]
+    other = torch.optim.AdamW(copies)
+    for given in steps:
+        client.forward_backward(message("cross_entropy", policy_data()))
+        for copy_, one in zip(copies, _sorted_parameters(client), strict=True):
+            copy_.grad = one.grad.clone()
+        client.optim_step(given)
+        for group in other.param_groups:
+            group |= {
+                "lr": given["learning_rate"],
+                "betas": (0.8, 0.9),
+                "eps": 1e-8,
+                "weight_decay": given["weight_decay"],
+            }
+        other.step()
+    for copy_, one in zip(copies, _sorted_parameters(client), strict=True):
+        assert torch.equal(copy_, one)
+
+
+def test_two_clients_get_what_each_would_get_alone(base: BaseModel) -> None:
+    other = LoraOptions(rank=2, seed=8, train_mlp=False, train_attn=True)
+
+    def train(clients: list[TrainingClient]) -> None:
+        for step in range(3):
+            for client in clients:
+                client.forward_backward(message("ppo", policy_data(step)))
+            for client in clients:
+                client.optim_step({"learning_rate": 1e-2})
+
+    together = [TrainingClient(base, OPTIONS, MOST), TrainingClient(base, other, MOST)]
+    train(together)
+    for client, options in zip(together, (OPTIONS, other), strict=True):
+        alone = TrainingClient(base, options, MOST)
+        train([alone])
+        for name, one in alone.tensors().items():
+            assert torch.equal(one, client.tensors()[name]), name
+    assert {name.rsplit(".", 3)[1] for name in together[1].tensors()} <= {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_gradients_of_a_failed_call_are_never_stepped_by(base: BaseModel) -> None:
+    client = TrainingClient(base, OPTIONS, MOST)
+    client.forward_backward(message("cross_entropy", policy_data()))
+    before = client.tensors()
+    with pytest.raises(LossInputError, match="lacks advantages"):
+        client.forward_backward(message("ppo", [([4], {"target_tokens": [5], "logprobs": [0.0]})]))
+    with pytest.raises(
+        LossInputError, match=r"a forward_backward since the last optim_step has failed .*lacks advantages"
+    ):
+        client.optim_step({})
+    assert all(torch.equal(one, before[name]) for name, one in client.tensors().items())
+    assert client.optim_step({})["grad_norm:mean"] == 0.0
+
+
+def test_wrong_parameters_of_a_step_are_named() -> None:
+    for given, words in (
+        ({"learning_rate": -1.0}, "learning_rate is -1.0"),
+        ({"beta1": 1.0}, "below 1"),
+        ({"momentum": 0.9}, "'momentum'"),
+        ({"type": "dimuon"}, "dimuon"),
+        ({"eps": float("nan")}, "eps is nan"),
+    ):
+        with pytest.raises(LossInputError, match=words):
+            adam_options(given)
+
+
+def test_what_has_nothing_to_train_is_refused(base: BaseModel) -> None:
+    with pytest.raises(LossInputError, match="nothing to train"):
+        TrainingClient(base, LoraOptions(rank=2, seed=0, train_mlp=False, train_attn=False), MOST)
+
+
+def test_every_datum_is_in_one_micro_batch() -> None:
+    request = message("cross_entropy", [(ids, {"target_tokens": ids}) for ids in SEQUENCES])
+    datums = datums_of(request, ("weights",), 100, MOST)
+    for most in (7, 8, 9, 15, 64):
+        rows = packed(datums, most)
+        assert sorted(place for row in rows for place in row) == [0, 1, 2, 3]
+        assert all(sum(len(datums[place].token_ids) for place in row) <= most for row in rows)
+
+
+def test_published_weights_are_the_adapters_merged(base: BaseModel, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    client = TrainingClient(base, OPTIONS, MOST)
+    client.forward_backward(message("cross_entropy", policy_data()))
+    client.optim_step({"learning_rate": 1e-2})
+    published = Published(base, tmp_path)
+    merged = published.write(1, OPTIONS, client.tensors())
+    plain = published.write(2, None, None)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    (file,), (other,) = merged.glob("*.safetensors"), plain.glob("*.safetensors")
+    tensors, prefix = client.tensors(), "base_model.model.model.layers.0.self_attn.q_proj"
+    a, b = tensors[f"{prefix}.lora_A.weight"], tensors[f"{prefix}.lora_B.weight"]
+    assert torch.allclose(load_file(file)[name], load_file(other)[name] + 32 / 4 * b @ a, atol=1e-6)
+    digests = {json.loads((one / "manifest.json").read_text())["digest"] for one in (merged, plain)}
+    assert len(digests) == 2
+
+
+# Saved states
+
+
+def test_states_are_loaded_as_they_were_saved(base: BaseModel, tmp_path: Path) -> None:
+    store, client = Store(tmp_path, base.digest), TrainingClient(base, OPTIONS, MOST)
+    how: dict[str, Any] = {"base_model": "tiny", "ttl_s": None, "overwrite": False, "user_metadata": {"run": "a"}}
+    for _ in range(2):
+        client.forward_backward(message("cross_entropy", policy_data()))
+        client.optim_step({"learning_rate": 1e-2})
+    saved = store.save(client, "s:train:0", WEIGHTS, "two", **how)
+    sampler = store.save(client, "s:train:0", SAMPLER, "two", **how)
+    assert saved.path == "tinker://s:train:0/weights/two"
+    assert {one.path for one in store.all()} == {saved.path, sampler.path}
+    facts, tensors, state = store.load(saved.path)
+    assert (facts.options, facts.user_metadata) == (OPTIONS, {"run": "a"})
+    resumed, fresh = TrainingClient(base, OPTIONS, MOST), TrainingClient(base, OPTIONS, MOST)
+    resumed.load(tensors, state)
+    fresh.load(tensors, None)
+    for one in (client, resumed, fresh):
+        one.forward_backward(message("cross_entropy", policy_data(1)))
+        one.optim_step({"learning_rate": 1e-2})
+    assert all(torch.equal(one, resumed.tensors()[name]) for name, one in client.tensors().items())
+    assert any(not torch.equal(one, fresh.tensors()[name]) for name, one in client.tensors().items())
+    assert store.load(sampler.path)[2] is None
+    with pytest.raises(LossInputError, match="exists; give another name, or overwrite=True"):
+        store.save(client, "s:train:0", WEIGHTS, "two", **how)
+    store.save(client, "s:train:0", WEIGHTS, "two", **{**how, "overwrite": True})
+    store.delete(sampler.path)
+    assert [one.path for one in store.all("s:train:0")] == [saved.path]
+
+
+def test_states_that_cannot_be_used_are_named(base: BaseModel, tmp_path: Path) -> None:
+    store, client = Store(tmp_path, base.digest), TrainingClient(base, OPTIONS, MOST)
+    how: dict[str, Any] = {"base_model": "tiny", "overwrite": False, "user_metadata": None}
+    for name in ("../up", "a/b", "", ".hidden", "x" * 200):
+        with pytest.raises(LossInputError, match="cannot be used"):
+            store.save(client, "s:train:0", WEIGHTS, name, ttl_s=None, **how)
+    path = store.save(client, "s:train:0", WEIGHTS, "one", ttl_s=None, **how).path
+    for other in (
+        "tinker://s:train:0/weights/two",
+        "tinker://../../etc/weights/one",
+        "/etc/passwd",
+        "tinker://a/b/c/d",
+    ):
+        with pytest.raises(LossInputError, match="there is no saved state"):
+            store.load(other)
+    with pytest.raises(LossInputError, match="other weights than this server's base model"):
+        Store(tmp_path, "0" * 16).load(path)
+    file = tmp_path / "s:train:0" / "weights" / "one" / "optimizer.pt"
+    file.write_bytes(file.read_bytes()[:-3] + b"abc")
+    with pytest.raises(LossInputError, match=r"damaged on the server's disk: optimizer\.pt"):
+        store.load(path)
+    expired = store.save(client, "s:train:0", SAMPLER, "short", ttl_s=-1.0, **how)
+    assert expired.path not in {one.path for one in store.all()}
+    with pytest.raises(LossInputError, match="there is no saved state"):
+        store.load(expired.path)
+
+
+# The order of calls
+
+
+def run(scenario: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(scenario, 30))
+
+
+class Calls:
+    """Calls of made-up clients, and the order in which they ran."""
+
+    def __init__(self, gap_s: float = 30.0) -> None:
+        self.ran: list[str] = []
+        self.futures = Futures()
+        self.turn = asyncio.Lock()
+        self.gap_s = gap_s
+
+    def queue(self) -> Queue:
+        return Queue(self.turn, self.gap_s)
+
+    def put(self, queue: Queue, name: str, seq_id: int, error: Exception | None = None) -> Future:
+        future = self.futures.new(name)
+
+        async def work() -> Any:
+            self.ran.append(f"{name}{seq_id}")
+            await asyncio.sleep(0)
+            if error is not None:
+                raise error
+            return {"ran": seq_id}
+
+        queue.put(seq_id, future, work)
+        return future
+
+
+def test_calls_run_in_their_order_and_clients_in_turn() -> None:
+    async def scenario() -> list[str]:
+        calls = Calls()
+        one, two = calls.queue(), calls.queue()
+        futures = [calls.put(one, "a", seq_id) for seq_id in (3, 2, 1)]
+        futures += [calls.put(two, "b", seq_id) for seq_id in (1, 2)]
+        await asyncio.gather(*(future.done.wait() for future in futures))
+        return calls.ran
+
+    assert run(scenario()) == ["a1", "b1", "a2", "b2", "a3"]
+
+
+def test_a_call_before_which_one_is_missing_fails_by_name() -> None:
+    async def scenario() -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+        calls = Calls(gap_s=0.05)
+        queue = calls.queue()
+        first, third, fourth = (calls.put(queue, "a", seq_id) for seq_id in (1, 3, 4))
+        await asyncio.gather(*(future.done.wait() for future in (first, third, fourth)))
+        late = calls.put(queue, "a", 2)
+        await late.done.wait()
+        return calls.ran, json.loads(third.body), json.loads(late.body)
+
+    ran, third, late = run(scenario())
+    assert ran == ["a1", "a4"]
+    assert third["category"] == "user"
+    assert "seq_id 2 has not arrived within 0.05 s" in third["error"]
+    assert "seq_id 2 comes after" in late["error"]
+
+
+def test_errors_are_results_and_later_calls_run() -> None:
+    async def scenario() -> list[dict[str, Any]]:
+        calls = Calls()
+        queue = calls.queue()
+        futures = [
+            calls.put(queue, "a", 1, LossInputError("data is empty")),
+            calls.put(queue, "a", 2, RuntimeError("out of memory")),
+            calls.put(queue, "a", 3),
+        ]
+        await asyncio.gather(*(future.done.wait() for future in futures))
+        return [json.loads(future.body) for future in futures]
+
+    assert run(scenario()) == [
+        {"error": "data is empty", "category": "user"},
+        {"error": "RuntimeError: out of memory", "category": "server"},
+        {"ran": 3},
+    ]
+
+
+def test_a_client_that_ends_answers_what_waits() -> None:
+    async def scenario() -> dict[str, Any]:
+        calls = Calls()
+        queue = calls.queue()
+        future = calls.put(queue, "a", 2)
+        await queue.close("the session has ended")
+        await future.done.wait()
+        return dict(json.loads(future.body))
+
+    assert run(scenario()) == {"error": "the session has ended", "category": "user"}
+
+
+def test_results_are_kept_for_a_while() -> None:
+    async def scenario() -> None:
+        futures = Futures()
+        future = futures.new("x", None, ("m", 1))
+        futures.forget_old(1e12)
+        assert futures.of_call(("m", 1)) is future  # it has not ended
+        future.fail("x", "user")
+        assert future.ended is not None
+        futures.forget_old(future.ended + 899)
+        assert futures.get(future.id) is future
+        futures.forget_old(future.ended + 901)
+        assert futures.get(future.id) is None
+        assert futures.of_call(("m", 1)) is None
+
+    run(scenario())
+
+
+# Requests for samples
+
+
+def asked(**more: Any) -> sampling.SampleRequest:
+    body = {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}, "num_samples": 2, **more}
+    return sampling.request_of(body, 100, 16)
+
+
+def test_a_request_becomes_an_engines() -> None:
+    plain = asked()
+    assert plain.sampling == {
+        "ignore_eos": False, "max_tokens": 13, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "logprobs": 0
+    }  # fmt: skip
+    assert asked(sampling_params={"stop": []}).sampling["ignore_eos"] is True
+    ids = asked(sampling_params={"stop": [7, 8], "max_tokens": 99, "top_k": 5})
+    assert (ids.sampling["stop_token_ids"], ids.sampling["max_tokens"], ids.sampling["top_k"]) == ([7, 8], 13, 5)
+    assert asked(sampling_params={"stop": "end"}).stop_texts == ["end"]
+    scored = asked(prompt_logprobs=True, topk_prompt_logprobs=3, topk_sample_logprobs=2)
+    assert (scored.sampling["prompt_logprobs"], scored.sampling["logprobs"]) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"sampling_params": {"max_tokens": 0}}, "max_tokens is 0"),
+        ({"sampling_params": {"temperature": -1}}, "temperature is -1"),
+        ({"sampling_params": {"top_p": 0}}, "top_p is 0"),
+        ({"sampling_params": {"top_k": -2}}, "top_k is -2"),
+        ({"sampling_params": {"stop": [100]}}, r"stop is \[100\]"),
+        ({"sampling_params": {"stop": [""]}}, "give texts"),
+        ({"num_samples": 0}, "num_samples is 0"),
+        ({"topk_sample_logprobs": 99}, "at most 20"),
+        ({"target_prompt_logprobs": {"data": []}}, "target_prompt_logprobs: this server does not give"),
+        ({"prompt": {"chunks": []}}, "the prompt is empty"),
+        ({"prompt": {"chunks": [{"type": "image"}]}}, "a chunk is 'image'"),
+        ({"prompt": {"chunks": [{"tokens": [-1]}]}}, "the id -1"),
+        ({"prompt": {"chunks": [{"tokens": [1] * 16}]}}, "16 tokens; this server's longest sequence is 16"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_named(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(LossInputError, match=words):
+        asked(**more)

@@ -1,0 +1,209 @@
+"""The Tinker SDK against a real server: its whole surface, learning, kills, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docs_pages import shown
+from end_to_end import REPOSITORY
+from primerl.cli import main
+
+pytestmark = [
+    pytest.mark.end_to_end,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc"),
+]
+EXAMPLES = REPOSITORY / "examples" / "tinker"
+KEY = "tml-test"
+TINY = ["--inference.max-model-len", "128", "--trainer.threads", "1", "--trainer.max-tokens", "512", "--port", "0"]
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[str]
+    url: str
+    output: Path
+    model: Path
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def start(model: Path, output: Path, *more: str) -> Server:
+    file = output.with_suffix(".toml")
+    # JSON strings and lists are TOML's.
+    names = json.dumps(["tiny", "owner/alias"])
+    text = f"output_dir = {json.dumps(str(output))}\n[model]\npath = {json.dumps(str(model))}\nnames = {names}\n"
+    file.write_text(text, encoding="utf-8")
+    [[_, *words]] = shown(__file__, "docs/tinker.md", {"examples/tinker/serve.toml": str(file)})
+    command = [sys.executable, "-m", "primerl", *words, *TINY, *more]
+    environment = {**os.environ, "TINKER_API_KEY": KEY}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if found := re.match(r"ready: TINKER_BASE_URL=(\S+)", line):
+            return Server(process, found[1], output, model)
+    raise AssertionError("".join(said))
+
+
+@pytest.fixture(scope="module")
+def server(imitator: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    one = start(imitator, tmp_path_factory.mktemp("served") / "tinker")
+    yield one
+    one.kill()
+
+
+SCENARIOS = [
+    "supervised_training_reaches_the_datas_floor",
+    "samples_are_those_of_the_trained_weights",
+    "texts_and_tokens_end_samples",
+    "what_users_get_wrong_is_a_result_and_the_client_goes_on",
+    "a_killed_engine_is_started_again",
+]
+
+
+def scenarios(server: Server, home: Path, *names: str) -> dict[str, str | None]:
+    """Why each failed, or None."""
+    command = [sys.executable, str(Path(__file__).with_name("tinker_scenarios.py"))]
+    # The SDK keeps files in the user's home.
+    environment = {**os.environ, "HOME": str(home), "TINKER_TELEMETRY": "0"}
+    arguments = [server.url, str(server.output), str(server.model), *names]
+    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture(scope="module")
+def results(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    return scenarios(server, tmp_path_factory.mktemp("home"), *SCENARIOS)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_sdk(name: str, results: dict[str, str | None]) -> None:
+    """`tinker_scenarios.py` says what each asserts."""
+    assert results[name] is None, results[name]
+
+
+def test_states_outlive_a_killed_server(imitator: Path, tmp_path: Path) -> None:
+    for name in ("states_are_saved", "states_are_there"):
+        server = start(imitator, tmp_path / "tinker")
+        try:
+            assert scenarios(server, tmp_path, name) == {name: None}
+            if name == "states_are_there":
+                server.process.send_signal(signal.SIGTERM)
+                assert server.process.wait(timeout=30) == 0
+        finally:
+            server.kill()
+
+
+def _post(url: str, body: dict[str, Any], **headers: str) -> tuple[int, str]:
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_what_no_sdk_sends_is_refused(server: Server) -> None:
+    api = f"{server.url}/api/v1"
+    mine = {"X-API-Key": KEY}
+    for path, body, headers, status, words in (
+        ("create_session", {}, {"X-API-Key": "tml-other"}, 401, "set TINKER_API_KEY"),
+        ("create_session", {}, {}, 401, "set TINKER_API_KEY"),
+        ("forward_backward", {"model_id": "m"}, mine, 415, "from version 0.25 on"),
+        ("billing", {}, mine, 404, "not part of this server"),
+        ("optim_step", {"model_id": "m", "seq_id": 1}, mine, 404, "model 'm' is not known"),
+        ("asample", {"sampling_session_id": "s", "seq_id": 1}, mine, 404, "sampler 's' is not known"),
+        ("create_model", {"session_id": "s"}, mine, 422, "the body lacks base_model"),
+        ("session_heartbeat", {"session_id": "s"}, mine, 410, "session 's' is not known"),
+        ("retrieve_future", {"request_id": "r"}, mine, 410, "not known"),
+    ):
+        found, text = _post(f"{api}/{path}", body, **headers)
+        assert (found, words in text) == (status, True), (path, found, text)
+    assert _post(f"{server.url}/engines/join", {"name": "engine_0", "url": "http://evil"}, **mine)[0] == 401
+
+
+def test_a_repeated_call_runs_once(server: Server) -> None:
+    api, mine = f"{server.url}/api/v1", {"X-API-Key": KEY}
+
+    def call(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        status, text = _post(f"{api}/{path}", body, **mine)
+        assert status == 200, text
+        return dict(json.loads(text))
+
+    session = call("create_session", {})["session_id"]
+    body = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 2}}
+    first, again = call("create_model", body), call("create_model", body)
+    assert first == again
+    assert call("retrieve_future", {"request_id": first["request_id"]}) == {"model_id": f"{session}:train:0"}
+    step = {"model_id": first["model_id"], "seq_id": 1, "adam_params": {"learning_rate": 1e-3}}
+    promises = [call("optim_step", step) for _ in range(3)]
+    assert len({one["request_id"] for one in promises}) == 1
+    call("retrieve_future", {"request_id": promises[0]["request_id"]})
+    status = json.loads(urllib.request.urlopen(_status_of(server), timeout=30).read())
+    (model,) = [one for one in status["models"] if one["model_id"] == first["model_id"]]
+    assert (model["steps"], model["calls"]) == (1, 1)
+    call(f"sessions/{session}/finish", {"reason": {"type": "success"}})
+    assert _post(f"{api}/get_info", {"model_id": first["model_id"]}, **mine)[0] == 404
+
+
+def _status_of(server: Server) -> urllib.request.Request:
+    return urllib.request.Request(f"{server.url}/status", headers={"X-API-Key": KEY})
+
+
+def test_the_example_learns(server: Server) -> None:
+    """Reinforcement learning on the example environment's reward."""
+    command = [sys.executable, str(EXAMPLES / "reverse.py"), "--base-model", "tiny", "--steps", "15"]
+    letters = ["--letters", "a-j", "--min-length", "3", "--max-length", "6"]
+    environment = {**os.environ, "TINKER_BASE_URL": server.url, "TINKER_API_KEY": KEY}
+    done = subprocess.run([*command, *letters], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rewards = [float(line.split()[3]) for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(rewards) == 15
+    assert sum(rewards[-4:]) / 4 >= sum(rewards[:2]) / 2 + 0.15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host", "0.0.0.0"], "host: 0.0.0.0 can be reached from other machines, and TINKER_API_KEY is not set"),
+        (["--model.path", "/nowhere"], "there is no folder /nowhere"),
+        (["--trainer.max-rnk", "4"], "max_rank"),
+        (["--inference.max-model-len", "100000000"], "the model attends to"),
+        (["--inference.logprobs-mode", "processed_logprobs"], "inference.logprobs_mode"),
+    ],
+)
+def test_bad_input_starts_nothing(
+    arguments: list[str],
+    words: str,
+    imitator: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    given = ["--model.path", str(imitator), "--output-dir", str(tmp_path / "out"), *arguments]
+    assert main(["serve", "--tinker", *given]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
