@@ -138,7 +138,8 @@ class Buffer(Section):
     """Which example comes next, by how hard it was. Names and defaults are those of Prime Intellect's hosted form."""
 
     online_difficulty_filtering: bool = False
-    """Draw by difficulty, and do not train groups whose rewards are all equal. Off: all are drawn and trained."""
+    """Draw by difficulty, and do not train groups without signal: all advantages would be 0, mostly as all rewards are
+    equal (`custom` and `reinforce_plus_plus`: rewards of each seat are equal). Off: all are drawn and trained."""
     easy_threshold: float = 0.8
     """An example is easy when the mean reward of its last group is at least this."""
     hard_threshold: float = 0.2

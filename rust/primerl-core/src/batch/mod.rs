@@ -19,7 +19,6 @@ use crate::group::Group;
 use crate::ids::*;
 use crate::metrics::{Interval, batch_metrics};
 use crate::pack::{Advantage, PackedBatch, Weighted, pack, pack_trees};
-use crate::rollout::TrainedTrace;
 use crate::signal::{Baselines, Part, ScoredGroup, advantages, length_scales};
 use rand::Rng;
 use std::collections::BTreeMap;
@@ -36,17 +35,7 @@ pub fn build(
 ) -> PackedBatch {
     let scored: Vec<ScoredGroup> = groups
         .iter()
-        .map(|group| ScoredGroup {
-            algorithm: &config.environment(group.environment).algorithm,
-            environment: group.environment,
-            rewards: group.traces().map(|trace| trace.reward).collect(),
-            seats: group.traces().map(|trace| &*trace.seat).collect(),
-            rollouts: group
-                .finished()
-                .flat_map(|rollout| std::iter::repeat_n(rollout.id, rollout.traces.len()))
-                .collect(),
-            lengths: group.traces().map(TrainedTrace::length).collect(),
-        })
+        .map(|group| ScoredGroup::of(config, group))
         .collect();
     let mut advantages = advantages(&scored, baselines, rng);
     for (group, advantages) in groups.iter().zip(&mut advantages) {

@@ -229,6 +229,11 @@ fn a_group_of_one_is_fine_where_nothing_is_compared_within_it() {
     config.group_size = 1;
     config.environments[0].algorithm.kind = AlgorithmKind::ReinforcePlusPlus;
     config.validate().expect("it is normalised over the batch");
+    config.environments[0].algorithm.kind = AlgorithmKind::Rae { decay: 0.9 };
+    config.buffer.online_difficulty_filtering = true;
+    config
+        .validate()
+        .expect("it is compared with what was before");
 }
 
 #[test]

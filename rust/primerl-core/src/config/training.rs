@@ -91,6 +91,12 @@ pub enum AlgorithmKind {
 }
 
 impl AlgorithmKind {
+    /// Whether a rollout alone in its group may have an advantage that is known before its batch is.
+    pub fn learns_alone(&self) -> bool {
+        let hierarchical = matches!(self, AlgorithmKind::HierarchicalGrpo { .. });
+        hierarchical || matches!(self, AlgorithmKind::Rae { .. })
+    }
+
     /// Whether an advantage compares a rollout with the others of its group, and with nothing else.
     pub fn is_relative(&self) -> bool {
         match self {

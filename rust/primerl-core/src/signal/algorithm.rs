@@ -10,8 +10,10 @@
 
 use super::spread::{differ, mean, standard_deviation};
 use super::{Baselines, TraceLength, penalise};
-use crate::config::{Algorithm, AlgorithmKind};
+use crate::config::{Algorithm, AlgorithmKind, Config};
+use crate::group::Group;
 use crate::ids::{EnvironmentId, RolloutId};
+use crate::rollout::TrainedTrace;
 use rand::Rng;
 use rand::seq::SliceRandom;
 use std::collections::BTreeMap;
@@ -40,6 +42,41 @@ impl<'a> ScoredGroup<'a> {
             seats: Vec::new(),
             rollouts: Vec::new(),
             lengths: Vec::new(),
+        }
+    }
+
+    /// What a complete group has got.
+    pub fn of(config: &'a Config, group: &'a Group) -> Self {
+        let finished = group.finished();
+        ScoredGroup {
+            algorithm: &config.environment(group.environment).algorithm,
+            environment: group.environment,
+            rewards: group.traces().map(|trace| trace.reward).collect(),
+            seats: group.traces().map(|trace| &*trace.seat).collect(),
+            rollouts: finished
+                .flat_map(|rollout| std::iter::repeat_n(rollout.id, rollout.traces.len()))
+                .collect(),
+            lengths: group.traces().map(TrainedTrace::length).collect(),
+        }
+    }
+
+    /// Whether there is something to learn from this group, before it is known with which others it is trained: some
+    /// advantage is not 0. Where only the batch or a custom function can tell: whether rewards of one seat differ.
+    pub fn has_signal(&self, baselines: &Baselines) -> bool {
+        match &self.algorithm.kind {
+            AlgorithmKind::Rae { decay } => {
+                let mut baselines = baselines.clone();
+                (0..self.rewards.len()).any(|place| {
+                    let (seat, reward) = (self.seat(place), self.rewards[place]);
+                    let usual = baselines.get(self.environment, seat);
+                    baselines.score(self.environment, seat, reward, *decay);
+                    differ([usual, reward].into_iter())
+                })
+            }
+            AlgorithmKind::HierarchicalGrpo { episode_agents } => {
+                any(&self.hierarchical(episode_agents))
+            }
+            _ => any(&self.by_seat(|rewards| grpo(rewards, false))),
         }
     }
 
@@ -230,6 +267,11 @@ impl Normalization {
             })
             .collect()
     }
+}
+
+/// Without a difference that is more than rounding, they are exactly 0.
+fn any(advantages: &[f32]) -> bool {
+    advantages.iter().any(|advantage| *advantage != 0.0)
 }
 
 /// Permutes over all groups: the values stay, their ties to what was sampled are cut.
