@@ -526,6 +526,8 @@ def test_native_orchestrator_reads_the_same_keys(tmp_path: Path) -> None:
     config = RLConfig.model_validate(tree(output_dir=str(tmp_path / "run")))
     whole = resolve.orchestrator(config).config.model_dump(mode="json", exclude_none=True)
     for path, keys in tables(OrchestratorConfig).items():
+        if "worker" in path:  # handed on to workers that join, which read it
+            continue
         values = copy.deepcopy(whole)
         node: Any = values
         for part in path:
