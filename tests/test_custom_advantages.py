@@ -199,6 +199,7 @@ def test_a_run_takes_an_installed_function(model: Path, tmp_path: Path, monkeypa
     outside.use(monkeypatch, folder)
     algorithm = {"type": "custom", "path": "zeros"}
     with Orchestrator(settings(model, tmp_path / "out", algorithm=algorithm)) as orchestrator:
+        orchestrator.start()
         assert orchestrator.url
     algorithm["path"] = "zeroes"
     with pytest.raises(PrimerlError, match=r"algorithm\.path: `zeroes`: .*known are 'zeros'"):

@@ -41,6 +41,7 @@ pub struct Algorithm {
 /// What a trace pays for its length, as a share of its group's mean reward; [`crate::signal::penalise`] has the formula.
 /// Each weight is finite and at least 0, and is paid in full by the trace that has most of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct LengthPenalty {
     /// Of tokens that the policy sampled.
     pub num_output_tokens_weight: f64,
@@ -230,6 +231,17 @@ impl Algorithm {
             );
         }
         Ok(())
+    }
+}
+
+/// Those of prime-rl's `linear` penalty.
+impl Default for LengthPenalty {
+    fn default() -> Self {
+        LengthPenalty {
+            num_output_tokens_weight: 0.25,
+            num_input_tokens_weight: 0.1,
+            num_turns_weight: 0.1,
+        }
     }
 }
 
