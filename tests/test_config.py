@@ -218,6 +218,18 @@ def taught(mode: str) -> dict[str, Any]:
             "orchestrator.train.env[0].algorithm",
             "leave it false",
         ),
+        (
+            {"orchestrator__algorithm": {"type": "rloo", "length_penalty": {}}},
+            "orchestrator.algorithm",
+            "omit it, or set type to grpo or dr_grpo",
+        ),
+        ({"orchestrator__algorithm": {"decay": 0.5}}, "orchestrator.algorithm", 'type = "rae" only'),
+        ({"orchestrator__algorithm": {"type": "rae", "decay": 1.0}}, "orchestrator.algorithm.decay", "less than 1"),
+        (
+            {"orchestrator__algorithm": {"type": "hierarchical_grpo"}},
+            "orchestrator.algorithm",
+            "set both or neither",
+        ),
         ({"orchestrator__group_size": 1}, "orchestrator", "set group_size to at least 2"),
         ({"orchestrator__long_samples": "cut"}, "orchestrator.long_samples", "'drop' or 'truncate'"),
         ({"inference__replicas": 0}, "", "orchestrator.engines names no engine"),

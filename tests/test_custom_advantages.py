@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import outside
 import pytest
 import torch
 from engine_helpers import Engine, mock_command, running
 from primerl._core import Orchestrator, PrimerlError, orchestrate
-from primerl.advantages import Group, Sample, Trace, compute, load
+from primerl.advantages import GROUP, Group, Sample, Trace, compute, load
 from primerl.train.data.batch import decode_batch
 from test_orchestrator_in_process import PATIENCE_S, GoneError, begin, publish, settings, work, write_toml
 
@@ -171,3 +172,35 @@ def test_what_a_function_may_answer() -> None:
 
 def test_loading() -> None:
     assert load(f"{__name__}:broken") is broken
+
+
+def test_an_installed_function_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "ranked = outside_ranks:advantages\nnumber = outside_ranks:NUMBER"
+    source = """
+NUMBER = 1
+
+def advantages(group):
+    ranks = sorted(trace.reward for trace in group.traces)
+    return [float(ranks.index(group.traces[sample.trace].reward)) for sample in group.samples]
+"""
+    outside.use(monkeypatch, outside.install(tmp_path, "outside_ranks", source, {GROUP: lines}))
+    traces = [(7, 0.5, {}, False, 1), (8, 0.1, {}, False, 1)]
+    samples = [(0, *SAMPLES[0][1:]), (1, *SAMPLES[0][1:])]
+    assert compute(load("ranked"), "task", 3, traces, samples) == [b"\0\0\x80?" * 2, b"\0\0\0\0" * 2]
+    with pytest.raises(ValueError, match=r"'number' of primerl\.advantages is no function"):
+        load("number")
+    with pytest.raises(ValueError, match=r"there is no 'rank'; known are 'number', 'ranked'"):
+        load("rank")
+
+
+def test_a_run_takes_an_installed_function(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def advantages(group):\n    return [0.0 for _ in group.samples]\n"
+    folder = outside.install(tmp_path, "outside_zeros", source, {GROUP: "zeros = outside_zeros:advantages"})
+    outside.use(monkeypatch, folder)
+    algorithm = {"type": "custom", "path": "zeros"}
+    with Orchestrator(settings(model, tmp_path / "out", algorithm=algorithm)) as orchestrator:
+        orchestrator.start()
+        assert orchestrator.url
+    algorithm["path"] = "zeroes"
+    with pytest.raises(PrimerlError, match=r"algorithm\.path: `zeroes`: .*known are 'zeros'"):
+        Orchestrator(settings(model, tmp_path / "other", algorithm=algorithm)).start()

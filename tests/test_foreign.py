@@ -335,6 +335,31 @@ def test_keys_of_algorithms_are_translated_where_there_is_the_algorithm() -> Non
     assert "no_such is not among the algorithms here, which are grpo" in " ".join(left.why for left in made.refused)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ('type = "rae"\ndecay = 0.5', {"type": "rae", "decay": 0.5}),
+        (
+            'type = "hierarchical_grpo"\nepisode_agents = ["solver"]',
+            {"type": "hierarchical_grpo", "episode_agents": ["solver"]},
+        ),
+        (
+            'type = "grpo"\nlength_penalty = { type = "linear", num_turns_weight = 0.5 }',
+            {"type": "grpo", "length_penalty": {"num_turns_weight": 0.5}},
+        ),
+    ],
+)
+def test_algorithms_are_translated_for_the_run_and_for_one_environment(theirs: str, ours: dict[str, object]) -> None:
+    run = '[model]\nname = "owner/name"\n[orchestrator]\nbatch_size = 4\ngroup_size = 2'
+    source = '[[orchestrator.train.source]]\nenv = { taskset = { id = "reverse-text" } }'
+    made = read(f"{run}\n[orchestrator.algo]\n{theirs}\n{source}")
+    whole(made)
+    assert made.tree["orchestrator"]["algorithm"] == ours
+    made = read(f"{run}\n{source}\n[orchestrator.train.source.algo]\n{theirs}")
+    whole(made)
+    assert made.tree["orchestrator"]["train"]["env"][0]["algorithm"] == ours
+
+
 def test_machines_are_counted_in_engines_of_their_size() -> None:
     text = """[deployment]
 type = "multi_node"

@@ -4,7 +4,7 @@ The config names it, for the whole run or for one environment:
 
     [orchestrator.algorithm]
     type = "custom"
-    path = "my_project.rewards:advantages"
+    path = "my_project.rewards:advantages"  # or a name in the entry points `primerl.advantages` of a package
     timeout_s = 10
 
 and it gives one advantage for each sample, or for each token of each sample:
@@ -27,6 +27,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
+
+from primerl.process import plugins
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,22 @@ Advantages = Callable[[Group], Sequence[Any]]
 """For each of the group's samples a number, or N numbers of which those with `loss_mask` 0 are not looked at."""
 
 
+GROUP = "primerl.advantages"
+"""Entry points of this group are functions: `name = module:function`."""
+
+
 def load(path: str) -> Advantages:
-    """The function `module:function`. Raises what importing the module raises, or ValueError."""
+    """The function `module:function`, or the one that an installed package registers under this name.
+
+    Raises:
+        ValueError: there is none.
+        Exception: what importing its module raises.
+    """
+    if ":" not in path:
+        function = plugins.find(GROUP, path, {})
+        if not callable(function):
+            raise ValueError(f"the entry point {path!r} of {GROUP} is no function")
+        return function  # type: ignore[no-any-return]
     module, _, name = path.partition(":")
     function = getattr(importlib.import_module(module), name, None)
     if not callable(function):

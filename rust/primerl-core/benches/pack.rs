@@ -19,7 +19,7 @@ use mimalloc::MiMalloc;
 use primerl_core::config::{FlopsModel, LengthNormalization, TrajectoryStrategy};
 use primerl_core::pack::{Advantage, Columns, MicroBatch, Weighted, pack, pack_trees};
 use primerl_core::sample::{samples, samples as samples_of};
-use primerl_core::signal::{Part, ScoredGroup, advantages, length_scales};
+use primerl_core::signal::{Baselines, Part, ScoredGroup, advantages, length_scales};
 use primerl_core::testing::{grpo, turn};
 use primerl_core::{EnvironmentId, RolloutId, Turn};
 use rand::{Rng, SeedableRng};
@@ -303,10 +303,11 @@ fn grpo_advantages(criterion: &mut Criterion) {
     let mut rng = ChaCha8Rng::seed_from_u64(2);
     let algorithm = grpo();
     let groups: Vec<ScoredGroup> = (0..64)
-        .map(|_| ScoredGroup {
-            algorithm: &algorithm,
-            rewards: (0..8).map(|_| rng.random_range(0.0..1.0)).collect(),
-            seats: Vec::new(),
+        .map(|_| {
+            ScoredGroup::plain(
+                &algorithm,
+                (0..8).map(|_| rng.random_range(0.0..1.0)).collect(),
+            )
         })
         .collect();
     let parts: Vec<Part> = (0..512)
@@ -318,7 +319,7 @@ fn grpo_advantages(criterion: &mut Criterion) {
         .collect();
     criterion.bench_function("grpo/512_rollouts_x_2k", |bencher| {
         bencher.iter(|| {
-            let advantages = advantages(black_box(&groups), &mut rng);
+            let advantages = advantages(black_box(&groups), &mut Baselines::default(), &mut rng);
             let scales = length_scales(black_box(&parts), 16_384.0);
             let scaled = advantages.iter().flatten().zip(scales);
             scaled
@@ -329,7 +330,7 @@ fn grpo_advantages(criterion: &mut Criterion) {
     let mut columns = vec![0.0_f32; 512 * 2000];
     criterion.bench_function("grpo/512_rollouts_x_2k_by_token", |bencher| {
         bencher.iter(|| {
-            let advantages = advantages(black_box(&groups), &mut rng);
+            let advantages = advantages(black_box(&groups), &mut Baselines::default(), &mut rng);
             let scales = length_scales(black_box(&parts), 16_384.0);
             let scaled = advantages.iter().flatten().zip(scales);
             for ((advantage, scale), column) in scaled.zip(columns.chunks_exact_mut(2000)) {

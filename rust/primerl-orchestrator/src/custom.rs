@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Finds and calls the functions that `algorithm.path` names.
 pub trait CustomAdvantages: Send + Sync {
-    /// Finds the function `module:function`; called before the run starts.
+    /// Finds the function `module:function`, or the installed one of this name; called before the run starts.
     ///
     /// # Errors
     /// Why there is no such function.

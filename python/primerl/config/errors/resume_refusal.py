@@ -27,7 +27,13 @@ ELSEWHERE = {
     "teacher": "orchestrator.teacher.client.model",
 }
 """Names of the core whose keys are not in the section `orchestrator`."""
-KIND = {"kind": "type", "kind.custom.path": "path", "kind.custom.timeout": "timeout_s"}
+KIND = {
+    "kind": "type",
+    "kind.custom.path": "path",
+    "kind.custom.timeout": "timeout_s",
+    "kind.rae.decay": "decay",
+    "kind.hierarchical_grpo.episode_agents": "episode_agents",
+}
 FIELD = re.compile(r"(\w+): (Some\([^)]*\)|[^,}]+?)(?=,| })")
 
 

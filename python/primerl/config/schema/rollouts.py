@@ -12,14 +12,30 @@ from pydantic import Field, model_validator
 from primerl.config.schema.base import BadKeysError, Count, Fraction, Seconds, Section, Seed, Settings
 
 
+class LengthPenalty(Section):
+    """What a rollout's length takes off its reward, as a share of the mean reward of its group: nothing where the group
+    failed. Each weight is paid in full by the longest rollout of the group, by the others in proportion."""
+
+    num_output_tokens_weight: float = Field(default=0.25, ge=0, allow_inf_nan=False)
+    """Weight of the tokens that the policy sampled."""
+    num_input_tokens_weight: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    """Weight of the tokens it was given: prompts and results of tools, each once."""
+    num_turns_weight: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    """Weight of its turns."""
+
+
 class Algorithm(Section):
     """How rewards become advantages."""
 
-    type: Literal["grpo", "dr_grpo", "rloo", "maxrl", "reinforce_plus_plus", "custom"] = "grpo"
+    type: Literal["grpo", "dr_grpo", "rloo", "maxrl", "reinforce_plus_plus", "rae", "hierarchical_grpo", "custom"] = (
+        "grpo"
+    )
     """`grpo`: reward minus the mean of its group (arXiv:2402.03300). `dr_grpo`: the same, normalised by a constant
     length (arXiv:2503.20783). `rloo`: minus the mean of the others (arXiv:2402.14740). `maxrl`: (reward - mean) / mean,
     for rewards of at least 0 (arXiv:2602.02710). `reinforce_plus_plus`: normalised over the whole batch
-    (arXiv:2501.03262). `custom`: the function that `path` names."""
+    (arXiv:2501.03262). `rae`: minus what the same seat got before, for self-play (arXiv:2506.24119).
+    `hierarchical_grpo`: minus the mean of the same seat, for `episode_agents` within the rollout, for the others in the
+    group. `custom`: the function that `path` names."""
     normalize_std: bool = False
     """`grpo` only: also divide by the standard deviation of the group."""
     length_normalization: Literal["token", "sequence", "constant"] | None = None
@@ -28,8 +44,16 @@ class Algorithm(Section):
     over sequences). Default: `constant` for `dr_grpo`, `token` for the others."""
     shuffle_advantages: bool = False
     """Negative control: permute the advantages over the whole batch, so that nothing can be learnt."""
-    path: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
-    """`custom` only: the function, as `module:function`; see `primerl.advantages`."""
+    length_penalty: LengthPenalty | None = None
+    """`grpo` and `dr_grpo` only: subtract a penalty from each reward before the baseline; `{}` takes its defaults. None
+    if unset."""
+    decay: float = Field(default=0.95, ge=0, lt=1)
+    """`rae` only: how much of its baseline, a moving average that starts at 0, a seat keeps at each reward."""
+    episode_agents: list[Annotated[str, Field(min_length=1)]] = []
+    """`hierarchical_grpo` only: the seats whose rewards are compared within one rollout, such as `["solver"]`."""
+    path: str | None = Field(default=None, pattern=r"^([\w.]+:\w+|[A-Za-z_][\w.-]*)$")
+    """`custom` only: the function, as `module:function`, or the name of an entry point in `primerl.advantages`; see
+    docs/custom-advantages.md."""
     timeout_s: Seconds = 60.0
     """`custom` only: a group is dropped when the function has not answered for this long."""
 
@@ -38,6 +62,19 @@ class Algorithm(Section):
         if self.normalize_std and self.type != "grpo":
             raise BadKeysError(
                 "normalize_std divides GRPO's advantages and no other type's; leave it false", "normalize_std"
+            )
+        if self.length_penalty is not None and self.type not in ("grpo", "dr_grpo"):
+            raise BadKeysError(
+                "length_penalty is subtracted before GRPO's baseline; omit it, or set type to grpo or dr_grpo",
+                "length_penalty",
+            )
+        if self.type != "rae" and self.decay != Algorithm.model_fields["decay"].default:
+            raise BadKeysError('decay is read for type = "rae" only; omit it, or set the type', "decay")
+        if (self.type == "hierarchical_grpo") != bool(self.episode_agents):
+            raise BadKeysError(
+                'episode_agents names the seats that type = "hierarchical_grpo" compares within a rollout; set both or '
+                "neither",
+                "episode_agents",
             )
         if (self.type == "custom") != (self.path is not None):
             raise BadKeysError('path names the function of type = "custom"; set both or neither', "path")
@@ -50,8 +87,8 @@ class Algorithm(Section):
 
     @property
     def is_relative(self) -> bool:
-        """An advantage compares a rollout with the others of its group."""
-        return self.type not in ("reinforce_plus_plus", "custom")
+        """An advantage compares a rollout with the others of its group, and with nothing else."""
+        return self.type not in ("reinforce_plus_plus", "rae", "hierarchical_grpo", "custom")
 
 
 class Sampling(Section):
@@ -101,7 +138,8 @@ class Buffer(Section):
     """Which example comes next, by how hard it was. Names and defaults are those of Prime Intellect's hosted form."""
 
     online_difficulty_filtering: bool = False
-    """Draw by difficulty, and do not train groups whose rewards are all equal. Off: all are drawn and trained."""
+    """Draw by difficulty, and do not train groups without signal: all advantages would be 0, mostly as all rewards are
+    equal (`custom` and `reinforce_plus_plus`: rewards of each seat are equal). Off: all are drawn and trained."""
     easy_threshold: float = 0.8
     """An example is easy when the mean reward of its last group is at least this."""
     hard_threshold: float = 0.2

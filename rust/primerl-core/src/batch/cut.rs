@@ -31,7 +31,9 @@ impl Core {
         }
         let interval = self.tally.end_interval();
         let (config, step) = (&self.config, self.next_step);
-        let mut batch = build(config, step, &mut groups, &interval, &mut self.rng);
+        let baselines = &mut self.signals.baselines;
+        let rng = &mut self.rng;
+        let mut batch = build(config, step, &mut groups, &interval, baselines, rng);
         let moved = self.curriculum.end_step(step);
         let states = self.environments.iter_mut();
         let attempts: Vec<Attempts> = states

@@ -19,7 +19,7 @@ use crate::group::Group;
 use crate::ids::*;
 use crate::metrics::{Interval, batch_metrics};
 use crate::pack::{Advantage, PackedBatch, Weighted, pack, pack_trees};
-use crate::signal::{Part, ScoredGroup, advantages, length_scales};
+use crate::signal::{Baselines, Part, ScoredGroup, advantages, length_scales};
 use rand::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,17 +30,14 @@ pub fn build(
     step: Step,
     groups: &mut [Group],
     interval: &Interval,
+    baselines: &mut Baselines,
     rng: &mut impl Rng,
 ) -> PackedBatch {
     let scored: Vec<ScoredGroup> = groups
         .iter()
-        .map(|group| ScoredGroup {
-            algorithm: &config.environment(group.environment).algorithm,
-            rewards: group.traces().map(|trace| trace.reward).collect(),
-            seats: group.traces().map(|trace| &*trace.seat).collect(),
-        })
+        .map(|group| ScoredGroup::of(config, group))
         .collect();
-    let mut advantages = advantages(&scored, rng);
+    let mut advantages = advantages(&scored, baselines, rng);
     for (group, advantages) in groups.iter().zip(&mut advantages) {
         if let Some(given) = &group.token_advantages {
             *advantages = means_by_trace(group, given, advantages.len());

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// How hard examples are, and what follows from it; the rules are those of [`crate::curriculum`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Buffer {
-    /// Draw by difficulty, and do not train groups whose rewards are all equal. Off: all are drawn and trained.
+    /// Draw by difficulty, and do not train groups whose advantages would all be 0. Off: all are drawn and trained.
     pub online_difficulty_filtering: bool,
     /// An example is easy when the mean reward of its last group is at least this.
     pub easy_threshold: f64,

@@ -159,6 +159,14 @@ fn each_message_names_the_field_and_the_remedy() {
     }
 }
 
+fn penalty(num_turns_weight: f64) -> Option<LengthPenalty> {
+    Some(LengthPenalty {
+        num_output_tokens_weight: 0.25,
+        num_input_tokens_weight: 0.1,
+        num_turns_weight,
+    })
+}
+
 #[test]
 fn algorithms_are_checked_for_each_environment() {
     let with = |change: fn(&mut Algorithm)| message(|c| change(&mut c.environments[0].algorithm));
@@ -172,7 +180,7 @@ fn algorithms_are_checked_for_each_environment() {
             "\"train\": algorithm.normalize_std",
         ),
         (
-            message(|c| c.environments[0].algorithm.kind = custom("f")),
+            message(|c| c.environments[0].algorithm.kind = custom("m:")),
             "algorithm.path",
         ),
         (
@@ -189,6 +197,26 @@ fn algorithms_are_checked_for_each_environment() {
             }),
             "algorithm.shuffle_advantages",
         ),
+        (
+            with(|a| a.kind = AlgorithmKind::Rae { decay: 1.0 }),
+            "algorithm.decay",
+        ),
+        (
+            with(|a| {
+                a.kind = AlgorithmKind::HierarchicalGrpo {
+                    episode_agents: Vec::new(),
+                }
+            }),
+            "algorithm.episode_agents",
+        ),
+        (
+            with(|a| (a.kind, a.length_penalty) = (AlgorithmKind::Rloo, penalty(0.1))),
+            "set type = \"grpo\"",
+        ),
+        (
+            with(|a| a.length_penalty = penalty(-0.1)),
+            "algorithm.length_penalty",
+        ),
     ];
     for (message, part) in cases {
         assert!(message.contains(part), "{message:?} does not say {part:?}");
@@ -201,6 +229,11 @@ fn a_group_of_one_is_fine_where_nothing_is_compared_within_it() {
     config.group_size = 1;
     config.environments[0].algorithm.kind = AlgorithmKind::ReinforcePlusPlus;
     config.validate().expect("it is normalised over the batch");
+    config.environments[0].algorithm.kind = AlgorithmKind::Rae { decay: 0.9 };
+    config.buffer.online_difficulty_filtering = true;
+    config
+        .validate()
+        .expect("it is compared with what was before");
 }
 
 #[test]

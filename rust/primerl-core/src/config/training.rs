@@ -33,6 +33,22 @@ pub struct Algorithm {
     pub length_normalization: LengthNormalization,
     /// Negative control: permute advantages over the whole batch, so that nothing can be learnt.
     pub shuffle_advantages: bool,
+    /// GRPO and Dr. GRPO only: what a trace took is subtracted from its reward first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub length_penalty: Option<LengthPenalty>,
+}
+
+/// What a trace pays for its length, as a share of its group's mean reward; [`crate::signal::penalise`] has the formula.
+/// Each weight is finite and at least 0, and is paid in full by the trace that has most of the group.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LengthPenalty {
+    /// Of tokens that the policy sampled.
+    pub num_output_tokens_weight: f64,
+    /// Of tokens that it was given: prompts and results of tools, each once.
+    pub num_input_tokens_weight: f64,
+    /// Of its turns.
+    pub num_turns_weight: f64,
 }
 
 impl Default for Algorithm {
@@ -43,6 +59,7 @@ impl Default for Algorithm {
             normalize_std: false,
             length_normalization: LengthNormalization::Token,
             shuffle_advantages: false,
+            length_penalty: None,
         }
     }
 }
@@ -55,9 +72,19 @@ pub enum AlgorithmKind {
     Rloo,
     MaxRl,
     ReinforcePlusPlus,
+    /// Each seat against what it usually gets.
+    Rae {
+        /// How much of its baseline a seat keeps at each reward, 0 to below 1.
+        decay: f64,
+    },
+    /// GRPO in two levels: a problem is proposed within a rollout, and tried there.
+    HierarchicalGrpo {
+        /// Seats that are compared within their rollout; the others are compared within the group. At least one.
+        episode_agents: Vec<String>,
+    },
     /// A function of the user's, outside of the core: [`crate::Effect::ComputeAdvantages`].
     Custom {
-        /// `module:function`, for whoever calls it.
+        /// `module:function`, or the name of an installed one, for whoever calls it.
         path: String,
         /// A group whose advantages are not there so long after they were asked for is dropped.
         timeout: Duration,
@@ -65,14 +92,23 @@ pub enum AlgorithmKind {
 }
 
 impl AlgorithmKind {
-    /// Whether an advantage compares a rollout with the others of its group.
+    /// Whether a rollout alone in its group may have an advantage that is known before its batch is.
+    pub fn learns_alone(&self) -> bool {
+        let hierarchical = matches!(self, AlgorithmKind::HierarchicalGrpo { .. });
+        hierarchical || matches!(self, AlgorithmKind::Rae { .. })
+    }
+
+    /// Whether an advantage compares a rollout with the others of its group, and with nothing else.
     pub fn is_relative(&self) -> bool {
         match self {
             AlgorithmKind::Grpo
             | AlgorithmKind::DrGrpo
             | AlgorithmKind::Rloo
             | AlgorithmKind::MaxRl => true,
-            AlgorithmKind::ReinforcePlusPlus | AlgorithmKind::Custom { .. } => false,
+            AlgorithmKind::ReinforcePlusPlus
+            | AlgorithmKind::Rae { .. }
+            | AlgorithmKind::HierarchicalGrpo { .. }
+            | AlgorithmKind::Custom { .. } => false,
         }
     }
 }
@@ -137,12 +173,53 @@ impl Algorithm {
                 "divides GRPO's advantages and no other type's: leave it false, or set type = \"grpo\"",
             );
         }
-        let AlgorithmKind::Custom { path, timeout } = &self.kind else {
-            return Ok(());
-        };
+        if let Some(penalty) = &self.length_penalty {
+            if !matches!(self.kind, AlgorithmKind::Grpo | AlgorithmKind::DrGrpo) {
+                return refuse(
+                    "length_penalty",
+                    "is subtracted before GRPO's baseline and no other type's: leave it out, or set type = \"grpo\" or \
+                     \"dr_grpo\"",
+                );
+            }
+            if !penalty
+                .weights()
+                .iter()
+                .all(|weight| weight.is_finite() && *weight >= 0.0)
+            {
+                return refuse("length_penalty", "has a weight below 0: give 0 or more");
+            }
+        }
+        match &self.kind {
+            AlgorithmKind::Rae { decay } if !(0.0..1.0).contains(decay) => refuse(
+                "decay",
+                "must be at least 0 and below 1: at 1 a baseline would never leave 0",
+            ),
+            AlgorithmKind::HierarchicalGrpo { episode_agents } if episode_agents.is_empty() => {
+                refuse(
+                    "episode_agents",
+                    "names no seat: name those that are compared within one rollout, or set type = \"grpo\"",
+                )
+            }
+            AlgorithmKind::Custom { path, timeout } => self.validate_custom(path, *timeout, refuse),
+            _ => Ok(()),
+        }
+    }
+
+    fn validate_custom(
+        &self,
+        path: &str,
+        timeout: Duration,
+        refuse: impl Fn(&'static str, &'static str) -> Result<(), ConfigError>,
+    ) -> Result<(), ConfigError> {
         match path.split_once(':') {
             Some((module, function)) if !module.is_empty() && !function.is_empty() => {}
-            _ => return refuse("path", "must be \"module:function\" for type = \"custom\""),
+            None if !path.is_empty() => {}
+            _ => {
+                return refuse(
+                    "path",
+                    "must be \"module:function\", or the name of an installed one, for type = \"custom\"",
+                );
+            }
         }
         if timeout.0 == 0 {
             return refuse("timeout_s", "is 0: set it above 0");
@@ -154,5 +231,27 @@ impl Algorithm {
             );
         }
         Ok(())
+    }
+}
+
+/// Those of prime-rl's `linear` penalty.
+impl Default for LengthPenalty {
+    fn default() -> Self {
+        LengthPenalty {
+            num_output_tokens_weight: 0.25,
+            num_input_tokens_weight: 0.1,
+            num_turns_weight: 0.1,
+        }
+    }
+}
+
+impl LengthPenalty {
+    /// Of output tokens, input tokens, turns.
+    pub fn weights(&self) -> [f64; 3] {
+        [
+            self.num_output_tokens_weight,
+            self.num_input_tokens_weight,
+            self.num_turns_weight,
+        ]
     }
 }

@@ -50,7 +50,13 @@ impl Config {
         {
             return Err(ConfigError::GroupOfOne);
         }
-        if self.group_size == 1 && self.buffer.online_difficulty_filtering {
+        let alone = |environment: &Environment| {
+            environment.role != Role::Train || environment.algorithm.kind.learns_alone()
+        };
+        if self.group_size == 1
+            && self.buffer.online_difficulty_filtering
+            && !self.environments.iter().all(alone)
+        {
             return Err(ConfigError::FilteredGroupOfOne);
         }
         let (batch_size, group_size) = (self.batch_size, self.group_size);

@@ -38,7 +38,7 @@ pub struct Filing {
     pub step: Step,
     pub mean_reward: f64,
     pub rollouts: usize,
-    /// Not all of its rewards are equal.
+    /// Not all of its advantages would be 0.
     pub has_signal: bool,
 }
 

@@ -6,9 +6,8 @@ use crate::curriculum::{BufferReport, ExampleHistory, Filing};
 use crate::effect::Effect;
 use crate::group::Group;
 use crate::ids::*;
-use crate::signal::differ;
+use crate::signal::ScoredGroup;
 use crate::time::Time;
-use std::collections::BTreeMap;
 
 /// So many groups in a row without signal are worth a warning, or four batches of them where that is more.
 const FILTERED_AT_LEAST: u64 = 32;
@@ -36,7 +35,7 @@ impl Core {
             step: self.next_step,
             mean_reward: crate::signal::mean(rewards.iter().copied()),
             rollouts: group.finished_count(),
-            has_signal: has_signal(group),
+            has_signal: self.has_signal(group),
         };
         self.curriculum
             .file(group.environment, group.example, &filing, &self.config)
@@ -44,7 +43,11 @@ impl Core {
 
     /// Whether a complete group may not be trained any more, now that it has lost a rollout.
     pub(crate) fn lost_its_signal(&self, id: GroupId) -> bool {
-        self.config.buffer.online_difficulty_filtering && !has_signal(&self.groups.live[&id])
+        self.config.buffer.online_difficulty_filtering && !self.has_signal(&self.groups.live[&id])
+    }
+
+    fn has_signal(&self, group: &Group) -> bool {
+        ScoredGroup::of(&self.config, group).has_signal(&self.signals.baselines)
     }
 
     /// Drops a complete group without signal. That is no failure: a warning is logged only for a long stretch of them. Its
@@ -62,14 +65,14 @@ impl Core {
         self.effects.push(Effect::GroupDropped {
             group: id,
             reason: VoidReason::NoSignal,
-            why: "all of its rewards are equal".to_owned(),
+            why: "all of its advantages would be 0".to_owned(),
         });
         let in_a_row = self.curriculum.filtered_in_a_row(environment);
         let first = self.many_filtered();
         if in_a_row.is_multiple_of(first) && (in_a_row / first).is_power_of_two() {
             let name = self.name(environment).to_owned();
             self.warn(format!(
-                "environment {name:?}: the last {in_a_row} groups had no signal (all rewards of a group were equal), so \
+                "environment {name:?}: the last {in_a_row} groups had no signal (all advantages of a group would be 0), so \
                  none was trained (buffer.online_difficulty_filtering)"
             ));
         }
@@ -103,17 +106,6 @@ impl Core {
             ));
         }
     }
-}
-
-/// Whether rewards of one seat differ, by more than rounding: what [`crate::signal`] compares.
-fn has_signal(group: &Group) -> bool {
-    let mut rewards: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for trace in group.traces() {
-        rewards.entry(&trace.seat).or_default().push(trace.reward);
-    }
-    rewards
-        .values()
-        .any(|rewards| differ(rewards.iter().copied()))
 }
 
 /// Rewards of all traces of the group's rollouts.

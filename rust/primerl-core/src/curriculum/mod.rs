@@ -6,7 +6,7 @@
 //!
 //! With `online_difficulty_filtering` a draw chooses a pool with probability proportional to the number of its examples
 //! times their weight (normal 1, easy `easy_fraction`, hard `hard_fraction`; 0 is never) and takes one of it; a group
-//! whose rewards are all equal is not trained. When no example with weight is left, all are made normal again. Without
+//! whose advantages would all be 0 is not trained. When no example with weight is left, all are made normal again. Without
 //! it, examples come in plain epochs: each once, in random order, then all again in another order; how hard they are
 //! is only recorded.
 //!

@@ -17,6 +17,7 @@ use crate::ids::*;
 use crate::metrics::Interval;
 use crate::policy::Ledger;
 use crate::rollout::{LeaseRequest, Rollout};
+use crate::signal::Baselines;
 use crate::time::Time;
 use crate::wait::{Armed, Waits};
 use crate::worker::Worker;
@@ -87,6 +88,8 @@ layout! {
     trainer: Trainer = trainer;
     #[serde(default)]
     signal_at: Time = signals.at;
+    #[serde(default)]
+    baselines: Baselines = signals.baselines;
     counters: Counters = tally.counters;
     losses: Discards = tally.discards;
     last_cut: Interval = tally.last_cut;

@@ -25,6 +25,7 @@ use crate::effect::LeasedRollout;
 use crate::event::{Outcome, RolloutError};
 use crate::ids::*;
 use crate::sample::{Sample, samples};
+use crate::signal::TraceLength;
 use crate::time::{Duration, Time};
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,22 @@ pub struct TrainedTrace {
     pub metrics: BTreeMap<String, f64>,
     pub truncated: bool,
     pub turns: u32,
+    /// Tokens sampled in all of its turns, also those that are not trained. 0 in snapshots that did not say.
+    #[serde(default)]
+    pub output_tokens: u64,
+    /// Tokens of its prompts, each once. 0 in snapshots that did not say.
+    #[serde(default)]
+    pub input_tokens: u64,
+}
+
+impl TrainedTrace {
+    pub fn length(&self) -> TraceLength {
+        TraceLength {
+            output_tokens: self.output_tokens,
+            input_tokens: self.input_tokens,
+            turns: self.turns,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -224,6 +241,7 @@ impl Rollout {
         let trace_of = outcome.trained_traces(sessions);
         let turns = std::mem::take(&mut self.turns);
         self.notes = Vec::new();
+        let lengths = trace_lengths(&turns, &trace_of, outcome.traces.len());
         let mut samples = samples(rules.strategy, self.id, turns, &trace_of);
         if samples.is_empty() {
             return Err(nothing("empty", "no trainable trace has a sampled token"));
@@ -235,7 +253,7 @@ impl Rollout {
                 "the environment cut it short, and truncated_rollouts = \"drop\"".to_owned(),
             ));
         }
-        self.keep_trained_traces(&mut samples, outcome, &trace_of);
+        self.keep_trained_traces(&mut samples, outcome, &lengths);
         samples.retain_mut(|sample| {
             let truncated = self.traces[sample.trace].truncated;
             rules.keep(sample, truncated, &mut self.left_out)
@@ -308,7 +326,7 @@ impl Rollout {
         &mut self,
         samples: &mut [Sample],
         outcome: &Outcome,
-        trace_of: &[Option<usize>],
+        lengths: &[TraceLength],
     ) {
         let kept: BTreeSet<usize> = samples.iter().map(|sample| sample.trace).collect();
         let kept: Vec<usize> = kept.into_iter().collect();
@@ -324,7 +342,9 @@ impl Rollout {
                 reward: trace.reward,
                 metrics: trace.metrics.clone(),
                 truncated: trace.truncated,
-                turns: trace_of.iter().filter(|of| **of == Some(*index)).count() as u32,
+                turns: lengths[*index].turns,
+                output_tokens: lengths[*index].output_tokens,
+                input_tokens: lengths[*index].input_tokens,
             }
         };
         self.traces = kept.iter().map(trained).collect();
@@ -376,6 +396,19 @@ pub(crate) fn error(kind: &str, message: String) -> RolloutError {
         message,
         ..RolloutError::default()
     }
+}
+
+/// What each of a rollout's traces took. A turn's `prompt_suffix` is what its prompt has beyond its parent.
+fn trace_lengths(turns: &[Turn], trace_of: &[Option<usize>], traces: usize) -> Vec<TraceLength> {
+    let mut lengths = vec![TraceLength::default(); traces];
+    for (turn, trace) in turns.iter().zip(trace_of) {
+        if let Some(length) = trace.and_then(|trace| lengths.get_mut(trace)) {
+            length.output_tokens += turn.sampled.len() as u64;
+            length.input_tokens += turn.prompt_suffix.len() as u64;
+            length.turns += 1;
+        }
+    }
+    lengths
 }
 
 #[cfg(test)]

@@ -4,11 +4,16 @@
 //! papers it is the "output" or "response". An advantage holds for each sampled token of its trace, with the trainer's
 //! loss `-advantage * ratio` summed over tokens and divided by the batch's number of trained tokens.
 //!
-//! Each function takes the rewards of one group (REINFORCE++: of the batch) and returns an advantage for each. Traces of
+//! Each function takes the rewards of one group (REINFORCE++: of the batch) and returns an advantage for each; RAE's
+//! [`Baselines`] outlive the batch. Traces of
 //! another seat are another task: what compares within the group compares traces of one seat.
 
 use super::spread::{differ, mean, standard_deviation};
-use crate::config::{Algorithm, AlgorithmKind};
+use super::{Baselines, TraceLength, penalise};
+use crate::config::{Algorithm, AlgorithmKind, Config};
+use crate::group::Group;
+use crate::ids::{EnvironmentId, RolloutId};
+use crate::rollout::TrainedTrace;
 use rand::Rng;
 use rand::seq::SliceRandom;
 use std::collections::BTreeMap;
@@ -17,43 +22,138 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub struct ScoredGroup<'a> {
     pub algorithm: &'a Algorithm,
+    pub environment: EnvironmentId,
     pub rewards: Vec<f64>,
     /// The seat of each reward's trace; empty: all are of one seat.
     pub seats: Vec<&'a str>,
+    /// The rollout of each reward's trace; empty: each is a rollout of its own.
+    pub rollouts: Vec<RolloutId>,
+    /// What each reward's trace took; looked at where there is a length penalty.
+    pub lengths: Vec<TraceLength>,
 }
 
-impl ScoredGroup<'_> {
-    /// The rewards of each seat by themselves, put together again. A seat whose rewards do not differ gets zeros, whatever
-    /// the algorithm would make of their rounding.
-    fn by_seat(&self, advantages: impl Fn(&[f64]) -> Vec<f32>) -> Vec<f32> {
-        let advantages = |rewards: &[f64]| match differ(rewards.iter().copied()) {
-            true => advantages(rewards),
-            false => vec![0.0; rewards.len()],
-        };
-        let Some(first) = self.seats.first() else {
-            return advantages(&self.rewards);
-        };
-        if self.seats.iter().all(|seat| seat == first) {
-            return advantages(&self.rewards);
+impl<'a> ScoredGroup<'a> {
+    /// Of one seat, without lengths.
+    pub fn plain(algorithm: &'a Algorithm, rewards: Vec<f64>) -> Self {
+        ScoredGroup {
+            algorithm,
+            environment: EnvironmentId(0),
+            rewards,
+            seats: Vec::new(),
+            rollouts: Vec::new(),
+            lengths: Vec::new(),
         }
-        let mut places: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        for (place, seat) in self.seats.iter().enumerate() {
-            places.entry(seat).or_default().push(place);
+    }
+
+    /// What a complete group has got.
+    pub fn of(config: &'a Config, group: &'a Group) -> Self {
+        let finished = group.finished();
+        ScoredGroup {
+            algorithm: &config.environment(group.environment).algorithm,
+            environment: group.environment,
+            rewards: group.traces().map(|trace| trace.reward).collect(),
+            seats: group.traces().map(|trace| &*trace.seat).collect(),
+            rollouts: finished
+                .flat_map(|rollout| std::iter::repeat_n(rollout.id, rollout.traces.len()))
+                .collect(),
+            lengths: group.traces().map(TrainedTrace::length).collect(),
+        }
+    }
+
+    /// Whether there is something to learn from this group, before it is known with which others it is trained: some
+    /// advantage is not 0. Where only the batch or a custom function can tell: whether rewards of one seat differ.
+    pub fn has_signal(&self, baselines: &Baselines) -> bool {
+        match &self.algorithm.kind {
+            AlgorithmKind::Rae { decay } => {
+                let mut baselines = baselines.clone();
+                (0..self.rewards.len()).any(|place| {
+                    let (seat, reward) = (self.seat(place), self.rewards[place]);
+                    let usual = baselines.get(self.environment, seat);
+                    baselines.score(self.environment, seat, reward, *decay);
+                    differ([usual, reward].into_iter())
+                })
+            }
+            AlgorithmKind::HierarchicalGrpo { episode_agents } => {
+                any(&self.hierarchical(episode_agents))
+            }
+            _ => any(&self.by_seat(|rewards| grpo(rewards, false))),
+        }
+    }
+
+    fn seat(&self, place: usize) -> &'a str {
+        self.seats.get(place).copied().unwrap_or_default()
+    }
+
+    /// The rewards of each seat by themselves, put together again.
+    fn by_seat(&self, advantages: impl Fn(&[f64]) -> Vec<f32>) -> Vec<f32> {
+        match self.seats.iter().all(|seat| *seat == self.seats[0]) {
+            true => self.compare(&(0..self.rewards.len()).collect::<Vec<_>>(), &advantages),
+            false => self.by_peers(|place| self.seat(place), advantages),
+        }
+    }
+
+    /// The rewards of traces with one key by themselves, put together again.
+    fn by_peers<K: Ord>(
+        &self,
+        key: impl Fn(usize) -> K,
+        advantages: impl Fn(&[f64]) -> Vec<f32>,
+    ) -> Vec<f32> {
+        let mut peers: BTreeMap<K, Vec<usize>> = BTreeMap::new();
+        for place in 0..self.rewards.len() {
+            peers.entry(key(place)).or_default().push(place);
         }
         let mut found = vec![0.0; self.rewards.len()];
-        for places in places.values() {
-            let own: Vec<f64> = places.iter().map(|place| self.rewards[*place]).collect();
-            for (place, advantage) in places.iter().zip(advantages(&own)) {
+        for places in peers.values() {
+            let own = self.compare(places, &advantages);
+            for (place, advantage) in places.iter().zip(own) {
                 found[*place] = advantage;
             }
         }
         found
     }
+
+    /// Advantages of traces that are compared with each other. Where their rewards, less the length penalty, do not
+    /// differ, all are 0, whatever the algorithm would make of their rounding.
+    fn compare(&self, places: &[usize], advantages: &impl Fn(&[f64]) -> Vec<f32>) -> Vec<f32> {
+        let mut rewards: Vec<f64> = places.iter().map(|place| self.rewards[*place]).collect();
+        if let Some(penalty) = &self.algorithm.length_penalty {
+            let length = |place: &usize| self.lengths.get(*place).copied().unwrap_or_default();
+            let lengths: Vec<TraceLength> = places.iter().map(length).collect();
+            rewards = penalise(penalty, &rewards, &lengths);
+        }
+        match differ(rewards.iter().copied()) {
+            true => advantages(&rewards),
+            false => vec![0.0; rewards.len()],
+        }
+    }
+
+    /// GRPO of a proposer and its solvers: attempts at one proposed problem, which are seats of one rollout, are compared
+    /// with each other, and proposals with the group's other proposals: `A = r - mean(r of the same seat)`, the mean over
+    /// the rollout for seats in `episode_agents` and over the group for the others. As prime-rl's algorithm of this name;
+    /// a baseline for each role and task is what self-play with a proposer uses (Zhao et al. 2025, Absolute Zero,
+    /// arXiv:2505.03335, Task-Relative REINFORCE++).
+    fn hierarchical(&self, episode_agents: &[String]) -> Vec<f32> {
+        let rollout = |place: usize| match self.rollouts.get(place) {
+            Some(rollout) => rollout.0,
+            None => place as u64,
+        };
+        let key = |place: usize| {
+            let seat = self.seat(place);
+            let within = episode_agents.iter().any(|agent| agent == seat);
+            (seat, within.then(|| rollout(place)))
+        };
+        self.by_peers(key, |rewards| grpo(rewards, false))
+    }
 }
 
 /// Advantages of the traces of one batch, whose groups may use different algorithms: the result has the rewards' shape.
-/// Groups of a custom algorithm get zeros here: their advantages come from outside.
-pub fn advantages(groups: &[ScoredGroup], rng: &mut impl Rng) -> Vec<Vec<f32>> {
+/// Groups of a custom algorithm get zeros here: their advantages come from outside. `baselines` move with the rewards of
+/// the groups that have them, in the groups' order.
+pub fn advantages(
+    groups: &[ScoredGroup],
+    baselines: &mut Baselines,
+    rng: &mut impl Rng,
+) -> Vec<Vec<f32>> {
     let uses = |group: &ScoredGroup| group.algorithm.kind == AlgorithmKind::ReinforcePlusPlus;
     let global: Vec<f64> = groups
         .iter()
@@ -72,6 +172,16 @@ pub fn advantages(groups: &[ScoredGroup], rng: &mut impl Rng) -> Vec<Vec<f32>> {
                 AlgorithmKind::Rloo => group.by_seat(rloo),
                 AlgorithmKind::MaxRl => group.by_seat(max_rl),
                 AlgorithmKind::ReinforcePlusPlus => scale.apply(rewards),
+                AlgorithmKind::Rae { decay } => {
+                    let scored = rewards.iter().enumerate().map(|(place, reward)| {
+                        let seat = group.seat(place);
+                        baselines.score(group.environment, seat, *reward, *decay) as f32
+                    });
+                    scored.collect()
+                }
+                AlgorithmKind::HierarchicalGrpo { episode_agents } => {
+                    group.hierarchical(episode_agents)
+                }
                 AlgorithmKind::Custom { .. } => vec![0.0; rewards.len()],
             }
         })
@@ -157,6 +267,11 @@ impl Normalization {
             })
             .collect()
     }
+}
+
+/// Without a difference that is more than rounding, they are exactly 0.
+fn any(advantages: &[f32]) -> bool {
+    advantages.iter().any(|advantage| *advantage != 0.0)
 }
 
 /// Permutes over all groups: the values stay, their ties to what was sampled are cut.

@@ -1,5 +1,6 @@
 //! Complete groups that wait for what only the shell can compute: asked for, awaited, timed out.
 
+use super::Baselines;
 use crate::Core;
 use crate::counters::VoidReason;
 use crate::deadlines::Due;
@@ -26,6 +27,8 @@ pub(crate) struct Signals {
     pub teacher: BTreeMap<GroupId, Armed>,
     /// When a group last had a signal, or the run was started again.
     pub at: Time,
+    /// What algorithms remember of the batches before.
+    pub baselines: Baselines,
 }
 
 impl Source {

@@ -2,12 +2,19 @@
 
 mod algorithm;
 mod awaited;
+mod baseline;
 mod custom;
 mod length;
+mod penalty;
 mod spread;
 mod teacher;
 
 pub use algorithm::{ScoredGroup, advantages, grpo, max_rl, rloo};
 pub(crate) use awaited::{Signals, Source};
+pub use baseline::Baselines;
 pub use length::{Part, length_scales};
+pub use penalty::{TraceLength, penalise};
 pub(crate) use spread::{SMALLEST_DIFFERENCE, differ, mean, standard_deviation};
+
+#[cfg(test)]
+mod tests;

@@ -327,15 +327,22 @@ impl Observer {
     fn saw_groups(&self, batch: &PackedBatch) {
         let micro_batches = batch.ranks.iter().flatten();
         let sequences = micro_batches.flat_map(|micro_batch| micro_batch.sequences());
-        let groups: BTreeSet<GroupId> = sequences
-            .map(|weighted| self.leased[&weighted.sample.rollout].rollout.group)
+        let groups: BTreeMap<GroupId, EnvironmentId> = sequences
+            .map(|weighted| {
+                let group = self.leased[&weighted.sample.rollout].rollout.group;
+                (group, weighted.environment)
+            })
             .collect();
-        for group in groups {
+        for (group, environment) in groups {
             // Also of rollouts that became too old, or are left out: the signal may lie there.
             let rewards = &self.rewards[&group];
+            let algorithm = &self.config.environment(environment).algorithm;
+            // Equal rewards may teach there: by lengths, and by what the seat got before.
+            let otherwise = algorithm.length_penalty.is_some() || algorithm.kind.learns_alone();
             assert!(rewards.len() >= self.config.min_group_size());
             assert!(
                 !self.config.buffer.online_difficulty_filtering
+                    || otherwise
                     || crate::signal::differ(rewards.iter().copied()),
                 "group {group} has no signal and is trained: {rewards:?}"
             );

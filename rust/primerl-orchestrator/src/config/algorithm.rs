@@ -2,7 +2,7 @@
 
 use super::{Config, ConfigError, field};
 use primerl_core::config::{
-    Algorithm, AlgorithmKind, LengthNormalization, LongSamples, TrajectoryStrategy,
+    Algorithm, AlgorithmKind, LengthNormalization, LengthPenalty, LongSamples, TrajectoryStrategy,
     TruncatedRollouts,
 };
 use primerl_core::time::Duration;
@@ -18,6 +18,8 @@ pub enum AlgorithmType {
     Rloo,
     Maxrl,
     ReinforcePlusPlus,
+    Rae,
+    HierarchicalGrpo,
     Custom,
 }
 
@@ -37,7 +39,13 @@ pub struct AlgorithmConfig {
     /// `None`: the type's own, `constant` for `dr_grpo` and `token` for the others.
     pub length_normalization: Option<LengthNormalizationType>,
     pub shuffle_advantages: bool,
-    /// `module:function` of `custom`.
+    /// Of `grpo` and `dr_grpo`.
+    pub length_penalty: Option<LengthPenalty>,
+    /// Of `rae`: how much of its baseline a seat keeps at each reward.
+    pub decay: f64,
+    /// Of `hierarchical_grpo`: seats that are compared within their rollout.
+    pub episode_agents: Vec<String>,
+    /// `module:function` of `custom`, or the name of an installed one.
     pub path: Option<String>,
     /// Of `custom`: a group is dropped when the function has not answered for this long, seconds.
     pub timeout_s: f64,
@@ -50,6 +58,9 @@ impl Default for AlgorithmConfig {
             normalize_std: false,
             length_normalization: None,
             shuffle_advantages: false,
+            length_penalty: None,
+            decay: 0.95,
+            episode_agents: Vec::new(),
             path: None,
             timeout_s: 60.0,
         }
@@ -117,6 +128,10 @@ impl AlgorithmConfig {
             AlgorithmType::Rloo => AlgorithmKind::Rloo,
             AlgorithmType::Maxrl => AlgorithmKind::MaxRl,
             AlgorithmType::ReinforcePlusPlus => AlgorithmKind::ReinforcePlusPlus,
+            AlgorithmType::Rae => AlgorithmKind::Rae { decay: self.decay },
+            AlgorithmType::HierarchicalGrpo => AlgorithmKind::HierarchicalGrpo {
+                episode_agents: self.episode_agents.clone(),
+            },
             AlgorithmType::Custom => AlgorithmKind::Custom {
                 path: self.path.clone().unwrap_or_default(),
                 timeout: Duration::from_secs_f64(self.timeout_s),
@@ -135,6 +150,7 @@ impl AlgorithmConfig {
             normalize_std: self.normalize_std,
             length_normalization,
             shuffle_advantages: self.shuffle_advantages,
+            length_penalty: self.length_penalty,
         }
     }
 

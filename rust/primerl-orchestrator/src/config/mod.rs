@@ -226,7 +226,7 @@ pub struct EvalSamplingConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BufferConfig {
-    /// Draw by difficulty, and do not train groups whose rewards are all equal.
+    /// Draw by difficulty, and do not train groups whose advantages would all be 0.
     pub online_difficulty_filtering: bool,
     /// An example is easy when the mean reward of its last group is at least this.
     pub easy_threshold: f64,

@@ -1,6 +1,7 @@
 //! Groups without signal, pools, and what is said of them.
 
 use super::*;
+use crate::config::{AlgorithmKind, LengthPenalty};
 use crate::curriculum::Pool;
 
 fn filtering() -> Config {
@@ -64,6 +65,60 @@ fn without_filtering_every_group_is_trained() {
     assert_eq!(run.core.counters().trained, 4);
     let history = run.core.example_history(EnvironmentId(0), example);
     assert_eq!(history.expect("it exists").pool, Pool::Easy);
+}
+
+/// Whether a group with these rewards is trained, whose second rollout took another turn.
+fn is_trained(run: &mut Run, rewards: [f64; 2]) -> bool {
+    let before = run.core.counters().filtered;
+    let leased = run.lease(0, 2);
+    run.turn(leased[1].rollout, 0);
+    for (leased, reward) in leased.iter().zip(rewards) {
+        run.turn(leased.rollout, 0);
+        run.report(0, leased.rollout, outcome(reward));
+    }
+    run.core.counters().filtered == before
+}
+
+#[test]
+fn equal_rewards_are_trained_where_lengths_differ() {
+    let mut config = filtering();
+    config.environments[0].algorithm.length_penalty = Some(LengthPenalty {
+        num_output_tokens_weight: 0.0,
+        num_input_tokens_weight: 0.0,
+        num_turns_weight: 0.1,
+    });
+    let mut run = Run::started(config);
+    assert!(is_trained(&mut run, [1.0, 1.0]));
+    assert!(!is_trained(&mut run, [0.0, 0.0]), "failures pay nothing");
+}
+
+#[test]
+fn equal_rewards_are_trained_where_the_seat_got_others_before() {
+    let mut config = filtering();
+    config.environments[0].algorithm.kind = AlgorithmKind::Rae { decay: 0.0 };
+    let mut run = Run::started(config);
+    assert!(!is_trained(&mut run, [0.0, 0.0]), "it begins at 0");
+    // Two groups are a batch, with which the baseline becomes 1.
+    assert!(is_trained(&mut run, [0.0, 1.0]));
+    assert!(is_trained(&mut run, [1.0, 1.0]));
+    assert!(
+        !is_trained(&mut run, [1.0, 1.0]),
+        "it is no surprise any more"
+    );
+    assert!(is_trained(&mut run, [0.0, 0.0]));
+}
+
+#[test]
+fn solvers_of_two_rollouts_are_not_compared() {
+    let mut config = filtering();
+    let seat = outcome(1.0).traces[0].seat.clone();
+    let hierarchical = |seat: &str| AlgorithmKind::HierarchicalGrpo {
+        episode_agents: vec![seat.to_owned()],
+    };
+    config.environments[0].algorithm.kind = hierarchical(&seat);
+    assert!(!is_trained(&mut Run::started(config.clone()), [0.0, 1.0]));
+    config.environments[0].algorithm.kind = hierarchical("another");
+    assert!(is_trained(&mut Run::started(config), [0.0, 1.0]));
 }
 
 #[test]

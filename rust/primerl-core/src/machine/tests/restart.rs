@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 const ENTRIES: &str = "
     config rng now curriculum sites groups ready next_ready computing scoring rollouts by_age in_flight_evaluation
     workers lease_requests next_place ledger limits round measured evaluated next_step batches trainer signal_at
-    counters losses last_cut next_group next_rollout next_worker deadlines waits ignored finished failed hopeless";
+    baselines counters losses last_cut next_group next_rollout next_worker deadlines waits ignored finished failed hopeless";
 
 /// Two batches cut, a third one begun.
 fn under_way() -> Run {

@@ -20,13 +20,9 @@ fn rng() -> ChaCha8Rng {
 fn batch(algorithm: &Algorithm, rewards: &[Vec<f64>], rng: &mut ChaCha8Rng) -> Vec<Vec<f32>> {
     let groups: Vec<ScoredGroup> = rewards
         .iter()
-        .map(|rewards| ScoredGroup {
-            algorithm,
-            rewards: rewards.clone(),
-            seats: Vec::new(),
-        })
+        .map(|rewards| ScoredGroup::plain(algorithm, rewards.clone()))
         .collect();
-    advantages(&groups, rng)
+    advantages(&groups, &mut Baselines::default(), rng)
 }
 
 #[test]
@@ -74,12 +70,8 @@ fn normalised_over_the_groups_that_use_it() {
         (&plain, vec![100.0, 300.0]),
         (&global, vec![6.0, 8.0]),
     ];
-    let groups = groups.map(|(algorithm, rewards)| ScoredGroup {
-        algorithm,
-        rewards,
-        seats: Vec::new(),
-    });
-    let got = advantages(&groups, &mut rng());
+    let groups = groups.map(|(algorithm, rewards)| ScoredGroup::plain(algorithm, rewards));
+    let got = advantages(&groups, &mut Baselines::default(), &mut rng());
     let deviation = 5.0_f64.sqrt();
     let scaled = |x: f64| (x / deviation) as f32;
     assert_eq!(got[0], [scaled(-3.0), scaled(-1.0)]);
@@ -129,13 +121,12 @@ fn only_groups_that_ask_for_it_are_shuffled() {
     );
     let rewards = |group: u32| (0..6).map(|i| f64::from(group * i * i % 13)).collect();
     let groups: Vec<ScoredGroup> = (1..7)
-        .map(|group| ScoredGroup {
-            algorithm: if group == 3 { &plain } else { &control },
-            rewards: rewards(group),
-            seats: Vec::new(),
-        })
+        .map(|group| ScoredGroup::plain(if group == 3 { &plain } else { &control }, rewards(group)))
         .collect();
-    assert_eq!(advantages(&groups, &mut rng())[2], grpo(&rewards(3), false));
+    assert_eq!(
+        advantages(&groups, &mut Baselines::default(), &mut rng())[2],
+        grpo(&rewards(3), false)
+    );
 }
 
 #[test]
@@ -176,11 +167,10 @@ fn seats_are_compared_with_themselves() {
         };
         let of = |seats: Vec<&'static str>, rewards: &[f64]| {
             let group = ScoredGroup {
-                algorithm: &algorithm,
-                rewards: rewards.to_vec(),
                 seats,
+                ..ScoredGroup::plain(&algorithm, rewards.to_vec())
             };
-            advantages(&[group], &mut rng()).remove(0)
+            advantages(&[group], &mut Baselines::default(), &mut rng()).remove(0)
         };
         let got = of(["asks", "answers"].repeat(3), &rewards);
         let asks = of(Vec::new(), &[10.0, 12.0, 14.0]);

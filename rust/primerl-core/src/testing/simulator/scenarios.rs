@@ -112,15 +112,22 @@ fn admission(rng: &mut ChaCha8Rng) -> Admission {
 }
 
 fn algorithm(rng: &mut ChaCha8Rng) -> Algorithm {
+    let custom = AlgorithmKind::Custom {
+        path: "rewards:advantages".to_owned(),
+        timeout: Duration::from_secs(30),
+    };
+    // Custom ones twice: only they wait for an answer, which may fail.
     let kinds = [
+        custom.clone(),
+        custom,
         AlgorithmKind::Grpo,
         AlgorithmKind::DrGrpo,
         AlgorithmKind::Rloo,
         AlgorithmKind::MaxRl,
         AlgorithmKind::ReinforcePlusPlus,
-        AlgorithmKind::Custom {
-            path: "rewards:advantages".to_owned(),
-            timeout: Duration::from_secs(30),
+        AlgorithmKind::Rae { decay: 0.9 },
+        AlgorithmKind::HierarchicalGrpo {
+            episode_agents: vec!["solver".to_owned()],
         },
     ];
     let kind = kinds[rng.random_range(0..kinds.len())].clone();
@@ -133,6 +140,13 @@ fn algorithm(rng: &mut ChaCha8Rng) -> Algorithm {
             LengthNormalization::Sequence,
             LengthNormalization::Constant,
         ][rng.random_range(0..3)],
+        length_penalty: (matches!(kind, AlgorithmKind::Grpo | AlgorithmKind::DrGrpo)
+            && rng.random_bool(0.3))
+        .then_some(LengthPenalty {
+            num_output_tokens_weight: 0.25,
+            num_input_tokens_weight: 0.1,
+            num_turns_weight: 0.1,
+        }),
         kind,
     }
 }
