@@ -48,8 +48,6 @@ from primerl.own_trainer.loop import TrainingLoop
 from primerl.process.redaction import redact
 from primerl.runs import state
 from primerl.train.data.batch import Batch, MicroBatch, decode_batch
-from primerl.train.model.packed_model import DTYPES
-from primerl.train.weights.publish import WeightsPublisher
 
 if TYPE_CHECKING:
     from primerl._core import Orchestrator
@@ -104,20 +102,13 @@ class Run(TrainingLoop):
             )
         if weights.transport != "files":
             raise ConfigError("trainer.weights.transport: a training script publishes files; omit it")
-        output_dir = Path(files.absolute(self.config.output_dir))
         super().__init__(
-            output_dir,
+            Path(files.absolute(self.config.output_dir)),
             files.absolute(self.config.model.path),
             self.config.max_steps,
-            WeightsPublisher(
-                output_dir,
-                weights.keep_last,
-                weights.keep_all or self.config.keep_broadcasts,
-                dtype=None if weights.dtype is None else DTYPES[weights.dtype],
-                max_shard_bytes=weights.max_shard_bytes,
-            ),
-            interval=None if ckpt is None else ckpt.interval,
-            keep=(1, None) if ckpt is None else (ckpt.keep_last, ckpt.keep_interval),
+            weights,
+            ckpt,
+            keep_all=weights.keep_all or self.config.keep_broadcasts,
         )
         self._failure: str | None = None
         self._leaving = threading.Event()

@@ -32,9 +32,7 @@ from primerl.train.loop.client import (
     PublishAgain,
     own_identity,
 )
-from primerl.train.model.packed_model import DTYPES
 from primerl.train.settings import TrainerConfig
-from primerl.train.weights.publish import WeightsPublisher
 
 log = logging.getLogger("primerl")
 
@@ -57,22 +55,13 @@ class Connection(TrainingLoop):
 
     def __init__(self, settings: TrainerConfig) -> None:
         self._settings = settings
-        ckpt = settings.ckpt
-        output_dir = Path(settings.output_dir)
-        weights = settings.weights
         super().__init__(
-            output_dir,
+            Path(settings.output_dir),
             settings.model.path,
             settings.max_steps,
-            WeightsPublisher(
-                output_dir,
-                weights.keep_last,
-                weights.keep_all,
-                dtype=None if weights.dtype is None else DTYPES[weights.dtype],
-                max_shard_bytes=weights.max_shard_bytes,
-            ),
-            interval=None if ckpt is None else ckpt.interval,
-            keep=(1, None) if ckpt is None else (ckpt.keep_last, ckpt.keep_interval),
+            settings.weights,
+            settings.ckpt,
+            keep_all=settings.weights.keep_all,
         )
         identity = own_identity()
         self._client = OrchestratorClient(settings.orchestrator_url, settings.orchestrator_timeout_s, identity=identity)

@@ -13,11 +13,14 @@ from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import set_aside_later
 from primerl.train.data.batch import Batch
 from primerl.train.loop.metrics import MetricsWriter
-from primerl.train.model.packed_model import load_model
+from primerl.train.model.packed_model import DTYPES, load_model
 from primerl.train.weights.publish import WeightsPublisher
 
 if TYPE_CHECKING:
     import torch
+
+    from primerl.config.schema.trainer import Checkpoints, Weights
+    from primerl.train.settings import CheckpointConfig, WeightsConfig
 
 
 class TrainingLoop(abc.ABC):
@@ -39,17 +42,24 @@ class TrainingLoop(abc.ABC):
         output_dir: Path,
         model_path: str,
         max_steps: int,
-        publisher: WeightsPublisher,
+        weights: Weights | WeightsConfig,
+        ckpt: Checkpoints | CheckpointConfig | None,
         *,
-        interval: int | None,
-        keep: tuple[int, int | None],
+        keep_all: bool,
     ) -> None:
-        """`interval`: steps between checkpoints that are due; `keep`: how many of the newest are kept, and multiples
-        of which step besides."""
+        """`keep_all`: no published weights are deleted."""
         self.output_dir, self.model_path, self.max_steps = output_dir, model_path, max_steps
-        self._publisher = publisher
-        self._interval = interval
-        self._checkpoints = ScriptCheckpoints(output_dir, *keep)
+        self._publisher = WeightsPublisher(
+            output_dir,
+            weights.keep_last,
+            keep_all,
+            dtype=None if weights.dtype is None else DTYPES[weights.dtype],
+            max_shard_bytes=weights.max_shard_bytes,
+        )
+        self._interval = None if ckpt is None else ckpt.interval
+        self._checkpoints = ScriptCheckpoints(
+            output_dir, *((1, None) if ckpt is None else (ckpt.keep_last, ckpt.keep_interval))
+        )
         self._metrics: MetricsWriter | None = None
         self._next_version = 0
         self._resumed = self._owes_weights = False
