@@ -172,10 +172,7 @@ def test_loss_and_gradient_are_those_of_plain_pytorch(name: str, base: BaseModel
 
 
 def _sorted_parameters(client: TrainingClient) -> list[Any]:
-    from primerl.train.adapters.lora import saved_name
-    from primerl.train.adapters.merging import is_adapter
-
-    named = {saved_name(name): one for name, one in client.model.named_parameters() if is_adapter(name)}
+    named = client.adapter.parameters()
     return [named[name] for name in sorted(named)]
 
 

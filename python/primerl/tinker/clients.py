@@ -20,8 +20,7 @@ from torch import Tensor
 from primerl.tinker.losses import LossInputError, check
 from primerl.tinker.wire import Datum, Request, datums_of, output_of
 from primerl.train.adapters.files import folder_digest
-from primerl.train.adapters.lora import Adapter, add_adapter, saved_name
-from primerl.train.adapters.merging import is_adapter
+from primerl.train.adapters.lora import Adapter, add_adapter
 from primerl.train.adapters.targets import choose
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loss.logprobs import token_logprobs
@@ -117,12 +116,9 @@ class Published:
 
 def set_tensors(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
     """Raises LossInputError where they are of another adapter."""
-    own = {saved_name(name): one for name, one in adapter.model.named_parameters() if is_adapter(name)}
-    if own.keys() != tensors.keys() or any(own[name].shape != tensors[name].shape for name in own):
+    if adapter.misfits(tensors):
         raise LossInputError("the saved adapter has other layers or another rank than this model gives it")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+    adapter.assign(tensors)
 
 
 class TrainingClient:
@@ -132,7 +128,7 @@ class TrainingClient:
         self._base = base
         self._micro_batch_tokens = micro_batch_tokens
         self.model, self.adapter = base.adapted(options)
-        self._parameters = [one for name, one in self.model.named_parameters() if is_adapter(name)]
+        self._parameters = list(self.adapter.parameters().values())
         self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0)
         self._failed: str | None = None
         """Why gradients are missing, after a call that failed."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,22 @@ class Adapter:
         named = {saved_name(name): tensor for name, tensor in own.items()}
         return {name: named[name].detach().float().cpu().contiguous() for name in sorted(named)}
 
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """What is trained, by peft's names."""
+        return {saved_name(name): one for name, one in self.model.named_parameters() if is_adapter(name)}
+
+    def misfits(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Names of tensors that are missing, unknown or of another shape than this adapter's."""
+        own = self.parameters()
+        other = sorted(tensors.keys() ^ own.keys())
+        return other + sorted(name for name in tensors.keys() & own.keys() if tensors[name].shape != own[name].shape)
+
+    @torch.no_grad()
+    def assign(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies the values of all parameters; `tensors` have no misfits."""
+        for name, parameter in self.parameters().items():
+            parameter.copy_(tensors[name])
+
     def facts(self) -> dict[str, Any]:
         """What has to be the same wherever the tensors are used."""
         return {
@@ -108,20 +125,16 @@ class Adapter:
                 found = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (not a mapping)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{where} cannot be read: {error}") from None
-        own = self.tensors()
-        other = sorted(found.keys() ^ own.keys())
-        other += sorted(name for name in found.keys() & own.keys() if found[name].shape != own[name].shape)
+        other = self.misfits(found)
         if other:
             raise ConfigError(
                 f"{where} does not fit: {len(other)} tensors are missing, unknown or of another shape, e.g. "
                 f"{other[0]}; it is of another base model, or {KEY}target_modules names other layers than it has"
             )
-        parameters = {saved_name(name): parameter for name, parameter in self.model.named_parameters()}
-        with torch.no_grad():
-            for name, tensor in found.items():
-                if not bool(tensor.isfinite().all()):
-                    raise ConfigError(f"{where}: {name} has values that are not finite; give another adapter")
-                parameters[name].copy_(tensor)
+        for name, tensor in found.items():
+            if not bool(tensor.isfinite().all()):
+                raise ConfigError(f"{where}: {name} has values that are not finite; give another adapter")
+        self.assign(found)
         if digest is None:
             log.warning("%s does not say which weights it was trained on; its shapes fit", file)
 
