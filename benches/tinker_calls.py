@@ -39,23 +39,10 @@ def serve(model: Path, folder: Path, tokens: int) -> tuple[subprocess.Popen[str]
 
 def own_client(model: Path, tokens: int) -> Any:
     import torch
-    from primerl.tinker.clients import BaseModel, LoraOptions, TrainingClient
-    from primerl.train.settings import ComputationConfig
+    from primerl.tinker.clients import BaseModel, LoraOptions, TrainingClient, on_one_device
 
     torch.set_num_threads(1)
-    computation = ComputationConfig(
-        dtype="float32",
-        activation_checkpointing="none",
-        compile=False,
-        shared_prefixes="off",
-        threads=1,
-        ranks=1,
-        dp_replicate=1,
-        context_parallel=1,
-        dist_timeout_s=60.0,
-        peak_tflops=None,
-    )
-    base = BaseModel(model.absolute(), computation, 32.0, trusted=False)
+    base = BaseModel(model.absolute(), on_one_device(dtype="float32", threads=1), 32.0, trusted=False)
     return TrainingClient(base, LoraOptions(8, 0, True, True), tokens)
 
 

@@ -15,27 +15,24 @@ import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.tinker import sampling
-from primerl.tinker.clients import BaseModel, LoraOptions, Published, TrainingClient, adam_options, packed, set_tensors
+from primerl.tinker.clients import (
+    BaseModel,
+    LoraOptions,
+    Published,
+    TrainingClient,
+    adam_options,
+    on_one_device,
+    packed,
+    set_tensors,
+)
 from primerl.tinker.engines import Engine, Pool, Weights
 from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.losses import LOSSES, LossInputError, check
 from primerl.tinker.store import SAMPLER, WEIGHTS, Store
 from primerl.tinker.wire import Request, datums_of, request_of
-from primerl.train.settings import ComputationConfig
 from tinker.proto import tinker_public_pb2 as pb
 
-COMPUTATION = ComputationConfig(
-    dtype="float32",
-    activation_checkpointing="none",
-    compile=False,
-    shared_prefixes="off",
-    threads=1,
-    ranks=1,
-    dp_replicate=1,
-    context_parallel=1,
-    dist_timeout_s=60.0,
-    peak_tflops=None,
-)
+COMPUTATION = on_one_device(dtype="float32", threads=1)
 OPTIONS = LoraOptions(rank=4, seed=3, train_mlp=True, train_attn=True)
 MOST = 64
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,13 +26,15 @@ from primerl.train.distributed.ranks import Ranks
 from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model.loading import make_ready
 from primerl.train.model.packed_model import PackedSequences, dtype_on, load_model, output_head, predicted_hidden
-from primerl.train.settings import ALL_LINEAR, ComputationConfig, LoraConfig
+from primerl.train.settings import ALL_LINEAR, ComputationConfig, Dtype, LoraConfig
 from primerl.train.weights.publish import WeightsPublisher
 
 log = logging.getLogger("primerl.tinker")
 
 ATTENTION = ("attn", "attention", "mixer")
 """Parts of the names of layers that `train_attn` is about; the others are `train_mlp`'s."""
+
+DIST_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,24 @@ class LoraOptions:
         if not wanted:
             raise LossInputError("lora_config: the model has no layers of the kind that is to be trained")
         return wanted
+
+
+def on_one_device(
+    *, dtype: Dtype | None, activation_checkpointing: Literal["none", "full", "selective"] = "none", threads: int
+) -> ComputationConfig:
+    """How a base model computes: by one rank, as it is written."""
+    return ComputationConfig(
+        dtype=dtype,
+        activation_checkpointing=activation_checkpointing,
+        compile=False,
+        shared_prefixes="off",
+        threads=threads,
+        ranks=1,
+        dp_replicate=1,
+        context_parallel=1,
+        dist_timeout_s=DIST_TIMEOUT_S,
+        peak_tflops=None,
+    )
 
 
 class BaseModel:

@@ -36,12 +36,11 @@ from primerl.launch.supervise.watching import Restarts
 from primerl.net import addresses
 from primerl.process.log_levels import LEVELS
 from primerl.run_key import VARIABLE
-from primerl.tinker.clients import BaseModel
+from primerl.tinker.clients import BaseModel, on_one_device
 from primerl.tinker.engines import Pool
 from primerl.tinker.routes import application
 from primerl.tinker.service import Limits, Service
 from primerl.train.model.packed_model import ModelError
-from primerl.train.settings import ComputationConfig
 
 log = logging.getLogger("primerl.tinker")
 
@@ -207,17 +206,8 @@ class _Server:
 
     def _base(self) -> BaseModel:
         given = self._config.trainer
-        computation = ComputationConfig(
-            dtype=given.dtype,
-            activation_checkpointing=given.activation_checkpointing,
-            compile=False,
-            shared_prefixes="off",
-            threads=given.threads,
-            ranks=1,
-            dp_replicate=1,
-            context_parallel=1,
-            dist_timeout_s=600.0,
-            peak_tflops=None,
+        computation = on_one_device(
+            dtype=given.dtype, activation_checkpointing=given.activation_checkpointing, threads=given.threads
         )
         if given.threads:
             import torch
