@@ -23,9 +23,10 @@ from starlette.routing import Route
 from primerl.net.requests import LOOPBACK
 from primerl.tinker.futures import Future
 from primerl.tinker.losses import LossInputError
+from primerl.tinker.records import Model, UnknownError
 from primerl.tinker.sampling import MOST_SAMPLES
-from primerl.tinker.service import SAMPLER, WEIGHTS, Model, Service, UnknownError
-from primerl.tinker.store import Facts
+from primerl.tinker.service import Service
+from primerl.tinker.store import SAMPLER, WEIGHTS, Facts
 from primerl.tinker.wire import request_of
 
 log = logging.getLogger("primerl.tinker")

@@ -38,8 +38,9 @@ from primerl.process.log_levels import LEVELS
 from primerl.run_key import VARIABLE
 from primerl.tinker.clients import BaseModel, on_one_device
 from primerl.tinker.engines import Pool
+from primerl.tinker.records import Limits
 from primerl.tinker.routes import application
-from primerl.tinker.service import Limits, Service
+from primerl.tinker.service import Service
 from primerl.train.model.packed_model import ModelError
 
 log = logging.getLogger("primerl.tinker")

@@ -9,7 +9,6 @@ import shutil
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,69 +19,16 @@ from primerl.tinker import sampling
 from primerl.tinker.clients import BaseModel, LoraOptions, Published, TrainingClient
 from primerl.tinker.engines import Pool, Weights
 from primerl.tinker.futures import Future, Futures, Queue
+from primerl.tinker.generation import Generation
 from primerl.tinker.losses import LossInputError
-from primerl.tinker.store import SAMPLER, WEIGHTS, Facts, Store
+from primerl.tinker.records import Limits, Model, Sampler, Session, UnknownError, number
+from primerl.tinker.store import SAMPLER, Facts, Store
 from primerl.tinker.wire import Request
 
 log = logging.getLogger("primerl.tinker")
 
 BASE = "base"
 NO_UNEMBED = "train_unembed: this server trains no adapter of the output layer; the layers between are trained"
-
-
-class UnknownError(Exception):
-    """There is no such session, model, sampler or promise. The message names it."""
-
-
-@dataclass
-class Session:
-    id: str
-    heard: float
-    models: list[str] = field(default_factory=list)
-    samplers: list[str] = field(default_factory=list)
-    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    """Work that is in no queue, by the id of its promise."""
-
-
-@dataclass
-class Model:
-    """A training client, with what the API knows of it."""
-
-    id: str
-    session: str
-    base_model: str
-    options: LoraOptions
-    user_metadata: Any
-    queue: Queue
-    client: TrainingClient
-    last_call: float
-    calls: int = 0
-    loss: float | None = None
-    """Sum of the last forward_backward."""
-
-
-@dataclass(frozen=True)
-class Sampler:
-    id: str
-    base_model: str
-    path: str | None
-    weights: Weights
-
-
-@dataclass(frozen=True)
-class Limits:
-    names: tuple[str, ...]
-    """By which clients may call the base model, its own first."""
-    max_rank: int
-    max_clients: int
-    most_tokens: int
-    """Tokens of a micro-batch, and so of a datum."""
-    context: int
-    """Tokens of a prompt and its sample."""
-    most_samples: int
-    """Samples of one request to an engine."""
-    gap_s: float
-    session_s: float
 
 
 class Service:
@@ -105,7 +51,7 @@ class Service:
         for left in (self._snapshots, output_dir / "broadcasts"):
             shutil.rmtree(left, ignore_errors=True)
         self._creating = 0
-        self._tokenizer = tokenizer
+        self._generation = Generation(pool, tokenizer, limits.most_samples)
         self._published = Published(base, output_dir)
         self._turn = asyncio.Lock()
 
@@ -159,14 +105,7 @@ class Service:
     # Training clients
 
     def create_model(self, body: Mapping[str, Any]) -> Future:
-        session, model_id = self._new_model(body)
-        # As a retry of the same call.
-        known = self.futures.of_call((model_id, 0))
-        if known is not None:
-            return known
-        future = self.futures.new("create_model", model_id, (model_id, 0))
-
-        async def work() -> dict[str, Any]:
+        async def work(session: Session, model_id: str) -> dict[str, Any]:
             self._check_base(body.get("base_model"))
             options = self._options(body.get("lora_config"))
             with self._room():
@@ -174,23 +113,12 @@ class Service:
             self._add(session, model_id, str(body["base_model"]), options, body.get("user_metadata"), client)
             return {"model_id": model_id}
 
-        self._start(session, future, work)
-        return future
-
-    def _new_model(self, body: Mapping[str, Any]) -> tuple[Session, str]:
-        """Raises ValueError where the client's number is not one."""
-        session = self._session(str(body["session_id"]))
-        return session, f"{session.id}:train:{_number(body, 'model_seq_id')}"
+        return self._make_model(body, "create_model", work)
 
     def load_model(self, body: Mapping[str, Any]) -> Future:
         """A new training client from a saved state."""
-        session, model_id = self._new_model(body)
-        known = self.futures.of_call((model_id, 0))
-        if known is not None:
-            return known
-        future = self.futures.new("load_weights", model_id, (model_id, 0))
 
-        async def work() -> dict[str, Any]:
+        async def work(session: Session, model_id: str) -> dict[str, Any]:
             with self._room():
                 with_optimizer = bool(body["optimizer"])
                 facts, client = await self._compute(self._loaded, str(body["path"]), with_optimizer=with_optimizer)
@@ -198,7 +126,20 @@ class Service:
             self._add(session, model_id, facts.base_model, facts.options, metadata, client)
             return {"model_id": model_id, "path": body["path"]}
 
-        self._start(session, future, work)
+        return self._make_model(body, "load_weights", work)
+
+    def _make_model(
+        self, body: Mapping[str, Any], kind: str, work: Callable[[Session, str], Awaitable[dict[str, Any]]]
+    ) -> Future:
+        """Raises ValueError where the client's number is not one."""
+        session = self._session(str(body["session_id"]))
+        model_id = f"{session.id}:train:{number(body, 'model_seq_id')}"
+        # As a retry of the same call.
+        known = self.futures.of_call((model_id, 0))
+        if known is not None:
+            return known
+        future = self.futures.new(kind, model_id, (model_id, 0))
+        self._start(session, future, lambda: work(session, model_id))
         return future
 
     def _loaded(self, path: str, *, with_optimizer: bool) -> tuple[Facts, TrainingClient]:
@@ -345,8 +286,8 @@ class Service:
         """Raises LossInputError where there is no such model or state."""
         session = self._session(str(body["session_id"]))
         given = body.get("sampling_session_seq_id") is not None
-        number = _number(body, "sampling_session_seq_id") if given else uuid.uuid4().hex
-        name = f"{session.id}:sample:{number}"
+        unique = number(body, "sampling_session_seq_id") if given else uuid.uuid4().hex
+        name = f"{session.id}:sample:{unique}"
         if name in self.samplers:
             return self.samplers[name]
         path = body.get("model_path")
@@ -384,7 +325,7 @@ class Service:
 
         async def work() -> Any:
             request = sampling.request_of(body, self._base.vocabulary, self.limits.context)
-            return await self._sampled(sampler, request, future.id)
+            return await self._generation.sampled(sampler.weights, request, future.id)
 
         self._start(self._session(sampler.id.split(":", 1)[0]), future, work)
         return future
@@ -394,47 +335,6 @@ class Service:
         for session in self.sessions.values():
             if request_id in session.tasks and self.futures.kind_of(request_id) == "asample":
                 session.tasks[request_id].cancel()
-
-    async def _sampled(self, sampler: Sampler, request: sampling.SampleRequest, name: str) -> Any:
-        generate = partial(self.pool.generate, sampler.weights)
-        body = {"token_ids": request.prompt, "sampling_params": request.sampling, "request_id": name}
-        if not request.stop_texts:
-            parts = []
-            for first in range(0, request.samples, self.limits.most_samples):
-                count = min(self.limits.most_samples, request.samples - first)
-                seed = {} if request.seed is None else {"seed": request.seed + first}
-                params = request.sampling | {"n": count} | seed
-                parts.append(generate(body | {"sampling_params": params, "request_id": f"{name}-{first}"}))
-            answers = await asyncio.gather(*parts)
-            choices = [choice for answer in answers for choice in answer["choices"]]
-            return sampling.answer_of(request, choices, answers[0].get("prompt_logprobs"))
-        # Engines know ids of tokens only; a text that ends a sample is looked for here.
-        until = partial(self._ended_by, request.stop_texts)
-        scores, ended = None, []
-        plain = {key: value for key, value in request.sampling.items() if key != "prompt_logprobs"}
-        for index in range(request.samples):
-            seed = {} if request.seed is None else {"seed": request.seed + index}
-            one = body | {"sampling_params": plain | seed, "request_id": f"{name}-{index}"}
-            ended.append(generate(one, until))
-        done = await asyncio.gather(*ended)
-        if request.prompt_logprobs:
-            params = request.sampling | {"max_tokens": 1}
-            scores = (await generate(body | {"sampling_params": params}))["prompt_logprobs"]
-        return sampling.answer_of(request, [answer["choices"][0] for answer in done], scores)
-
-    def _ended_by(self, texts: list[str], token_ids: list[int]) -> int | None:
-        """How many tokens there are up to the one that completes a text; None where none is complete."""
-        longest = max(map(len, texts))
-        # A token is at least a byte, and a character at most four of them.
-        tail = token_ids[-(4 * longest + 64) :]
-        if not any(text in self._tokenizer.decode(tail, skip_special_tokens=False) for text in texts):
-            return None
-        for end in range(len(token_ids) - len(tail) + 1, len(token_ids) + 1):
-            begin = max(0, end - (4 * longest + 64))
-            decoded = self._tokenizer.decode(token_ids[begin:end], skip_special_tokens=False)
-            if any(text in decoded for text in texts):
-                return end
-        return None
 
     # States
 
@@ -494,14 +394,3 @@ class Service:
         for session in list(self.sessions):
             await self.finish(session)
         await self.pool.close()
-
-
-def _number(body: Mapping[str, Any], name: str) -> int:
-    """Raises ValueError: it becomes part of ids, and of paths."""
-    value = body.get(name, 0)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ValueError(f"{name} is {value!r}; it has to be a number")
-    return value
-
-
-__all__ = ["SAMPLER", "WEIGHTS", "Limits", "Service", "UnknownError"]

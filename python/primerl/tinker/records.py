@@ -1,0 +1,75 @@
+"""What the server remembers of its clients: sessions, training clients, sampling clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from primerl.tinker.clients import LoraOptions, TrainingClient
+from primerl.tinker.engines import Weights
+from primerl.tinker.futures import Queue
+
+
+class UnknownError(Exception):
+    """There is no such session, model, sampler or promise. The message names it."""
+
+
+@dataclass
+class Session:
+    id: str
+    heard: float
+    models: list[str] = field(default_factory=list)
+    samplers: list[str] = field(default_factory=list)
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """Work that is in no queue, by the id of its promise."""
+
+
+@dataclass
+class Model:
+    """A training client, with what the API knows of it."""
+
+    id: str
+    session: str
+    base_model: str
+    options: LoraOptions
+    user_metadata: Any
+    queue: Queue
+    client: TrainingClient
+    last_call: float
+    calls: int = 0
+    loss: float | None = None
+    """Sum of the last forward_backward."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    id: str
+    base_model: str
+    path: str | None
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Limits:
+    names: tuple[str, ...]
+    """By which clients may call the base model, its own first."""
+    max_rank: int
+    max_clients: int
+    most_tokens: int
+    """Tokens of a micro-batch, and so of a datum."""
+    context: int
+    """Tokens of a prompt and its sample."""
+    most_samples: int
+    """Samples of one request to an engine."""
+    gap_s: float
+    session_s: float
+
+
+def number(body: Mapping[str, Any], name: str) -> int:
+    """Raises ValueError: it becomes part of ids, and of paths."""
+    value = body.get(name, 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"{name} is {value!r}; it has to be a number")
+    return value
