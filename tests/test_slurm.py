@@ -17,11 +17,13 @@ from primerl.config.schema.deployment import Deployment, Slurm
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.sft import SFTConfig
+from primerl.launch import cluster
 from primerl.launch.placement import gpus, registry, sharing
+from primerl.launch.placement.node_logs import log_files
 from primerl.launch.placement.protocol import Command, PlacementError, Resources, Role
 from primerl.launch.placement.slurm import agent, allocation, hostlist, planning, step
 from primerl.launch.placement.slurm.allocation import Allocation, Shape
-from primerl.launch.placement.slurm.placement import SlurmPlacement, log_files
+from primerl.launch.placement.slurm.placement import SlurmPlacement
 from primerl.launch.slurm import follow, jobs, script, submission, within
 from primerl.process import signals
 from primerl.runs.registry import Registry
@@ -642,7 +644,7 @@ def test_without_a_checkpoint_to_save_the_run_stops_at_once(tmp_path: Path) -> N
 def test_the_runs_key_is_kept_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(run_key.VARIABLE, raising=False)
     (tmp_path / "run").mkdir()
-    within.make_key(tmp_path)
+    cluster.make_key(tmp_path)
     key = os.environ[run_key.VARIABLE]
     assert len(key) == 2 * run_key.KEY_BYTES
     assert not (tmp_path / run_key.FILE).exists()
@@ -652,7 +654,7 @@ def test_the_runs_key_is_kept_for_its_owner_alone(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv(run_key.VARIABLE)
     assert run_key.made(tmp_path) == key
     monkeypatch.setenv(run_key.VARIABLE, "given")
-    within.make_key(tmp_path)
+    cluster.make_key(tmp_path)
     assert os.environ[run_key.VARIABLE] == "given"
 
 

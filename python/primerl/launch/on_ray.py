@@ -8,9 +8,9 @@ from pathlib import Path
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files.files import absolute
 from primerl.config.schema.rl import RLConfig
+from primerl.launch.cluster import make_key, reachable
 from primerl.launch.placement.protocol import Placement, PlacementError
 from primerl.launch.placement.ray.placement import RayPlacement
-from primerl.launch.slurm.within import EVERYWHERE, make_key
 from primerl.launch.supervise.failures import RefusedError
 
 
@@ -25,11 +25,7 @@ def placed(config: RLConfig, placement: Placement) -> RLConfig:
         raise ConfigError(str(error)) from None
     if not config.dry_run:
         make_key(Path(absolute(config.output_dir)))
-    if has_others and "host" not in config.orchestrator.model_fields_set:
-        config = config.implied(orchestrator=config.orchestrator.implied(host=address))
-    if has_others and "host" not in config.inference.model_fields_set:
-        config = config.implied(inference=config.inference.implied(host=EVERYWHERE))
-    return config
+    return reachable(config, address) if has_others else config
 
 
 def prepare(placement: Placement, folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from primerl import run_key
 from primerl.config.process_files.files import absolute
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.sft import SFTConfig
+from primerl.launch.cluster import make_key, reachable
 from primerl.launch.placement.registry import SLURM
 from primerl.launch.placement.slurm import allocation
 from primerl.launch.slurm import jobs
@@ -25,7 +25,6 @@ from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import saved_steps
 
 C = TypeVar("C", RLConfig, EvalConfig, SFTConfig)
-EVERYWHERE = "0.0.0.0"
 REASON = "the job's time limit was near"
 LOOK_EVERY_S = 0.2
 LAST_S = 30.0
@@ -59,11 +58,7 @@ def placed(config: C) -> C:
     address = allocation.addresses(here.nodes)[here.nodes[0]]
     if isinstance(found, EvalConfig):
         found._host = address
-    elif "host" not in found.orchestrator.model_fields_set:
-        found = found.implied(orchestrator=found.orchestrator.implied(host=address))
-    if "host" not in found.inference.model_fields_set:
-        found = found.implied(inference=found.inference.implied(host=EVERYWHERE))
-    return found
+    return reachable(found, address)
 
 
 def begun(config: C, say: Callable[[str], None], *, saves: bool) -> tuple[C, TimeLimit | None]:
@@ -161,15 +156,6 @@ class TimeIsUp(Interrupted):
 
 def _newest(folder: Path) -> int:
     return max(saved_steps(folder / "checkpoints"), default=-1)
-
-
-def make_key(folder: Path) -> None:
-    """A key for the run, where none is given: other nodes reach the orchestrator, which does not listen without. It is
-    in no script, no command line and no process list: this process hands it on (and so does the file of the run's
-    folder that has it, which only its owner can read)."""
-    if os.environ.get(run_key.VARIABLE):
-        return
-    os.environ[run_key.VARIABLE] = run_key.made(folder)
 
 
 def requeue(most: int, say: Callable[[str], None]) -> bool:

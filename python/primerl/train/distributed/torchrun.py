@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 from typing import Any
 
 import primerl.forking
@@ -38,6 +39,11 @@ NODE_RANK = "PRIMERL_NODE_RANK"
 """Which of the machines this is, from 0."""
 JOIN_S = 300
 """How long the first machine waits for the others, in seconds."""
+
+
+def rendezvous(machines: int, ranks: int, host: str, port: int, folder: Path) -> str:
+    """The value of `RENDEZVOUS` for so many ranks in all; `folder`: of their logs."""
+    return f"{machines};{ranks // machines};{host};{port};{uuid.uuid4().hex};{folder}"
 
 
 def are_wanted(ranks: int) -> bool:

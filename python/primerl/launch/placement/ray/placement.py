@@ -8,7 +8,6 @@ The orchestrator, and what only accompanies the run (monitors, uploads), runs ne
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import select
@@ -23,15 +22,15 @@ from typing import Self
 from primerl.config.schema.deployment import Ray
 from primerl.forking import servers
 from primerl.launch.placement.local import LocalPlacement, unusable
+from primerl.launch.placement.node_logs import log_files, note
 from primerl.launch.placement.protocol import Command, PlacementError, Plan, Process, Role
 from primerl.launch.placement.ray import keeper, planning, reserving
 from primerl.launch.placement.ray.connection import Connection
 from primerl.launch.placement.ray.planning import Node, Placed, Shape, Slot
 from primerl.launch.placement.ray.reserving import Seat
 from primerl.launch.placement.ray.roles import Part, Started
-from primerl.launch.placement.slurm.placement import log_files, logs_folder
 from primerl.run_key import VARIABLE
-from primerl.train.distributed.torchrun import RENDEZVOUS
+from primerl.train.distributed.torchrun import RENDEZVOUS, rendezvous
 
 OTHERS_S = 8.0
 """How long the parts of a role on other nodes have to end by themselves after one of them has failed."""
@@ -161,8 +160,8 @@ class RayPlacement:
         own[servers.VARIABLE] = servers.OFF
         if len(seats) > 1:
             port = self.connection.ask_port(seats[0].key) or 0
-            parts = [len(seats), role.ranks // len(seats), seats[0].address, port, secrets.token_hex(8)]
-            own[RENDEZVOUS] = ";".join(map(str, [*parts, command.log.parent / role.name / "torchrun"]))
+            folder = command.log.parent / role.name / "torchrun"
+            own[RENDEZVOUS] = rendezvous(len(seats), role.ranks, seats[0].address, port, folder)
         return own
 
     def watch(self, timeout_s: float) -> list[Process]:
@@ -205,7 +204,7 @@ class RayPlacement:
         """Notes what is known of a part."""
         process = started.process
         if said is not None:
-            self._note(part, process, said)
+            note(process.log, part.node, process.name, [said])
         if part.ended:
             self._parts.pop(part.key, None)
         if process.ended:
@@ -286,12 +285,6 @@ class RayPlacement:
 
     def _load(self, seat: str) -> int:
         return sum(part.seat == seat for _, part in self._parts.values())
-
-    def _note(self, part: Part, process: Process, said: str) -> None:
-        """In the log of the node."""
-        file = logs_folder(process.log) / f"node_{part.node}.log"
-        with contextlib.suppress(OSError), file.open("a", encoding="utf-8") as log:
-            log.write(f"{time.strftime('%H:%M:%S')} {process.name}: {said}\n")
 
     def _send(self, part: Part, message: Mapping[str, object]) -> None:
         if not part.ended:

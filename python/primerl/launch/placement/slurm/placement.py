@@ -8,7 +8,6 @@ Processes that only accompany the run (monitors, uploads) run next to the launch
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import select
@@ -23,6 +22,7 @@ from typing import Self
 
 from primerl.forking import servers
 from primerl.launch.placement.local import LocalPlacement, unusable
+from primerl.launch.placement.node_logs import log_files, note
 from primerl.launch.placement.protocol import Command, PlacementError, Plan, Process, Role
 from primerl.launch.placement.slurm import agent, allocation, planning
 from primerl.launch.placement.slurm.allocation import Allocation, Shape
@@ -30,7 +30,7 @@ from primerl.launch.placement.slurm.planning import Slot
 from primerl.launch.placement.slurm.step import Step, command_line, environment_of_srun
 from primerl.launch.slurm import jobs
 from primerl.run_key import VARIABLE
-from primerl.train.distributed.torchrun import RENDEZVOUS
+from primerl.train.distributed.torchrun import RENDEZVOUS, rendezvous
 
 # On top of the grace period: for `srun` and its agents to report.
 REPORT_S = 10.0
@@ -191,10 +191,8 @@ class SlurmPlacement:
         # Fork servers are on the launcher's node, and a process elsewhere would wait for them.
         own[servers.VARIABLE] = servers.OFF
         if len(slot.nodes) > 1:
-            ranks, port = role.ranks // len(slot.nodes), free_port()
-            parts = [len(slot.nodes), ranks, self.address(slot.nodes[0]), port, secrets.token_hex(8)]
             folder = command.log.parent / role.name / "torchrun"
-            own[RENDEZVOUS] = ";".join(map(str, [*parts, folder]))
+            own[RENDEZVOUS] = rendezvous(len(slot.nodes), role.ranks, self.address(slot.nodes[0]), free_port(), folder)
         return own
 
     def watch(self, timeout_s: float) -> list[Process]:
@@ -239,10 +237,7 @@ class SlurmPlacement:
             return
         nodes = self.allocation.nodes
         for node in step.tasks:
-            file = logs_folder(step.process.log) / f"node_{nodes.index(node)}.log"
-            lines = [f"{time.strftime('%H:%M:%S')} {step.process.name}: {line}\n" for line in said]
-            with contextlib.suppress(OSError), file.open("a", encoding="utf-8") as log:
-                log.writelines(lines)
+            note(step.process.log, nodes.index(node), step.process.name, said)
 
     def signal(self, name: str, number: int) -> None:
         step = self._steps.get(name)
@@ -294,24 +289,6 @@ class SlurmPlacement:
         finally:
             self._over.set()
             self._local.__exit__(kind, error, trace)
-
-
-def log_files(log: Path, name: str, nodes: Sequence[str]) -> list[Path]:
-    """By node: the role's own log, and for the nodes after its first `<role>/node_<i>.log` next to it."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    if len(nodes) == 1:
-        return [log]
-    folder = log.parent / name
-    folder.mkdir(exist_ok=True)
-    first = folder / "node_0.log"
-    with contextlib.suppress(FileExistsError):
-        first.symlink_to(os.path.relpath(log, folder))
-    return [log, *(folder / f"node_{index}.log" for index in range(1, len(nodes)))]
-
-
-def logs_folder(log: Path) -> Path:
-    """The run's `logs`, which a role's log is somewhere below."""
-    return next((parent for parent in log.parents if parent.name == "logs"), log.parent)
 
 
 def free_port() -> int:

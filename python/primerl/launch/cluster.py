@@ -1,0 +1,33 @@
+"""A launcher on a node of a cluster, Slurm's or Ray's: addresses that the other nodes reach, and the key of its run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+from primerl import run_key
+from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.rl import RLConfig
+
+C = TypeVar("C", RLConfig, EvalConfig)
+EVERYWHERE = "0.0.0.0"
+
+
+def reachable(config: C, address: str) -> C:
+    """With an orchestrator that listens at `address`, and engines that listen everywhere, unless the user has said
+    where. The stored config has neither."""
+    if isinstance(config, RLConfig) and "host" not in config.orchestrator.model_fields_set:
+        config = config.implied(orchestrator=config.orchestrator.implied(host=address))
+    if "host" not in config.inference.model_fields_set:
+        config = config.implied(inference=config.inference.implied(host=EVERYWHERE))
+    return config
+
+
+def make_key(folder: Path) -> None:
+    """A key for the run, where none is given: other nodes reach the orchestrator, which does not listen without. It is
+    in no script, no command line and no process list: this process hands it on (and so does the file of the run's
+    folder that has it, which only its owner can read)."""
+    if os.environ.get(run_key.VARIABLE):
+        return
+    os.environ[run_key.VARIABLE] = run_key.made(folder)
