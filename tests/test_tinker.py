@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -28,6 +29,7 @@ from primerl.tinker.clients import (
 from primerl.tinker.engines import Engine, Pool, Weights
 from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.losses import LOSSES, LossInputError, check
+from primerl.tinker.routes import application
 from primerl.tinker.store import SAMPLER, WEIGHTS, Store
 from primerl.tinker.wire import Request, datums_of, request_of
 from tinker.proto import tinker_public_pb2 as pb
@@ -672,3 +674,26 @@ def test_a_request_becomes_an_engines() -> None:
 def test_what_is_wrong_with_a_request_is_named(more: dict[str, Any], words: str) -> None:
     with pytest.raises(LossInputError, match=words):
         asked(**more)
+
+
+# Without a key
+
+
+def test_only_this_machine_is_answered_without_a_key() -> None:
+    service: Any = None  # is not asked
+
+    async def answered(headers: dict[str, str]) -> tuple[int, str]:
+        transport = httpx.ASGITransport(application(service, None, "the-engines-key", MOST))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
+            answer = await client.get("/nothing", headers=headers)
+            return answer.status_code, answer.json()["detail"]
+
+    for host in ("localhost:1", "127.0.0.2", "[::1]:1"):
+        assert asyncio.run(answered({"Host": host}))[0] == 404, host
+    for host in ("evil.example", "127.0.0.1.evil.example", "", "[", "evil.example/127.0.0.1"):
+        code, detail = asyncio.run(answered({"Host": host}))
+        assert code == 403, host
+        assert "ask for it as 127.0.0.1" in detail
+    code, detail = asyncio.run(answered({"Origin": "http://localhost:1"}))
+    assert code == 403
+    assert "pages of a browser" in detail

@@ -29,7 +29,8 @@ def dashboard(arguments: list[str]) -> int:
         f"{KEY}, or one that is made and printed",
     )
     chosen = parser.parse_args(arguments)
-    from primerl.runs.dashboard.server import Dashboard, is_loopback
+    from primerl.net.addresses import is_loopback
+    from primerl.runs.dashboard.server import Dashboard
     from primerl.runs.registry import Registry
     from primerl.runs.state import StateError
 

@@ -63,6 +63,21 @@ def is_reached_from_elsewhere(host: str) -> bool:
     return not (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is of this machine's loopback."""
+    own = _literal(host)
+    return own is not None and own.is_loopback
+
+
+def is_own_name(header: str) -> bool:
+    """Whether a `Host` header names this machine's loopback. A page of another site, whose name was made to lead here,
+    sends its own name."""
+    try:
+        return is_loopback(urlsplit(f"//{header}").hostname or "")
+    except ValueError:
+        return False
+
+
 def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     if host == "localhost":
         return ipaddress.ip_address("127.0.0.1")

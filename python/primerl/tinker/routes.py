@@ -13,14 +13,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from primerl.net.requests import LOOPBACK
+from primerl.net.addresses import is_own_name
 from primerl.tinker.futures import Future
 from primerl.tinker.losses import LossInputError
 from primerl.tinker.records import Model, UnknownError
@@ -73,7 +72,8 @@ def application(service: Service, key: str | None, engines_key: str, max_context
     routes = Routes(service, max_context)
 
     async def answer(request: Request) -> Response:
-        path = request.url.path
+        # Not `request.url`, which has the client's own Host header in it.
+        path = request.scope["path"]
         if path == "/engines/join":
             try:
                 return await _joined(service, request, engines_key)
@@ -119,8 +119,8 @@ def application(service: Service, key: str | None, engines_key: str, max_context
 
 def _foreign(request: Request) -> str | None:
     """Why a request to a server without a key is not answered: a page of a browser may have sent it."""
-    host = urlsplit(f"//{request.headers.get('host', '')}").hostname
-    if host not in LOOPBACK:
+    host = request.headers.get("host", "")
+    if not is_own_name(host):
         return f"this server is for this machine alone; ask for it as 127.0.0.1, not as {host}"
     if "origin" in request.headers:
         return "pages of a browser get no answer from a server without a key (TINKER_API_KEY)"

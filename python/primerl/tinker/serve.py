@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import secrets
@@ -65,7 +64,7 @@ def serve(config: ServeConfig) -> int:
         if not take(file):
             raise ConfigError(f"output_dir: another process is using {output_dir}; choose another output_dir")
         with _listening(config) as listener:
-            if key is None and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+            if key is None and not addresses.is_loopback(listener.getsockname()[0]):
                 raise ConfigError(_exposed(config.host))
             return asyncio.run(_Server(config, key, folder, output_dir, listener).run())
 

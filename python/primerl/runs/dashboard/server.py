@@ -15,7 +15,6 @@ site that was made to lead here gets nothing. On any other address every request
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 import re
 import socket
@@ -24,9 +23,10 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from primerl._core import page_files
+from primerl.net.addresses import is_loopback, is_own_name
 from primerl.process.redaction import redact
 from primerl.runs.dashboard.sources import SourceError
 from primerl.runs.dashboard.told import MOST_NAMES, MOST_ROLLOUTS, MOST_RUNS, Board
@@ -246,18 +246,3 @@ def _assets() -> dict[str, tuple[str, str]]:
             found[f"/assets/{file.name}"] = (kind, file.read_text(encoding="utf-8"))
     found["/"] = found.pop("/assets/index.html")
     return found
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def is_own_name(header: str) -> bool:
-    """Whether a `Host` header names this machine's loopback."""
-    try:
-        return is_loopback(urlsplit(f"//{header}").hostname or "")
-    except ValueError:
-        return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import threading
 import urllib.error
-import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Generic, TypeVar
 
 from primerl._core import PageServer, PrimerlError, RunCurves
 from primerl.cli.looking import model_of
+from primerl.net.requests import open_url
 
 MOST_CURVES = 64
 """Runs whose columns are in memory: about 2 MB each with 10,000 steps of 40 metrics."""
@@ -89,10 +89,8 @@ class Sources:
     def ask(self, folder: Path, path: str) -> str:
         """The page's answer, JSON text, to a path with its query. Raises SourceError in the page's words."""
         url = f"{self.page_url(folder)}{path}"
-        # Loopback, whatever proxies the environment names.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(url, timeout=PATIENCE_S) as answer:
+            with open_url(url, PATIENCE_S) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             raise SourceError(_words(error)) from None
