@@ -59,6 +59,11 @@ def column(output: Path, name: str) -> list[float]:
     return [float(line[name]) for line in read_lines(output / "metrics.jsonl")]
 
 
+def steps_of(output: Path) -> list[int]:
+    """Steps that were trained, in the order of `metrics.jsonl`."""
+    return [line["step"] for line in read_lines(output / "metrics.jsonl")]
+
+
 def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from end_to_end import EXAMPLE, Started, column, mean, primerl, read_lines, start, until
+from end_to_end import EXAMPLE, Started, column, mean, primerl, read_lines, start, steps_of, until
 from engine_helpers import Engine, need_vllm, running, torch_command, vllm_command
 from primerl.train.data.batch import Batch, MicroBatch, decode_batch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -230,7 +230,7 @@ def test_a_teacher_that_dies_ends_the_run_by_name_and_nothing_is_lost(
     # At another port, the same command goes on.
     with running("torch", torch_command(expert, tmp_path), expert, tmp_path / "log") as second:
         run(config(imitator, output, "opd", second, eval={"env": []}))
-    assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    assert steps_of(output) == list(range(1, STEPS + 1))
 
 
 HALVED = """

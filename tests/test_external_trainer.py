@@ -14,7 +14,7 @@ from typing import Any
 import primerl as primerl_package
 import pytest
 import torch
-from end_to_end import REPOSITORY, Started, arguments_of, launch, read_lines, until
+from end_to_end import REPOSITORY, Started, arguments_of, launch, read_lines, steps_of, until
 from primerl.cli import main
 from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import load_run
@@ -357,6 +357,6 @@ def test_a_script_resumes_in_the_process_of_the_run(model: Path, tmp_path: Path)
         assert done.returncode == 0, done.stdout + done.stderr
         printed += done.stdout.splitlines()
     assert printed == ["step 1", "step 2", "step 3", "resumed after 3", "step 4", "step 5"]
-    assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert steps_of(output) == [1, 2, 3, 4, 5]
     assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step_4", "step_5"]
     assert any((output / "checkpoints" / "step_4" / "orchestrator").iterdir())

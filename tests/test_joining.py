@@ -20,7 +20,7 @@ import httpx
 import pytest
 import verifiers.v1 as vf
 from docs_pages import shown
-from end_to_end import read_lines, start, until
+from end_to_end import start, steps_of, until
 from env_orchestrator import Chat, completion
 from env_orchestrator import Orchestrator as Double
 from primerl._core import Orchestrator, inspect_run
@@ -414,7 +414,7 @@ def test_a_run_without_workers_of_its_own_is_trained_by_those_that_join(
         assert "the run is over" in workers.text()
     finally:
         run.kill()
-    assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == [1, 2]
+    assert steps_of(output) == [1, 2]
     step = inspect_run(output, "step", 1)
     numbers = [line["rollout"] for group in step["groups"] for line in group["rollouts"]]
     ends = {inspect_run(output, "rollout", number)["reports"][0]["stop_condition"] for number in numbers}

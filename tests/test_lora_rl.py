@@ -14,7 +14,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from end_to_end import column, launch, read_lines, until
+from end_to_end import column, launch, steps_of, until
 from engine_helpers import PROMPT, Engine, running, torch_command
 from primerl import verify
 from primerl.config.errors.fail import ConfigError as CommandError
@@ -304,7 +304,7 @@ def test_a_run_whose_trainer_is_killed_is_token_exact(tmp_path: Path, capsys: py
         run.kill()
     assert code == 0, said
     assert said.count("it is started again") == 1
-    assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert steps_of(output) == [1, 2, 3, 4, 5, 6]
     # Of the first step all samples are of the policy that is trained, as the adapter in peft's layers computes it.
     assert column(output, "mismatch_kl/all/max")[0] <= 1e-8
     versions = [output / "broadcasts" / f"step_{version}" for version in range(7)]

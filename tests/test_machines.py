@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from docs_pages import page_of, shown
-from end_to_end import primerl, read_lines, until
+from end_to_end import primerl, read_lines, steps_of, until
 from primerl.launch.report import addresses
 from primerl.net.addresses import address_towards, told_to
 from run_helpers import write_run
@@ -198,6 +198,6 @@ def test_a_run_over_two_machines_outlives_a_cable_that_is_cut(
     assert run.wait(WAIT_S) == 130, (tmp_path / "rl.log").read_text()
     workers.terminate()
     assert workers.wait(WAIT_S) == 0, (tmp_path / "workers.log").read_text()
-    trained = [line["step"] for line in read_lines(output / "metrics.jsonl")]
+    trained = steps_of(output)
     assert trained == list(range(1, len(trained) + 1))
     assert "every invariant holds" in primerl("trace", "--check", os.fspath(output))

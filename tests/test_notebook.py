@@ -12,7 +12,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from end_to_end import REPOSITORY, arguments_of, find, read_lines, until
+from end_to_end import REPOSITORY, arguments_of, find, read_lines, steps_of, until
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from primerl import notebook
@@ -95,7 +95,7 @@ def test_the_example_is_interrupted_and_resumes(
                 await client.async_execute_cell(read.cells[training], training)
             read.cells[training].source = source.replace("*CONFIG", f"*{arguments(trained + 4)!r}")
             cell = await client.async_execute_cell(read.cells[training], training)
-        steps = [line["step"] for line in read_lines(output / "metrics.jsonl")]
+        steps = steps_of(output)
         assert steps == list(range(1, trained + 5))
         return [one["data"]["text/html"] for one in cell.outputs if one.output_type == "display_data"]
 

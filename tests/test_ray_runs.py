@@ -15,7 +15,8 @@ import forks
 import pytest
 import ray_helpers
 from docs_pages import shown
-from end_to_end import Started, primerl, read_lines, start, until
+from end_to_end import primerl, start, steps_of, until
+from long_runs import LongRuns
 from ray_helpers import CPUS, HEAD, SECOND, Cluster
 from run_helpers import write_run
 
@@ -34,6 +35,9 @@ MANY_STEPS = 60
 WAIT_S, LIMIT_S = 120, 400
 NAMED_S = 30
 """How soon a frozen node is named, at the latest."""
+
+
+RUNS = LongRuns(MANY_STEPS, WAIT_S, LIMIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -67,31 +71,6 @@ def left(folder: Path) -> list[str]:
             if str(folder) in words or "placement.ray.driver" in words or "ray/keeper.py" in words:
                 found.append(f"{entry} {words}".replace("\0", " "))
     return found
-
-
-def steps_of(output: Path) -> list[int]:
-    return [line["step"] for line in read_lines(output / "metrics.jsonl")]
-
-
-@contextlib.contextmanager
-def running(output: Path, *more: str, steps: int = 3, total: int = MANY_STEPS) -> Iterator[Started]:
-    """A run that has trained some steps, and has many to go."""
-    arguments = ["@", "rl.toml", "--output-dir", str(output), "--max-steps", str(total), "--ckpt.interval", "5"]
-    run = start(output, *arguments, "--ckpt.keep-last", "3", *more)
-    try:
-        until(lambda: run.steps() >= steps or run.launcher.poll() is not None, WAIT_S, "its first steps")
-        yield run
-    finally:
-        run.kill()
-
-
-def has_finished(run: Started, steps: int = MANY_STEPS) -> str:
-    """What it printed, of a run whose steps have no gap and no repeat."""
-    code, printed = run.ended(LIMIT_S)
-    assert code == 0, printed
-    assert steps_of(run.output) == list(range(1, steps + 1))
-    assert "every invariant holds" in primerl("trace", str(run.output), "--check")
-    return printed
 
 
 def parents(pid: int) -> list[int]:
@@ -135,7 +114,7 @@ def test_a_whole_run_over_two_nodes(ray: Cluster, tmp_path: Path) -> None:
     key_file = output / "run" / "key"
     until(lambda: key_file.is_file() or run.launcher.poll() is not None, WAIT_S, "the run's key")
     key, seen = key_file.read_text().strip(), left(tmp_path)
-    printed = has_finished(run, 2)
+    printed = RUNS.has_finished(run, 2)
     assert f"Ray has reserved {HEAD}: " in printed
     assert seen
     assert not any(key in line for line in seen)
@@ -173,20 +152,20 @@ def test_what_cannot_be_placed_is_named_before(ray: Cluster, tmp_path: Path) -> 
 
 
 def test_each_role_is_killed(ray: Cluster, tmp_path: Path) -> None:
-    with running(tmp_path / "o") as run:
+    with RUNS.running(tmp_path / "o") as run:
         for name in ("trainer", "inference", "orchestrator", "env_reverse-text_0"):
             pid = until(lambda name=name: run.pid_of(name), WAIT_S, name)
             os.kill(pid, signal.SIGKILL)
             until(lambda name=name, pid=pid: run.pid_of(name) not in (None, pid), WAIT_S, f"another {name}")
             began = run.steps()
             until(lambda began=began: run.steps() > began + 1, WAIT_S, "more steps")
-        printed = has_finished(run)
+        printed = RUNS.has_finished(run)
     for name in ("trainer", "inference", "orchestrator", "env_reverse-text_0"):
         assert f"{name} was killed by SIGKILL" in printed
 
 
 def test_a_keeper_and_an_agent_are_killed(ray: Cluster, tmp_path: Path) -> None:
-    with running(tmp_path / "o") as run:
+    with RUNS.running(tmp_path / "o") as run:
         for kill in ("keeper", "agent"):
             engine = until(lambda: run.pid_of("inference"), WAIT_S, "the engine")
             if kill == "keeper":
@@ -198,32 +177,32 @@ def test_a_keeper_and_an_agent_are_killed(ray: Cluster, tmp_path: Path) -> None:
             until(lambda engine=engine: run.pid_of("inference") not in (None, engine), WAIT_S, "another engine")
             began = run.steps()
             until(lambda began=began: run.steps() > began + 1, WAIT_S, "more steps")
-        printed = has_finished(run)
-    assert f"inference was lost on node {SECOND}: its keeper has ended without a word" in printed
+        printed = RUNS.has_finished(run)
+    assert f"inference was lost on node {SECOND}: its keeper has ended without a report" in printed
     assert f"inference was lost on node {SECOND}: its agent has died" in printed
 
 
 def test_a_node_dies_and_its_roles_go_elsewhere(ray: Cluster, tmp_path: Path) -> None:
-    with running(tmp_path / "o") as run:
+    with RUNS.running(tmp_path / "o") as run:
         ray.ask(kill=SECOND)
-        printed = has_finished(run)
+        printed = RUNS.has_finished(run)
     assert f"inference was lost on node {SECOND}" in printed
     assert "inference: process" in (run.output / "logs" / f"node_{HEAD}.log").read_text()
 
 
 def test_a_node_of_the_trainer_dies_and_another_one_joins(ray: Cluster, tmp_path: Path) -> None:
     nodes = ["--deployment.num-train-nodes", "2", "--deployment.num-infer-nodes", "0", "--trainer.ranks", "2"]
-    with running(tmp_path / "o", *nodes) as run:
+    with RUNS.running(tmp_path / "o", *nodes) as run:
         assert (run.output / "logs" / "trainer" / "node_1.log").is_file()
         ray.ask(kill=SECOND)
         until(lambda: run.pid_of("trainer") is None, WAIT_S, "the end of the other rank")
         ray.ask(add=SECOND)
-        printed = has_finished(run)
+        printed = RUNS.has_finished(run)
     assert f"trainer was lost on node {SECOND}" in printed
 
 
 def test_a_frozen_node_is_named_and_ends_once_it_thaws(ray: Cluster, tmp_path: Path) -> None:
-    with running(tmp_path / "o", total=4000) as run:
+    with RUNS.running(tmp_path / "o", total=4000) as run:
         engine = until(lambda: run.pid_of("inference"), WAIT_S, "the engine")
         # Up to its keeper: the tests themselves are among the parents of Ray's processes.
         own = [*processes_of("ray/keeper.py"), *processes_of("guard.py"), engine]
@@ -250,7 +229,7 @@ def test_a_frozen_node_is_named_and_ends_once_it_thaws(ray: Cluster, tmp_path: P
 
 @pytest.mark.parametrize("how", ["launcher", "driver", "stop", "ctrl-c"])
 def test_a_run_that_is_ended_leaves_nothing_and_can_be_resumed(ray: Cluster, tmp_path: Path, how: str) -> None:
-    with running(tmp_path / "o") as run:
+    with RUNS.running(tmp_path / "o") as run:
         [run_id] = [one["id"] for one in json.loads(primerl("run", "list", "--json")) if one["status"] == "RUNNING"]
         if how == "launcher":
             run.launcher.kill()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end import primerl, read_lines, until
+from end_to_end import primerl, read_lines, steps_of, until
 from primerl.cli import main
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import run_file
@@ -483,7 +483,7 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     resumed = primerl("rl", "resume", run_id, "--max-steps", steps)
     assert "resuming the run" in resumed
     assert (listed()["status"], listed()["step"], listed()["id"]) == ("COMPLETED", int(steps), run_id)
-    assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == list(range(1, int(steps) + 1))
+    assert steps_of(output) == list(range(1, int(steps) + 1))
     saved = json.loads(primerl("run", "checkpoints", run_id, "--json"))
     assert {(entry["step"], entry["kind"], entry["ready"]) for entry in saved} == {
         (int(steps), "checkpoint", True),

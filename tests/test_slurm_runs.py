@@ -15,7 +15,8 @@ import forks
 import pytest
 import slurm_helpers
 from docs_pages import shown
-from end_to_end import Started, find, primerl, read_lines, start, until
+from end_to_end import Started, find, primerl, start, steps_of, until
+from long_runs import LongRuns
 from primerl.launch.slurm import jobs
 from run_helpers import write_run
 from slurm_helpers import Cluster
@@ -34,6 +35,9 @@ exclusive = false
 MANY_STEPS = 80
 WAIT_S, LIMIT_S = 300, 600
 """Until a part of a run has moved, and until all of it has ended, on a machine that is busy."""
+
+
+RUNS = LongRuns(MANY_STEPS, WAIT_S, LIMIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -77,31 +81,6 @@ def job_of(output: Path) -> int:
     return int(until(lambda: jobs.noted(output), WAIT_S, "the job").id)
 
 
-def steps_of(output: Path) -> list[int]:
-    return [line["step"] for line in read_lines(output / "metrics.jsonl")]
-
-
-@contextlib.contextmanager
-def running(output: Path, *more: str, steps: int = 3) -> Iterator[Started]:
-    """A run that has trained some steps, and has many to go."""
-    arguments = ["@", "rl.toml", "--output-dir", str(output), "--max-steps", str(MANY_STEPS), "--ckpt.interval", "5"]
-    run = start(output, *arguments, "--ckpt.keep-last", "3", *more)
-    try:
-        until(lambda: run.steps() >= steps or run.launcher.poll() is not None, WAIT_S, "its first steps")
-        yield run
-    finally:
-        run.kill()
-
-
-def has_finished(run: Started, steps: int = MANY_STEPS) -> str:
-    """What it printed, of a run whose steps have no gap and no repeat."""
-    code, printed = run.ended(LIMIT_S)
-    assert code == 0, printed
-    assert steps_of(run.output) == list(range(1, steps + 1))
-    assert "every invariant holds" in primerl("trace", str(run.output), "--check")
-    return printed
-
-
 def test_a_whole_run_over_two_nodes(slurm: Cluster, tmp_path: Path) -> None:
     output = tmp_path / "outputs" / "small"
     _, _, *words = shown(__file__, "docs/slurm.md")[0]
@@ -110,7 +89,7 @@ def test_a_whole_run_over_two_nodes(slurm: Cluster, tmp_path: Path) -> None:
     key_file = output / "run" / "key"
     until(lambda: key_file.is_file() or run.launcher.poll() is not None, WAIT_S, "the run's key")
     seen = left(tmp_path)
-    printed = has_finished(run, 2)
+    printed = RUNS.has_finished(run, 2)
     job = job_of(output)
     assert f"submitted job {job} of 2 nodes" in printed
     assert f"job {job} is COMPLETED" in printed
@@ -169,26 +148,26 @@ def test_the_commands_of_the_page(slurm: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_each_role_is_killed(slurm: Cluster, tmp_path: Path) -> None:
-    with running(tmp_path / "o") as run:
+    with RUNS.running(tmp_path / "o") as run:
         for name in ("trainer", "inference", "orchestrator", "env_reverse-text_0"):
             pid = until(lambda name=name: run.pid_of(name), WAIT_S, name)
             os.kill(pid, signal.SIGKILL)
             began = run.steps()
             until(lambda name=name, pid=pid: run.pid_of(name) not in (None, pid), WAIT_S, f"another {name}")
             until(lambda began=began: run.steps() > began + 3, WAIT_S, "more steps")
-        printed = has_finished(run)
+        printed = RUNS.has_finished(run)
     for name in ("trainer", "inference", "orchestrator", "env_reverse-text_0"):
         assert f"{name} was killed by SIGKILL" in printed
 
 
 @pytest.mark.long
 def test_an_agent_is_killed(slurm: Cluster, tmp_path: Path) -> None:
-    with running(tmp_path / "o") as run:
+    with RUNS.running(tmp_path / "o") as run:
         engine = until(lambda: run.pid_of("inference"), WAIT_S, "the engine")
         agent = ancestor(engine, "agent.py")
         os.kill(agent, signal.SIGKILL)
         until(lambda: run.pid_of("inference") not in (None, engine), WAIT_S, "another engine")
-        printed = has_finished(run)
+        printed = RUNS.has_finished(run)
     assert "inference was lost on node n2" in printed
 
 
@@ -202,12 +181,12 @@ def ancestor(pid: int, word: str) -> int:
 @pytest.mark.long
 def test_ranks_on_two_nodes_one_of_which_is_killed(slurm: Cluster, tmp_path: Path) -> None:
     nodes = ["--deployment.num-train-nodes", "2", "--deployment.num-infer-nodes", "0", "--trainer.ranks", "2"]
-    with running(tmp_path / "o", *nodes) as run:
+    with RUNS.running(tmp_path / "o", *nodes) as run:
         log = tmp_path / "o" / "logs" / "trainer" / "node_1.log"
         assert log.is_file()
         second = [pid for pid in ranks_of(run.output) if variable(pid, "RANK") == "1"]
         os.kill(second[0], signal.SIGKILL)
-        printed = has_finished(run)
+        printed = RUNS.has_finished(run)
     assert "trainer was killed by SIGKILL; it is started again" in printed
 
 
@@ -242,14 +221,14 @@ def back_from_the_queue(slurm: Cluster, job: int) -> None:
 
 @pytest.mark.long
 def test_the_time_limit_saves_a_checkpoint_and_the_job_resumes(slurm: Cluster, tmp_path: Path) -> None:
-    with running(tmp_path / "o", "--ckpt.interval", "1000") as run:
+    with RUNS.running(tmp_path / "o", "--ckpt.interval", "1000") as run:
         job = job_of(run.output)
         slurm.run("scancel", "--batch", "--signal=USR1", str(job))
         until(lambda: slurm.job(job)["JobState"] == "PENDING", WAIT_S, "the queue")
         assert (run.output / "checkpoints").is_dir()
         assert one_listed(job)["status"] in ("PENDING", "RUNNING")
         back_from_the_queue(slurm, job)
-        printed = has_finished(run)
+        printed = RUNS.has_finished(run)
     assert slurm.job(job)["Restarts"] == "1"
     assert "a checkpoint is saved after this step" in printed
     assert re.search(r"the job's time limit was near; the same command resumes from the checkpoint of step \d", printed)
@@ -257,7 +236,7 @@ def test_the_time_limit_saves_a_checkpoint_and_the_job_resumes(slurm: Cluster, t
 
 @pytest.mark.long
 def test_without_requeueing_the_time_limit_ends_the_job(slurm: Cluster, tmp_path: Path) -> None:
-    with running(tmp_path / "o", "--no-slurm.requeue") as run:
+    with RUNS.running(tmp_path / "o", "--no-slurm.requeue") as run:
         job = job_of(run.output)
         slurm.run("scancel", "--batch", "--signal=USR1", str(job))
         code, printed = run.ended(LIMIT_S)
@@ -270,7 +249,7 @@ def test_without_requeueing_the_time_limit_ends_the_job(slurm: Cluster, tmp_path
 @pytest.mark.parametrize("how", ["down", "slurmd"])
 def test_a_node_that_is_lost(slurm: Cluster, tmp_path: Path, how: str) -> None:
     """Slurm puts the job back, as soon as it has noticed; it resumes on whatever nodes it gets."""
-    with running(tmp_path / "o", "--max-steps", "3000") as run:
+    with RUNS.running(tmp_path / "o", "--max-steps", "3000") as run:
         job = job_of(run.output)
         if how == "down":
             slurm.run("scontrol", "update", "node=n2", "state=down", "reason=test")
@@ -307,7 +286,7 @@ def one_listed(job: int) -> dict[str, Any]:
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["scancel", "launcher", "stop", "ctrl-c"])
 def test_a_job_that_is_ended_leaves_nothing_and_can_be_resumed(slurm: Cluster, tmp_path: Path, how: str) -> None:
-    with running(tmp_path / "o", steps=12) as run:
+    with RUNS.running(tmp_path / "o", steps=12) as run:
         job = job_of(run.output)
         run_id = one_listed(job)["id"]
         if how == "scancel":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end import primerl, read_lines
+from end_to_end import primerl, steps_of
 from primerl.cli import main
 from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import load_run
@@ -326,7 +326,7 @@ def test_a_run_that_has_lost_its_folder_ends_with_its_last_step(
     assert f"resuming from step {newest} with a new journal" in said
     (again,) = json.loads(told("run", "list", "--json", capsys=capsys))
     assert (again["id"], again["status"], again["step"]) == (listed["id"], "COMPLETED", 10)
-    assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == list(range(newest + 1, 11))
+    assert steps_of(output) == list(range(newest + 1, 11))
     assert {entry.step for entry in open_store().entries(listed["id"]) if entry.kind == "weights"} >= {9, 10}
     primerl("trace", str(output), "--check")
 

@@ -21,7 +21,7 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
-from end_to_end import read_lines, until
+from end_to_end import steps_of, until
 from packaging.specifiers import SpecifierSet
 from primerl import run_key
 from run_helpers import write_run
@@ -275,5 +275,5 @@ def test_three_steps_of_rl_with_an_env_worker_of_the_base(
     processes.append(joined)
     assert launcher.wait(START_S) == 0, said.read_text()
     assert joined.wait(START_S) == 0, (tmp_path / "joined").read_text()
-    assert [line["step"] for line in read_lines(output / "metrics.jsonl")] == [1, 2, 3]
+    assert steps_of(output) == [1, 2, 3]
     assert (output / "weights" / "step_3" / "model.safetensors").exists()
