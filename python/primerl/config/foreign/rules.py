@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from primerl.config.foreign.rows import Context, Omitted, Refused, Rule, Several, keep, look
+from primerl.config.foreign.rows import Context, Omitted, Refused, Rule, Several, look
 
 NONE = "None"
 """How prime-rl's files write that something is unset."""
@@ -259,20 +259,6 @@ def mixture(value: Any, context: Context) -> Any:
     return Several({f"{prefix}.subsets": entries})
 
 
-def where_known(key: str, why: str, then: Rule = keep) -> Rule:
-    """A key that this version of the config may not have: `why` it is refused then."""
-
-    def where_known(value: Any, context: Context) -> Any:
-        from primerl.config.command_line.flags import look_up
-        from primerl.config.schema.rl import RLConfig
-
-        if look_up(RLConfig, [0 if part == "[]" else part for part in key.split(".")]).kind != "known":
-            raise Refused(why)
-        return then(value, context)
-
-    return where_known
-
-
 def algorithm(value: Any, context: Context) -> Any:
     """By its name, with the teacher that it learns from."""
     from primerl.config.schema.rollouts import Algorithm
@@ -334,7 +320,7 @@ def gates(value: Any, _: Context) -> Any:
     )
 
 
-def beside(value: Any, context: Context) -> Any:
+def same_place(value: Any, context: Context) -> Any:
     """At the same place."""
     return Several({".".join(str(part) for part in context.place): value})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from primerl.config.foreign import rules, run_rules
-from primerl.config.foreign.rows import Row, Rule, expanded, keep, moved, note, refused, row
+from primerl.config.foreign.rows import Row, expanded, moved, note, refused, row
 
 _ENGINES = "engines ask for no key, and have to serve the run's model"
 _TRAIN, _EVAL = "orchestrator.train", "orchestrator.eval"
@@ -13,12 +13,8 @@ TIME = "orchestrator.timeouts.rollout_s"
 ORCHESTRATOR: list[Row] = [
     row(rules.NO_KEY, TIME, default=3600, why="prime-rl has no limit"),
     row("orchestrator.batch_size", "orchestrator.batch_size"),
-    row(
-        "orchestrator.token_batch_size",
-        "orchestrator.token_batch_size",
-        rules.where_known("orchestrator.token_batch_size", "a batch is of rollouts: give orchestrator.batch_size"),
-        subject="the batches",
-        neutral=(None,),
+    refused(
+        "the batches", "orchestrator.token_batch_size", "a batch is of rollouts: give orchestrator.batch_size", None
     ),
     row("orchestrator.group_size", "orchestrator.group_size", default=1),
     row("orchestrator.rollouts_per_example", "orchestrator.group_size", versions="0.8"),
@@ -237,14 +233,7 @@ ENVIRONMENT: list[Row] = [
 TRAIN_ENVIRONMENT: list[Row] = [
     row(f"{_SOURCE}.ratio", f"{_SOURCE}.ratio"),
     row(f"{_SOURCE}.max_retries", f"{_SOURCE}.max_retries", versions="0.8"),
-    row(
-        f"{_SOURCE}.group_size",
-        f"{_SOURCE}.group_size",
-        rules.where_known(
-            "orchestrator.train.env.[].group_size", "orchestrator.group_size is one for all training environments"
-        ),
-        subject="environments",
-    ),
+    refused("environments", f"{_SOURCE}.group_size", "orchestrator.group_size is one for all training environments"),
     refused(
         "sampling",
         f"{_SOURCE}.sampling.{{temperature,max_completion_tokens,max_tokens,extra_body}}",
@@ -294,11 +283,6 @@ EVAL_ENVIRONMENT: list[Row] = [
 ]
 
 
-def _penalty(then: Rule) -> Rule:
-    why = "rewards are as the environment gives them; a penalty is a reward function of its taskset"
-    return rules.where_known("orchestrator.algorithm.length_penalty", why, then)
-
-
 _TEACHER = "the teacher is asked with base_url, model and api_key_env alone"
 ALGORITHM: list[Row] = [
     row("A.type", "B.type", rules.algorithm, subject="the algorithm"),
@@ -312,36 +296,22 @@ ALGORITHM: list[Row] = [
         {},
     ),
     note("the algorithm", "A.{teacher,sampling.source}.admin_base_url", _TEACHER, None),
-    row("A.length_penalty{}", "B.length_penalty", _penalty(rules.table), subject="the algorithm"),
+    row("A.length_penalty{}", "B.length_penalty", rules.table),
     row(
         "A.length_penalty.type",
         "B.length_penalty",
-        _penalty(rules.only("linear", "the only length penalty is linear")),
+        rules.only("linear", "the only length penalty is linear"),
         subject="the algorithm",
     ),
     row(
         "A.length_penalty.{num_output_tokens_weight,num_input_tokens_weight,num_turns_weight}",
         "B.length_penalty.",
-        _penalty(keep),
-        subject="the algorithm",
     ),
     refused("the algorithm", "A.roles.{system,user,assistant,tool}.alpha", "echo is not among the algorithms here"),
     refused("the algorithm", "A.filter.{import_path,kwargs}", "echo is not among the algorithms here"),
     refused("the algorithm", "A.filter.kwargs.**", "echo is not among the algorithms here"),
-    row(
-        "A.decay",
-        "B.decay",
-        rules.where_known("orchestrator.algorithm.decay", "rae is not among the algorithms here"),
-        subject="the algorithm",
-    ),
-    row(
-        "A.episode_agents",
-        "B.episode_agents",
-        rules.where_known(
-            "orchestrator.algorithm.episode_agents", "hierarchical_grpo is not among the algorithms here"
-        ),
-        subject="the algorithm",
-    ),
+    row("A.decay", "B.decay"),
+    row("A.episode_agents", "B.episode_agents"),
     refused("the algorithm", "A.{demo_key,template}", "opsd is not among the algorithms here"),
     refused("the algorithm", "A.renderer{,.**}", "opsd is not among the algorithms here"),
 ]

@@ -72,7 +72,7 @@ OWN: list[Row] = [
     note("the rows", "{data,val.data}.micro_batch_size", "a row of data.seq_len tokens is in memory at a time"),
     note("the rows", "{data,val.data}.{num_workers,pack_function}", "rows are packed whole, ahead of the step", 1),
     row("data.{shuffle,seed}", "data."),
-    row("{data,val.data}.loss_mask.{system,user,assistant,tool}", "data.loss_mask.", rules.beside),
+    row("{data,val.data}.loss_mask.{system,user,assistant,tool}", "data.loss_mask.", rules.same_place),
     row("val.interval", "val.interval", default=50, where="val"),
     row("val.eval_on_start", "val.at_start", default=False, where="val"),
     note("rendering", "renderer{,.**}", "the model's own chat template is rendered; masks are exact for any"),
