@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from primerl.config.errors.fail import ConfigError
+from primerl.launch.interpreters import virtualenvs
 from primerl.workspace.names import module_of
 
 
@@ -90,8 +90,7 @@ def uninstall(name: str, *, tool: str | None = None) -> None:
 
 def _installer(word: str, tool: str | None) -> list[str]:
     """The command, for this interpreter. Raises ConfigError."""
-    beside = Path(sys.executable).parent / "uv"
-    uv = os.fspath(beside) if os.access(beside, os.X_OK) else shutil.which("uv")
+    uv = virtualenvs.uv_program()
     if tool == "uv" and uv is None:
         raise ConfigError("--with uv: uv is not there; `pip install uv`, or --with pip")
     if uv is not None and tool != "pip":

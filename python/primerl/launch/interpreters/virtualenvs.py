@@ -120,10 +120,15 @@ def requirements_of(folder: Path) -> list[str]:
         return []
 
 
+def uv_program() -> str | None:
+    """uv of this interpreter's virtualenv, or of `PATH`."""
+    own = Path(sys.executable).parent / "uv"
+    return os.fspath(own) if os.access(own, os.X_OK) else shutil.which("uv")
+
+
 def find_uv() -> str:
     """uv's program. Raises InstallError."""
-    beside = Path(sys.executable).parent / "uv"
-    found = os.fspath(beside) if os.access(beside, os.X_OK) else shutil.which("uv")
+    found = uv_program()
     if found is None:
         raise InstallError(
             "uv, which installs them, is not there; `pip install uv`, or install them yourself and give the "
