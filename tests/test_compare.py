@@ -138,7 +138,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, capsys: pytest
     [
         (["first"], "expected from 2 to 8 runs, not 1"),
         (["first", "first"], "given twice"),
-        (["first", "nobody"], "no run 'nobody'"),
+        (["first", "unknown"], "no run 'unknown'"),
     ],
 )
 def test_what_cannot_be_compared(

@@ -20,7 +20,7 @@ from run_helpers import begin, end
 
 CHROMIUM = browser.installed()
 STEPS = 200
-SECRET = "sk-nobody-may-see-this"
+SECRET = "sk-not-to-be-printed"
 REWARD = "reward/all/mean"
 
 
@@ -143,8 +143,8 @@ def test_rollouts_of_the_same_example(runs: Runs) -> None:
     for one in found.values():
         assert {row["example"] for row in one["rollouts"]} == {first["example"]}
         assert 0 < one["matching"] < 8
-    nobody = runs.ask("/api/rollouts", example=999_999, **asked)["runs"]
-    assert all(one["matching"] == 0 for one in nobody.values())
+    none = runs.ask("/api/rollouts", example=999_999, **asked)["runs"]
+    assert all(one["matching"] == 0 for one in none.values())
     path = f"/api/runs/{runs.ids['base']}/rollouts/{first['rollout']}"
     assert runs.ask(path)["example"] == first["example"]
     assert len(runs.ask(f"{path}/turns/0", limit=7)["ids"]) == 7

@@ -1,4 +1,4 @@
-"""A run whose trainer is a script of the user's: what the launcher says of it, and runs that go on after kills."""
+"""A run whose trainer is a script of the user's: what the launcher says of it, and runs that continue after kills."""
 
 from __future__ import annotations
 

@@ -520,7 +520,7 @@ def test_every_leaf_key_is_translated_or_has_a_sentence(repository: Path, name: 
                 tree = {part.removesuffix("[]"): [tree] if part.endswith("[]") else tree}
             made = translate(tree, kind)
             unknown = [left for left in made.refused if left.subject == NOT_KNOWN]
-            # A table where a value is expected may have keys that nobody knows.
+            # A table where a value is expected may have unknown keys.
             assert not unknown or value == {"x": 1}, (key, value, unknown)
             assert all(left.why and left.subject for left in made.refused + made.notes), key
 

@@ -178,7 +178,7 @@ def test_every_curve_of_the_overview_is_explained(evaluate: Any, repository: Pat
         'import { helpOf } from "./web/help.js";',
         f"""const names = {json.dumps(names)};
 const without = names.filter((name) => !helpOf(name));
-console.log(JSON.stringify([without, helpOf("nobody/knows"), helpOf("entropy/all/mean")]));""",
+console.log(JSON.stringify([without, helpOf("not/known"), helpOf("entropy/all/mean")]));""",
     )
     assert found[:2] == [[], None]
     assert set(found[2]) == {"means", "normal", "todo"}

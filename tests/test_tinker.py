@@ -568,7 +568,7 @@ def test_results_are_kept_for_a_while() -> None:
 
 
 class Engines(Pool):
-    """Engines whose loads and answers take as long as they are told to."""
+    """Engines whose loads and answers take as long as a test says."""
 
     def __init__(self, engines: int, load_s: float, answer_s: float) -> None:
         super().__init__([f"e{index}" for index in range(engines)], "m", ThreadPoolExecutor(1))

@@ -1,4 +1,4 @@
-"""The same on Accelerate, which moves model and tensors, computes in bfloat16 where it is told to, and clips.
+"""The same on Accelerate, which moves model and tensors, computes in bfloat16 where it is asked to, and clips.
 
 primerl rl @ examples/reverse-text/rl.toml --trainer external --output-dir outputs/own
 python examples/bring-your-own-trainer/with_accelerate.py outputs/own

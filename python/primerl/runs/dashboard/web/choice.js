@@ -4,7 +4,7 @@ import { el, svg } from "/page/assets/common.js";
 
 /** Curves that can be told from each other: six colours, five kinds of dashes. */
 export const MOST = 30;
-/** Runs that are drawn where nobody has chosen. */
+/** Runs that are drawn where none were chosen. */
 const FIRST = 8;
 
 /** Ids of the address that are known; where there are none, the newest runs that have a step. */

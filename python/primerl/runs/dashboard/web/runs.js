@@ -49,7 +49,7 @@ export class Runs {
     await this.draw();
   }
 
-  /** The list again: of runs that go on there may be more steps. */
+  /** The list again: running ones may have more steps. */
   async news(runs) {
     this.runs = runs;
     this.ids = this.query.has("runs") ? this.ids.filter((id) => runs.some((run) => run.id === id)) : chosen(this.query, runs);
@@ -95,7 +95,7 @@ export class Runs {
     const at = document.activeElement?.closest?.("#runs-list") ? document.activeElement.value : null;
     const lines = found.length ? table(head, found.map(line), "list") : el("p", { class: "empty", text: this.runs.length ? "No run fits." : "No run has been started yet: `primerl run init > rl.toml` writes a config to start from." });
     replace(this.rows, lines);
-    // The table is another one, and whoever chooses by key goes on there.
+    // The table is another one, and whoever chooses by key continues there.
     if (at) this.rows.querySelector(`input[value="${CSS.escape(at)}"]`)?.focus({ preventScroll: true });
   }
 
