@@ -9,6 +9,7 @@ from typing import Any
 
 from primerl.config.command_line.arguments import asks_for_help, with_long_names
 from primerl.config.errors.fail import ConfigError
+from primerl.evals import no_counterpart
 
 SHORT = {
     "-m": "--model",
@@ -47,23 +48,15 @@ WITHOUT_EFFECT = {
 }
 """Results are always saved and shown as a short table, examples shuffled by the seed, and nothing is uploaded."""
 REFUSED = {
-    "-C": "results.jsonl has messages, metrics and errors of each rollout; omit it",
-    "-H": "primerl uploads no results; results.jsonl is in the evaluation's folder",
-    "-R": "the same command with the folder as --output-dir resumes an evaluation",
-    "-x": "give the environment's own settings by --env-args",
-    "--header": "primerl sends a key and no headers of your own; omit it",
+    **dict.fromkeys(("-C", "--state-columns"), no_counterpart.COLUMNS),
+    **dict.fromkeys(("-H", "--save-to-hf-hub", "-D", "--hf-hub-dataset-name"), no_counterpart.UPLOAD),
+    **dict.fromkeys(("-R", "--resume"), no_counterpart.RESUME),
+    **dict.fromkeys(("-x", "--extra-env-kwargs"), "give the environment's own settings by --env-args"),
+    **dict.fromkeys(("--header", "--header-from-state"), no_counterpart.HEADERS),
     "--hosted": "evaluations run on this machine; omit it and the flags that go with it",
-    "--max-retries": "a rollout that fails is tried once more, and --retry-errors measures what failed again; omit it",
-    "--api-client-type": "primerl asks servers by openai_chat_completions only; omit it",
+    "--max-retries": no_counterpart.RETRIES,
+    "--api-client-type": no_counterpart.CLIENT,
     "--heartbeat-url": "use `/metrics` of the orchestrator (docs/monitors.md)",
-}
-REFUSED |= {
-    "--state-columns": REFUSED["-C"],
-    "--save-to-hf-hub": REFUSED["-H"],
-    **dict.fromkeys(("-D", "--hf-hub-dataset-name"), REFUSED["-H"]),
-    "--resume": REFUSED["-R"],
-    "--extra-env-kwargs": REFUSED["-x"],
-    "--header-from-state": REFUSED["--header"],
 }
 # Only these cost looking into files of endpoints.
 WITH_ENDPOINTS = ("--model", "--provider", "--endpoints-path")

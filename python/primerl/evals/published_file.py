@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.config.errors.fail import ConfigError
+from primerl.evals import no_counterpart
 from primerl.evals.endpoints import Target, target
 from primerl.evals.sampling_args import split_sampling
 
@@ -36,15 +37,15 @@ WITHOUT_EFFECT = (
 """Results are always saved, examples always shuffled by the seed, rollouts scored one by one; environments are
 installed packages, which run here with all that this machine may do."""
 REFUSED = {
-    "api_client_type": "primerl asks servers by openai_chat_completions only; omit it",
+    "api_client_type": no_counterpart.CLIENT,
     "extra_env_kwargs": "give the environment's own settings as `args` or `taskset`",
-    "headers": "primerl sends a key and no headers of your own; omit it",
-    "headers_from_state": "primerl sends a key and no headers of your own; omit it",
-    "hf_hub_dataset_name": "primerl uploads no results; results.jsonl is in the evaluation's folder",
-    "max_retries": "a rollout that fails is tried once more, and --retry-errors measures what failed again; omit it",
-    "resume": "the same command with the folder as --output-dir resumes an evaluation; omit it",
-    "save_to_hf_hub": "primerl uploads no results; results.jsonl is in the evaluation's folder",
-    "state_columns": "results.jsonl has messages, metrics and errors of each rollout; omit it",
+    "headers": no_counterpart.HEADERS,
+    "headers_from_state": no_counterpart.HEADERS,
+    "hf_hub_dataset_name": no_counterpart.UPLOAD,
+    "max_retries": no_counterpart.RETRIES,
+    "resume": f"{no_counterpart.RESUME}; omit it",
+    "save_to_hf_hub": no_counterpart.UPLOAD,
+    "state_columns": no_counterpart.COLUMNS,
 }
 # What verifiers' files stand for where they say nothing.
 NUM_EXAMPLES, ROLLOUTS, TEMPERATURE, CONCURRENT = 5, 3, 1.0, 32
