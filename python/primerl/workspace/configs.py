@@ -310,7 +310,4 @@ def _filled(text: str, path: PurePosixPath, family: Family) -> str:
     active, *others = family.models
     models = "\n".join([f'model = "{active}"', *(f'# model = "{other}"' for other in others)])
     values = {"@FILE@": path, "@MODELS@": models, "@MODEL@": active, "@BATCH@": family.batch_size, "@ENV@": EXAMPLE}
-    values["@STEM@"] = path.stem
-    for mark, value in values.items():
-        text = text.replace(mark, str(value))
-    return text
+    return scaffold.filled(text, {**values, "@STEM@": path.stem})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from primerl.workspace.names import class_prefix, module_of
@@ -194,10 +195,11 @@ def files(package: str) -> Files:
         f"tests/test_{module}.py": TEST,
     }
     values = {"@NAME@": package, "@MODULE@": module, "@CLASS@": class_prefix(package)}
-    return {PurePosixPath(path): _filled(text, values) for path, text in texts.items()}
+    return {PurePosixPath(path): filled(text, values) for path, text in texts.items()}
 
 
-def _filled(text: str, values: dict[str, str]) -> str:
+def filled(text: str, values: Mapping[str, object]) -> str:
+    """With values in place of their marks."""
     for mark, value in values.items():
-        text = text.replace(mark, value)
+        text = text.replace(mark, str(value))
     return text

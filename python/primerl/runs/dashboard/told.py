@@ -83,12 +83,13 @@ def _told(run: Run, sources: Sources) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     try:
         curves = sources.curves(run.output_dir)
+        read = json.loads(curves.curves([]))
         lines = compare.evaluations_of(curves)
-        found["reward"] = _last_reward(curves)
+        found["reward"] = _last_reward(curves, read["steps"][1])
         found["cost"] = compare.cost(run.output_dir, curves)
         found["checkpoints"] = compare.checkpoints(run.output_dir, lines)
         found["health"] = json.loads(curves.health())["findings"]
-        problems.append(damage(curves))
+        problems.append(damage(read["damaged"]))
     except SourceError as error:
         problems.append(str(error))
     except OSError as error:  # its files vanish while they are read, or are not this user's
@@ -97,16 +98,14 @@ def _told(run: Run, sources: Sources) -> dict[str, Any]:
     return {**found, "problem": redact(told) or None, "_config": config, "_evaluations": lines}
 
 
-def damage(curves: RunCurves) -> str | None:
-    count = json.loads(curves.curves([]))["damaged"]
+def damage(count: int) -> str | None:
     if not count:
         return None
     what = "1 line of its metrics is" if count == 1 else f"{count} lines of its metrics are"
     return f"{what} not as a run writes metrics, and omitted"
 
 
-def _last_reward(curves: RunCurves) -> float | None:
-    last = json.loads(curves.curves([]))["steps"][1]
+def _last_reward(curves: RunCurves, last: int | None) -> float | None:
     if last is None:
         return None
     values = json.loads(curves.curves([REWARD], first=max(0, last - ENDS + 1)))["curves"][REWARD]["y"]
@@ -155,9 +154,9 @@ class Board:
             return dict(json.loads(curves.curves(names, first=first, last=last, points=points)))
 
         found, problems = self._each(runs, read)
-        for run in runs:
-            if run.id in found and found[run.id]["damaged"]:
-                problems[run.id] = str(damage(self.sources.curves(run.output_dir)))
+        for run, one in found.items():
+            if (what := damage(one["damaged"])) is not None:
+                problems[run] = what
         bounds = [step for one in found.values() for step in one["steps"] if step is not None]
         return {
             "steps": [min(bounds), max(bounds)] if bounds else [None, None],
