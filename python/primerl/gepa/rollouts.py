@@ -20,6 +20,7 @@ from primerl.config.process_files.files import write_text
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.gepa import GepaConfig
 from primerl.evals import preflight, results
+from primerl.gepa.engines import Engines, Served, end_tokens
 from primerl.gepa.teacher import StopError
 from primerl.launch.evaluation import Evaluation
 from primerl.launch.placement.registry import chosen
@@ -47,6 +48,7 @@ class Adapter:
 
     Args:
         examples: Data of each example, by its place.
+        engines: That serve the checkpoint; None where an endpoint is measured.
     """
 
     # None: the package's own way.
@@ -59,12 +61,15 @@ class Adapter:
         examples: list[dict[str, Any]],
         variables: Variables,
         say: Callable[[str], None],
+        engines: Engines | None = None,
     ) -> None:
         self._config = config
         self._folder = folder
         self._examples = examples
         self._variables = variables
         self._say = say
+        self._engines = engines
+        self._ends = () if engines is None else end_tokens(Path(config.model))
         self._asked = 0
 
     def evaluate(
@@ -114,7 +119,7 @@ class Adapter:
     def _run(self, config: EvalConfig) -> None:
         console = Quiet()
         with claimed(config.output_dir, clean=False) as folder:
-            code = Evaluation(config, folder, console, self._variables, chosen(config.deployment)).run()
+            code = self._evaluation(config, folder, console).run()
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if not is_measured(folder):
@@ -122,11 +127,16 @@ class Adapter:
                 f"{console.said[-1] if console.said else 'the evaluation ended early'} (logs in {folder / 'logs'})"
             )
 
+    def _evaluation(self, config: EvalConfig, folder: Path, console: Console) -> Evaluation:
+        if self._engines is not None:
+            return Served(config, folder, console, self._variables, self._engines)
+        return Evaluation(config, folder, console, self._variables, chosen(config.deployment))
+
     def _record(self, place: int, line: dict[str, Any]) -> dict[str, Any]:
         """What the reflection model is shown of a rollout."""
         data = self._examples[place]
         record: dict[str, Any] = {"query": data.get("prompt", data.get("question", _rest(data)))}
-        answers = [message.get("answer") for message in line["messages"]]
+        answers = [self._told(message.get("answer")) for message in line["messages"]]
         record["completion"] = answers[0] if len(answers) == 1 else answers
         if "answer" in data:
             record["expected_answer"] = data["answer"]
@@ -134,6 +144,13 @@ class Adapter:
         record |= {name: line[name] for name in ("error", "message", "stop_condition") if line.get(name) is not None}
         known = {**line, **data, **line["metrics"]}
         return record | {name: known[name] for name in self._config.gepa.state_columns if name in known}
+
+    def _told(self, answer: Any) -> Any:
+        """An answer as an endpoint would give it."""
+        if isinstance(answer, str):
+            for end in self._ends:
+                answer = answer.removesuffix(end)
+        return answer
 
 
 def is_measured(folder: Path) -> bool:

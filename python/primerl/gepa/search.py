@@ -9,25 +9,35 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files.files import absolute, write_text
 from primerl.config.schema.gepa import GepaConfig
 from primerl.evals import endpoint, preflight
 from primerl.launch.interpreters import lookup
+from primerl.launch.placement.protocol import Placement
 from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight.training import claimed
 from primerl.launch.secrets import Variables
 from primerl.launch.supervise.failures import FAILED
 from primerl.process import extras
 
+if TYPE_CHECKING:
+    from primerl.gepa.engines import Engines
+    from primerl.gepa.rollouts import Adapter
+
 BEGUN = "gepa.json"
 MAY_CHANGE = {"output_dir", "api_key_env", "reflection_api_key_env", "env_files", "clean_output_dir", "dry_run"}
 MAY_CHANGE |= {"fork_server", "timeouts", "gepa.max_calls", "gepa.max_concurrent"}
+MAY_CHANGE |= {name for name in preflight.MAY_CHANGE if name.startswith(("env.", "inference."))}
+OF_THE_MODEL = {"model", "seq_len", "served_name"}
+"""Keys whose values are known once the checkpoint was read."""
+WEIGHTS = "weights"
 
 
 def run(config: GepaConfig, say: Callable[[str], None]) -> int:
@@ -38,44 +48,77 @@ def run(config: GepaConfig, say: Callable[[str], None]) -> int:
         same_search(config, folder)
     endpoint.check(config.teacher())
     checked = preflight.with_model(config.evaluation(str(folder / "evaluations" / "00000")))
-    variables = preflight.check(checked, say, chosen(checked.deployment))
+    weights = None
     if config.base_url is None:
         # The folder in place of a hub's name, and what follows from the model.
-        changes = {name: getattr(checked, name) for name in ("model", "seq_len", "served_name")}
-        config = config.model_copy(update=changes)
+        changes = {name: getattr(checked, name) for name in OF_THE_MODEL}
+        config = config.model_copy(update={**changes, "model": absolute(checked.model)})
+        say("hashing the checkpoint's weights")
+        weights = digest_of(Path(config.model))
+        if not config.clean_output_dir:
+            same_search(config, folder, weights)
+    placement = chosen(checked.deployment)
+    variables = preflight.check(checked, say, placement)
     listed = _listed(config, variables)
     train, val = sizes(config, listed["total"], say)
     start = _initial_prompt(config, listed["examples"], say)
     if config.dry_run:
         say("everything checked; nothing was started")
         return 0
+    from primerl.gepa import rollouts
+
     with claimed(config.output_dir, clean=config.clean_output_dir) as claimed_folder:
-        write_text(claimed_folder / BEGUN, json.dumps(_values(config), indent=1) + "\n")
-        return _search(config, claimed_folder, listed["examples"], (train, val), start, variables, say)
+        write_text(claimed_folder / BEGUN, json.dumps({**_values(config), WEIGHTS: weights}, indent=1) + "\n")
+        with _engines(config, claimed_folder, placement) as engines:
+            adapter = rollouts.Adapter(config, claimed_folder, listed["examples"], variables, say, engines)
+            return _search(config, claimed_folder, adapter, (train, val), start, say)
+
+
+def digest_of(model: Path) -> str:
+    """The digest of all weights in the folder. Raises ConfigError where they cannot be read."""
+    from primerl.evals import checkpoint
+    from primerl.train.settings import ConfigError as FileError
+
+    try:
+        return str(checkpoint.manifest_of(model)["digest"])
+    except (FileError, OSError) as error:
+        raise ConfigError(f"model: {error}; give the folder of a model whose files are whole") from None
+
+
+@contextmanager
+def _engines(config: GepaConfig, folder: Path, placement: Placement) -> Iterator[Engines | None]:
+    """Those that serve the checkpoint; None where an endpoint is measured."""
+    from primerl.gepa.engines import Engines
+
+    if config.base_url is not None:
+        yield None
+        return
+    with Engines(folder, placement, config.timeouts.stop_s) as engines:
+        yield engines
 
 
 def _search(
     config: GepaConfig,
     folder: Path,
-    examples: list[dict[str, Any]],
+    adapter: Adapter,
     sizes: tuple[int, int],
     start: str,
-    variables: Variables,
     say: Callable[[str], None],
 ) -> int:
     from gepa.api import optimize
 
-    from primerl.gepa import files, rollouts
+    from primerl.gepa import files
+    from primerl.gepa.rollouts import COMPONENT
     from primerl.gepa.teacher import StopError, Teacher
 
     train, val = sizes
     settings = config.gepa
     try:
         result: Any = optimize(
-            seed_candidate={rollouts.COMPONENT: start},
+            seed_candidate={COMPONENT: start},
             trainset=list(range(train)),
             valset=list(range(train, train + val)),
-            adapter=rollouts.Adapter(config, folder, examples, variables, say),
+            adapter=adapter,
             reflection_lm=Teacher(config.teacher(), folder / "reflections.jsonl"),
             reflection_minibatch_size=settings.minibatch_size,
             max_metric_calls=settings.max_calls,
@@ -175,12 +218,19 @@ def _values(config: GepaConfig) -> dict[str, Any]:
     content = config.model_dump(mode="json")
     content |= {f"gepa.{name}": value for name, value in content.pop("gepa").items()}
     content |= {f"env.{name}": value for name, value in content.pop("env")[0].items()}
+    engine = content.pop("inference")
+    if config.base_url is None:
+        content |= {f"inference.{name}": value for name, value in engine.items()}
     kept = {name: value for name, value in content.items() if name not in MAY_CHANGE}
     return {**kept, "the version of the package gepa": metadata.version("gepa")}
 
 
-def same_search(config: GepaConfig, folder: Path) -> None:
-    """Raises ConfigError where the folder holds another search; the message names the field."""
+def same_search(config: GepaConfig, folder: Path, weights: str | None = None) -> None:
+    """Raises ConfigError where the folder holds another search; the message names the field.
+
+    Args:
+        weights: Digest of the checkpoint's; None where the model was not looked at so far.
+    """
     file = folder / BEGUN
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
@@ -189,10 +239,21 @@ def same_search(config: GepaConfig, folder: Path) -> None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"output_dir: {file} cannot be read: {error}; choose another --output-dir") from None
     now = _values(config)
-    follows = {"model", "seq_len", "served_name"} if config.base_url is None else set()
-    for name in now:
-        if name not in follows and before.get(name) != now[name]:
+    unknown = OF_THE_MODEL if config.base_url is None and weights is None else set()
+    # Where that differs, the model's name means something else.
+    for name in ("base_url", *now):
+        if name not in unknown and before.get(name) != now[name]:
             raise ConfigError(
-                f"{name} is {now[name]!r}, but the search in {folder} was begun with {before.get(name)!r}; set it to "
-                "that to resume, choose another --output-dir, or start again with --clean-output-dir"
+                f"{name} is {_shown(now[name])}, but the search in {folder} was begun with "
+                f"{_shown(before.get(name))}; set it to that to resume, choose another --output-dir, or start again "
+                "with --clean-output-dir"
             )
+    if weights is not None and weights != before.get(WEIGHTS):
+        raise ConfigError(
+            f"model: the weights in {config.model} are not those that the search in {folder} was begun with; choose "
+            "another --output-dir, or start again with --clean-output-dir"
+        )
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else repr(value)
