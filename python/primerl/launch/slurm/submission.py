@@ -30,6 +30,9 @@ C = TypeVar("C", RLConfig, EvalConfig, SFTConfig)
 CONFIG = Path("configs") / "job.toml"
 # `sbatch` says what it has submitted by this, without a sentence around it.
 SUBMIT = ("sbatch", "--parsable")
+NOT_NOW = "Requested node configuration is not available"
+AWAY = "down,drain,fail,maint"
+"""States of nodes that may come back, as `sinfo -t` takes them."""
 RESUMES_SFT = ("--ckpt.resume-step", "-1")
 PLACED_BY_SLURM = ("local", SLURM)
 
@@ -230,6 +233,10 @@ def _test(text: str, nodes: int) -> None:
     try:
         jobs.command("sbatch", "--test-only", given=text)
     except jobs.SlurmError as error:
+        # It says the same of a job that can never run and of one that waits for a node to come back. The submission
+        # itself tells them apart.
+        if NOT_NOW in str(error) and jobs.command("sinfo", "-h", "-N", "-t", AWAY, "-o", "%N").split():
+            return
         raise ConfigError(
             f"slurm: sbatch refuses the job of {nodes} node{'' if nodes == 1 else 's'}: {error}"
         ) from None
