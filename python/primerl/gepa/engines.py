@@ -167,26 +167,35 @@ class Shared:
         self._own.__exit__(kind, error, trace)
 
 
-class Served(Evaluation):
-    """An evaluation of the checkpoint by the engines of the search."""
+class Measured(Evaluation):
+    """An evaluation of the search; of a checkpoint, by the engines of the search."""
 
     def __init__(
-        self, config: EvalConfig, folder: Path, console: Console, variables: Variables, engines: Engines
+        self, config: EvalConfig, folder: Path, console: Console, variables: Variables, engines: Engines | None
     ) -> None:
-        super().__init__(config, folder, console, variables, Shared(chosen(config.deployment), engines))
+        """`engines`: None where an endpoint is measured."""
+        own = chosen(config.deployment)
+        super().__init__(config, folder, console, variables, own if engines is None else Shared(own, engines))
         self._engines = engines
+        self.reason = "the evaluation ended early"
 
     def run(self) -> int:
         try:
             return super().run()
         finally:
-            self._engines.keep(self.folder)
+            if self._engines is not None:
+                self._engines.keep(self.folder)
+
+    def _say(self, text: str) -> None:
+        """The last of these says why it failed, if it has."""
+        self.reason = text
+        super()._say(text)
 
     def _publish(self) -> Path | None:
-        return self._engines.manifest(self.config)
+        return super()._publish() if self._engines is None else self._engines.manifest(self.config)
 
     def _start(self, manifest: Path | None) -> bool:
         begins = super()._start(manifest)
-        if begins:
+        if begins and self._engines is not None:
             self._engines.join(self.orchestrator.url)
         return begins

@@ -20,10 +20,8 @@ from primerl.config.process_files.files import write_text
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.gepa import GepaConfig
 from primerl.evals import preflight, results
-from primerl.gepa.engines import Engines, Served, end_tokens
+from primerl.gepa.engines import Engines, Measured, end_tokens
 from primerl.gepa.teacher import StopError
-from primerl.launch.evaluation import Evaluation
-from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight.training import claimed
 from primerl.launch.report.console import Console
 from primerl.launch.secrets import Variables
@@ -33,14 +31,10 @@ COMPONENT = "system_prompt"
 
 
 class Quiet(Console):
-    """Keeps the lines of an evaluation, which is one of many."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[str] = []
+    """Drops the lines of an evaluation, which is one of many."""
 
     def say(self, message: str) -> None:
-        self.said.append(message)
+        pass
 
 
 class Adapter:
@@ -117,20 +111,13 @@ class Adapter:
         return {place: by_place.get(place, missing) for place in places}
 
     def _run(self, config: EvalConfig) -> None:
-        console = Quiet()
         with claimed(config.output_dir, clean=False) as folder:
-            code = self._evaluation(config, folder, console).run()
+            evaluation = Measured(config, folder, Quiet(), self._variables, self._engines)
+            code = evaluation.run()
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         if not is_measured(folder):
-            raise StopError(
-                f"{console.said[-1] if console.said else 'the evaluation ended early'} (logs in {folder / 'logs'})"
-            )
-
-    def _evaluation(self, config: EvalConfig, folder: Path, console: Console) -> Evaluation:
-        if self._engines is not None:
-            return Served(config, folder, console, self._variables, self._engines)
-        return Evaluation(config, folder, console, self._variables, chosen(config.deployment))
+            raise StopError(f"{evaluation.reason} (logs in {folder / 'logs'})")
 
     def _record(self, place: int, line: dict[str, Any]) -> dict[str, Any]:
         """What the reflection model is shown of a rollout."""

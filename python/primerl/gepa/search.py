@@ -129,7 +129,7 @@ def _search(
             track_best_outputs=False,
         )
     except StopError as stop:
-        say(f"the search has stopped: {stop}; the same command resumes it")
+        say(f"the search has stopped, and the same command resumes it: {stop}")
         return FAILED
     files.write(folder, result, config)
     scores = result.val_aggregate_scores
