@@ -41,6 +41,15 @@ def end_tokens(model: Path) -> tuple[str, ...]:
     return tuple(renderer.decode([token]) for token in renderer.stop_token_ids)
 
 
+def joined(evaluation_folder: Path) -> dict[str, str]:
+    """URLs of engines, by name, as the orchestrator of that evaluation has them."""
+    try:
+        records = json.loads((evaluation_folder / "run" / "engines.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return {record["name"]: record["url"] for record in records}
+
+
 class Engines:
     """Use as a context manager: leaving it leaves no engine behind."""
 
@@ -99,15 +108,17 @@ class Engines:
             if status != HTTPStatus.OK:
                 raise RunFailedError(f"{name} at {url} was refused by {orchestrator}: {answer}")
 
-    def keep(self, evaluation_folder: Path) -> None:
+    def keep(self, evaluation_folder: Path, before: Mapping[str, str]) -> None:
         """After an evaluation: notes where the engines are that have joined it. One that has not, because it was still
-        loading, is stopped: it knows that evaluation's orchestrator only."""
-        try:
-            records = json.loads((evaluation_folder / "run" / "engines.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            records = []
-        at = {record["name"]: record["url"] for record in records}
+        loading, is stopped: it knows that evaluation's orchestrator only.
+
+        Args:
+            before: Engines that joined the evaluation at an earlier start of the search, and ended with it.
+        """
         running = [name for name, process in self.placement.by_name.items() if not process.ended]
+        at = joined(evaluation_folder)
+        if len(running) > 1:  # a single one has served
+            at = {name: url for name, url in at.items() if name in self._urls or url != before.get(name)}
         self._urls = {name: at[name] for name in running if name in at}
         late = [name for name in running if name not in at]
         if late:
@@ -180,11 +191,12 @@ class Measured(Evaluation):
         self.reason = "the evaluation ended early"
 
     def run(self) -> int:
+        before = joined(self.folder)
         try:
             return super().run()
         finally:
             if self._engines is not None:
-                self._engines.keep(self.folder)
+                self._engines.keep(self.folder, before)
 
     def _say(self, text: str) -> None:
         """The last of these says why it failed, if it has."""
