@@ -554,3 +554,39 @@ def test_the_loss_follows_from_the_training_mode() -> None:
     assert weights(**taught("sft")) == (0, 1, 0)
     assert weights(**taught("opd"), trainer__loss__rl_weight=0.5, trainer__loss__ref_kl_weight=2) == (0.5, 0, 2)
     assert RLConfig.model_validate(tree(**taught("opd"), orchestrator__group_size=1)).orchestrator.teacher
+    mixed = [{"id": "a"}, {"id": "b", "training_mode": "opd", "teacher": {"client": dict(TEACHER)}}]
+    assert weights(orchestrator__train={"env": mixed}) == (1, 0, 1)
+    assert weights(**taught("sft"), orchestrator__train={"env": mixed}) == (0, 1, 1)
+    for changes, said in (
+        ({"trainer__loss__ce_weight": 1}, 'training_mode "opd" and "rl" no token has such a loss'),
+        ({"trainer__loss__ref_kl_weight": 0}, 'ref_kl_weight is 0, but it is what orchestrator.training_mode "opd"'),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            weights(orchestrator__train={"env": mixed}, **changes)
+
+
+def test_an_environments_own_groups_teacher_and_sampling() -> None:
+    def checked(*environments: dict[str, Any], **changes: Any) -> Any:
+        given = {"orchestrator__train": {"env": list(environments)}, **changes}
+        return RLConfig.model_validate(tree(**given)).orchestrator
+
+    teacher = {"client": dict(TEACHER)}
+    replay = {"orchestrator__sampling": {"max_tokens": 100, "truncated": "replay"}}
+    found = checked({"id": "a", "sampling": {"top_p": 0.9}}, {"id": "b"}, **replay)
+    own = found.train.env[0].sampling
+    assert (own.top_p, own.max_tokens, own.truncated, found.train.env[1].sampling) == (0.9, 100, "replay", None)
+    assert [key for key, _ in found.samplings()] == ["orchestrator.sampling", "orchestrator.train.env[0].sampling"]
+    # Groups of 3 and 8: a batch is no multiple of either.
+    assert checked({"id": "a", "group_size": 3}, {"id": "b"}, orchestrator__batch_size=20).batch_size == 20
+    for environments, changes, said in (
+        ([{"id": "a", "sampling": {"top_p": 0.9}}], {}, "orchestrator.train.env.0.sampling"),
+        ([{"id": "a", "sampling": {"max_tokens": 4096}}], {}, r"train.env\[0\].sampling.max_tokens \(4096\) must be"),
+        ([{"id": "a", "group_size": 1}], {}, r"train.env\[0\].group_size is 1"),
+        ([{"id": "a", "group_size": 3}], {"orchestrator__batch_size": 8}, "must be a multiple of group_size"),
+        ([{"id": "a", "group_size": 3}, {"id": "b", "group_size": 9}], {"orchestrator__batch_size": 8}, "at least the"),
+        ([{"id": "a", "teacher": teacher}], {}, r"train.env\[0\].teacher is given, but"),
+        ([{"id": "a", "training_mode": "opd"}], {}, r"train.env\[0\].training_mode \(opd\) learns from a teacher"),
+        ([{"id": "a", "training_mode": "rl"}], taught("opd"), "teacher is given, but"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            checked(*environments, **changes)

@@ -99,6 +99,40 @@ def is_what_the_teacher_says(expert: Path, batches: list[Batch]) -> None:
     assert compared > 100
 
 
+def test_each_environment_learns_from_what_it_names(
+    imitator: Path, expert: Path, teacher: Engine, tmp_path: Path
+) -> None:
+    """Rewards, a teacher's log-probabilities and its answers, in groups of eight, two and one, in the same batches."""
+    output = tmp_path / "run"
+    file = config(imitator, output, "rl", teacher, batch_size=24)
+    values = tomllib.loads(file.read_text())
+    orchestrator = values["orchestrator"]
+    client = orchestrator.pop("teacher")
+    (own,) = orchestrator["train"]["env"]
+    sampling = {"temperature": 0.7}
+    scored = {**own, "name": "scored", "training_mode": "opd", "teacher": client, "group_size": 2, "sampling": sampling}
+    taught = {**own, "name": "taught", "training_mode": "sft", "teacher": client, "group_size": 1}
+    orchestrator["train"]["env"] = [own, scored | {"ratio": 2.0}, taught | {"ratio": 4.0}]
+    values["max_steps"] = 4
+    file.write_text(tomli_w.dumps(values))
+    run(file)
+    found = batches(output)
+    assert len(found) == 4
+    temperatures, kinds = set[float](), set[str]()
+    for micro_batch in (own for batch in found for own in batch.micro_batches if own.sequence_lengths):
+        mask = micro_batch.loss_mask.float()
+        weights = {name: micro_batch.extra[f"{name}_weights"] for name in ("rl", "ce", "ref_kl")}
+        torch.testing.assert_close(weights["rl"] + weights["ref_kl"], mask)
+        assert not (weights["ce"] * mask).any()
+        kinds |= {name for name, column in weights.items() if column.any()}
+        temperatures |= set(micro_batch.temperatures[weights["ref_kl"] > 0].tolist())
+    assert kinds == {"rl", "ce", "ref_kl"}
+    assert [round(one, 5) for one in temperatures] == [0.7]
+    for name in ("loss/rl/mean", "loss/ce/mean", "loss/ref_kl/mean"):
+        assert len(column(output, name)) == 4
+    assert "token-exact" in primerl("verify", str(output))
+
+
 @pytest.mark.vllm
 @pytest.mark.long
 def test_vllm_as_the_teacher(imitator: Path, expert: Path, tmp_path: Path) -> None:

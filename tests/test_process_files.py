@@ -64,7 +64,7 @@ FILES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
             "training_mode": "opd",
             "sampling": {"truncated": "replay"},
             "teacher": {"client": CLIENT},
-            "train": {"env": [ENVIRONMENT]},
+            "train": {"env": [{**ENVIRONMENT, "teacher": {"client": CLIENT}}, {"id": "e", "name": "of_the_run"}]},
             "eval": {"env": [{"id": "e", "name": "measured", "client": CLIENT}]},
         },
     ),

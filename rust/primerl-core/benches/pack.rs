@@ -109,6 +109,7 @@ fn weighted(rollout: usize, tokens: usize, rng: &mut ChaCha8Rng) -> Weighted {
         environment: EnvironmentId(0),
         advantage: Advantage::Uniform(rng.random_range(-1.0..1.0)),
         teacher_logprobs: None,
+        mode: None,
     }
 }
 
@@ -196,6 +197,7 @@ fn sharing(groups: usize, rng: &mut ChaCha8Rng) -> Vec<Weighted> {
                 environment: EnvironmentId(0),
                 advantage: Advantage::Uniform(0.5),
                 teacher_logprobs: None,
+                mode: None,
             });
         }
     }
@@ -281,6 +283,7 @@ fn sampling(criterion: &mut Criterion) {
             environment: EnvironmentId(0),
             advantage: Advantage::Uniform(1.0),
             teacher_logprobs: None,
+            mode: None,
         })
         .collect();
         criterion.bench_function(

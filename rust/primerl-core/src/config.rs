@@ -23,11 +23,12 @@ pub struct Config {
     pub seed: u64,
     /// The run ends after this many steps. 0: nothing is trained, version 0 is evaluated.
     pub max_steps: u64,
-    /// Rollouts per step, a multiple of `group_size`.
+    /// Rollouts per step. Groups are whole, so a step has more where their sizes do not add up to it.
     pub batch_size: u32,
-    /// Rollouts per example.
+    /// Rollouts per example, where the environment has no number of its own.
     pub group_size: u32,
-    /// Rollouts with which a group may be trained when the others are lost, 2 to `group_size`; `None`: all of them.
+    /// Rollouts with which a group may be trained when the others are lost, 2 to `group_size`; `None`, or in a smaller
+    /// group: all of them.
     pub min_group_size: Option<u32>,
     /// What becomes of a group that loses a rollout as stale.
     pub group_on_cancel: OnCancel,
@@ -47,6 +48,7 @@ pub struct Config {
     pub trajectory_strategy: TrajectoryStrategy,
     pub truncated_rollouts: TruncatedRollouts,
     pub long_samples: LongSamples,
+    /// What the policy learns from, where the environment does not say it itself.
     #[serde(default, skip_serializing_if = "TrainingMode::is_rl")]
     pub training_mode: TrainingMode,
     /// Training environments first, then evaluation environments; an [`crate::EnvironmentId`] is an index here.
@@ -73,6 +75,12 @@ pub struct Environment {
     pub max_retries: u32,
     /// How its rewards become advantages. Not looked at in an evaluation.
     pub algorithm: Algorithm,
+    /// Rollouts per example; `None`: the run's. Not looked at in an evaluation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_size: Option<u32>,
+    /// What the policy learns from its rollouts; `None`: as in the run. Not looked at in an evaluation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training_mode: Option<TrainingMode>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -140,22 +148,51 @@ pub struct FlopsModel {
 }
 
 impl Config {
-    /// Whole groups in one batch.
+    /// Groups in one batch, where all are of the run's size.
     pub fn groups_per_batch(&self) -> usize {
         (self.batch_size / self.group_size) as usize
     }
 
+    /// The largest group of any training environment.
+    pub fn largest_group(&self) -> usize {
+        let sizes = self.trained().map(|(id, _)| self.rollouts_per_group(id));
+        sizes.max().unwrap_or(self.group_size as usize)
+    }
+
     /// Rollouts of one example of an environment.
     pub fn rollouts_per_group(&self, id: EnvironmentId) -> usize {
-        match &self.environment(id).role {
-            Role::Train => self.group_size as usize,
+        let environment = self.environment(id);
+        match &environment.role {
+            Role::Train => environment.group_size.unwrap_or(self.group_size) as usize,
             Role::Evaluate(evaluation) => evaluation.rollouts_per_example as usize,
         }
     }
 
-    /// Rollouts with which a group may be trained.
-    pub fn min_group_size(&self) -> usize {
-        self.min_group_size.unwrap_or(self.group_size) as usize
+    /// Rollouts with which a training group of the environment may be trained.
+    pub fn min_group_size(&self, id: EnvironmentId) -> usize {
+        let size = self.rollouts_per_group(id);
+        let least = self.min_group_size.map(|least| least as usize);
+        least.map_or(size, |least| least.min(size))
+    }
+
+    /// What the policy learns from rollouts of the environment.
+    pub fn training_mode(&self, id: EnvironmentId) -> TrainingMode {
+        self.environment(id)
+            .training_mode
+            .unwrap_or(self.training_mode)
+    }
+
+    /// The training environments, in the order of the config.
+    pub fn trained(&self) -> impl Iterator<Item = (EnvironmentId, &Environment)> {
+        self.environment_ids()
+            .filter(|(_, environment)| environment.role == Role::Train)
+    }
+
+    /// Whether training environments learn from different things.
+    pub fn mixes_modes(&self) -> bool {
+        let mut modes = self.trained().map(|(id, _)| self.training_mode(id));
+        let first = modes.next();
+        modes.any(|mode| Some(mode) != first)
     }
 
     /// Most rollouts in flight at once, whatever the engines could take.

@@ -163,6 +163,7 @@ pub struct AdvantagesRequest {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TeacherRequest {
     pub group: GroupId,
+    pub environment: EnvironmentId,
     pub samples: Vec<Sample>,
 }
 

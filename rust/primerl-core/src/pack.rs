@@ -21,7 +21,7 @@ mod experts;
 mod prefixes;
 mod trees;
 
-use crate::config::FlopsModel;
+use crate::config::{FlopsModel, TrainingMode};
 use crate::ids::*;
 use crate::sample::{Sample, Segment, TokenLogprobs};
 use assign::{Bin, Size, balance, first_fit_decreasing, make_divisible};
@@ -64,6 +64,10 @@ pub struct Weighted {
     /// In on-policy distillation: the teacher's log-probability of every token of the sample, nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher_logprobs: Option<TokenLogprobs>,
+    /// What its environment learns from, in a run whose environments differ in that: the trainer is then told of each
+    /// token which part of the loss it belongs to. `None`: all learn from the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<TrainingMode>,
 }
 
 /// Advantages of one sample's trained tokens.
@@ -129,6 +133,13 @@ impl MicroBatch {
     pub fn is_scored(&self) -> bool {
         let scored = |weighted: &Weighted| weighted.teacher_logprobs.is_some();
         self.sequences.iter().any(scored)
+    }
+
+    /// Whether environments learn from different things, so that each token's part of the loss has to be told.
+    pub fn is_mixed(&self) -> bool {
+        self.sequences
+            .iter()
+            .any(|weighted| weighted.mode.is_some())
     }
 }
 

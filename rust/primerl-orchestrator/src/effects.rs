@@ -6,11 +6,12 @@ use crate::envs::workers::Workers;
 use crate::recorder::Recorder;
 use crate::teacher::Teacher;
 use primerl_core::effect::LeasedRollout;
-use primerl_core::{Core, Effect, RolloutId, Step, WorkerId};
+use primerl_core::{Core, Effect, EnvironmentId, RolloutId, Step, WorkerId};
 use primerl_engines::Engines;
 use primerl_gateway::Rollouts;
 use primerl_gateway::Sampling;
 use primerl_service::inbox::{BatchReply, DriverHandle};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -24,8 +25,8 @@ pub(crate) struct Effects {
     pub driver: DriverHandle,
     /// Set if the program can call custom functions.
     pub advantages: Option<AdvantagesThread>,
-    /// Set in on-policy distillation.
-    pub teacher: Option<Teacher>,
+    /// Of the environments that learn by on-policy distillation.
+    pub teachers: BTreeMap<EnvironmentId, Teacher>,
 }
 
 impl Effects {
@@ -33,7 +34,7 @@ impl Effects {
         app: &App,
         recorder: Recorder,
         advantages: Option<AdvantagesThread>,
-        teacher: Option<Teacher>,
+        teachers: BTreeMap<EnvironmentId, Teacher>,
     ) -> Effects {
         Effects {
             rollouts: Arc::clone(&app.gateway.gateway.rollouts),
@@ -43,7 +44,7 @@ impl Effects {
             recorder,
             driver: app.driver.clone(),
             advantages,
-            teacher,
+            teachers,
         }
     }
 
@@ -128,9 +129,9 @@ impl Effects {
                 Some(thread) => thread.compute(request),
                 None => debug_assert!(false, "a run that cannot call the function is not started"),
             },
-            Effect::ScoreByTeacher { request } => match &self.teacher {
+            Effect::ScoreByTeacher { request } => match self.teachers.get(&request.environment) {
                 Some(teacher) => teacher.score(request),
-                None => debug_assert!(false, "a run that has no teacher asks none"),
+                None => debug_assert!(false, "an environment without a teacher asks none"),
             },
             Effect::Evaluated(report) => self.recorder.evaluated(report),
             Effect::Warn { message } => tracing::warn!("{message}"),

@@ -74,6 +74,12 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
         // The URL may change: a server that was restarted has another port.
         identity.insert("teacher".into(), name.clone());
     }
+    for environment in &config.train.env {
+        if let Some(teacher) = &environment.teacher {
+            let name = format!("teacher of environment {}", environment.name());
+            identity.insert(name, teacher.client.model.clone());
+        }
+    }
     for environment in &config.eval.env {
         if let Some(client) = &environment.client {
             let name = format!("client of evaluation environment {}", environment.name());

@@ -78,6 +78,7 @@ fn weighted(rollout: usize, tokens: usize) -> Weighted {
         environment: EnvironmentId(0),
         advantage: Advantage::Uniform(rollout as f32 / 512.0 - 0.5),
         teacher_logprobs: None,
+        mode: None,
     }
 }
 

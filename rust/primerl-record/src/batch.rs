@@ -7,11 +7,13 @@
 //! The columns of one micro-batch of N tokens follow those of the previous one: `token_ids` i32, `logprobs` f32,
 //! `advantages` f32, `versions` i32, `temperatures` f32, `loss_mask` u8, each `[N]`, then zeros up to the next multiple
 //! of [`ALIGNMENT`]; then the header's `extra_columns`, f32 `[N]`, each with its zeros: `teacher_logprobs` if a teacher
-//! scored the tokens, `ce_weights`, 1 or 0, if it wrote some of them; then the rows of `routed_experts`, `[tokens of its
+//! scored the tokens, `ce_weights`, 1 or 0, if it wrote some of them, both and also `rl_weights` and `ref_kl_weights`, if
+//! environments learn from different things; then the rows of `routed_experts`, `[tokens of its
 //! runs, layers, chosen]`, u8 or u16, if engines reported some, with their zeros. The first column also begins at a multiple of
 //! [`ALIGNMENT`], counted from the body's start, so that a reader can use the columns in place.
 
 use bytes::Bytes;
+use primerl_core::config::TrainingMode;
 use primerl_core::experts::ExpertsShape;
 use primerl_core::pack::{
     Advantage, ExpertsColumn, GrammarRun, MicroBatch, PackedBatch, TruncatedRun,
@@ -109,15 +111,23 @@ impl From<&ExpertsColumn<'_>> for ExpertsHeader {
 #[serde(rename_all = "snake_case")]
 enum ExtraColumn {
     TeacherLogprobs,
+    RlWeights,
     CeWeights,
+    RefKlWeights,
 }
 
 impl ExtraColumn {
     /// Those values of a micro-batch, in order.
     fn of(micro_batch: &MicroBatch) -> Vec<ExtraColumn> {
+        let mixed = micro_batch.is_mixed();
         let given = [
-            (ExtraColumn::TeacherLogprobs, micro_batch.is_scored()),
-            (ExtraColumn::CeWeights, micro_batch.is_taught()),
+            (
+                ExtraColumn::TeacherLogprobs,
+                mixed || micro_batch.is_scored(),
+            ),
+            (ExtraColumn::RlWeights, mixed),
+            (ExtraColumn::CeWeights, mixed || micro_batch.is_taught()),
+            (ExtraColumn::RefKlWeights, mixed),
         ];
         let given = given.into_iter().filter(|(_, is_given)| *is_given);
         given.map(|(column, _)| column).collect()
@@ -372,17 +382,16 @@ impl Body {
                     self.values(&weighted.teacher_logprobs(), |value| value.to_le_bytes());
                 }
             }
-            ExtraColumn::CeWeights => {
-                for segment in
-                    (micro_batch.sequences().iter()).flat_map(|own| own.sample.segments())
-                {
-                    let weight = f32::from(u8::from(segment.is_taught()));
-                    self.repeated(weight.to_le_bytes(), segment.len());
-                }
-            }
+            ExtraColumn::RlWeights => self.weights(micro_batch.mode_weights(TrainingMode::Rl)),
+            ExtraColumn::CeWeights => self.weights(micro_batch.ce_weights()),
+            ExtraColumn::RefKlWeights => self.weights(micro_batch.mode_weights(TrainingMode::Opd)),
         }
         let size = 4 * micro_batch.len();
         self.zeros(size.next_multiple_of(ALIGNMENT) - size);
+    }
+
+    fn weights(&mut self, weights: impl Iterator<Item = f32>) {
+        self.0.extend(weights.flat_map(f32::to_le_bytes));
     }
 
     fn experts(&mut self, column: &ExpertsColumn<'_>) {

@@ -340,6 +340,8 @@ impl Plan {
                 ratio: 1.0,
                 max_retries: 2,
                 algorithm: Algorithm::default(),
+                group_size: None,
+                training_mode: None,
             }],
             without_engines: false,
             timeouts: Timeouts {

@@ -98,8 +98,6 @@ PRIME_RL: Names = {
     "orchestrator.train.max_retries": "it is max_retries of each [[orchestrator.train.env]]",
     "orchestrator.train.num_workers": "it is num_workers of each [[orchestrator.train.env]]",
     "orchestrator.train.env.taskset.id": "the environment's id is not in taskset but next to it: as id",
-    "orchestrator.train.env.sampling": "orchestrator.sampling is one for all training environments",
-    "orchestrator.train.env.group_size": "orchestrator.group_size is one for all training environments",
     "orchestrator.train.env.pool": "env workers are num_workers",
     "orchestrator.train.env.address": "workers of other machines join: num_workers = 0 here, and `primerl env-worker "
     "--join` there",

@@ -108,7 +108,8 @@ def _shares_prefixes(config: RLConfig) -> bool:
 
 
 def inference(config: RLConfig, orchestrator_url: str) -> list[ProcessConfig]:
-    needed = "raw_logprobs" if config.orchestrator.sampling.is_plain else "processed_logprobs"
+    plain = all(sampling.is_plain for _, sampling in config.orchestrator.samplings())
+    needed = "raw_logprobs" if plain else "processed_logprobs"
     model = EngineModel(path=absolute(config.model.path), name=model_name(config))
     lora = trained_lora(config)
     adapters = _engine_lora(config, lora) if lora and lora.broadcast == "adapter" else None

@@ -12,6 +12,7 @@ from primerl.config.schema.base import (
     NAME_LENGTH,
     NAME_PATTERN,
     BadKeysError,
+    BatchSize,
     Count,
     CountOrZero,
     LargeCount,
@@ -25,8 +26,8 @@ from primerl.config.schema.base import (
     Seed,
     Settings,
 )
-from primerl.config.schema.rollouts import Algorithm
-from primerl.config.schema.services import Client, TailnetNode
+from primerl.config.schema.rollouts import Algorithm, Sampling, TrainingMode
+from primerl.config.schema.services import Client, TailnetNode, Teacher
 from primerl.envs import overrides
 from primerl.process.setting_checks import LEAST_MEMORY_MB, MOST_COUNT, MOST_PORTS
 
@@ -194,6 +195,15 @@ class TrainSource(Environment):
     """How often a failed rollout is tried again before its group is dropped."""
     algorithm: Algorithm | None = None
     """How its rewards become advantages; default: the run's algorithm."""
+    group_size: BatchSize | None = None
+    """Rollouts of one example; default: the run's `group_size`."""
+    training_mode: TrainingMode | None = None
+    """What the policy learns from here; default: the run's `training_mode`. One batch may hold several
+    (docs/distillation.md)."""
+    teacher: Teacher | None = None
+    """The teacher of `opd` and `sft` here; default: the run's `teacher`."""
+    sampling: Sampling | None = None
+    """How its rollouts are sampled; keys that are not given are those of the run's `sampling`."""
     rollout_s: Seconds | None = None
     """A rollout of it that has not ended after this long is cancelled and counts as failed; at most, and by default,
     `timeouts.rollout_s`."""

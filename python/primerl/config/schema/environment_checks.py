@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from primerl.config.schema import learning
 from primerl.config.schema.base import NAME_LENGTH, BadKeysError
 from primerl.config.schema.environment import (
     Environment,
@@ -80,7 +81,7 @@ def check_environments(
     """`made`: so many of the evaluated ones, the first, come from `val`."""
     given = numbered("train.env", trained) + [("val", one) for one in evaluated[:made]]
     check_distinct([*given, *numbered("eval.env", evaluated[made:])])
-    check_groups(orchestration, trained)
+    learning.check(orchestration, trained)
     check_limits(orchestration, [*trained, *evaluated])
     check_validated(trained, evaluated)
 
@@ -178,16 +179,3 @@ def check_rollout_times(longest: float, environments: Sequence[_Timed]) -> None:
                 "rollout_s",
                 "timeouts.rollout_s",
             )
-
-
-def check_groups(orchestration: Orchestration, environments: Sequence[TrainSource]) -> None:
-    """A group of one has nothing to compare with."""
-    if orchestration.training_mode != "rl":
-        return
-    algorithms = [environment.algorithm or orchestration.algorithm for environment in environments]
-    if orchestration.group_size == 1 and any(algorithm.is_relative for algorithm in algorithms):
-        raise BadKeysError(
-            "group_size is 1: an advantage compares a rollout with the others of its group, and alone it is "
-            "always 0; set group_size to at least 2",
-            "group_size",
-        )

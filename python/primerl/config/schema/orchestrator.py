@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from primerl import parsers
+from primerl.config.schema import learning
 from primerl.config.schema.base import (
     MOST_ROLLOUTS,
     BadKeysError,
@@ -30,7 +31,6 @@ from primerl.config.schema.base import (
     Seconds,
     Section,
     Seed,
-    check_whole_groups,
 )
 from primerl.config.schema.environment import (
     EvaluationEnvironments,
@@ -41,7 +41,7 @@ from primerl.config.schema.environment import (
 )
 from primerl.config.schema.environment_checks import check_environments, check_held_out, check_ratios, evaluation_labels
 from primerl.config.schema.monitors import check_url
-from primerl.config.schema.rollouts import Admission, Algorithm, Buffer, Sampling
+from primerl.config.schema.rollouts import Admission, Algorithm, Buffer, Sampling, TrainingMode
 from primerl.config.schema.services import ClientType, Teacher
 
 
@@ -123,11 +123,12 @@ class Orchestration(Section):
     port: Port = 0
     """Port to listen on; 0 takes a free one."""
     batch_size: BatchSize = 128
-    """Rollouts per step, a multiple of `group_size`."""
+    """Rollouts per step, a multiple of `group_size`. Where environments have groups of different sizes, a step is full
+    with the group that reaches it."""
     group_size: BatchSize = 8
     """Rollouts of one example, compared with each other."""
     min_group_size: int | None = Field(default=None, ge=2, le=MOST_ROLLOUTS)
-    """Rollouts with which a group is trained when the others are lost; all of them if unset."""
+    """Rollouts with which a group is trained when the others are lost; all of them if unset, and in a smaller group."""
     group_on_cancel: Literal["refill", "drop"] = "refill"
     """What becomes of a group that loses a rollout as stale: `refill` starts another in its place, `drop` does not."""
     max_async_level: int = Field(default=2, ge=0, le=1_000_000)
@@ -145,7 +146,7 @@ class Orchestration(Section):
     again as failed."""
     long_samples: Literal["drop", "truncate"] = "drop"
     """Samples longer than `seq_len`: dropped, or truncated to it at their ends."""
-    training_mode: Literal["rl", "opd", "sft"] = "rl"
+    training_mode: TrainingMode = "rl"
     """What the policy learns from. `rl`: the rewards of its rollouts. `opd`, on-policy distillation: a teacher's
     log-probabilities of what it samples. `sft`: a teacher's answers in place of its own (docs/distillation.md)."""
     teacher: Teacher | None = None
@@ -180,32 +181,11 @@ class Orchestration(Section):
             )
         return self
 
-    @model_validator(mode="after")
-    def _taught_by_whom(self) -> Self:
-        if self.training_mode == "rl":
-            if self.teacher is not None:
-                raise BadKeysError(
-                    'teacher is given, but training_mode "rl" learns from rewards; omit teacher, or set '
-                    'training_mode to "opd" or "sft"',
-                    "teacher",
-                )
-            return self
-        if self.teacher is None:
-            raise BadKeysError(
-                f"training_mode ({self.training_mode}) learns from a teacher; give [orchestrator.teacher.client] with "
-                "base_url and model",
-                "training_mode",
-            )
-        wanted: ClientType = "renderer" if self.training_mode == "opd" else "openai_chat_completions"
-        self.teacher.client.check_type("teacher.client", wanted)
-        if self.buffer.online_difficulty_filtering:
-            raise BadKeysError(
-                "buffer.online_difficulty_filtering drops groups whose rewards are all equal, but training_mode "
-                f"({self.training_mode}) learns from a teacher, not from rewards; set it to false",
-                "buffer.online_difficulty_filtering",
-                "training_mode",
-            )
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit_sampling(cls, given: Any) -> Any:
+        """An environment's `sampling` is completed from the run's. Before it is checked: its keys go together."""
+        return learning.with_own_sampling(given)
 
     @model_validator(mode="after")
     def _engines_are_urls(self) -> Self:
@@ -225,18 +205,6 @@ class Orchestration(Section):
             )
         return self
 
-    @model_validator(mode="after")
-    def _whole_groups(self) -> Self:
-        if self.min_group_size is not None and self.min_group_size > self.group_size:
-            raise BadKeysError(
-                f"min_group_size ({self.min_group_size}) must be at most group_size ({self.group_size}); lower it, or "
-                "omit it to train whole groups only",
-                "min_group_size",
-                "group_size",
-            )
-        check_whole_groups("batch_size", self.batch_size, "group_size", self.group_size)
-        return self
-
 
 class OrchestratorSettings(Orchestration):
     """Rollouts, batches and their order."""
@@ -245,6 +213,10 @@ class OrchestratorSettings(Orchestration):
     eval: EvaluationEnvironments = EvaluationEnvironments()
     val: Validation | None = None
     log: RolloutLog = RolloutLog()
+
+    def samplings(self) -> list[tuple[str, Sampling]]:
+        """The ways in which training rollouts are sampled, each with the key that says so."""
+        return learning.samplings(self, self.train.env)
 
     @model_validator(mode="after")
     def _is_validated(self) -> Self:

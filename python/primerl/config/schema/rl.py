@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from primerl.config.errors.foreign_keys import PRIME_RL, Names
+from primerl.config.schema import learning
 from primerl.config.schema.base import (
     BadKeysError,
     Count,
@@ -24,8 +25,12 @@ from primerl.config.schema.deployment import Deployment, Ray, Slurm, check_nodes
 from primerl.config.schema.inference import InferenceSettings
 from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, RunWandb, TrainerWandb
 from primerl.config.schema.orchestrator import OrchestratorSettings
+from primerl.config.schema.rollouts import TrainingMode
 from primerl.config.schema.services import Store, Tailscale
 from primerl.config.schema.trainer import Checkpoints, TrainerSettings
+
+LOSS_OF_MODE: dict[TrainingMode, str] = {"rl": "rl_weight", "opd": "ref_kl_weight", "sft": "ce_weight"}
+"""The weight of `trainer.loss` that trains what a mode learns from."""
 
 
 class Model(Section):
@@ -188,16 +193,19 @@ class RLConfig(Monitored):
     @model_validator(mode="after")
     def _loss_of_the_mode(self) -> Self:
         """Unset weights of the loss follow from the training mode."""
-        mode, loss = self.orchestrator.training_mode, self.trainer.loss
-        own = {"rl": "rl_weight", "opd": "ref_kl_weight", "sft": "ce_weight"}[mode]
-        names = ("rl_weight", "ce_weight", "ref_kl_weight")
-        usual = {name: 1.0 if name == own else 0.0 for name in names if name not in loss.model_fields_set}
+        modes, loss = learning.modes(self.orchestrator, self.orchestrator.train.env), self.trainer.loss
+        said = " and ".join(f'"{mode}"' for mode in sorted(modes))
+        names = tuple(LOSS_OF_MODE.values())
+        own = {LOSS_OF_MODE[mode] for mode in modes}
+        usual = {name: 1.0 if name in own else 0.0 for name in names if name not in loss.model_fields_set}
         given, loss = loss, loss.model_copy(update=usual)
-        without = {"rl": ("ref_kl_weight",), "opd": (), "sft": ("rl_weight", "ref_kl_weight")}
-        for name in without[mode]:
-            if getattr(loss, name):
+        # Where all environments learn alike, a loss of what was sampled may be added; else each token has its own loss.
+        added = {"rl": {"ce_weight"}, "opd": {"rl_weight", "ce_weight"}, "sft": set[str]()}
+        may = own | (added[next(iter(modes))] if len(modes) == 1 else set())
+        for name in names:
+            if getattr(loss, name) and name not in may:
                 raise BadKeysError(
-                    f'trainer.loss.{name} is set, but with orchestrator.training_mode "{mode}" no token has such a '
+                    f"trainer.loss.{name} is set, but with orchestrator.training_mode {said} no token has such a "
                     "loss; omit it",
                     f"trainer.loss.{name}",
                 )
@@ -206,11 +214,13 @@ class RLConfig(Monitored):
                 "trainer.loss.entropy_weight is set, but rl_weight is 0; the bonus is over the rl tokens",
                 "trainer.loss.entropy_weight",
             )
-        if mode != "rl" and not getattr(loss, own):
-            raise BadKeysError(
-                f'trainer.loss.{own} is 0, but it is what orchestrator.training_mode "{mode}" trains; omit it',
-                f"trainer.loss.{own}",
-            )
+        for mode in sorted(modes if modes != {"rl"} else ()):
+            if not getattr(loss, LOSS_OF_MODE[mode]):
+                raise BadKeysError(
+                    f'trainer.loss.{LOSS_OF_MODE[mode]} is 0, but it is what orchestrator.training_mode "{mode}" '
+                    "trains; omit it",
+                    f"trainer.loss.{LOSS_OF_MODE[mode]}",
+                )
         if loss != given:
             self.trainer = self.trainer.model_copy(update={"loss": loss})
         return self
@@ -256,10 +266,12 @@ class RLConfig(Monitored):
 
     @model_validator(mode="after")
     def _logprobs_are_of_what_is_sampled(self) -> Self:
-        sampling = self.orchestrator.sampling
-        if self.inference.replicas and self.inference.logprobs_mode == "raw_logprobs" and not sampling.is_plain:
+        raw = self.inference.replicas and self.inference.logprobs_mode == "raw_logprobs"
+        for key, sampling in self.orchestrator.samplings():
+            if not raw or sampling.is_plain:
+                continue
             raise BadKeysError(
-                "inference.logprobs_mode is raw_logprobs, but with orchestrator.sampling.temperature "
+                f"inference.logprobs_mode is raw_logprobs, but with {key}.temperature "
                 f"{sampling.temperature} and truncated {sampling.truncated!r} rollouts are not sampled from the "
                 "model's own distribution, but the trainer needs log-probabilities of what they are sampled from: "
                 "omit it",
@@ -280,22 +292,23 @@ class RLConfig(Monitored):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        longest = self.orchestrator.sampling.max_tokens
-        if longest >= self.seq_len:
-            raise BadKeysError(
-                f"orchestrator.sampling.max_tokens ({longest}) must be below seq_len ({self.seq_len}), "
-                "which holds the prompt too; lower one or raise the other",
-                "orchestrator.sampling.max_tokens",
-                "seq_len",
-            )
         context = self.inference.max_model_len
-        if context is not None and longest >= context:
-            raise BadKeysError(
-                f"orchestrator.sampling.max_tokens ({longest}) must be below inference.max_model_len ({context}), "
-                "which holds the prompt too; lower one or raise the other",
-                "orchestrator.sampling.max_tokens",
-                "inference.max_model_len",
-            )
+        for place, sampling in self.orchestrator.samplings():
+            key, longest = f"{place}.max_tokens", sampling.max_tokens
+            if longest >= self.seq_len:
+                raise BadKeysError(
+                    f"{key} ({longest}) must be below seq_len ({self.seq_len}), "
+                    "which holds the prompt too; lower one or raise the other",
+                    key,
+                    "seq_len",
+                )
+            if context is not None and longest >= context:
+                raise BadKeysError(
+                    f"{key} ({longest}) must be below inference.max_model_len ({context}), "
+                    "which holds the prompt too; lower one or raise the other",
+                    key,
+                    "inference.max_model_len",
+                )
         cache, context = self.inference.kv_cache_tokens, context or self.seq_len
         if cache is not None and cache < context:
             raise BadKeysError(

@@ -11,6 +11,8 @@ from pydantic import Field, model_validator
 
 from primerl.config.schema.base import BadKeysError, Count, Fraction, Seconds, Section, Seed, Settings
 
+TrainingMode = Literal["rl", "opd", "sft"]
+
 
 class LengthPenalty(Section):
     """What a rollout's length takes off its reward, as a share of the mean reward of its group: nothing where the group

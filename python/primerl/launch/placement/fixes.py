@@ -58,7 +58,7 @@ def _of_trainer(config: RLConfig, shape: dict[str, Any], limit: int, *, main: bo
     if not main:
         tried += [_ranks(config, many, {}) for many in more]
         tried += [] if recomputes else [_ranks(config, many, {"checkpointing": full}) for many in more]
-    least = config.orchestrator.sampling.max_tokens + 1
+    least = max(sampling.max_tokens for _, sampling in config.orchestrator.samplings()) + 1
     shorter = [seq_len // 2**power for power in range(1, 5) if seq_len // 2**power > least]
     tried += [(f"seq_len = {length}", {"seq_len": length}) for length in shorter]
     less = {"adapter": True, "checkpointing": full}

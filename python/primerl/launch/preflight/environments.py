@@ -37,7 +37,10 @@ class Wanted:
 def of_run(config: RLConfig, variables: Variables) -> list[Wanted]:
     """Those with workers on this machine: a worker that joins checks its own where that is installed."""
     source = config.orchestrator
-    trained = [one(entry, "train", source.group_size, variables, entry.held_out) for entry in source.train.env]
+    trained = [
+        one(entry, "train", entry.group_size or source.group_size, variables, entry.held_out)
+        for entry in source.train.env
+    ]
     measured = [one(entry, "eval", entry.rollouts_per_example, variables) for entry in source.eval.env]
     entries = [*source.train.env, *source.eval.env]
     return [found for found, entry in zip([*trained, *measured], entries, strict=True) if entry.num_workers]

@@ -37,7 +37,8 @@ def _fitted(config: RLConfig) -> RLConfig:
     with contextlib.suppress(ConfigError):  # reported with the folder's other problems
         limit = longest_sequence(Path(files.absolute(config.model.path)))
     # Without room for an answer it is the answer that has to be shorter.
-    if limit is None or not config.seq_len > limit > config.orchestrator.sampling.max_tokens:
+    longest = max(sampling.max_tokens for _, sampling in config.orchestrator.samplings())
+    if limit is None or not config.seq_len > limit > longest:
         return config
     fitted: RLConfig = config.model_copy(update={"seq_len": limit})
     return fitted

@@ -46,9 +46,9 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
     # A run that has begun keeps its options, of which it is a part that they do nothing.
     keeps = not config.clean_output_dir and going_back.holds_run(Path(files.absolute(config.output_dir)))
     if not problems.found and not keeps:
-        with problems.noted():
-            kwargs = config.orchestrator.sampling.chat_template_kwargs
-            thinking.check(folder, kwargs, "orchestrator.sampling.chat_template_kwargs")
+        for place, sampling in config.orchestrator.samplings():
+            with problems.noted():
+                thinking.check(folder, sampling.chat_template_kwargs, f"{place}.chat_template_kwargs")
     problems.check()
 
 
@@ -66,7 +66,8 @@ def _engine_serves(config: RLConfig, folder: Path) -> None:
     lora = resolve.trained_lora(config)
     try:
         backend.check_model(folder, config.inference.python)
-        backend.check_sampling(config.orchestrator.sampling.temperature)
+        for _, sampling in config.orchestrator.samplings():
+            backend.check_sampling(sampling.temperature)
         if config.trainer.enable_router_replay:
             backend.check_experts(folder, config.inference.python)
         if lora is not None and lora.broadcast == "adapter":
@@ -103,10 +104,11 @@ def _attends(config: RLConfig, folder: Path) -> None:
     if limit is None:
         return
     problems = []
-    longest = config.orchestrator.sampling.max_tokens
-    if longest >= limit:
+    for place, sampling in config.orchestrator.samplings():
+        if sampling.max_tokens < limit:
+            continue
         problems.append(
-            f"orchestrator.sampling.max_tokens ({longest}) must be below what the model in {folder} can attend to "
+            f"{place}.max_tokens ({sampling.max_tokens}) must be below what the model in {folder} can attend to "
             f"({limit}), which holds the prompt too; lower it"
         )
     bound = config.inference.max_model_len

@@ -3,7 +3,8 @@
 //! With g the next step to be cut and p the newest version that an engine has proved, rollouts may be generated for
 //! steps up to `A = p + 1 + max_async_level` (and never beyond `max_steps`): a rollout that starts now and is trained
 //! at step A is `max_async_level` steps off-policy. So `(A - g + 1) * batch_size` rollouts may be queued, in flight, or
-//! finished and not cut. Groups start whole, so the count is in groups.
+//! finished and not cut. Groups start whole: one more starts while there are fewer, and where groups have different sizes
+//! it may reach beyond (by less than its size); what a step then has too much is left to the next one.
 //!
 //! In addition, no more rollouts are in flight than `oversampling_factor * batch_size`, and than the engines that serve
 //! are trusted with, each by a limit of its own. What they yield beyond a batch is kept for the next one.
@@ -20,7 +21,7 @@
 //! much is kept free for them for as long as their workers wait; when no training may start they may have all of it.
 //!
 //! With `max_async_level` 0: A = p + 1, so no rollout of step k starts before v(k-1) is proved, and no more than one
-//! batch is under way.
+//! batch is under way. Where groups have different sizes, a step takes all that were begun for it.
 
 mod room;
 
@@ -171,11 +172,11 @@ pub fn last_step(config: &Config, proved: Option<PolicyVersion>) -> Option<Step>
     })
 }
 
-/// How many groups may be under way (begun and not cut).
-pub fn groups_allowed(config: &Config, proved: Option<PolicyVersion>, next_step: Step) -> usize {
+/// For how many rollouts groups may be under way (begun and not cut). A group is begun while there are fewer.
+pub fn rollouts_allowed(config: &Config, proved: Option<PolicyVersion>, next_step: Step) -> usize {
     let steps =
         last_step(config, proved).map_or(0, |last| (last.0 + 1).saturating_sub(next_step.0));
-    (steps as usize).saturating_mul(config.groups_per_batch())
+    (steps as usize).saturating_mul(config.batch_size as usize)
 }
 
 #[cfg(test)]
@@ -196,23 +197,41 @@ mod tests {
 
     #[test]
     fn nothing_before_the_first_proof() {
-        assert_eq!(groups_allowed(&config_with(2), None, Step(1)), 0);
+        assert_eq!(rollouts_allowed(&config_with(2), None, Step(1)), 0);
     }
 
     #[test]
     fn synchronous_is_one_batch_at_a_time() {
         let config = config_with(0);
-        assert_eq!(groups_allowed(&config, Some(PolicyVersion(0)), Step(1)), 8);
-        assert_eq!(groups_allowed(&config, Some(PolicyVersion(0)), Step(2)), 0);
-        assert_eq!(groups_allowed(&config, Some(PolicyVersion(1)), Step(2)), 8);
+        assert_eq!(
+            rollouts_allowed(&config, Some(PolicyVersion(0)), Step(1)),
+            64
+        );
+        assert_eq!(
+            rollouts_allowed(&config, Some(PolicyVersion(0)), Step(2)),
+            0
+        );
+        assert_eq!(
+            rollouts_allowed(&config, Some(PolicyVersion(1)), Step(2)),
+            64
+        );
     }
 
     #[test]
     fn asynchronous_runs_ahead_by_the_level() {
         let config = config_with(2);
-        assert_eq!(groups_allowed(&config, Some(PolicyVersion(0)), Step(1)), 24);
-        assert_eq!(groups_allowed(&config, Some(PolicyVersion(0)), Step(3)), 8);
-        assert_eq!(groups_allowed(&config, Some(PolicyVersion(0)), Step(4)), 0);
+        assert_eq!(
+            rollouts_allowed(&config, Some(PolicyVersion(0)), Step(1)),
+            192
+        );
+        assert_eq!(
+            rollouts_allowed(&config, Some(PolicyVersion(0)), Step(3)),
+            64
+        );
+        assert_eq!(
+            rollouts_allowed(&config, Some(PolicyVersion(0)), Step(4)),
+            0
+        );
     }
 
     fn load(running: u32, waiting: u32, kv_cache_usage: f64, preemptions: u32) -> EngineLoad {
@@ -347,7 +366,13 @@ mod tests {
     #[test]
     fn never_beyond_the_last_step() {
         let config = config_with(2);
-        assert_eq!(groups_allowed(&config, Some(PolicyVersion(9)), Step(10)), 8);
-        assert_eq!(groups_allowed(&config, Some(PolicyVersion(9)), Step(11)), 0);
+        assert_eq!(
+            rollouts_allowed(&config, Some(PolicyVersion(9)), Step(10)),
+            64
+        );
+        assert_eq!(
+            rollouts_allowed(&config, Some(PolicyVersion(9)), Step(11)),
+            0
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! What may start now: the rules of [`crate::admission`], asked of the core's state.
 
 use crate::Core;
-use crate::admission::{evaluation_limit, groups_allowed};
+use crate::admission::{evaluation_limit, rollouts_allowed};
 use crate::ids::*;
 
 impl Core {
@@ -68,17 +68,20 @@ impl Core {
     }
 
     pub(crate) fn may_begin_group(&self) -> bool {
-        self.groups_under_way() < self.groups_allowed()
+        self.rollouts_begun() < self.rollouts_allowed()
     }
 
-    /// How many groups may be under way.
-    pub(crate) fn groups_allowed(&self) -> usize {
-        groups_allowed(&self.config, self.ledger.newest_proved(), self.next_step)
+    /// For how many rollouts groups may be under way.
+    pub(crate) fn rollouts_allowed(&self) -> usize {
+        rollouts_allowed(&self.config, self.ledger.newest_proved(), self.next_step)
     }
 
-    /// Groups begun, not cut and not set aside.
-    pub(crate) fn groups_under_way(&self) -> usize {
-        self.groups.live.len() - self.groups_set_aside()
+    /// Rollouts of the groups that are begun, not cut and not set aside.
+    pub(crate) fn rollouts_begun(&self) -> usize {
+        let environments = self.training_environments();
+        let set_aside = environments
+            .map(|id| self.environments[id].set_aside.len() * self.config.rollouts_per_group(id));
+        self.groups.sums().live - set_aside.sum::<usize>()
     }
 
     pub(crate) fn groups_set_aside(&self) -> usize {

@@ -14,15 +14,32 @@ use std::sync::Arc;
 
 impl Core {
     pub(crate) fn cut_batches(&mut self) {
-        let needed = self.config.groups_per_batch();
-        while self.groups.ready.len() >= needed {
+        while let Some(rollouts) = self.enough_for_a_batch() {
             if last_step(&self.config, self.ledger.newest_proved()) < Some(self.next_step) {
                 return;
             }
-            let groups = self.groups.take_ready(needed);
+            let groups = self.groups.take_ready(rollouts);
             self.cut(groups);
             self.sweep();
         }
+    }
+
+    /// For how many rollouts ready groups are to be cut now. Where generation does not run ahead of the trainer, a step has
+    /// all that were begun for it: one that is left would be trained off-policy.
+    fn enough_for_a_batch(&self) -> Option<usize> {
+        let (ready, needed) = (self.groups.sums().ready, self.config.batch_size as usize);
+        let takes_all = self.config.max_async_level == 0;
+        match ready >= needed && (!takes_all || ready == self.rollouts_begun()) {
+            true if takes_all => Some(ready),
+            true => Some(needed),
+            false => None,
+        }
+    }
+
+    /// Groups in the next batch: those that are ready, and as many of the run's size as it still needs.
+    pub(crate) fn groups_needed(&self) -> usize {
+        let missing = (self.config.batch_size as usize).saturating_sub(self.groups.sums().ready);
+        self.groups.ready.len() + missing.div_ceil(self.config.group_size as usize)
     }
 
     fn cut(&mut self, mut groups: Vec<Group>) {

@@ -86,6 +86,7 @@ fn means_by_trace(group: &Group, given: &[Arc<[f32]>], traces: usize) -> Vec<f32
 fn weigh(config: &Config, groups: &mut [Group], advantages: &[Vec<f32>]) -> Vec<Weighted> {
     let (mut weighted, mut parts) = (Vec::new(), Vec::new());
     let mut sequences = BTreeMap::new();
+    let mixed = config.mixes_modes();
     for (group, advantages) in groups.iter_mut().zip(advantages) {
         let environment = group.environment;
         for (number, (trace, sample)) in group.take_samples().into_iter().enumerate() {
@@ -111,6 +112,7 @@ fn weigh(config: &Config, groups: &mut [Group], advantages: &[Vec<f32>]) -> Vec<
                 environment,
                 advantage,
                 teacher_logprobs: teacher_logprobs.map(|given| given[number].clone()),
+                mode: mixed.then(|| config.training_mode(environment)),
             });
         }
     }

@@ -18,6 +18,13 @@ pub enum ConfigError {
         lower: u32,
         upper: u32,
     },
+    #[error(
+        "batch_size = {batch_size} is less than the largest group_size = {group_size}: a batch holds whole groups; raise \
+         the first or lower the second"
+    )]
+    BatchBelowGroup { batch_size: u32, group_size: u32 },
+    #[error("environment {name:?}: group_size is 0: set it to at least 1")]
+    EmptyGroups { name: String },
     #[error("environment {name:?}: algorithm.{field} {problem}")]
     Algorithm {
         name: String,

@@ -14,7 +14,7 @@ fn message(change: impl FnOnce(&mut Config)) -> String {
 
 #[test]
 fn each_message_names_the_field_and_the_remedy() {
-    let cases: [(String, &[&str]); 30] = [
+    let cases: [(String, &[&str]); 33] = [
         (
             message(|c| c.max_steps = 0),
             &["max_steps is 0", "at least 1"],
@@ -54,6 +54,22 @@ fn each_message_names_the_field_and_the_remedy() {
         (
             message(|c| (c.batch_size, c.group_size) = (63, 8)),
             &["batch_size = 63", "group_size = 8", "56 or 64"],
+        ),
+        (
+            message(|c| {
+                (c.batch_size, c.group_size) = (4, 2);
+                c.environments.insert(0, environment("large"));
+                c.environments[0].group_size = Some(6);
+            }),
+            &["batch_size = 4", "group_size = 6", "largest"],
+        ),
+        (
+            message(|c| c.environments[0].group_size = Some(0)),
+            &["\"train\"", "group_size is 0"],
+        ),
+        (
+            message(|c| c.environments[0].group_size = Some(1)),
+            &["group_size = 1", "at least 2"],
         ),
         (
             message(|c| (c.max_off_policy_steps, c.max_async_level) = (1, 2)),
@@ -259,4 +275,31 @@ fn evaluations_are_due_at_the_start_at_intervals_and_at_the_end() {
     assert_eq!(due(evaluation(Some(3), true)), [0, 3, 6, 7]);
     assert_eq!(due(evaluation(Some(3), false)), [3, 6, 7]);
     assert_eq!(due(evaluation(None, false)), [7]);
+}
+
+#[test]
+fn environments_may_have_groups_and_modes_of_their_own() {
+    let mut config = config();
+    config.environments.insert(1, environment("second"));
+    config.environments[0].group_size = Some(3);
+    config.environments[1].group_size = Some(1);
+    config.environments[1].training_mode = Some(TrainingMode::Opd);
+    config.buffer.online_difficulty_filtering = true;
+    (config.batch_size, config.min_group_size) = (4, Some(2));
+    config
+        .validate()
+        .expect("a teacher teaches groups of one, and rewards are still filtered elsewhere");
+    let (first, second) = (EnvironmentId(0), EnvironmentId(1));
+    assert_eq!(
+        (config.min_group_size(first), config.min_group_size(second)),
+        (2, 1)
+    );
+    assert!(config.mixes_modes());
+    config.environments[0].training_mode = Some(TrainingMode::Opd);
+    assert!(!config.mixes_modes());
+    let refused = config.validate().expect_err("nothing is left to filter");
+    assert!(
+        matches!(refused, ConfigError::FilteredTeaching { .. }),
+        "{refused}"
+    );
 }

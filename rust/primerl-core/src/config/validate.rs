@@ -2,6 +2,7 @@
 
 use super::{Config, ConfigError, Environment, Evaluation, FlopsModel, Role};
 use crate::time::Duration;
+use std::collections::BTreeSet;
 
 /// More says nothing that this does not, and would leave no room to count beyond it.
 const MOST_STEPS_APART: u64 = 1_000_000;
@@ -33,34 +34,54 @@ impl Config {
         if let Some((field, _)) = sizes.into_iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::Zero { field });
         }
-        Ok(())
+        let mut empty = self.environments.iter();
+        match empty.find(|environment| environment.group_size == Some(0)) {
+            Some(environment) => Err(ConfigError::EmptyGroups {
+                name: environment.name.clone(),
+            }),
+            None => Ok(()),
+        }
     }
 
     fn validate_groups(&self) -> Result<(), ConfigError> {
-        let relative = |environment: &Environment| {
-            environment.role == Role::Train && environment.algorithm.kind.is_relative()
-        };
-        if !self.training_mode.is_rl() && self.buffer.online_difficulty_filtering {
+        let filters = self.buffer.online_difficulty_filtering;
+        let taught = |id| !self.training_mode(id).is_rl();
+        let mut trained = self.trained();
+        if filters && !self.only_evaluates() && trained.all(|(id, _)| taught(id)) {
             let mode = self.training_mode;
             return Err(ConfigError::FilteredTeaching { mode });
         }
-        if self.group_size == 1
-            && self.training_mode.is_rl()
-            && self.environments.iter().any(relative)
-        {
-            return Err(ConfigError::GroupOfOne);
+        for (id, environment) in self.trained() {
+            if taught(id) || self.rollouts_per_group(id) > 1 {
+                continue;
+            }
+            let kind = &environment.algorithm.kind;
+            if kind.is_relative() {
+                return Err(ConfigError::GroupOfOne);
+            }
+            if filters && !kind.learns_alone() {
+                return Err(ConfigError::FilteredGroupOfOne);
+            }
         }
-        let alone = |environment: &Environment| {
-            environment.role != Role::Train || environment.algorithm.kind.learns_alone()
-        };
-        if self.group_size == 1
-            && self.buffer.online_difficulty_filtering
-            && !self.environments.iter().all(alone)
-        {
-            return Err(ConfigError::FilteredGroupOfOne);
+        self.validate_whole_groups()
+    }
+
+    /// A batch is whole groups: where all have one size, a multiple of it.
+    fn validate_whole_groups(&self) -> Result<(), ConfigError> {
+        let own = |environment: &Environment| environment.group_size;
+        let batch_size = self.batch_size;
+        let sizes: BTreeSet<u32> = self
+            .trained()
+            .map(|(_, environment)| own(environment).unwrap_or(self.group_size))
+            .collect();
+        let group_size = sizes.last().copied().unwrap_or(self.group_size);
+        if sizes.len() > 1 && batch_size < group_size {
+            return Err(ConfigError::BatchBelowGroup {
+                batch_size,
+                group_size,
+            });
         }
-        let (batch_size, group_size) = (self.batch_size, self.group_size);
-        if batch_size % group_size != 0 {
+        if sizes.len() <= 1 && batch_size % group_size != 0 {
             let whole = batch_size / group_size;
             let lower = (whole.max(1)).saturating_mul(group_size);
             let upper = (whole.max(1) + 1).saturating_mul(group_size);

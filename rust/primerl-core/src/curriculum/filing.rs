@@ -47,7 +47,9 @@ impl Core {
     }
 
     fn has_signal(&self, group: &Group) -> bool {
-        ScoredGroup::of(&self.config, group).has_signal(&self.signals.baselines)
+        // A teacher's log-probabilities and answers teach whatever the rewards are.
+        let taught = !self.config.training_mode(group.environment).is_rl();
+        taught || ScoredGroup::of(&self.config, group).has_signal(&self.signals.baselines)
     }
 
     /// Drops a complete group without signal. That is no failure: a warning is logged only for a long stretch of them. Its

@@ -100,7 +100,7 @@ impl Core {
         let state = &mut self.environments[environment];
         state.failed_groups += 1;
         let failed = state.failed_groups;
-        let groups_per_batch = self.config.batch_size / self.config.group_size;
+        let groups_per_batch = self.config.groups_per_batch() as u32;
         if failed >= groups_per_batch.max(FAILED_GROUPS_AT_LEAST) {
             let why = format!(
                 "the last {failed} groups were dropped and none was completed; the last because {why}"

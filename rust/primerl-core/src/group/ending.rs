@@ -10,14 +10,13 @@ use crate::rollout::LeftOut;
 impl Core {
     /// Passes on a group whose last slot has ended.
     pub(crate) fn complete_if_whole(&mut self, id: GroupId) {
-        let min_size = self.config.min_group_size();
         let Some(group) = self.groups.live.get_mut(&id) else {
             return;
         };
-        if !group.is_complete(min_size) {
+        let environment = group.environment;
+        if !group.is_complete(self.config.min_group_size(environment)) {
             return;
         }
-        let environment = group.environment;
         if group.samples().next().is_none() {
             let (why, reason) = why_nothing_is_left(group, self.config.seq_len);
             self.file_example(id);
@@ -79,7 +78,6 @@ impl Core {
 
     /// At the end of the run: discards groups that will not be cut. Nothing is in flight any more.
     pub(crate) fn discard_groups(&mut self) {
-        self.groups.ready.clear();
         self.rollouts.by_age.clear();
         let waiting: Vec<GroupId> = self.signals.waiting().collect();
         waiting.into_iter().for_each(|id| self.stop_awaiting(id));
@@ -87,8 +85,7 @@ impl Core {
             state.queue.clear();
             state.set_aside.clear();
         }
-        let groups = std::mem::take(&mut self.groups.live).into_values();
-        for rollout in groups.flat_map(Group::into_finished) {
+        for rollout in self.groups.take_all().flat_map(Group::into_finished) {
             self.void(rollout, VoidReason::RunFinished);
         }
     }
@@ -96,8 +93,8 @@ impl Core {
     /// Drops groups under way beyond those that the run's last step leaves room for, the newest first, and complete ones
     /// last: the run was resumed with a smaller `max_steps`.
     pub(crate) fn drop_beyond_last_step(&mut self) {
-        let surplus = (self.groups_under_way()).saturating_sub(self.groups_allowed());
-        if surplus == 0 {
+        let (allowed, begun) = (self.rollouts_allowed(), self.rollouts_begun());
+        if begun <= allowed {
             return;
         }
         let set_aside = |group: &Group| {
@@ -105,17 +102,28 @@ impl Core {
             state.set_aside.contains(&group.id)
         };
         let under_way = self.groups.live.values().filter(|group| !set_aside(group));
-        let mut under_way: Vec<(bool, GroupId)> = under_way
-            .map(|group| (group.ready_since.is_none(), group.id))
+        let mut under_way: Vec<(bool, GroupId, usize)> = under_way
+            .map(|group| (group.ready_since.is_none(), group.id, group.slots.len()))
             .collect();
         under_way.sort_unstable();
+        // As when groups are begun, the last one may reach beyond what is allowed.
+        let mut kept = 0;
+        under_way.retain(|(_, _, size)| {
+            let fits = kept < allowed;
+            kept += size;
+            !fits
+        });
+        let surplus = under_way.len();
+        if surplus == 0 {
+            return;
+        }
         let max_steps = self.config.max_steps;
         let why = format!("no step up to max_steps = {max_steps} is left to train it");
         self.warn(format!(
             "{surplus} groups that were begun are dropped: the run was resumed with max_steps = {max_steps}, which leaves \
              no step to train them"
         ));
-        for (_, id) in under_way.into_iter().rev().take(surplus) {
+        for (_, id, _) in under_way.into_iter().rev() {
             self.drop_quietly(id, VoidReason::RunFinished, &why);
         }
     }

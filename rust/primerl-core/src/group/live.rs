@@ -11,6 +11,16 @@ pub(crate) struct Groups {
     pub ready: BTreeSet<(u64, GroupId)>,
     pub next_ready: u64,
     pub next: u64,
+    sums: Sums,
+}
+
+/// Rollouts that groups are begun for, lost ones included: a group takes the place in its batch that it was begun with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sums {
+    /// Of all groups in `live`.
+    pub live: usize,
+    /// Of those that are ready.
+    pub ready: usize,
 }
 
 impl Groups {
@@ -21,33 +31,71 @@ impl Groups {
         first
     }
 
+    pub fn sums(&self) -> Sums {
+        self.sums
+    }
+
+    /// What `sums` has to be.
+    pub fn counted(&self) -> Sums {
+        let size = |group: &Group| group.slots.len();
+        let ready = self.ready.iter().filter_map(|(_, id)| self.live.get(id));
+        Sums {
+            live: self.live.values().map(size).sum(),
+            ready: ready.map(size).sum(),
+        }
+    }
+
+    /// After `live` and `ready` were read from a snapshot.
+    pub fn count_again(&mut self) {
+        self.sums = self.counted();
+    }
+
+    pub fn insert(&mut self, group: Group) {
+        self.sums.live += group.slots.len();
+        self.live.insert(group.id, group);
+    }
+
     /// A complete group, with all that its advantages need, waits for its batch.
     pub fn set_ready(&mut self, id: GroupId) {
         let since = self.next_ready;
         self.next_ready += 1;
         if let Some(group) = self.live.get_mut(&id) {
             group.ready_since = Some(since);
+            self.sums.ready += group.slots.len();
         }
         self.ready.insert((since, id));
     }
 
-    /// Takes out the `count` groups that became ready first, in the order in which they were begun: which groups are
-    /// trained depends on when they became ready, how they are packed does not.
-    pub fn take_ready(&mut self, count: usize) -> Vec<Group> {
-        let mut chosen = Vec::with_capacity(count);
-        for _ in 0..count {
-            chosen.extend(self.ready.pop_first().map(|(_, id)| id));
+    /// Takes out the groups that became ready first, for at least so many rollouts, in the order in which they were
+    /// begun: which groups are trained depends on when they became ready, how they are packed does not.
+    pub fn take_ready(&mut self, rollouts: usize) -> Vec<Group> {
+        let (mut chosen, mut found) = (Vec::new(), 0);
+        for (_, id) in &self.ready {
+            if found >= rollouts {
+                break;
+            }
+            found += self.live.get(id).map_or(0, |group| group.slots.len());
+            chosen.push(*id);
         }
         chosen.sort_unstable();
-        let groups = chosen.iter().filter_map(|id| self.live.remove(id));
+        let groups = chosen.into_iter().filter_map(|id| self.remove(id));
         groups.collect()
     }
 
     pub fn remove(&mut self, id: GroupId) -> Option<Group> {
         let group = self.live.remove(&id)?;
+        self.sums.live -= group.slots.len();
         if let Some(since) = group.ready_since {
             self.ready.remove(&(since, id));
+            self.sums.ready -= group.slots.len();
         }
         Some(group)
+    }
+
+    /// Takes all of them out.
+    pub fn take_all(&mut self) -> impl Iterator<Item = Group> + use<> {
+        self.ready.clear();
+        self.sums = Sums::default();
+        std::mem::take(&mut self.live).into_values()
     }
 }

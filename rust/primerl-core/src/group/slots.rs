@@ -21,10 +21,10 @@ impl Core {
     /// Begins a group and queues all of its rollouts.
     pub(crate) fn begin_new_group(&mut self, environment: EnvironmentId, example: ExampleIndex) {
         let id = self.groups.number(1);
-        let size = self.config.group_size as usize;
+        let size = self.config.rollouts_per_group(environment);
         let mut group = Group::new(id, environment, example, size);
         group.whole = self.environments[environment].whole_groups;
-        self.groups.live.insert(id, group);
+        self.groups.insert(group);
         self.tries(environment, id);
         (0..size).for_each(|slot| self.enqueue(id, slot));
     }
@@ -73,10 +73,10 @@ impl Core {
         blame: Blame,
         why: impl FnOnce() -> String,
     ) {
-        let min_size = self.config.min_group_size();
         let Some(group) = self.groups.live.get_mut(&id) else {
             return;
         };
+        let min_size = self.config.min_group_size(group.environment);
         if again && group.whole {
             return self.restart_group(id, blame);
         }

@@ -95,11 +95,15 @@ impl Core {
             in_flight <= limit,
             "{in_flight} rollouts are in flight, {limit} are allowed"
         );
-        let allowed = self.groups_allowed();
-        let live = self.groups_under_way();
+        let (allowed, begun) = (self.rollouts_allowed(), self.rollouts_begun());
+        let last = self.config.largest_group();
         ensure!(
-            live <= allowed,
-            "{live} groups are under way, {allowed} are allowed"
+            begun < allowed + last.max(1),
+            "groups of {begun} rollouts are under way, {allowed} are allowed"
+        );
+        ensure!(
+            self.groups.sums() == self.groups.counted(),
+            "the rollouts of groups are counted wrongly"
         );
         Ok(())
     }
@@ -139,7 +143,7 @@ impl Core {
             counted == (finished, lost, in_flight) && (waits || in_flight == 0),
             "group {id} counts {counted:?} finished, lost, in flight"
         );
-        let min_size = self.config.min_group_size();
+        let min_size = self.config.min_group_size(group.environment);
         ensure!(
             !group.is_hopeless(min_size),
             "group {id} has lost too many slots and was not dropped"

@@ -53,6 +53,7 @@ macro_rules! layout {
                 let read = Read::deserialize(deserializer)?;
                 let mut core = Core::begin(read.config.clone());
                 $(core.$($field).+ = read.$name;)*
+                core.groups.count_again();
                 Ok(core)
             }
         }

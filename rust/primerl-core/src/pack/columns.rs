@@ -1,6 +1,7 @@
 //! The columns of a micro-batch.
 
 use super::{Advantage, MicroBatch, Weighted};
+use crate::config::TrainingMode;
 use crate::ids::*;
 use crate::sample::{Segment, TokenLogprobs, Trained};
 use crate::turn::{Grammar, Truncation};
@@ -26,8 +27,12 @@ pub struct Columns {
     /// Policy version that sampled the token; -1 where `loss_mask` is 0.
     pub versions: Vec<i32>,
     pub temperatures: Vec<f32>,
+    /// 1 where the token is trained by its reward. Empty where that holds for all that was sampled.
+    pub rl_weights: Vec<f32>,
     /// 1 where a teacher wrote the token. Empty where it wrote none of the micro-batch.
     pub ce_weights: Vec<f32>,
+    /// 1 where the token is drawn to a teacher's log-probability. Empty where that holds for all that was sampled.
+    pub ref_kl_weights: Vec<f32>,
     /// The teacher's log-probability of the token, nats. Empty where no teacher was asked.
     pub teacher_logprobs: Vec<f32>,
     pub sequence_lengths: Vec<i32>,
@@ -107,15 +112,32 @@ impl MicroBatch {
         })
     }
 
+    /// 1 for each token that the policy sampled in an environment of this mode, else 0. `[N]`
+    pub fn mode_weights(&self, mode: TrainingMode) -> impl Iterator<Item = f32> {
+        let sequences = self.sequences().iter();
+        sequences.flat_map(move |weighted| {
+            let belongs = weighted.mode == Some(mode);
+            let segments = weighted.sample.segments().iter();
+            segments.flat_map(move |segment| {
+                let weight = u8::from(belongs && segment.trained().is_some());
+                std::iter::repeat_n(f32::from(weight), segment.len())
+            })
+        })
+    }
+
     pub fn columns(&self) -> Columns {
         let mut columns = Columns::with_capacity(self.len(), self.sequences().len());
         self.sequences()
             .iter()
             .for_each(|weighted| columns.push(weighted));
-        if self.is_taught() {
+        if self.is_mixed() {
+            columns.rl_weights = self.mode_weights(TrainingMode::Rl).collect();
+            columns.ref_kl_weights = self.mode_weights(TrainingMode::Opd).collect();
+        }
+        if self.is_taught() || self.is_mixed() {
             columns.ce_weights = self.ce_weights().collect();
         }
-        if self.is_scored() {
+        if self.is_scored() || self.is_mixed() {
             let scores = self.sequences().iter().map(Weighted::teacher_logprobs);
             columns.teacher_logprobs = scores.flat_map(Cow::into_owned).collect();
         }
@@ -144,7 +166,9 @@ impl Columns {
             advantages: Vec::with_capacity(tokens),
             versions: Vec::with_capacity(tokens),
             temperatures: Vec::with_capacity(tokens),
+            rl_weights: Vec::new(),
             ce_weights: Vec::new(),
+            ref_kl_weights: Vec::new(),
             teacher_logprobs: Vec::new(),
             sequence_lengths: Vec::with_capacity(sequences),
             rollouts: Vec::with_capacity(sequences),

@@ -30,6 +30,7 @@ fn weighted(id: usize, prompt: usize, sampled: usize) -> Weighted {
         environment: EnvironmentId(0),
         advantage: Advantage::Uniform(id as f32 + 0.5),
         teacher_logprobs: None,
+        mode: None,
     }
 }
 
@@ -58,7 +59,9 @@ fn columns_are_the_samples_in_order() {
         advantages: vec![0.0, 0.0, 0.5, 0.0, 1.5, 1.5],
         versions: vec![-1, -1, 3, -1, 3, 3],
         temperatures: vec![1.0; 6],
+        rl_weights: Vec::new(),
         ce_weights: Vec::new(),
+        ref_kl_weights: Vec::new(),
         teacher_logprobs: Vec::new(),
         sequence_lengths: vec![3, 3],
         rollouts: vec![RolloutId(0), RolloutId(1)],
@@ -96,6 +99,7 @@ fn truncated_tokens_are_named_by_their_places() {
             environment: EnvironmentId(0),
             advantage: Advantage::Uniform(0.5),
             teacher_logprobs: None,
+            mode: None,
         }
     };
     let all = Truncation::default();
@@ -134,6 +138,7 @@ fn each_token_has_its_own_advantage_where_the_sample_has_them() {
         environment: EnvironmentId(0),
         advantage,
         teacher_logprobs: None,
+        mode: None,
     };
     let columns = pack(vec![weighted], 8, 1, FLOPS)[0][0].columns();
     assert_eq!(columns.token_ids, [1, 2, 10, 3, 11, 12]);

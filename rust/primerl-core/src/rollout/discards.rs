@@ -160,10 +160,11 @@ impl Core {
 
     /// Voids a finished rollout of a group that was not cut.
     fn void_finished(&mut self, id: GroupId, slot: usize, rollout: RolloutId) {
-        let (rule, min_size) = (self.config.group_on_cancel, self.config.min_group_size());
+        let rule = self.config.group_on_cancel;
         let Some(group) = self.groups.live.get_mut(&id) else {
             return;
         };
+        let min_size = self.config.min_group_size(group.environment);
         let Some(rollout) = group.void(slot, rollout) else {
             return;
         };

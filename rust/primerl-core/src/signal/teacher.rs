@@ -12,7 +12,7 @@ use std::sync::Arc;
 impl Core {
     /// What a complete group needs first.
     pub(crate) fn score(&mut self, id: GroupId, environment: EnvironmentId) {
-        if self.config.training_mode != TrainingMode::Opd {
+        if self.config.training_mode(environment) != TrainingMode::Opd {
             return self.give_advantages(id, environment);
         }
         let Some(group) = self.groups.live.get(&id) else {
@@ -54,6 +54,7 @@ impl Core {
 fn request(group: &Group) -> TeacherRequest {
     TeacherRequest {
         group: group.id,
+        environment: group.environment,
         samples: group.samples().map(|(_, sample)| sample.clone()).collect(),
     }
 }

@@ -30,7 +30,7 @@ impl Core {
             },
             groups: GroupStatus {
                 ready: self.groups.ready.len(),
-                needed: self.config.groups_per_batch(),
+                needed: self.groups_needed(),
                 live: self.groups.live.len(),
                 dropped: self.tally.discards.groups_dropped,
                 set_aside: self.groups_set_aside(),

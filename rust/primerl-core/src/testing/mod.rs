@@ -64,6 +64,8 @@ pub fn environment(name: &str) -> Environment {
         ratio: 1.0,
         max_retries: 2,
         algorithm: grpo(),
+        group_size: None,
+        training_mode: None,
     }
 }
 

@@ -336,10 +336,12 @@ impl Observer {
         for (group, environment) in groups {
             // Also of rollouts that became too old, or are left out: the signal may lie there.
             let rewards = &self.rewards[&group];
+            let taught = !self.config.training_mode(environment).is_rl();
             let algorithm = &self.config.environment(environment).algorithm;
             // Equal rewards may teach there: by lengths, and by what the seat got before.
-            let otherwise = algorithm.length_penalty.is_some() || algorithm.kind.learns_alone();
-            assert!(rewards.len() >= self.config.min_group_size());
+            let otherwise =
+                taught || algorithm.length_penalty.is_some() || algorithm.kind.learns_alone();
+            assert!(rewards.len() >= self.config.min_group_size(environment));
             assert!(
                 !self.config.buffer.online_difficulty_filtering
                     || otherwise
@@ -363,10 +365,7 @@ impl Observer {
             (n, n)
         );
         assert_eq!(micro_batch.sequence_lengths.iter().sum::<i32>() as usize, n);
-        if self.config.training_mode == TrainingMode::Opd {
-            let scored = micro_batch.token_ids.iter().map(|token| -(*token as f32));
-            assert!(scored.eq(micro_batch.teacher_logprobs.iter().copied()));
-        }
+        self.saw_components(micro_batch);
         let mut start = 0;
         for (length, rollout) in micro_batch
             .sequence_lengths
@@ -377,6 +376,34 @@ impl Observer {
             self.saw_sequence(step, *rollout, micro_batch, start, end);
             start = end;
         }
+    }
+
+    /// Each sampled token belongs to what its environment learns from; the teacher's log-probability is minus the token.
+    fn saw_components(&self, columns: &Columns) {
+        let lengths = columns.sequence_lengths.iter().zip(&columns.environments);
+        let modes = lengths.flat_map(|(length, environment)| {
+            let mode = self.config.training_mode(*environment);
+            std::iter::repeat_n(mode, *length as usize)
+        });
+        let mixed = self.config.mixes_modes();
+        for (at, mode) in modes.enumerate() {
+            if mode == TrainingMode::Opd {
+                let scored = -(columns.token_ids[at] as f32);
+                assert_eq!(columns.teacher_logprobs[at], scored);
+            }
+            if !mixed {
+                continue;
+            }
+            let sampled = f32::from(columns.loss_mask[at]);
+            let weights = match mode {
+                TrainingMode::Rl => [sampled, 0.0],
+                _ => [0.0, sampled],
+            };
+            let found = [columns.rl_weights[at], columns.ref_kl_weights[at]];
+            assert_eq!(found, weights, "token {at} is trained as {mode:?}");
+        }
+        let told = [&columns.rl_weights, &columns.ref_kl_weights];
+        assert!(mixed || told.iter().all(|weights| weights.is_empty()));
     }
 
     fn saw_sequence(

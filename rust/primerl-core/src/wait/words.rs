@@ -101,8 +101,8 @@ impl Core {
             Wait::NextVersion => {
                 let last = last_step(&self.config, self.ledger.newest_proved());
                 format!(
-                    "{} groups are under way, as many as may be trained before {} is proved (up to step {})",
-                    self.groups_under_way(),
+                    "{} rollouts are under way, as many as may be trained before {} is proved (up to step {})",
+                    self.rollouts_begun(),
                     self.next_version(),
                     last.unwrap_or(Step(0)),
                 )
@@ -142,7 +142,7 @@ impl Core {
         let mut words = vec![format!(
             "{} of {} groups ready for step {}, {} rollouts in flight, {queued} queued",
             self.groups.ready.len(),
-            self.config.groups_per_batch(),
+            self.groups_needed(),
             self.next_step,
             self.rollouts.in_flight.len()
         )];

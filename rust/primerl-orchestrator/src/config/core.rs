@@ -40,6 +40,8 @@ impl Config {
                 .as_ref()
                 .unwrap_or(&self.algorithm)
                 .to_core(),
+            group_size: environment.group_size,
+            training_mode: environment.training_mode,
         });
         let evaluation = self.eval.env.iter().map(|environment| Environment {
             name: environment.name(),
@@ -53,6 +55,8 @@ impl Config {
             ratio: 1.0,
             max_retries: 1,
             algorithm: AlgorithmConfig::default().to_core(),
+            group_size: None,
+            training_mode: None,
         });
         let seconds = Duration::from_secs_f64;
         primerl_core::Config {
@@ -76,7 +80,7 @@ impl Config {
             trajectory_strategy: self.trajectory_strategy.into(),
             truncated_rollouts: self.truncated_rollouts.into(),
             long_samples: self.long_samples.into(),
-            training_mode: self.training_mode.into(),
+            training_mode: self.training_mode,
             environments: training.chain(evaluation).collect(),
             without_engines: self.needs_no_engine(),
             timeouts: Timeouts {
@@ -140,14 +144,11 @@ impl Config {
 
     /// Sampling of each environment, in the order of `to_core`'s environments.
     pub fn samplings(&self) -> Vec<Sampling> {
-        let own = Sampling {
-            temperature: self.sampling.temperature,
-            max_tokens: self.sampling.max_tokens,
-            rollout_max_tokens: self.sampling.rollout_max_tokens,
-            replayed: self.sampling.replayed(),
-            template_kwargs: self.sampling.template_kwargs(),
-        };
-        let training = self.train.env.iter().map(|_| own.clone());
+        let own = self.sampling.to_gateway();
+        let training = self.train.env.iter().map(|environment| {
+            let sampling = environment.sampling.as_ref();
+            sampling.map_or_else(|| own.clone(), SamplingConfig::to_gateway)
+        });
         let evaluation = self.eval.env.iter().map(|environment| Sampling {
             temperature: environment.sampling.temperature.unwrap_or(own.temperature),
             max_tokens: environment.sampling.max_tokens.unwrap_or(own.max_tokens),
@@ -163,6 +164,16 @@ impl Config {
 }
 
 impl SamplingConfig {
+    fn to_gateway(&self) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            max_tokens: self.max_tokens,
+            rollout_max_tokens: self.rollout_max_tokens,
+            replayed: self.replayed(),
+            template_kwargs: self.template_kwargs(),
+        }
+    }
+
     /// `None` where there are none: most requests then stay text that nobody reads.
     fn template_kwargs(&self) -> Option<Arc<Map<String, Value>>> {
         let own = &self.chat_template_kwargs;

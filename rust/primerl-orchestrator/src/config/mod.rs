@@ -11,10 +11,12 @@ mod validate;
 
 pub use self::admission::{AdmissionConfig, LimitConfig};
 pub use self::algorithm::*;
+pub(crate) use self::clients::ScoringTeacher;
 pub use self::core::flops_model;
-pub use self::teacher::{TeacherConfig, TrainingModeType};
+pub use self::teacher::TeacherConfig;
 pub use self::timeouts::TimeoutsConfig;
 
+use primerl_core::config::TrainingMode;
 use primerl_engines::clients::{ClientConfig, ClientType};
 use primerl_gateway::RolloutLimits;
 use primerl_render::ParserSetting;
@@ -72,7 +74,7 @@ pub struct Config {
     pub long_samples: LongSamplesType,
     /// What the policy learns from.
     #[serde(default)]
-    pub training_mode: TrainingModeType,
+    pub training_mode: TrainingMode,
     /// Whom it learns from, where it is not rewards.
     pub teacher: Option<TeacherConfig>,
     /// Who renders: we, or the engines.
@@ -281,6 +283,14 @@ pub struct TrainEnvironment {
     pub max_retries: u32,
     /// `None`: the run's.
     pub algorithm: Option<AlgorithmConfig>,
+    /// `None`: the run's.
+    pub group_size: Option<u32>,
+    /// `None`: the run's.
+    pub training_mode: Option<TrainingMode>,
+    /// `None`: the run's.
+    pub teacher: Option<TeacherConfig>,
+    /// `None`: the run's.
+    pub sampling: Option<SamplingConfig>,
     /// Less than `timeouts.rollout_s`; `None`: that.
     pub rollout_s: Option<f64>,
     #[serde(default)]

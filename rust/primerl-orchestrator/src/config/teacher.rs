@@ -1,81 +1,102 @@
-//! `training_mode` and `[teacher]`: whom the policy learns from.
+//! `training_mode` and `teacher` of the run and of its environments: whom the policy learns from.
 
-use super::{ClientConfig, ClientType, Config, ConfigError, field};
+use super::{ClientConfig, ClientType, Config, ConfigError, TrainEnvironment, field};
 use primerl_core::config::TrainingMode;
 use serde::Deserialize;
 
-/// What the policy learns from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TrainingModeType {
-    /// Rewards.
-    #[default]
-    Rl,
-    /// On-policy distillation: a teacher's log-probabilities of what the policy sampled.
-    Opd,
-    /// A teacher's answers in place of the policy's.
-    Sft,
-}
-
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TeacherConfig {
     pub client: ClientConfig,
 }
 
-impl From<TrainingModeType> for TrainingMode {
-    fn from(mode: TrainingModeType) -> Self {
-        match mode {
-            TrainingModeType::Rl => TrainingMode::Rl,
-            TrainingModeType::Opd => TrainingMode::Opd,
-            TrainingModeType::Sft => TrainingMode::Sft,
-        }
-    }
+/// A teacher that environments learn from.
+pub(crate) struct Taught<'a> {
+    pub mode: TrainingMode,
+    /// What its keys begin with.
+    pub place: String,
+    pub client: &'a ClientConfig,
 }
 
 impl Config {
-    /// The teacher that scores what the policy samples.
-    pub fn scoring_teacher(&self) -> Option<&ClientConfig> {
-        let teacher = self.teacher.as_ref()?;
-        (self.training_mode == TrainingModeType::Opd).then_some(&teacher.client)
+    fn mode_of(&self, environment: &TrainEnvironment) -> TrainingMode {
+        environment.training_mode.unwrap_or(self.training_mode)
     }
 
-    /// The teacher that answers in the policy's place.
-    pub fn answering_teacher(&self) -> Option<&ClientConfig> {
-        let teacher = self.teacher.as_ref()?;
-        (self.training_mode == TrainingModeType::Sft).then_some(&teacher.client)
+    /// By training environment. A run without any has the teacher that it names.
+    pub(crate) fn teachers(&self) -> Vec<Option<Taught<'_>>> {
+        let of = |environment| {
+            let mode = self.mode_of(environment);
+            let taught = |place, client| Taught {
+                mode,
+                place,
+                client,
+            };
+            match (mode, &environment.teacher, &self.teacher) {
+                (TrainingMode::Rl, ..) | (_, None, None) => None,
+                (_, Some(own), _) => {
+                    let place = format!("train.env.{}.teacher.client", environment.name());
+                    Some(taught(place, &own.client))
+                }
+                (_, None, Some(run)) => Some(taught("teacher.client".to_owned(), &run.client)),
+            }
+        };
+        self.train.env.iter().map(of).collect()
     }
 
     /// Longest time that a group waits for its scores. A request that hangs is given up, and counts as an outage, before
     /// that: an outage ends the run, and loses nothing.
     pub(super) fn teacher_patience_s(&self) -> f64 {
-        let answer = self
-            .teacher
-            .as_ref()
-            .map_or(300.0, |teacher| teacher.client.timeout_s);
-        2.0 * answer + self.timeouts.no_engine_s
+        let answers = self.teachers().into_iter().flatten();
+        let longest = answers
+            .map(|taught| taught.client.timeout_s)
+            .reduce(f64::max);
+        2.0 * longest.unwrap_or(300.0) + self.timeouts.no_engine_s
     }
 
     pub(super) fn validate_teacher(&self) -> Result<(), ConfigError> {
-        let (mode, wanted) = match (self.training_mode, &self.teacher) {
-            (TrainingModeType::Rl, None) => return Ok(()),
-            (TrainingModeType::Rl, Some(_)) => {
-                return Err(field(
-                    "teacher",
-                    "is given, and training_mode = \"rl\" learns from rewards",
-                    "leave it out, or set training_mode to opd or sft",
-                ));
+        let teachers = self.teachers();
+        for (environment, taught) in self.train.env.iter().zip(&teachers) {
+            let name = |key| format!("train.env.{}.{key}", environment.name());
+            match (self.mode_of(environment), taught) {
+                (TrainingMode::Rl, _) if environment.teacher.is_some() => {
+                    return Err(field(
+                        &name("teacher"),
+                        "is given, and training_mode = \"rl\" learns from rewards",
+                        "leave it out, or set training_mode to opd or sft",
+                    ));
+                }
+                (TrainingMode::Rl, _) => {}
+                (mode, None) => {
+                    return Err(field(
+                        &name("training_mode"),
+                        format!("is {mode:?}, which learns from a teacher, and there is none"),
+                        "give [teacher.client] with base_url and model, to the run or to the environment",
+                    ));
+                }
+                (TrainingMode::Opd, Some(taught)) => {
+                    taught
+                        .client
+                        .validate(&taught.place, ClientType::Renderer)?;
+                }
+                (TrainingMode::Sft, Some(taught)) => {
+                    let wanted = ClientType::OpenaiChatCompletions;
+                    taught.client.validate(&taught.place, wanted)?;
+                }
             }
-            (TrainingModeType::Opd, _) => ("opd", ClientType::Renderer),
-            (TrainingModeType::Sft, _) => ("sft", ClientType::OpenaiChatCompletions),
-        };
-        let Some(teacher) = &self.teacher else {
+        }
+        let mut taught = teachers.iter().flatten();
+        let may_be = self.train.env.is_empty() && !self.training_mode.is_rl();
+        if self.teacher.is_some()
+            && !may_be
+            && !taught.any(|taught| taught.place == "teacher.client")
+        {
             return Err(field(
                 "teacher",
-                format!("is missing, and training_mode = \"{mode}\" learns from one"),
-                "give [teacher.client] with base_url and model",
+                "is given, and no environment learns from it",
+                "leave it out, or set training_mode to opd or sft",
             ));
-        };
-        teacher.client.validate("teacher.client", wanted)
+        }
+        Ok(())
     }
 }

@@ -1,6 +1,8 @@
 //! Reading and checking.
 
-use super::{ClientType, Config, ConfigError, EvalEnvironment, TruncatedSampling, field};
+use super::{
+    ClientType, Config, ConfigError, EvalEnvironment, SamplingConfig, TruncatedSampling, field,
+};
 use primerl_core::config::FlopsModel;
 use primerl_service::tls;
 use std::path::Path;
@@ -17,17 +19,29 @@ impl Config {
 
     /// `origin` names the text in errors.
     pub fn from_toml(text: &str, origin: &str) -> Result<Config, ConfigError> {
-        let config: Config = toml::from_str(text).map_err(|error| ConfigError::Parse {
+        let parse = |error: toml::de::Error| ConfigError::Parse {
             origin: origin.into(),
             message: error.to_string().trim_end().into(),
-        })?;
+        };
+        let mut config: Config = toml::from_str(text).map_err(parse)?;
+        if config.train.env.iter().any(|own| own.sampling.is_some()) {
+            let mut table: toml::Table = toml::from_str(text).map_err(parse)?;
+            inherit_sampling(&mut table);
+            config = table.try_into().map_err(parse)?;
+        }
         config.validate()?;
         Ok(config)
     }
 
     /// Everything that can be said without reading the model.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.validate_sampling()?;
+        self.validate_sampling("sampling", &self.sampling)?;
+        for environment in &self.train.env {
+            if let Some(sampling) = &environment.sampling {
+                let place = format!("train.env.{}.sampling", environment.name());
+                self.validate_sampling(&place, sampling)?;
+            }
+        }
         self.validate_evaluation_sampling()?;
         self.validate_algorithms()?;
         self.validate_timeouts()?;
@@ -56,28 +70,29 @@ impl Config {
         Ok(self.to_core(shape).validate()?)
     }
 
-    fn validate_sampling(&self) -> Result<(), ConfigError> {
-        let sampling = &self.sampling;
+    /// `place`: what its keys begin with.
+    fn validate_sampling(&self, place: &str, sampling: &SamplingConfig) -> Result<(), ConfigError> {
+        let key = |name: &str| format!("{place}.{name}");
         let temperature = sampling.temperature;
         if !(0.001..=10.0).contains(&temperature) {
             let mend = "give 0.001 to 10: training divides by it";
             return Err(field(
-                "sampling.temperature",
+                &key("temperature"),
                 format!("is {temperature}"),
                 mend,
             ));
         }
-        self.validate_truncation()?;
+        sampling.validate_truncation(&key)?;
         if sampling.max_tokens == 0 {
             return Err(field(
-                "sampling.max_tokens",
+                &key("max_tokens"),
                 "is 0",
                 "give at least 1, or leave it out",
             ));
         }
         if sampling.rollout_max_tokens == Some(0) {
             let mend = "give at least 1, or leave it out";
-            return Err(field("sampling.rollout_max_tokens", "is 0", mend));
+            return Err(field(&key("rollout_max_tokens"), "is 0", mend));
         }
         if sampling.max_tokens >= self.seq_len {
             let problem = format!(
@@ -85,60 +100,12 @@ impl Config {
                 self.seq_len
             );
             return Err(field(
-                "sampling.max_tokens",
+                &key("max_tokens"),
                 problem,
                 "lower it or raise seq_len",
             ));
         }
         Ok(())
-    }
-
-    fn validate_truncation(&self) -> Result<(), ConfigError> {
-        let sampling = &self.sampling;
-        let (top_p, top_k, min_p) = (sampling.top_p, sampling.top_k, sampling.min_p);
-        if sampling.truncated == TruncatedSampling::Refuse {
-            let altered = [
-                ("sampling.top_p", top_p != 1.0, "1.0"),
-                ("sampling.top_k", top_k > 0, "0"),
-                ("sampling.min_p", min_p != 0.0, "0.0"),
-            ];
-            let Some((name, _, neutral)) = altered.into_iter().find(|(_, set, _)| *set) else {
-                return Ok(());
-            };
-            let problem = "changes the distribution the trainer assumes";
-            let mend = format!(
-                "leave it at {neutral}, or set sampling.truncated = \"replay\", with which the trainer leaves out the \
-                 same tokens"
-            );
-            return Err(field(name, problem, mend));
-        }
-        // The bounds of vLLM.
-        let bounds = [
-            (
-                "sampling.top_p",
-                top_p as f32 > 0.0 && top_p <= 1.0,
-                top_p,
-                "more than 0 and at most 1",
-            ),
-            (
-                "sampling.top_k",
-                (-1..=i64::from(i32::MAX)).contains(&top_k),
-                top_k as f64,
-                "at least 0",
-            ),
-            (
-                "sampling.min_p",
-                (0.0..=1.0).contains(&min_p),
-                min_p,
-                "0 to 1",
-            ),
-        ];
-        match bounds.into_iter().find(|(_, within, ..)| !within) {
-            Some((name, _, value, bound)) => {
-                Err(field(name, format!("is {value}"), format!("give {bound}")))
-            }
-            None => Ok(()),
-        }
     }
 
     fn validate_evaluation_sampling(&self) -> Result<(), ConfigError> {
@@ -285,5 +252,70 @@ impl Config {
             ));
         }
         Ok(())
+    }
+}
+
+/// What a training environment's `sampling` leaves out is the run's.
+fn inherit_sampling(config: &mut toml::Table) {
+    let run = config.get("sampling").and_then(toml::Value::as_table);
+    let run = run.cloned().unwrap_or_default();
+    let environments = config
+        .get_mut("train")
+        .and_then(|train| train.get_mut("env"));
+    let environments = environments.and_then(toml::Value::as_array_mut);
+    for environment in environments.into_iter().flatten() {
+        let own = environment.get_mut("sampling");
+        if let Some(own) = own.and_then(toml::Value::as_table_mut) {
+            for (key, value) in &run {
+                own.entry(key.clone()).or_insert_with(|| value.clone());
+            }
+        }
+    }
+}
+
+impl SamplingConfig {
+    fn validate_truncation(&self, key: &dyn Fn(&str) -> String) -> Result<(), ConfigError> {
+        let (top_p, top_k, min_p) = (self.top_p, self.top_k, self.min_p);
+        if self.truncated == TruncatedSampling::Refuse {
+            let altered = [
+                ("top_p", top_p != 1.0, "1.0"),
+                ("top_k", top_k > 0, "0"),
+                ("min_p", min_p != 0.0, "0.0"),
+            ];
+            let Some((name, _, neutral)) = altered.into_iter().find(|(_, set, _)| *set) else {
+                return Ok(());
+            };
+            let problem = "changes the distribution the trainer assumes";
+            let mend = format!(
+                "leave it at {neutral}, or set {} = \"replay\", with which the trainer leaves out the \
+                 same tokens",
+                key("truncated")
+            );
+            return Err(field(&key(name), problem, mend));
+        }
+        // The bounds of vLLM.
+        let bounds = [
+            (
+                "top_p",
+                top_p as f32 > 0.0 && top_p <= 1.0,
+                top_p,
+                "more than 0 and at most 1",
+            ),
+            (
+                "top_k",
+                (-1..=i64::from(i32::MAX)).contains(&top_k),
+                top_k as f64,
+                "at least 0",
+            ),
+            ("min_p", (0.0..=1.0).contains(&min_p), min_p, "0 to 1"),
+        ];
+        match bounds.into_iter().find(|(_, within, ..)| !within) {
+            Some((name, _, value, bound)) => Err(field(
+                &key(name),
+                format!("is {value}"),
+                format!("give {bound}"),
+            )),
+            None => Ok(()),
+        }
     }
 }

@@ -14,7 +14,7 @@ pub use running::{ExitReason, Running};
 use crate::address::check_exposure;
 use crate::app::{App, Parts};
 use crate::batches::Batches;
-use crate::config::{Config, flops_model};
+use crate::config::{Config, ScoringTeacher, flops_model};
 use crate::custom::{self, AdvantagesThread, CustomAdvantages};
 use crate::driver::{self, Driver};
 use crate::effects::Effects;
@@ -29,7 +29,7 @@ use crate::trainer::holder::Holder;
 use crate::unknown;
 use folder::{absolute, lock_folder};
 use primerl_core::{Core, Step};
-use primerl_engines::clients::{ClientType, Endpoint, Scorer};
+use primerl_engines::clients::{ClientType, Endpoint};
 use primerl_engines::{Engines, EnginesConfig};
 use primerl_gateway::{Access, Gateway, Service, run_key};
 use primerl_record::journal::Identity;
@@ -39,6 +39,7 @@ use primerl_service::http::{self, Bodies, Limits};
 use primerl_service::inbox;
 use primerl_service::secret::Secret;
 use primerl_service::waits::Waits;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -54,7 +55,7 @@ pub struct Prepared {
     /// By environment: the server that answers instead of the engines.
     endpoints: Vec<Option<Arc<Endpoint>>>,
     /// The teacher that scores the policy's samples.
-    scorers: Vec<Scorer>,
+    teachers: Vec<ScoringTeacher>,
     identity: Identity,
     functions: Option<Arc<dyn CustomAdvantages>>,
     run_key: Option<Secret>,
@@ -102,9 +103,7 @@ impl Prepared {
             })
         })?;
         let endpoints = config.endpoints()?;
-        let scorers = config.scoring_teacher();
-        let scorers = scorers.map(|client| Scorer::open_all("teacher.client", client));
-        let scorers = scorers.transpose()?.unwrap_or_default();
+        let teachers = config.scoring_teachers()?;
         let core = Core::new(config.to_core(flops_model(&config.model.path)))?;
         let identity = identity(&config, core.config());
         Ok(Prepared {
@@ -113,7 +112,7 @@ impl Prepared {
             core,
             renderer: Arc::new(renderer),
             endpoints,
-            scorers,
+            teachers,
             functions,
             run_key: run_key()?,
             limits: Limits::default(),
@@ -245,9 +244,14 @@ impl Prepared {
             })
             .transpose()
             .map_err(RunError::Thread)?;
-        let parts = teacher_parts(&app, stop.clone());
-        let teacher = (!self.scorers.is_empty()).then(|| Teacher::start(parts, self.scorers));
-        let effects = Effects::new(&app, recorder, advantages, teacher);
+        let mut teachers = BTreeMap::new();
+        for taught in self.teachers {
+            let parts = teacher_parts(&app, stop.clone());
+            let teacher = Teacher::start(parts, taught.scorers);
+            let of_each = taught.environments.into_iter();
+            teachers.extend(of_each.map(|environment| (environment, teacher.clone())));
+        }
+        let effects = Effects::new(&app, recorder, advantages, teachers);
         let driver = begin(resumed, effects, &app).await?;
         let driver = driver::start(driver, inbox, stop.clone()).map_err(RunError::Thread)?;
         let router = server::router(Arc::clone(&app));

@@ -16,6 +16,7 @@ mod env_client;
 mod faults;
 mod gateway;
 mod going_back;
+mod learning;
 mod page;
 mod proxies;
 mod repeats;

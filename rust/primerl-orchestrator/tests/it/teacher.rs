@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use trainer::Batch;
 
 /// Answers of the letters `a` to `z`: the tiny model's ids begin with the byte 33.
-fn letters() -> MockConfig {
+pub fn letters() -> MockConfig {
     MockConfig {
         first_token: 97 - 33,
         last_token: 123 - 33,
@@ -26,7 +26,7 @@ fn letters() -> MockConfig {
 }
 
 /// Always says the same: the model does not learn from a teacher without text.
-fn talkative(place: &Place) -> MockConfig {
+pub fn talkative(place: &Place) -> MockConfig {
     let renderer = primerl_render::Renderer::load(&place.path("model")).unwrap();
     let encode = |text| renderer.tokenizer().encode(text).unwrap();
     let says = ScriptedAnswer {
@@ -44,7 +44,7 @@ fn config(place: &Place, mode: &str, url: &str) -> Config {
     place.config(&format!("training_mode = \"{mode}\""), &teacher)
 }
 
-async fn joined(orchestrator: &Orchestrator) -> Engine {
+pub async fn joined(orchestrator: &Orchestrator) -> Engine {
     let engine = Engine::start(letters()).await;
     orchestrator.join(&engine.url).await;
     engine

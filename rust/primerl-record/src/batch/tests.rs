@@ -105,6 +105,7 @@ fn weighted(rollout: u64, tokens: u32) -> Weighted {
         environment: EnvironmentId(rollout as u32 % 3),
         advantage,
         teacher_logprobs: None,
+        mode: None,
     }
 }
 
@@ -186,7 +187,9 @@ fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
                     },
                 })
                 .collect(),
+            rl_weights: Vec::new(),
             ce_weights: Vec::new(),
+            ref_kl_weights: Vec::new(),
             teacher_logprobs: Vec::new(),
             grammars: (micro_batch.grammars.runs.iter())
                 .map(|&(begin, end, kind)| GrammarRun {
@@ -201,7 +204,9 @@ fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
             let values = f32s(take(4 * n));
             match name.as_str() {
                 "teacher_logprobs" => columns.teacher_logprobs = values,
+                "rl_weights" => columns.rl_weights = values,
                 "ce_weights" => columns.ce_weights = values,
+                "ref_kl_weights" => columns.ref_kl_weights = values,
                 other => panic!("unknown column {other}"),
             }
             take((4 * n).next_multiple_of(16) - 4 * n);
@@ -276,6 +281,7 @@ fn taught(rollout: u64) -> Weighted {
         environment: EnvironmentId(0),
         advantage: Advantage::Uniform(0.0),
         teacher_logprobs: None,
+        mode: None,
     }
 }
 
@@ -286,6 +292,7 @@ fn a_teachers_scores_are_a_separate_column() {
         let scores = (0..own.sample.len()).map(|at| -(at as f32));
         Weighted {
             teacher_logprobs: Some(TokenLogprobs(scores.collect())),
+            mode: None,
             ..own
         }
     };
@@ -374,6 +381,7 @@ fn experts_are_the_rows_of_known_tokens_behind_the_columns() {
             environment: EnvironmentId(0),
             advantage: Advantage::Uniform(1.0),
             teacher_logprobs: None,
+            mode: None,
         }
     };
     let both = batch(

@@ -9,7 +9,7 @@ use crate::journal;
 use crate::spool::Spool;
 use primerl_core::config::TrainingMode;
 use primerl_core::counters::Counters;
-use primerl_core::pack::PackedBatch;
+use primerl_core::pack::{MicroBatch, PackedBatch, Weighted};
 use primerl_core::*;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -196,8 +196,14 @@ fn check_tokens(batch: &PackedBatch, config: &Config) -> Result<(), String> {
             "the batch of step {step} has {trained} tokens to train, and reports {told}"
         ));
     }
-    let is_scored = micro_batches().all(|own| own.is_empty() || own.is_scored());
-    match config.training_mode == TrainingMode::Opd && !is_scored {
+    let is_scored = |weighted: &Weighted| {
+        weighted.teacher_logprobs.is_some()
+            || config.training_mode(weighted.environment) != TrainingMode::Opd
+    };
+    let is_scored = micro_batches()
+        .flat_map(MicroBatch::sequences)
+        .all(is_scored);
+    match !is_scored {
         true => Err(format!(
             "the batch of step {step} has tokens that no teacher scored"
         )),
@@ -321,6 +327,7 @@ mod tests {
                 environment: EnvironmentId(0),
                 advantage: Advantage::Uniform(1.0),
                 teacher_logprobs: None,
+                mode: None,
             });
         let micro_batch = MicroBatch::new(weighted.collect());
         PackedBatch {

@@ -53,6 +53,55 @@ fn a_group_of_masked_rollouts_is_dropped_with_the_reason() {
     assert_eq!(run.core.status().groups.live, 0);
 }
 
+/// Two environments: groups of three, and of the run's two.
+fn groups_of_three_and_two(max_async_level: u64) -> Run {
+    Run::started(Config {
+        environments: vec![
+            Environment {
+                group_size: Some(3),
+                ..environment("train")
+            },
+            environment("second"),
+        ],
+        max_async_level,
+        batch_size: 4,
+        oversampling_factor: 2.0,
+        ..config()
+    })
+}
+
+#[test]
+fn a_batch_takes_groups_of_any_size_until_it_is_full() {
+    let mut run = groups_of_three_and_two(2);
+    let mut group = |worker, size| {
+        let rollouts = run.lease(worker, size);
+        let ended = rollouts
+            .iter()
+            .flat_map(|leased| run.succeed(worker, leased.rollout, 0));
+        cut(&ended.collect::<Vec<_>>())
+    };
+    assert!(group(0, 3).is_empty());
+    let batch = group(1, 2).remove(0);
+    let columns = batch.ranks[0][0].columns();
+    let of_first = columns.environments.iter().filter(|id| id.0 == 0);
+    assert_eq!((of_first.count(), columns.environments.len()), (3, 5));
+    // What the step had more than four is not taken off the next one.
+    assert!(group(0, 3).is_empty());
+    assert_eq!(group(1, 2).len(), 1);
+}
+
+#[test]
+fn a_synchronous_step_takes_all_groups_that_were_begun_for_it() {
+    let mut run = groups_of_three_and_two(0);
+    let three = run.lease(0, 3);
+    let two = run.lease(1, 2);
+    assert_eq!((three.len(), two.len()), (3, 2));
+    assert!(
+        run.lease(0, 1).is_empty(),
+        "five rollouts are enough for a step of four"
+    );
+}
+
 #[test]
 fn each_environment_has_its_own_algorithm() {
     let second = Environment {

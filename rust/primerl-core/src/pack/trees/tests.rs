@@ -33,6 +33,7 @@ fn weighted(id: usize, tokens: &[u32]) -> Weighted {
         environment: EnvironmentId(0),
         advantage: Advantage::Uniform(id as f32 + 0.5),
         teacher_logprobs: None,
+        mode: None,
     }
 }
 

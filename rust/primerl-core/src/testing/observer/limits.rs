@@ -37,23 +37,28 @@ impl Observer {
 
     /// A batch is whole groups, each with at least `min_group_size` rollouts (of which some may be left out).
     pub(super) fn check_groups(&self, batch: &PackedBatch) {
-        let mut groups: BTreeMap<GroupId, BTreeSet<RolloutId>> = BTreeMap::new();
+        let mut groups: BTreeMap<(GroupId, EnvironmentId), BTreeSet<RolloutId>> = BTreeMap::new();
         for micro_batch in batch.ranks.iter().flatten() {
             for weighted in micro_batch.sequences() {
                 let rollout = &weighted.sample.rollout;
                 let group = self.leased[rollout].rollout.group;
+                let group = (group, weighted.environment);
                 groups.entry(group).or_default().insert(*rollout);
             }
         }
-        let wanted = (self.config.batch_size / self.config.group_size) as usize;
-        assert!(groups.len() <= wanted, "more groups than a batch has");
+        let sizes = groups
+            .keys()
+            .map(|(_, id)| self.config.rollouts_per_group(*id));
+        let (found, wanted) = (sizes.sum::<usize>(), self.config.batch_size as usize);
+        let last = self.config.largest_group();
+        assert!(found < wanted + last, "more groups than a batch has");
         if batch.metrics["samples/too_long"] + batch.metrics["samples/masked"] > 0.0 {
             return;
         }
-        assert_eq!(groups.len(), wanted, "a batch is so many groups");
-        let smallest = self.config.min_group_size.unwrap_or(self.config.group_size) as usize;
-        let largest = self.config.group_size as usize;
-        for (group, rollouts) in groups {
+        assert!(found >= wanted, "a batch has so many groups");
+        for ((group, environment), rollouts) in groups {
+            let smallest = self.config.min_group_size(environment);
+            let largest = self.config.rollouts_per_group(environment);
             assert!(
                 (smallest..=largest).contains(&rollouts.len()),
                 "group {group} is trained with {} rollouts",

@@ -1,7 +1,6 @@
 //! Groups whose rewards come from all of their rollouts together.
 
 use super::Observer;
-use crate::config::Role;
 use crate::effect::LeasedRollout;
 use crate::ids::*;
 use crate::pack::PackedBatch;
@@ -10,13 +9,9 @@ use std::collections::BTreeMap;
 impl Observer {
     /// Rollouts of an environment that are leased only together.
     pub(super) fn leased_together(&self, environment: EnvironmentId) -> u32 {
-        match (
-            self.whole.contains(&environment),
-            &self.config.environment(environment).role,
-        ) {
-            (false, _) => 1,
-            (true, Role::Train) => self.config.group_size,
-            (true, Role::Evaluate(evaluation)) => evaluation.rollouts_per_example,
+        match self.whole.contains(&environment) {
+            false => 1,
+            true => self.config.rollouts_per_group(environment) as u32,
         }
     }
 

@@ -25,9 +25,12 @@ pub fn scenario(seed: u64) -> Scenario {
         environments.push(Environment {
             ratio: 2.5,
             algorithm: algorithm(&mut rng),
+            group_size: rng.random_bool(0.5).then(|| rng.random_range(2..=5)),
+            training_mode: rng.random_bool(0.4).then_some(TrainingMode::Opd),
             ..environment("second")
         });
     }
+    let largest = environments.iter().filter_map(|own| own.group_size).max();
     if rng.random_bool(0.5) {
         environments.push(evaluation(
             "evaluation",
@@ -37,7 +40,7 @@ pub fn scenario(seed: u64) -> Scenario {
     let config = Config {
         seed,
         max_steps: rng.random_range(1..=6),
-        batch_size: group_size * rng.random_range(1..=4),
+        batch_size: (group_size * rng.random_range(1..=4)).max(largest.unwrap_or(0)),
         group_size,
         seq_len: [24, 64, 200][rng.random_range(0..3)],
         data_ranks: rng.random_range(1..=3),
