@@ -319,6 +319,48 @@ batch_size = 8
     assert made.tree["orchestrator"]["training_mode"] == "sft"
 
 
+def test_each_environment_keeps_its_algorithm_teacher_groups_and_sampling() -> None:
+    text = """[orchestrator]
+group_size = 4
+batch_size = 16
+[orchestrator.algo]
+type = "opd"
+teacher = { name = "owner/teacher", base_url = "http://t/v1" }
+[[orchestrator.train.source]]
+env = { taskset = { id = "of-the-run" } }
+[[orchestrator.train.source]]
+env = { taskset = { id = "rewarded" } }
+group_size = 8
+sampling = { temperature = 0.7, max_completion_tokens = 99, extra_body = { top_k = 20 } }
+algo = { type = "max_rl" }
+[[orchestrator.train.source]]
+env = { taskset = { id = "imitated" } }
+algo = { type = "sft", sampling = { source = { name = "owner/other", base_url = "http://o/v1" } } }
+[[orchestrator.train.source]]
+env = { taskset = { id = "foreseen" } }
+algo = { type = "echo", roles = { user = { alpha = 0.3 } } }
+"""
+    made = read(text)
+    whole(made)
+    orchestrator = RLConfig.model_validate(made.tree).orchestrator
+    of_the_run, rewarded, imitated, foreseen = orchestrator.train.env
+    assert orchestrator.training_mode == "opd"
+    assert (of_the_run.training_mode, of_the_run.teacher, of_the_run.algorithm) == (None, None, None)
+    assert (rewarded.training_mode, rewarded.group_size) == ("rl", 8)
+    assert rewarded.algorithm is not None
+    assert rewarded.algorithm.type == "maxrl"
+    sampling = rewarded.sampling
+    assert sampling is not None
+    assert (sampling.temperature, sampling.max_tokens, sampling.top_k, sampling.truncated) == (0.7, 99, 20, "replay")
+    assert imitated.training_mode == "sft"
+    assert imitated.teacher is not None
+    assert imitated.teacher.client.model == "owner/other"
+    assert foreseen.algorithm is not None
+    assert foreseen.algorithm.echo is not None
+    assert (foreseen.algorithm.echo.user, foreseen.algorithm.echo.tool) == (0.3, 0.0)
+    assert read("[orchestrator.algo]\ntype = 'echo'").tree["orchestrator"]["algorithm"]["echo"] == {"tool": 0.1}
+
+
 def test_keys_of_algorithms_are_translated_where_there_is_the_algorithm() -> None:
     source = '[[orchestrator.train.source]]\nenv = { taskset = { id = "e" } }\ngroup_size = 2'
     algo = (

@@ -110,6 +110,7 @@ fn weighted(rollout: usize, tokens: usize, rng: &mut ChaCha8Rng) -> Weighted {
         advantage: Advantage::Uniform(rng.random_range(-1.0..1.0)),
         teacher_logprobs: None,
         mode: None,
+        echo: None,
     }
 }
 
@@ -198,6 +199,7 @@ fn sharing(groups: usize, rng: &mut ChaCha8Rng) -> Vec<Weighted> {
                 advantage: Advantage::Uniform(0.5),
                 teacher_logprobs: None,
                 mode: None,
+                echo: None,
             });
         }
     }
@@ -284,6 +286,7 @@ fn sampling(criterion: &mut Criterion) {
             advantage: Advantage::Uniform(1.0),
             teacher_logprobs: None,
             mode: None,
+            echo: None,
         })
         .collect();
         criterion.bench_function(

@@ -195,6 +195,12 @@ impl Config {
         modes.any(|mode| Some(mode) != first)
     }
 
+    /// Whether what some environment says is learnt.
+    pub fn echoes(&self) -> bool {
+        let mut trained = self.trained();
+        trained.any(|(_, environment)| environment.algorithm.echo.is_some())
+    }
+
     /// Most rollouts in flight at once, whatever the engines could take.
     pub fn max_in_flight(&self) -> usize {
         (self.oversampling_factor * f64::from(self.batch_size)).floor() as usize

@@ -21,7 +21,7 @@ mod experts;
 mod prefixes;
 mod trees;
 
-use crate::config::{FlopsModel, TrainingMode};
+use crate::config::{Echo, FlopsModel, TrainingMode};
 use crate::ids::*;
 use crate::sample::{Sample, Segment, TokenLogprobs};
 use assign::{Bin, Size, balance, first_fit_decreasing, make_divisible};
@@ -68,6 +68,9 @@ pub struct Weighted {
     /// token which part of the loss it belongs to. `None`: all learn from the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<TrainingMode>,
+    /// The weights of what the environment said, in a run that learns some of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub echo: Option<Echo>,
 }
 
 /// Advantages of one sample's trained tokens.
@@ -122,11 +125,14 @@ impl MicroBatch {
         &self.sequences
     }
 
-    /// Whether a teacher wrote some of the tokens.
-    pub fn is_taught(&self) -> bool {
-        let segments =
+    /// Whether tokens may be trained by cross-entropy: a teacher wrote some, environments learn from different things, or
+    /// what an environment said is learnt.
+    pub fn has_ce_weights(&self) -> bool {
+        let taught =
             |weighted: &Weighted| weighted.sample.segments().iter().any(Segment::is_taught);
-        self.sequences.iter().any(segments)
+        let echoes = |weighted: &Weighted| weighted.echo.is_some();
+        let own = |weighted| taught(weighted) || echoes(weighted);
+        self.is_mixed() || self.sequences.iter().any(own)
     }
 
     /// Whether a teacher scored the tokens: all samples of a run that has one.

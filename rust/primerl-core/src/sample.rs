@@ -20,7 +20,7 @@
 use crate::config::TrajectoryStrategy;
 use crate::experts::{self, ExpertsRun, SampleExperts};
 use crate::ids::{PolicyVersion, RolloutId};
-use crate::turn::{Grammar, Truncation, Turn, VersionRuns};
+use crate::turn::{Grammar, MessageRole, Observed, Truncation, Turn, VersionRuns};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -55,6 +55,9 @@ pub struct Segment {
     /// A teacher wrote them, for the policy to learn.
     #[serde(default, skip_serializing_if = "is_false")]
     taught: bool,
+    /// Of context: what the environment said in it, to be trained here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    observed: Vec<Observed>,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -105,7 +108,16 @@ impl Segment {
         self.taught
     }
 
-    /// Whether the trainer looks at the tokens' loss.
+    /// Tokens that the environment said, first and the one after the last, and as whom.
+    pub fn observed(&self) -> impl Iterator<Item = (MessageRole, std::ops::Range<usize>)> {
+        let len = self.len;
+        self.observed.iter().filter_map(move |run| {
+            let tokens = run.begin as usize..(run.end as usize).min(len);
+            (!tokens.is_empty()).then_some((run.role, tokens))
+        })
+    }
+
+    /// Whether the trainer looks at the tokens' loss for what the policy, or a teacher in its place, did.
     pub fn is_learnt(&self) -> bool {
         self.taught || self.trained.is_some()
     }
@@ -215,7 +227,14 @@ impl Sample {
                 self.experts.push(SampleExperts { begin, experts });
             }
         }
+        let observed = match trains {
+            true => turn.observed,
+            false => Vec::new(),
+        };
         self.push(turn.prompt_suffix, None, false);
+        if let Some(context) = self.segments.last_mut().filter(|_| !observed.is_empty()) {
+            context.observed = observed;
+        }
         let taught = trains && turn.text.is_some();
         let trained = (trains && !taught).then_some(Trained {
             logprobs: turn.logprobs,
@@ -234,6 +253,7 @@ impl Sample {
                 token_ids,
                 trained,
                 taught,
+                observed: Vec::new(),
             });
         }
     }

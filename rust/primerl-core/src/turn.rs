@@ -104,6 +104,39 @@ pub struct Grammar {
     pub spec: Arc<str>,
 }
 
+/// Who wrote a message of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MessageRole {
+    System,
+    User,
+    Assistant,
+    Tool,
+}
+
+impl MessageRole {
+    /// `None` for a role that a template of its own may know.
+    pub fn of(name: &str) -> Option<MessageRole> {
+        match name {
+            "system" => Some(MessageRole::System),
+            "user" => Some(MessageRole::User),
+            "assistant" => Some(MessageRole::Assistant),
+            "tool" => Some(MessageRole::Tool),
+            _ => None,
+        }
+    }
+}
+
+/// Tokens of a prompt that are the text of a message which followed an answer, without what the template writes around
+/// it: what the environment said to what the policy did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observed {
+    pub role: MessageRole,
+    /// First token among the turn's `prompt_suffix`, and the token after the last.
+    pub begin: u32,
+    pub end: u32,
+}
+
 fn one() -> f32 {
     1.0
 }
@@ -150,6 +183,9 @@ pub struct Turn {
     pub fork: Option<ForkReason>,
     #[serde(with = "crate::column")]
     pub prompt_suffix: Arc<[u32]>,
+    /// What of `prompt_suffix` the environment said, in order and apart, where it is trained to be foreseen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub observed: Vec<Observed>,
     #[serde(with = "crate::column")]
     pub sampled: Arc<[u32]>,
     /// Engine log-probability of each sampled token, nats; same length as `sampled`.
@@ -204,6 +240,16 @@ impl Turn {
         experts.is_none_or(|experts| experts.are_of(self.parent.is_some(), tokens))
     }
 
+    fn observed_is_of_it(&self) -> bool {
+        let mut end = 0;
+        let mut follows = |run: &Observed| {
+            let fits = end <= run.begin && run.begin < run.end;
+            end = run.end;
+            fits
+        };
+        self.observed.iter().all(&mut follows) && end as usize <= self.prompt_suffix.len()
+    }
+
     /// Tokens that an engine sampled have one log-probability and one version each.
     pub fn is_consistent(&self) -> bool {
         let by_version: u64 = self
@@ -219,6 +265,7 @@ impl Turn {
             && by_version == by_engine as u64
             && are_finite(&self.logprobs)
             && self.experts_are_of_it()
+            && self.observed_is_of_it()
             && self.parent.is_some() != self.fork.is_some()
     }
 }

@@ -110,6 +110,7 @@ mod tests {
             rollout_max_tokens: None,
             replayed: None,
             template_kwargs: None,
+            observes: Vec::new(),
         };
         rollouts.open(&lease, WorkerId(0), sampling);
         rollouts.get(RolloutId(3)).expect("is open")

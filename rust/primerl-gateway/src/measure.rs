@@ -97,6 +97,7 @@ impl Turns {
             rollout_max_tokens: None,
             replayed: None,
             template_kwargs: None,
+            observes: Vec::new(),
         };
         gateway.rollouts.open(&lease, WorkerId(0), sampling);
         let rollout = gateway

@@ -9,7 +9,7 @@ use super::rollouts::{Rollout, RolloutState, Session};
 use primerl_core::conversation::{
     History, MessageKey, Plan, Planned, digest_next, digest_start, message_hash,
 };
-use primerl_core::turn::ForkReason;
+use primerl_core::turn::{ForkReason, MessageRole, Observed};
 use primerl_core::{Turn, TurnIndex};
 use primerl_engines::{ChatMessages, PromptIds, Resident};
 use primerl_render::{RenderError, Renderer};
@@ -30,6 +30,8 @@ pub(crate) struct Prompt {
     pub history: History,
     /// This turn's own ids, which follow the recorded ones.
     pub suffix: Arc<[u32]>,
+    /// What of them the environment said, where that is learnt.
+    pub observed: Vec<Observed>,
     pub resident: Option<Resident>,
     /// Keys of the messages, if the request has messages.
     pub options: Option<Arc<Options>>,
@@ -63,7 +65,13 @@ pub(super) fn prepare(
             recurring,
         } => {
             let resolved = resolve(renderer, rollout, session, messages, options, *recurring)?;
-            of_messages(renderer, session, messages, resolved)
+            of_messages(
+                renderer,
+                session,
+                messages,
+                resolved,
+                &rollout.sampling.observes,
+            )
         }
         Input::Text(text) => {
             let ids = renderer.tokenizer().encode(text).map_err(refuse)?;
@@ -187,6 +195,7 @@ fn of_messages(
     session: &Arc<str>,
     messages: &[Incoming],
     resolved: Resolved,
+    observes: &[MessageRole],
 ) -> Result<Prompt, ApiError> {
     let Resolved {
         options,
@@ -207,6 +216,7 @@ fn of_messages(
         resident,
         options: Some(Arc::clone(&options)),
         chat: None,
+        observed: Vec::new(),
         holds_control_tokens: false,
     };
     let fork = match planned.plan {
@@ -221,11 +231,13 @@ fn of_messages(
             &options,
             &history,
             continued.as_ref(),
+            observes,
         )? {
             Some(rendered) => {
                 prompt.parent = Some(parent);
                 prompt.history = history;
                 prompt.suffix = rendered.ids.into();
+                prompt.observed = rendered.observed;
                 prompt.holds_control_tokens = rendered.holds_control_tokens;
                 return Ok(prompt);
             }
@@ -318,6 +330,7 @@ fn of_ids(rollout: &Rollout, session: &Arc<str>, ids: &[u32]) -> Result<Prompt, 
         resident: session_state.resident,
         options: None,
         chat: None,
+        observed: Vec::new(),
         holds_control_tokens: false,
     })
 }

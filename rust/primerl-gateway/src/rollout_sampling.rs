@@ -1,6 +1,7 @@
 //! Sampling parameters for the requests of one environment's rollouts.
 
 use primerl_core::Truncation;
+use primerl_core::turn::MessageRole;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
@@ -16,6 +17,8 @@ pub struct Sampling {
     pub replayed: Option<Truncation>,
     /// Variables of the chat template that a request does not set itself; `None`: there are none.
     pub template_kwargs: Option<Arc<Map<String, Value>>>,
+    /// Whose messages are learnt, where they follow an answer; empty: the policy learns from its own tokens alone.
+    pub observes: Vec<MessageRole>,
 }
 
 impl Sampling {

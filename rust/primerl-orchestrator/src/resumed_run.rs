@@ -49,6 +49,8 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
             rollout_max_tokens,
             replayed,
             template_kwargs,
+            // Of the algorithm, which is part of the core's config.
+            observes: _,
         } = sampling;
         // As an earlier version with fewer settings wrote it: its runs can be resumed.
         let sampled = format!(

@@ -79,6 +79,7 @@ fn weighted(rollout: usize, tokens: usize) -> Weighted {
         advantage: Advantage::Uniform(rollout as f32 / 512.0 - 0.5),
         teacher_logprobs: None,
         mode: None,
+        echo: None,
     }
 }
 

@@ -10,8 +10,10 @@
 //! Some templates rewrite history in a full render (Qwen3 drops the thinking of earlier turns). An extension keeps the
 //! tokens as they were sampled.
 
+mod bodies;
 mod scenario;
 
+pub use bodies::Body;
 pub(crate) use scenario::{call_id, scenario_answer, scenario_tool};
 
 use crate::message::{Content, Message};
@@ -39,6 +41,15 @@ pub struct ExtensionContext<'a> {
     pub sampled: &'a [u32],
     /// As for the full render of the new request.
     pub options: &'a RenderOptions,
+}
+
+/// What continues a conversation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extension {
+    /// The ids to append to those of the prompt and the answer.
+    pub ids: Vec<u32>,
+    /// The texts of new messages among them.
+    pub bodies: Vec<Body>,
 }
 
 /// Why new messages cannot be appended to recorded tokens.
@@ -91,16 +102,48 @@ impl Renderer {
         previous: &ExtensionContext<'_>,
         new_messages: &[Message],
     ) -> Result<Vec<u32>, NotExtendable> {
-        let suffix = self.proven_suffix(previous, "", new_messages)?;
-        let ids = self.encode_suffix(&suffix)?;
-        match previous.sampled.last() {
-            Some(&last) if last == ids[0] => Ok(ids[1..].to_vec()),
-            Some(&last) if self.is_stop_token(last) => Err(NotExtendable::OtherStopToken {
-                sampled: last,
-                expected: ids[0],
-            }),
-            _ => Ok(ids),
+        let extension = self.extend_located(previous, None, new_messages, &|_| false)?;
+        Ok(extension.ids)
+    }
+
+    /// As [`Renderer::extend`], or with `appended` as [`Renderer::extend_unfinished`], and where in it the text of the new
+    /// messages is that are wanted. One whose text cannot be located is left out.
+    pub fn extend_located(
+        &self,
+        previous: &ExtensionContext<'_>,
+        appended: Option<&str>,
+        new_messages: &[Message],
+        wants: &dyn Fn(&Message) -> bool,
+    ) -> Result<Extension, NotExtendable> {
+        let closed = previous.sampled.last();
+        let is_closed = closed.is_some_and(|id| self.is_stop_token(*id));
+        if appended.is_some() && (previous.answer.has_tool_calls() || is_closed) {
+            return Err(NotExtendable::AnswerNotVerbatim);
         }
+        let own = appended.unwrap_or_default();
+        let suffix = self.proven_suffix(previous, own, new_messages)?;
+        let ids = match appended {
+            Some(_) => self.encode_text(&suffix)?,
+            None => self.encode_suffix(&suffix)?,
+        };
+        let first = match closed {
+            _ if appended.is_some() => 0,
+            Some(&last) if last == ids[0] => 1,
+            Some(&last) if is_closed => {
+                return Err(NotExtendable::OtherStopToken {
+                    sampled: last,
+                    expected: ids[0],
+                });
+            }
+            _ => 0,
+        };
+        let mut extension = Extension {
+            ids: ids[first..].to_vec(),
+            bodies: Vec::new(),
+        };
+        let whole = (suffix.as_str(), ids.as_slice());
+        self.bodies(previous, own, new_messages, whole, &mut extension, wants);
+        Ok(extension)
     }
 
     /// As [`Renderer::extend`], where the answer was sampled without a stop token and the new request has `appended` behind
@@ -112,14 +155,8 @@ impl Renderer {
         appended: &str,
         new_messages: &[Message],
     ) -> Result<Vec<u32>, NotExtendable> {
-        let closed = previous.sampled.last();
-        if previous.answer.has_tool_calls() || closed.is_some_and(|id| self.is_stop_token(*id)) {
-            return Err(NotExtendable::AnswerNotVerbatim);
-        }
-        let suffix = self.proven_suffix(previous, appended, new_messages)?;
-        self.tokenizer()
-            .encode(&suffix)
-            .map_err(|error| NotExtendable::TemplateFailed(error.to_string()))
+        let extension = self.extend_located(previous, Some(appended), new_messages, &|_| false)?;
+        Ok(extension.ids)
     }
 
     fn proven_suffix(
@@ -242,11 +279,13 @@ impl Renderer {
         }
     }
 
+    fn encode_text(&self, text: &str) -> Result<Vec<u32>, NotExtendable> {
+        let ids = self.tokenizer().encode(text);
+        ids.map_err(|error| NotExtendable::TemplateFailed(error.to_string()))
+    }
+
     fn encode_suffix(&self, suffix: &str) -> Result<Vec<u32>, NotExtendable> {
-        let ids = self
-            .tokenizer()
-            .encode(suffix)
-            .map_err(|error| NotExtendable::TemplateFailed(error.to_string()))?;
+        let ids = self.encode_text(suffix)?;
         match self.leading_stop_token(suffix) {
             Some((stop, _)) if ids.first() == Some(&stop) => Ok(ids),
             _ => Err(NotExtendable::TokensMerge),

@@ -31,7 +31,7 @@ mod tokenizer;
 pub use abilities::RoleSupport;
 pub use check::{CheckError, CheckedTurn, Verdict};
 pub use error::{LoadError, MaskFailure, RenderError};
-pub use extend::{ExtensionContext, NotExtendable};
+pub use extend::{Body, Extension, ExtensionContext, NotExtendable};
 pub use mask::MaskedIds;
 pub use message::{
     Content, FunctionCall, Message, ToolCall, answer_words, canonical, canonical_json,

@@ -299,7 +299,7 @@ impl Renderer {
 
     /// `(byte, token)` for every token that begins at that byte, and for the end. `None` unless the tokens' bytes are the
     /// text: a normalizer may have changed it.
-    fn byte_boundaries(&self, text: &str, ids: &[u32]) -> Option<Vec<(usize, usize)>> {
+    pub(crate) fn byte_boundaries(&self, text: &str, ids: &[u32]) -> Option<Vec<(usize, usize)>> {
         let mut boundaries = Vec::with_capacity(ids.len() + 1);
         let mut at = 0;
         for (token, &id) in ids.iter().enumerate() {

@@ -81,14 +81,15 @@ def body(value: Any, context: Context) -> Any:
     if not isinstance(value, dict):
         raise Refused("it is a table of fields of a request")
     found = Several()
+    sampling = "./sampling" if any(isinstance(part, int) for part in context.place) else "orchestrator.sampling"
     for name, given in value.items():
         if name == "chat_template_kwargs":
-            found["orchestrator.sampling.chat_template_kwargs"] = given
+            found[f"{sampling}.chat_template_kwargs"] = given
         elif name in ("top_k", "min_p", "top_p"):
             if given in {"top_k": (-1, 0), "min_p": (0,), "top_p": (1,)}[name]:
                 continue
-            found[f"orchestrator.sampling.{name}"] = given
-            found["orchestrator.sampling.truncated"] = "replay"
+            found[f"{sampling}.{name}"] = given
+            found[f"{sampling}.truncated"] = "replay"
         else:
             raise Refused(f"{name} of a request: the trainer would have to know what changes the distribution")
     return found
@@ -263,23 +264,32 @@ def algorithm(value: Any, context: Context) -> Any:
     """By its name, with the teacher that it learns from."""
     from primerl.config.schema.rollouts import Algorithm
 
-    prefix = ".".join(str(part) for part in context.place[:-1])
+    *above, _ = context.place
+    of_the_run = "train" not in above
     if value in ("opd", "sft"):
-        if not prefix.startswith("orchestrator.algo"):
-            raise Refused("a teacher of one environment has no counterpart; orchestrator.training_mode is the run's")
-        return _teacher(value, context.get(f"{prefix}.teacher" if value == "opd" else f"{prefix}.sampling.source"))
-    name = {"max_rl": "maxrl"}.get(value, value)
+        who = ("teacher",) if value == "opd" else ("sampling", "source")
+        return _teacher(value, look(context.tree, [*above, *who]), "orchestrator." if of_the_run else "./")
+    name = {"max_rl": "maxrl", "echo": "grpo"}.get(value, value)
     known = get_args(Algorithm.model_fields["type"].annotation)
     if name not in known:
         raise Refused(f"{name} is not among the algorithms here, which are {', '.join(known)}")
-    return name
+    section = "orchestrator.algorithm" if of_the_run else "./algorithm"
+    found = Several({f"{section}.type": name})
+    if value == "echo":
+        given = look(context.tree, [*above, "roles"], {"tool": {}})
+        weights = {role: own.get("alpha", 0.1) for role, own in given.items() if isinstance(own, dict)}
+        found[f"{section}.echo"] = {"tool": 0.0, **weights}
+    if not of_the_run and context.get("orchestrator.algo.type") in ("opd", "sft"):
+        found["./training_mode"] = "rl"
+    return found
 
 
-def _teacher(mode: str, who: Any) -> Several:
-    teacher = "orchestrator.teacher.client"
+def _teacher(mode: str, who: Any, section: str) -> Several:
+    """`section`: what begins the keys of the run, or of the environment."""
     if not isinstance(who, dict) or "name" not in who or "base_url" not in who:
         raise Refused("it learns from a teacher, of which the file gives no name and base_url")
-    found = Several({"orchestrator.training_mode": mode})
+    teacher = f"{section}teacher.client"
+    found = Several({f"{section}training_mode": mode})
     found |= {f"{teacher}.base_url": who["base_url"], f"{teacher}.model": who["name"]}
     if "api_key_var" in who:
         found[f"{teacher}.api_key_env"] = who["api_key_var"]
@@ -296,11 +306,9 @@ def of_a_server(value: Any, context: Context) -> Any:
 
 def taught(context: Context) -> Any:
     """Name and URL of a teacher are read with the algorithm's type."""
-    prefix = [part for part in context.place if part not in ("teacher", "sampling", "source")][:-1]
     # `orchestrator.train.source[0].algo` has `source` too.
-    if "train" in prefix:
-        raise Refused("a teacher of one environment has no counterpart; orchestrator.training_mode is the run's")
-    return algorithm(context.get(".".join([*map(str, prefix), "type"]), "grpo"), context.at((*prefix, "type")))
+    prefix = context.place[: context.place.index("algo") + 1]
+    return algorithm(look(context.tree, [*prefix, "type"], "grpo"), context.at((*prefix, "type")))
 
 
 def gates(value: Any, _: Context) -> Any:

@@ -233,13 +233,10 @@ ENVIRONMENT: list[Row] = [
 TRAIN_ENVIRONMENT: list[Row] = [
     row(f"{_SOURCE}.ratio", f"{_SOURCE}.ratio"),
     row(f"{_SOURCE}.max_retries", f"{_SOURCE}.max_retries", versions="0.8"),
-    refused("environments", f"{_SOURCE}.group_size", "orchestrator.group_size is one for all training environments"),
-    refused(
-        "sampling",
-        f"{_SOURCE}.sampling.{{temperature,max_completion_tokens,max_tokens,extra_body}}",
-        "orchestrator.sampling is one for all training environments",
-        {},
-    ),
+    row(f"{_SOURCE}.group_size", f"{_SOURCE}.group_size"),
+    row(f"{_SOURCE}.sampling.temperature", f"{_SOURCE}.sampling.temperature"),
+    row(f"{_SOURCE}.sampling.{{max_completion_tokens,max_tokens}}", f"{_SOURCE}.sampling.max_tokens", rules.answer),
+    row(f"{_SOURCE}.sampling.extra_body", f"{_SOURCE}.sampling", rules.body),
     note(
         "environments",
         f"{_SOURCE}.curriculum.sampler.{{type,seed}}",
@@ -283,6 +280,7 @@ EVAL_ENVIRONMENT: list[Row] = [
 ]
 
 
+_FILTER = "echo learns whole messages of the roles that it weighs; no function chooses among their tokens"
 _TEACHER = "the teacher is asked with base_url, model and api_key_env alone"
 ALGORITHM: list[Row] = [
     row("A.type", "B.type", rules.algorithm, subject="the algorithm"),
@@ -307,9 +305,11 @@ ALGORITHM: list[Row] = [
         "A.length_penalty.{num_output_tokens_weight,num_input_tokens_weight,num_turns_weight}",
         "B.length_penalty.",
     ),
-    refused("the algorithm", "A.roles.{system,user,assistant,tool}.alpha", "echo is not among the algorithms here"),
-    refused("the algorithm", "A.filter.{import_path,kwargs}", "echo is not among the algorithms here"),
-    refused("the algorithm", "A.filter.kwargs.**", "echo is not among the algorithms here"),
+    row("A.roles{}", "B.echo", rules.said),
+    row("A.roles.{system,user,assistant,tool}{}", "B.echo", rules.said),
+    row("A.roles.{system,user,assistant,tool}.alpha", "B.echo", rules.said),
+    refused("the algorithm", "A.filter.{import_path,kwargs}", _FILTER),
+    refused("the algorithm", "A.filter.kwargs.**", _FILTER),
     row("A.decay", "B.decay"),
     row("A.episode_agents", "B.episode_agents"),
     refused("the algorithm", "A.{demo_key,template}", "opsd is not among the algorithms here"),

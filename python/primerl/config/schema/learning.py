@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 ASKED_AS: dict[TrainingMode, ClientType] = {"opd": "renderer", "sft": "openai_chat_completions"}
 """How the teacher of a mode is asked."""
+LOSS_OF_MODE: dict[TrainingMode, str] = {"rl": "rl_weight", "opd": "ref_kl_weight", "sft": "ce_weight"}
+"""The weight of `trainer.loss` by which what a mode learns from is trained."""
 
 
 def with_own_sampling(given: Any) -> Any:
@@ -59,7 +61,16 @@ def samplings(orchestration: Orchestration, trained: Sequence[TrainSource]) -> l
     return usual + own
 
 
+def losses(orchestration: Orchestration, trained: Sequence[TrainSource]) -> dict[str, str]:
+    """The weights of `trainer.loss` by which something is learnt, each with the key that asks for it."""
+    found = {LOSS_OF_MODE[mode]: f'training_mode "{mode}"' for mode in sorted(modes(orchestration, trained))}
+    if any((environment.algorithm or orchestration.algorithm).echo is not None for environment in trained):
+        found.setdefault("ce_weight", "algorithm.echo")
+    return found
+
+
 def check(orchestration: Orchestration, trained: Sequence[TrainSource]) -> None:
+    _check_echo(orchestration, trained)
     _check_teachers(orchestration, trained)
     _check_filtering(orchestration, trained)
     _check_groups(orchestration, trained)
@@ -94,6 +105,26 @@ def _check_teachers(orchestration: Orchestration, trained: Sequence[TrainSource]
             'or "sft", of the run or of an environment without a teacher of its own',
             "teacher",
         )
+
+
+def _check_echo(orchestration: Orchestration, trained: Sequence[TrainSource]) -> None:
+    for index, environment in enumerate(trained):
+        if (environment.algorithm or orchestration.algorithm).echo is None:
+            continue
+        key = "algorithm.echo" if environment.algorithm is None else f"train.env[{index}].algorithm.echo"
+        if orchestration.client_type != "renderer":
+            raise BadKeysError(
+                f"{key} needs to know which tokens are whose, which client_type ({orchestration.client_type}) does not "
+                "say; omit one of them",
+                key,
+                "client_type",
+            )
+        if (environment.training_mode or orchestration.training_mode) == "sft":
+            raise BadKeysError(
+                f"{key} learns what the environment says to the policy, but with training_mode sft it speaks to a "
+                "teacher; omit echo",
+                key,
+            )
 
 
 def _check_filtering(orchestration: Orchestration, trained: Sequence[TrainSource]) -> None:

@@ -25,12 +25,8 @@ from primerl.config.schema.deployment import Deployment, Ray, Slurm, check_nodes
 from primerl.config.schema.inference import InferenceSettings
 from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, RunWandb, TrainerWandb
 from primerl.config.schema.orchestrator import OrchestratorSettings
-from primerl.config.schema.rollouts import TrainingMode
 from primerl.config.schema.services import Store, Tailscale
 from primerl.config.schema.trainer import Checkpoints, TrainerSettings
-
-LOSS_OF_MODE: dict[TrainingMode, str] = {"rl": "rl_weight", "opd": "ref_kl_weight", "sft": "ce_weight"}
-"""The weight of `trainer.loss` that trains what a mode learns from."""
 
 
 class Model(Section):
@@ -193,17 +189,17 @@ class RLConfig(Monitored):
     @model_validator(mode="after")
     def _loss_of_the_mode(self) -> Self:
         """Unset weights of the loss follow from the training mode."""
-        modes, loss = learning.modes(self.orchestrator, self.orchestrator.train.env), self.trainer.loss
-        said = " and ".join(f'"{mode}"' for mode in sorted(modes))
-        names = tuple(LOSS_OF_MODE.values())
-        own = {LOSS_OF_MODE[mode] for mode in modes}
+        environments, loss = self.orchestrator.train.env, self.trainer.loss
+        modes, own = learning.modes(self.orchestrator, environments), learning.losses(self.orchestrator, environments)
+        names = tuple(learning.LOSS_OF_MODE.values())
         usual = {name: 1.0 if name in own else 0.0 for name in names if name not in loss.model_fields_set}
         given, loss = loss, loss.model_copy(update=usual)
         # Where all environments learn alike, a loss of what was sampled may be added; else each token has its own loss.
         added = {"rl": {"ce_weight"}, "opd": {"rl_weight", "ce_weight"}, "sft": set[str]()}
-        may = own | (added[next(iter(modes))] if len(modes) == 1 else set())
+        may = {*own, *(added[next(iter(modes))] if len(modes) == 1 else ())}
         for name in names:
             if getattr(loss, name) and name not in may:
+                said = " and ".join(f'"{mode}"' for mode in sorted(modes))
                 raise BadKeysError(
                     f"trainer.loss.{name} is set, but with orchestrator.training_mode {said} no token has such a "
                     "loss; omit it",
@@ -214,12 +210,11 @@ class RLConfig(Monitored):
                 "trainer.loss.entropy_weight is set, but rl_weight is 0; the bonus is over the rl tokens",
                 "trainer.loss.entropy_weight",
             )
-        for mode in sorted(modes if modes != {"rl"} else ()):
-            if not getattr(loss, LOSS_OF_MODE[mode]):
+        for name, key in own.items():
+            if not getattr(loss, name) and (name, modes) != ("rl_weight", {"rl"}):
                 raise BadKeysError(
-                    f'trainer.loss.{LOSS_OF_MODE[mode]} is 0, but it is what orchestrator.training_mode "{mode}" '
-                    "trains; omit it",
-                    f"trainer.loss.{LOSS_OF_MODE[mode]}",
+                    f"trainer.loss.{name} is 0, but it is what orchestrator.{key} trains; omit it",
+                    f"trainer.loss.{name}",
                 )
         if loss != given:
             self.trainer = self.trainer.model_copy(update={"loss": loss})

@@ -26,6 +26,29 @@ class LengthPenalty(Section):
     """Weight of its turns."""
 
 
+class Echo(Section):
+    """ECHO (arXiv:2605.24517): the policy also learns to foresee what the environment says to what it does.
+
+    Weights of the cross-entropy of these tokens, by who says it. Only the texts of messages that follow an answer
+    count, not what the chat template writes around them, nor the first prompt. The loss is `trainer.loss.ce_weight`
+    times their weighted sum, by their number."""
+
+    system: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Weight of system messages."""
+    user: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Weight of user messages."""
+    assistant: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Weight of messages that the environment writes in the assistant's place."""
+    tool: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    """Weight of results of tools."""
+
+    @model_validator(mode="after")
+    def _learns_something(self) -> Self:
+        if not (self.system or self.user or self.assistant or self.tool):
+            raise BadKeysError("all its weights are 0, so nothing is learnt; set one above 0, or omit echo", "tool")
+        return self
+
+
 class Algorithm(Section):
     """How rewards become advantages."""
 
@@ -49,6 +72,8 @@ class Algorithm(Section):
     length_penalty: LengthPenalty | None = None
     """`grpo` and `dr_grpo` only: subtract a penalty from each reward before the baseline; `{}` takes its defaults. None
     if unset."""
+    echo: Echo | None = None
+    """Learn what the environment says, beside the rewards; `{}` takes the defaults: results of tools. None if unset."""
     decay: float = Field(default=0.95, ge=0, lt=1)
     """`rae` only: how much of its baseline, a moving average that starts at 0, a seat keeps at each reward."""
     episode_agents: list[Annotated[str, Field(min_length=1)]] = []

@@ -86,18 +86,16 @@ fn means_by_trace(group: &Group, given: &[Arc<[f32]>], traces: usize) -> Vec<f32
 fn weigh(config: &Config, groups: &mut [Group], advantages: &[Vec<f32>]) -> Vec<Weighted> {
     let (mut weighted, mut parts) = (Vec::new(), Vec::new());
     let mut sequences = BTreeMap::new();
-    let mixed = config.mixes_modes();
+    let (mixed, echoes) = (config.mixes_modes(), config.echoes());
     for (group, advantages) in groups.iter_mut().zip(advantages) {
         let environment = group.environment;
+        let algorithm = &config.environment(environment).algorithm;
         for (number, (trace, sample)) in group.take_samples().into_iter().enumerate() {
             let next = sequences.len();
             parts.push(Part {
                 sequence: *sequences.entry((group.id, trace)).or_insert(next),
                 loss_tokens: sample.loss_tokens,
-                normalization: config
-                    .environment(environment)
-                    .algorithm
-                    .length_normalization,
+                normalization: algorithm.length_normalization,
             });
             let advantage = match &group.token_advantages {
                 None => Advantage::Uniform(advantages[trace]),
@@ -113,6 +111,7 @@ fn weigh(config: &Config, groups: &mut [Group], advantages: &[Vec<f32>]) -> Vec<
                 advantage,
                 teacher_logprobs: teacher_logprobs.map(|given| given[number].clone()),
                 mode: mixed.then(|| config.training_mode(environment)),
+                echo: echoes.then(|| algorithm.echo.unwrap_or_default()),
             });
         }
     }

@@ -2,6 +2,7 @@
 
 use super::ConfigError;
 use crate::time::Duration;
+use crate::turn::MessageRole;
 use serde::{Deserialize, Serialize};
 
 /// What the policy learns from.
@@ -36,6 +37,35 @@ pub struct Algorithm {
     /// GRPO and Dr. GRPO only: what a trace took is subtracted from its reward first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length_penalty: Option<LengthPenalty>,
+    /// What the environment says to what the policy does is learnt, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub echo: Option<Echo>,
+}
+
+/// Weights of the cross-entropy of what the environment says, by who says it: 0 or more, not all 0. ECHO (Shrivastava et
+/// al. 2026, arXiv:2605.24517): `L = L_RL + lambda * mean over those tokens of -log p`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Echo {
+    pub system: f32,
+    pub user: f32,
+    pub assistant: f32,
+    pub tool: f32,
+}
+
+impl Echo {
+    pub fn weight(&self, role: MessageRole) -> f32 {
+        match role {
+            MessageRole::System => self.system,
+            MessageRole::User => self.user,
+            MessageRole::Assistant => self.assistant,
+            MessageRole::Tool => self.tool,
+        }
+    }
+
+    fn weights(&self) -> [f32; 4] {
+        [self.system, self.user, self.assistant, self.tool]
+    }
 }
 
 /// What a trace pays for its length, as a share of its group's mean reward; [`crate::signal::penalise`] has the formula.
@@ -60,6 +90,7 @@ impl Default for Algorithm {
             length_normalization: LengthNormalization::Token,
             shuffle_advantages: false,
             length_penalty: None,
+            echo: None,
         }
     }
 }
@@ -187,6 +218,17 @@ impl Algorithm {
                 .all(|weight| weight.is_finite() && *weight >= 0.0)
             {
                 return refuse("length_penalty", "has a weight below 0: give 0 or more");
+            }
+        }
+        if let Some(echo) = &self.echo {
+            let weights = echo.weights();
+            let valid = |weight: &f32| weight.is_finite() && *weight >= 0.0;
+            if !weights.iter().all(valid) || weights.iter().all(|weight| *weight == 0.0) {
+                return refuse(
+                    "echo",
+                    "has weights of roles that are below 0, or none above: give some of system, user, assistant and tool, \
+                     above 0",
+                );
             }
         }
         match &self.kind {

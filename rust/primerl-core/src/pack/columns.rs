@@ -29,7 +29,7 @@ pub struct Columns {
     pub temperatures: Vec<f32>,
     /// 1 where the token is trained by its reward. Empty where that holds for all that was sampled.
     pub rl_weights: Vec<f32>,
-    /// 1 where a teacher wrote the token. Empty where it wrote none of the micro-batch.
+    /// 1 where a teacher wrote the token, the weight of what the environment said. Empty where neither is learnt.
     pub ce_weights: Vec<f32>,
     /// 1 where the token is drawn to a teacher's log-probability. Empty where that holds for all that was sampled.
     pub ref_kl_weights: Vec<f32>,
@@ -105,11 +105,21 @@ impl MicroBatch {
         })
     }
 
-    /// 1 for each token that a teacher wrote, else 0. `[N]`
-    pub fn ce_weights(&self) -> impl Iterator<Item = f32> {
-        self.runs().flat_map(|(begin, end, segment)| {
-            std::iter::repeat_n(f32::from(u8::from(segment.is_taught())), end - begin)
-        })
+    /// 1 for each token that a teacher wrote, the weight of each that the environment said, else 0. `[N]`
+    pub fn ce_weights(&self) -> Vec<f32> {
+        let mut weights = Vec::with_capacity(self.len());
+        for weighted in self.sequences() {
+            let echo = weighted.echo.unwrap_or_default();
+            for segment in weighted.sample.segments() {
+                let begin = weights.len();
+                let taught = f32::from(u8::from(segment.is_taught()));
+                weights.resize(begin + segment.len(), taught);
+                for (role, tokens) in segment.observed() {
+                    weights[begin + tokens.start..begin + tokens.end].fill(echo.weight(role));
+                }
+            }
+        }
+        weights
     }
 
     /// 1 for each token that the policy sampled in an environment of this mode, else 0. `[N]`
@@ -134,8 +144,8 @@ impl MicroBatch {
             columns.rl_weights = self.mode_weights(TrainingMode::Rl).collect();
             columns.ref_kl_weights = self.mode_weights(TrainingMode::Opd).collect();
         }
-        if self.is_taught() || self.is_mixed() {
-            columns.ce_weights = self.ce_weights().collect();
+        if self.has_ce_weights() {
+            columns.ce_weights = self.ce_weights();
         }
         if self.is_scored() || self.is_mixed() {
             let scores = self.sequences().iter().map(Weighted::teacher_logprobs);

@@ -1,8 +1,8 @@
 use super::*;
-use crate::config::TrajectoryStrategy;
+use crate::config::{Echo, TrajectoryStrategy};
 use crate::sample::samples;
 use crate::testing::turn;
-use crate::turn::Truncation;
+use crate::turn::{MessageRole, Observed, Truncation, Turn};
 use proptest::prelude::*;
 
 const FLOPS: FlopsModel = FlopsModel {
@@ -31,6 +31,7 @@ fn weighted(id: usize, prompt: usize, sampled: usize) -> Weighted {
         advantage: Advantage::Uniform(id as f32 + 0.5),
         teacher_logprobs: None,
         mode: None,
+        echo: None,
     }
 }
 
@@ -100,6 +101,7 @@ fn truncated_tokens_are_named_by_their_places() {
             advantage: Advantage::Uniform(0.5),
             teacher_logprobs: None,
             mode: None,
+            echo: None,
         }
     };
     let all = Truncation::default();
@@ -139,11 +141,58 @@ fn each_token_has_its_own_advantage_where_the_sample_has_them() {
         advantage,
         teacher_logprobs: None,
         mode: None,
+        echo: None,
     };
     let columns = pack(vec![weighted], 8, 1, FLOPS)[0][0].columns();
     assert_eq!(columns.token_ids, [1, 2, 10, 3, 11, 12]);
     assert_eq!(columns.advantages, [0.0, 0.0, 1.5, 0.0, 2.5, 3.0]);
     assert_eq!(columns.versions, [-1, -1, 3, -1, 4, 4]);
+}
+
+#[test]
+fn what_the_environment_said_is_learnt_once_with_the_weight_of_who_said_it() {
+    let said = |role, begin, end| Observed { role, begin, end };
+    let mut turns = [
+        turn(None, &[1, 2], &[10], 3),
+        turn(Some(0), &[3, 4, 5, 6], &[11], 3),
+        turn(Some(1), &[7, 8], &[12], 3),
+        turn(Some(1), &[9], &[13], 3),
+    ];
+    turns[1].observed = vec![said(MessageRole::Tool, 0, 2), said(MessageRole::User, 3, 4)];
+    turns[2].observed = vec![said(MessageRole::System, 1, 2)];
+    assert!(turns.iter().all(Turn::is_consistent));
+    let echo = Echo {
+        tool: 0.5,
+        user: 0.1,
+        ..Echo::default()
+    };
+    let strategy = TrajectoryStrategy::Interleaved;
+    let mut two = samples(strategy, RolloutId(0), turns.to_vec(), &[Some(0); 4]);
+    let weights = |sample: &Sample, echo| {
+        let weighted = Weighted {
+            sample: sample.clone(),
+            environment: EnvironmentId(0),
+            advantage: Advantage::Uniform(1.0),
+            teacher_logprobs: None,
+            mode: None,
+            echo,
+        };
+        MicroBatch::new(vec![weighted]).columns().ce_weights
+    };
+    assert_eq!(
+        weights(&two[0], Some(echo)),
+        [0.0, 0.0, 0.0, 0.5, 0.5, 0.0, 0.1, 0.0, 0.0, 0.0, 0.0]
+    );
+    assert_eq!(
+        weights(&two[1], Some(echo)),
+        [0.0; 10],
+        "it was in the first"
+    );
+    assert!(weights(&two[0], None).is_empty());
+    two[0].truncate(4);
+    assert_eq!(weights(&two[0], Some(echo)), [0.0, 0.0, 0.0, 0.5]);
+    turns[1].observed[1].end = 5;
+    assert!(!turns[1].is_consistent(), "beyond the prompt");
 }
 
 #[test]

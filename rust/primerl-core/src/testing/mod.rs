@@ -96,6 +96,7 @@ pub fn turn(parent: Option<u32>, prompt_suffix: &[u32], sampled: &[u32], version
         parent: parent.map(TurnIndex),
         fork: parent.is_none().then_some(ForkReason::FirstTurn),
         prompt_suffix: prompt_suffix.into(),
+        observed: Vec::new(),
         sampled: sampled.into(),
         logprobs: vec![-1.0; sampled.len()].into(),
         versions: smallvec![VersionRun {

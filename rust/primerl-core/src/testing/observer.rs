@@ -402,6 +402,15 @@ impl Observer {
             let found = [columns.rl_weights[at], columns.ref_kl_weights[at]];
             assert_eq!(found, weights, "token {at} is trained as {mode:?}");
         }
+        for (at, weight) in columns.ce_weights.iter().enumerate() {
+            let context = columns.loss_mask[at] == 0;
+            assert!(
+                *weight == 0.0 || (context && *weight == 0.25),
+                "{weight} at {at}"
+            );
+        }
+        let has_weights = !columns.rollouts.is_empty() && (mixed || self.config.echoes());
+        assert_eq!(!columns.ce_weights.is_empty(), has_weights);
         let told = [&columns.rl_weights, &columns.ref_kl_weights];
         assert!(mixed || told.iter().all(|weights| weights.is_empty()));
     }

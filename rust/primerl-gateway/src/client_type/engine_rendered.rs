@@ -41,6 +41,7 @@ pub(super) async fn prompt(
         resident: resolved.resident,
         options: Some(resolved.options),
         chat: Some(Arc::new(chat)),
+        observed: Vec::new(),
         holds_control_tokens: false,
     })
 }

@@ -38,6 +38,7 @@ pub(super) fn prompt() -> Prompt {
         resident: None,
         options: None,
         chat: None,
+        observed: Vec::new(),
         holds_control_tokens: false,
     }
 }

@@ -55,6 +55,7 @@ pub(crate) fn prompt(
         resident: None,
         chat: Some(Arc::new(chat_messages(messages, &resolved.options)?)),
         options: Some(resolved.options),
+        observed: Vec::new(),
         holds_control_tokens: false,
     })
 }
@@ -343,6 +344,7 @@ fn take_in(
         parent: prompt.parent,
         fork: prompt.fork,
         prompt_suffix: Arc::default(),
+        observed: Vec::new(),
         sampled: Arc::default(),
         logprobs: Arc::default(),
         versions: VersionRuns::default(),

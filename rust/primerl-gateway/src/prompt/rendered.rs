@@ -5,6 +5,7 @@ use crate::continued;
 use crate::request::{Incoming, Options};
 use primerl_core::Turn;
 use primerl_core::conversation::History;
+use primerl_core::turn::{MessageRole, Observed};
 use primerl_render::{ExtensionContext, Message, Renderer};
 use primerl_service::http::ApiError;
 
@@ -23,6 +24,8 @@ fn read_all(
 /// Rendered messages.
 pub(super) struct Rendered {
     pub ids: Vec<u32>,
+    /// Texts of messages that are learnt.
+    pub observed: Vec<Observed>,
     pub holds_control_tokens: bool,
 }
 
@@ -31,6 +34,7 @@ impl Rendered {
         let holds = |message| renderer.holds_control_tokens(message);
         Self {
             ids,
+            observed: Vec::new(),
             holds_control_tokens: messages.iter().any(holds),
         }
     }
@@ -50,6 +54,7 @@ pub(super) fn render(
 
 /// The ids to append to the recorded ones; `None` if the template does not allow it. `messages` begin with the answer,
 /// which is message number `first` of the request; `continued` is its turn, if it came back with more text appended.
+/// What messages of the roles in `observes` say is located.
 pub(super) fn extend(
     renderer: &Renderer,
     messages: &[Incoming],
@@ -57,6 +62,7 @@ pub(super) fn extend(
     options: &Options,
     recorded: &History,
     continued: Option<&Turn>,
+    observes: &[MessageRole],
 ) -> Result<Option<Rendered>, ApiError> {
     let messages = read_all(renderer, messages, first)?;
     let last = recorded.last();
@@ -66,15 +72,32 @@ pub(super) fn extend(
         options: &options.render,
     };
     let new = &messages[1..];
-    let suffix = match continued {
-        None => renderer.extend(&context, new),
+    let appended = match continued {
+        None => None,
         Some(turn) => match continued::appended(renderer, turn, options, &messages[0]) {
-            Some(appended) => renderer.extend_unfinished(&context, &appended, new),
+            Some(appended) => Some(appended),
             None => return Ok(None),
         },
     };
-    match suffix {
-        Ok(ids) => Ok(Some(Rendered::new(renderer, new, ids))),
+    let role =
+        |message: &Message| MessageRole::of(&message.role).filter(|role| observes.contains(role));
+    let wants = |message: &Message| role(message).is_some();
+    match renderer.extend_located(&context, appended.as_deref(), new, &wants) {
+        Ok(extension) => {
+            let said = extension.bodies.iter().filter_map(|body| {
+                Some(Observed {
+                    role: role(&new[body.message])?,
+                    begin: body.tokens.start as u32,
+                    end: body.tokens.end as u32,
+                })
+            });
+            let observed = said.collect();
+            let rendered = Rendered::new(renderer, new, extension.ids);
+            Ok(Some(Rendered {
+                observed,
+                ..rendered
+            }))
+        }
         Err(reason) => {
             tracing::debug!(%reason, "fork: the template does not extend");
             Ok(None)

@@ -31,6 +31,7 @@ pub(crate) fn take_in(
         parent: prompt.parent,
         fork: prompt.fork,
         prompt_suffix: Arc::clone(&prompt.suffix),
+        observed: prompt.observed.clone(),
         sampled: generated.token_ids.into(),
         logprobs: generated.logprobs.into(),
         versions: generated.versions,

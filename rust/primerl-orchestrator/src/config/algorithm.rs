@@ -1,11 +1,12 @@
 //! `[algorithm]`, and an environment's own one.
 
-use super::{Config, ConfigError, field};
+use super::{ClientType, Config, ConfigError, TrainEnvironment, field};
 use primerl_core::config::{
-    Algorithm, AlgorithmKind, LengthNormalization, LengthPenalty, LongSamples, TrajectoryStrategy,
-    TruncatedRollouts,
+    Algorithm, AlgorithmKind, Echo, LengthNormalization, LengthPenalty, LongSamples,
+    TrajectoryStrategy, TruncatedRollouts,
 };
 use primerl_core::time::Duration;
+use primerl_core::turn::MessageRole;
 use serde::Deserialize;
 
 /// How rewards become advantages; `primerl_core::signal` has the formulas and their papers.
@@ -41,6 +42,8 @@ pub struct AlgorithmConfig {
     pub shuffle_advantages: bool,
     /// Of `grpo` and `dr_grpo`.
     pub length_penalty: Option<LengthPenalty>,
+    /// What the environment says is learnt, too.
+    pub echo: Option<Echo>,
     /// Of `rae`: how much of its baseline a seat keeps at each reward.
     pub decay: f64,
     /// Of `hierarchical_grpo`: seats that are compared within their rollout.
@@ -59,6 +62,7 @@ impl Default for AlgorithmConfig {
             length_normalization: None,
             shuffle_advantages: false,
             length_penalty: None,
+            echo: None,
             decay: 0.95,
             episode_agents: Vec::new(),
             path: None,
@@ -151,7 +155,21 @@ impl AlgorithmConfig {
             length_normalization,
             shuffle_advantages: self.shuffle_advantages,
             length_penalty: self.length_penalty,
+            echo: self.echo,
         }
+    }
+
+    /// Whose messages are learnt.
+    pub(super) fn observes(&self) -> Vec<MessageRole> {
+        let echo = self.echo.unwrap_or_default();
+        let roles = [
+            MessageRole::System,
+            MessageRole::User,
+            MessageRole::Assistant,
+            MessageRole::Tool,
+        ];
+        let learnt = roles.into_iter().filter(|role| echo.weight(*role) > 0.0);
+        learnt.collect()
     }
 
     /// What the core cannot see. `name` is where it stands in the file.
@@ -176,11 +194,23 @@ impl AlgorithmConfig {
 }
 
 impl Config {
+    pub(super) fn algorithm_of<'a>(&'a self, own: &'a TrainEnvironment) -> &'a AlgorithmConfig {
+        own.algorithm.as_ref().unwrap_or(&self.algorithm)
+    }
+
     pub(super) fn validate_algorithms(&self) -> Result<(), ConfigError> {
         self.algorithm.validate("algorithm")?;
         for environment in &self.train.env {
             if let Some(algorithm) = &environment.algorithm {
                 algorithm.validate(&format!("train.env.{}.algorithm", environment.name()))?;
+            }
+            let echoes = self.algorithm_of(environment).echo.is_some();
+            if echoes && self.client_type != ClientType::Renderer {
+                return Err(field(
+                    "algorithm.echo",
+                    "is set, and engines that render messages do not say which tokens are whose",
+                    "leave out client_type, or echo",
+                ));
             }
         }
         Ok(())

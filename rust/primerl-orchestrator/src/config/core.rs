@@ -35,11 +35,7 @@ impl Config {
             role: Role::Train,
             ratio,
             max_retries: environment.max_retries,
-            algorithm: environment
-                .algorithm
-                .as_ref()
-                .unwrap_or(&self.algorithm)
-                .to_core(),
+            algorithm: self.algorithm_of(environment).to_core(),
             group_size: environment.group_size,
             training_mode: environment.training_mode,
         });
@@ -145,9 +141,13 @@ impl Config {
     /// Sampling of each environment, in the order of `to_core`'s environments.
     pub fn samplings(&self) -> Vec<Sampling> {
         let own = self.sampling.to_gateway();
+        let of_run = || own.clone();
         let training = self.train.env.iter().map(|environment| {
             let sampling = environment.sampling.as_ref();
-            sampling.map_or_else(|| own.clone(), SamplingConfig::to_gateway)
+            Sampling {
+                observes: self.algorithm_of(environment).observes(),
+                ..sampling.map_or_else(of_run, SamplingConfig::to_gateway)
+            }
         });
         let evaluation = self.eval.env.iter().map(|environment| Sampling {
             temperature: environment.sampling.temperature.unwrap_or(own.temperature),
@@ -158,6 +158,7 @@ impl Config {
                 .or(own.rollout_max_tokens),
             replayed: None,
             template_kwargs: own.template_kwargs.clone(),
+            observes: Vec::new(),
         });
         training.chain(evaluation).collect()
     }
@@ -171,6 +172,7 @@ impl SamplingConfig {
             rollout_max_tokens: self.rollout_max_tokens,
             replayed: self.replayed(),
             template_kwargs: self.template_kwargs(),
+            observes: Vec::new(),
         }
     }
 

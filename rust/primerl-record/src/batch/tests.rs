@@ -106,6 +106,7 @@ fn weighted(rollout: u64, tokens: u32) -> Weighted {
         advantage,
         teacher_logprobs: None,
         mode: None,
+        echo: None,
     }
 }
 
@@ -282,6 +283,7 @@ fn taught(rollout: u64) -> Weighted {
         advantage: Advantage::Uniform(0.0),
         teacher_logprobs: None,
         mode: None,
+        echo: None,
     }
 }
 
@@ -293,6 +295,7 @@ fn a_teachers_scores_are_a_separate_column() {
         Weighted {
             teacher_logprobs: Some(TokenLogprobs(scores.collect())),
             mode: None,
+            echo: None,
             ..own
         }
     };
@@ -382,6 +385,7 @@ fn experts_are_the_rows_of_known_tokens_behind_the_columns() {
             advantage: Advantage::Uniform(1.0),
             teacher_logprobs: None,
             mode: None,
+            echo: None,
         }
     };
     let both = batch(

@@ -328,6 +328,7 @@ mod tests {
                 advantage: Advantage::Uniform(1.0),
                 teacher_logprobs: None,
                 mode: None,
+                echo: None,
             });
         let micro_batch = MicroBatch::new(weighted.collect());
         PackedBatch {

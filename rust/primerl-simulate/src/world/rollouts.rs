@@ -309,6 +309,7 @@ fn turn_of(rollout: &Rollout, versions: VersionRuns, columns: &mut Columns) -> T
         parent,
         fork: parent.is_none().then_some(ForkReason::FirstTurn),
         prompt_suffix: columns.get(rollout.added).0,
+        observed: Vec::new(),
         sampled,
         logprobs,
         versions,

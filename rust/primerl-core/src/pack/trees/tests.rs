@@ -34,6 +34,7 @@ fn weighted(id: usize, tokens: &[u32]) -> Weighted {
         advantage: Advantage::Uniform(id as f32 + 0.5),
         teacher_logprobs: None,
         mode: None,
+        echo: None,
     }
 }
 

@@ -97,6 +97,12 @@ pub fn scenario(seed: u64) -> Scenario {
     if !scenario.config.buffer.online_difficulty_filtering && rng.random_bool(0.3) {
         scenario.config.training_mode = TrainingMode::Opd;
     }
+    if rng.random_bool(0.2) {
+        scenario.config.environments[0].algorithm.echo = Some(Echo {
+            tool: 0.25,
+            ..Echo::default()
+        });
+    }
     scenario
 }
 
@@ -150,6 +156,7 @@ fn algorithm(rng: &mut ChaCha8Rng) -> Algorithm {
             num_input_tokens_weight: 0.1,
             num_turns_weight: 0.1,
         }),
+        echo: None,
         kind,
     }
 }

@@ -9,7 +9,7 @@ use crate::ids::*;
 use crate::testing::observer::SampledToken;
 use crate::testing::turn;
 use crate::time::Duration;
-use crate::turn::{ForkReason, Turn, VersionRun, VersionRuns};
+use crate::turn::{ForkReason, MessageRole, Observed, Turn, VersionRun, VersionRuns};
 use rand::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -194,6 +194,7 @@ impl Simulator {
             session: session.into(),
             parent,
             fork: parent.is_none().then_some(ForkReason::FirstTurn),
+            observed: said(parent, suffix.len()),
             prompt_suffix: suffix.into(),
             logprobs: Arc::default(),
             versions: VersionRuns::new(),
@@ -319,4 +320,14 @@ fn failure(kind: &str, message: &str) -> Outcome {
         }),
         ..Outcome::default()
     }
+}
+
+/// All but the first token of what follows an answer is what a tool said.
+fn said(parent: Option<TurnIndex>, tokens: usize) -> Vec<Observed> {
+    let observed = Observed {
+        role: MessageRole::Tool,
+        begin: 1,
+        end: tokens as u32,
+    };
+    Vec::from_iter((parent.is_some() && tokens > 1).then_some(observed))
 }

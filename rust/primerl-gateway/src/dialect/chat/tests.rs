@@ -10,6 +10,7 @@ const SAMPLING: Sampling = Sampling {
     rollout_max_tokens: None,
     replayed: None,
     template_kwargs: None,
+    observes: Vec::new(),
 };
 
 fn read_as(evaluation: bool, changes: Value) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
@@ -352,6 +353,7 @@ fn the_runs_template_variables_are_added_to_the_requests() {
     let own = json!({"enable_thinking": false, "style": "short"});
     let sampling = Sampling {
         template_kwargs: own.as_object().cloned().map(Arc::new),
+        observes: Vec::new(),
         ..SAMPLING
     };
     let of = |sampling: &Sampling, changes: Value| {

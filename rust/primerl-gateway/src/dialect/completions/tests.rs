@@ -9,6 +9,7 @@ const SAMPLING: Sampling = Sampling {
     rollout_max_tokens: None,
     replayed: None,
     template_kwargs: None,
+    observes: Vec::new(),
 };
 
 fn read_as(changes: Value) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {

@@ -12,6 +12,7 @@ const SAMPLING: Sampling = Sampling {
     rollout_max_tokens: None,
     replayed: None,
     template_kwargs: None,
+    observes: Vec::new(),
 };
 
 fn body(changes: &Value) -> Value {
@@ -263,6 +264,7 @@ fn thinking_of_a_request_counts_before_the_runs() {
     let own = json!({"enable_thinking": false, "style": "short"});
     let sampling = Sampling {
         template_kwargs: own.as_object().cloned().map(std::sync::Arc::new),
+        observes: Vec::new(),
         ..SAMPLING
     };
     let of = |changes: Value| {

@@ -12,6 +12,7 @@ const SAMPLING: Sampling = Sampling {
     rollout_max_tokens: None,
     replayed: None,
     template_kwargs: None,
+    observes: Vec::new(),
 };
 
 type Parsed = (TurnRequest, Box<dyn Reply>);
