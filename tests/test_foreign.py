@@ -339,11 +339,14 @@ algo = { type = "sft", sampling = { source = { name = "owner/other", base_url = 
 [[orchestrator.train.source]]
 env = { taskset = { id = "foreseen" } }
 algo = { type = "echo", roles = { user = { alpha = 0.3 } } }
+[[orchestrator.train.source]]
+env = { taskset = { id = "shown" } }
+algo = { type = "opsd", demo_key = "answer" }
 """
     made = read(text)
     whole(made)
     orchestrator = RLConfig.model_validate(made.tree).orchestrator
-    of_the_run, rewarded, imitated, foreseen = orchestrator.train.env
+    of_the_run, rewarded, imitated, foreseen, shown = orchestrator.train.env
     assert orchestrator.training_mode == "opd"
     assert (of_the_run.training_mode, of_the_run.teacher, of_the_run.algorithm) == (None, None, None)
     assert (rewarded.training_mode, rewarded.group_size) == ("rl", 8)
@@ -358,6 +361,9 @@ algo = { type = "echo", roles = { user = { alpha = 0.3 } } }
     assert foreseen.algorithm is not None
     assert foreseen.algorithm.echo is not None
     assert (foreseen.algorithm.echo.user, foreseen.algorithm.echo.tool) == (0.3, 0.0)
+    assert shown.training_mode == "opsd"
+    assert shown.demonstration is not None
+    assert shown.demonstration.key == "answer"
     assert read("[orchestrator.algo]\ntype = 'echo'").tree["orchestrator"]["algorithm"]["echo"] == {"tool": 0.1}
 
 

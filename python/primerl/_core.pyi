@@ -82,6 +82,9 @@ class Registered:
         """Name to put into requests."""
     @property
     def heartbeat_s(self) -> float: ...
+    @property
+    def demonstration(self) -> str | None:
+        """Where examples have what an expert answered, which traces are reported with; None: it is not asked for."""
 
 @final
 class Leased:

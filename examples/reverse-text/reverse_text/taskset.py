@@ -9,7 +9,7 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
-from reverse_text.strings import Alphabet, answer_of, prompt, similarity, strings
+from reverse_text.strings import Alphabet, answer_of, gold, prompt, similarity, strings
 
 
 class ReverseConfig(vf.TasksetConfig):
@@ -39,6 +39,11 @@ class ReverseConfig(vf.TasksetConfig):
 class ReverseData(vf.TaskData):
     text: str
     """What is to be reversed."""
+
+    @property
+    def answer(self) -> str:
+        """What an expert answers."""
+        return gold(self.text)
 
 
 class ReverseTask(vf.Task[ReverseData]):

@@ -30,7 +30,8 @@ Role = Literal["train", "eval"]
 
 Outcome = dict[str, Any]
 """`Outcome` of primerl-core: `ok`; `traces`, each with `session`, `trainable`, `ok`, `reward`, `metrics`,
-`stop_condition`, `truncated`; `error`, None or a table as [`failure`][primerl.envs.interface.failure] makes it."""
+`stop_condition`, `truncated`, `demonstration` where it is asked for;
+`error`, None or a table as [`failure`][primerl.envs.interface.failure] makes it."""
 
 Post = Callable[[str, str, str, bytes, float], Awaitable[tuple[int, bytes]]]
 """(URL, API key, session, JSON body, timeout in seconds) -> (status, body); raises ConnectionError or TimeoutError."""
@@ -59,6 +60,34 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
             _not_numbers.add(name)
             log.warning("metric %r is not a finite number (%s); it is omitted", name, shortened(repr(value), 80))
     return found
+
+
+def with_demonstrations(outcome: Outcome, key: str | None, places: Sequence[Sequence[Any]]) -> Outcome:
+    """The outcome, each trace with what an expert answered to its example; a failure where there is none.
+
+    Args:
+        key: Where it is; None where it is not asked for.
+        places: For each trace what may have it, the first one first: mappings, or objects with attributes.
+    """
+    if key is None or not outcome["ok"]:
+        return outcome
+    for trace, of_trace in zip(outcome["traces"], places, strict=True):
+        found = (_at(place, key) for place in of_trace)
+        text = next((value for value in found if value is not None), None)
+        if isinstance(text, str) and text:
+            trace["demonstration"] = text
+        elif trace["trainable"]:
+            what = "there is none" if text is None else f"it is {shortened(repr(text), 80)}"
+            message = (
+                f"training_mode opsd needs a demonstration as text under {key!r} in an example's info or its task, and "
+                f"{what}; orchestrator.demonstration.key names another place"
+            )
+            return {"ok": False, "traces": outcome["traces"], "error": {"kind": "environment", "message": message}}
+    return outcome
+
+
+def _at(place: Any, key: str) -> Any:
+    return place.get(key) if isinstance(place, Mapping) else getattr(place, key, None)
 
 
 class EnvironmentRefusedError(Exception):
@@ -98,6 +127,7 @@ class Runner(Protocol):
         model: str,
         sampling: dict[str, Any],
         time_limit: float,
+        demonstration: str | None = None,
     ) -> Outcome:
         """One rollout, to its end; it is stopped by cancelling it.
 
@@ -105,6 +135,7 @@ class Runner(Protocol):
             example: Of the environment's list.
             sampling: As in a chat request.
             time_limit: Seconds in which the rollout's model calls must end.
+            demonstration: Where the example has what an expert answered, which its traces are reported with.
         """
 
     async def run_group(
@@ -115,6 +146,7 @@ class Runner(Protocol):
         model: str,
         sampling: dict[str, Any],
         time_limit: float,
+        demonstration: str | None = None,
     ) -> list[Outcome]:
         """All rollouts of a group, scored together: an outcome for each, in their order."""
 

@@ -57,6 +57,7 @@ class Rollouts:
         self._rollouts: dict[int, asyncio.Task[None]] = {}
         self._calls: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
         self._model = ""
+        self._demonstration: str | None = None
         self._runner: Runner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[int] | None = None
@@ -113,7 +114,7 @@ class Rollouts:
                     for rollout in list(self._rollouts):
                         self._stop(rollout)
                 case _core.Registered():
-                    self._model = notice.model
+                    self._model, self._demonstration = notice.model, notice.demonstration
                     log.info("registered as worker %d; model %s", notice.worker, notice.model)
                 case _core.Problem():
                     log.warning("%s", notice.message)
@@ -231,7 +232,12 @@ class Rollouts:
         assert self._runner is not None
         (lease,) = leases
         outcome = await self._runner.run(
-            example, _address(lease), model=self._model, sampling=lease.sampling, time_limit=time_limit
+            example,
+            _address(lease),
+            model=self._model,
+            sampling=lease.sampling,
+            time_limit=time_limit,
+            demonstration=self._demonstration,
         )
         return [outcome]
 
@@ -243,6 +249,7 @@ class Rollouts:
             model=self._model,
             sampling=leases[0].sampling,
             time_limit=time_limit,
+            demonstration=self._demonstration,
         )
 
     # Model calls

@@ -165,6 +165,8 @@ pub struct TeacherRequest {
     pub group: GroupId,
     pub environment: EnvironmentId,
     pub samples: Vec<Sample>,
+    /// For each of them what an expert answered, where the environment says it.
+    pub demonstrations: Vec<Option<Arc<str>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

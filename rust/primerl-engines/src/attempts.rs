@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Attempts that one request may lose to healthy engines that answer with errors.
-const MAX_ATTEMPTS: u32 = 6;
-const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+pub(super) const MAX_ATTEMPTS: u32 = 6;
+pub(super) const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 
 impl Engines {
     /// Sample from one engine; if it fails, from another, until the deadline. With `progress`, the engine is asked for
@@ -169,7 +169,7 @@ impl Engines {
     }
 
     /// Timeout of one engine's answer.
-    fn timeout(&self, deadline: Instant) -> Duration {
+    pub(super) fn timeout(&self, deadline: Instant) -> Duration {
         let left = deadline.saturating_duration_since(Instant::now());
         left.min(self.config.request_timeout)
     }

@@ -40,6 +40,7 @@ mod pool;
 mod probe;
 mod request;
 mod routing;
+mod score;
 mod served_version;
 mod slot;
 mod state;

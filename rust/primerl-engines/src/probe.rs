@@ -13,11 +13,11 @@
 use super::client::EngineClient;
 use super::config::EnginesConfig;
 use super::error::EngineError;
+use super::score::scored;
 use super::served_version::Named;
-use crate::clients::{distance, scored_logprobs};
+use crate::clients::distance;
 use primerl_core::PolicyVersion;
 use serde::Deserialize;
-use serde_json::json;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, thiserror::Error)]
@@ -55,11 +55,6 @@ struct Manifest {
     probe: Option<Probe>,
     #[serde(default)]
     files: Vec<File>,
-}
-
-#[derive(Deserialize)]
-struct Answered {
-    model: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -107,32 +102,9 @@ pub(super) async fn check(
     named: &Named,
     probe: &Probe,
 ) -> Result<(), ProbeError> {
-    let sampling =
-        json!({"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": false});
-    let body = json!({
-        "request_id": "primerl-probe", "model": named.model, "token_ids": probe.token_ids,
-        "sampling_params": sampling, "cache_salt": named.version.to_string(), "stream": false,
-    });
-    let answer = client
-        .call(
-            "generate",
-            "/inference/v1/generate",
-            body.to_string().into(),
-            // The probe waits behind the requests that the engine has.
-            config.update_timeout.max(config.request_timeout),
-        )
-        .await?;
-    let answered: Answered =
-        serde_json::from_slice(&answer).map_err(|error| EngineError::Malformed {
-            call: "generate",
-            problem: error.to_string(),
-        })?;
-    named.check_model(answered.model.as_deref())?;
-    let found =
-        scored_logprobs(&answer, &probe.token_ids).map_err(|problem| EngineError::Malformed {
-            call: "generate",
-            problem,
-        })?;
+    // The probe waits behind the requests that the engine has.
+    let timeout = config.update_timeout.max(config.request_timeout);
+    let found = scored(client, named, "primerl-probe", &probe.token_ids, timeout).await?;
     let (mean, largest) = distance(&probe.logprobs, &found);
     // `!(x <= max)` instead of `x > max`, so that NaN fails.
     if mean <= config.probe_tolerance {
@@ -150,6 +122,7 @@ pub(super) async fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn read(manifest: &serde_json::Value) -> Result<Published, ProbeError> {
         let folder = tempfile::tempdir().expect("a temporary folder");

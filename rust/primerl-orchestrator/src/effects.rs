@@ -5,6 +5,7 @@ use crate::custom::AdvantagesThread;
 use crate::envs::workers::Workers;
 use crate::recorder::Recorder;
 use crate::teacher::Teacher;
+use crate::teacher::itself::Itself;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::{Core, Effect, EnvironmentId, RolloutId, Step, WorkerId};
 use primerl_engines::Engines;
@@ -26,7 +27,14 @@ pub(crate) struct Effects {
     /// Set if the program can call custom functions.
     pub advantages: Option<AdvantagesThread>,
     /// Of the environments that learn by on-policy distillation.
-    pub teachers: BTreeMap<EnvironmentId, Teacher>,
+    pub teachers: BTreeMap<EnvironmentId, ScoredBy>,
+}
+
+/// Who scores what the policy samples.
+#[derive(Clone)]
+pub(crate) enum ScoredBy {
+    Teacher(Teacher),
+    Itself(Itself),
 }
 
 impl Effects {
@@ -34,7 +42,7 @@ impl Effects {
         app: &App,
         recorder: Recorder,
         advantages: Option<AdvantagesThread>,
-        teachers: BTreeMap<EnvironmentId, Teacher>,
+        teachers: BTreeMap<EnvironmentId, ScoredBy>,
     ) -> Effects {
         Effects {
             rollouts: Arc::clone(&app.gateway.gateway.rollouts),
@@ -130,7 +138,8 @@ impl Effects {
                 None => debug_assert!(false, "a run that cannot call the function is not started"),
             },
             Effect::ScoreByTeacher { request } => match self.teachers.get(&request.environment) {
-                Some(teacher) => teacher.score(request),
+                Some(ScoredBy::Teacher(teacher)) => teacher.score(request),
+                Some(ScoredBy::Itself(policy)) => policy.score(request),
                 None => debug_assert!(false, "an environment without a teacher asks none"),
             },
             Effect::Evaluated(report) => self.recorder.evaluated(report),

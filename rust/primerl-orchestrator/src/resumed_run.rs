@@ -76,6 +76,10 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
         // The URL may change: a server that was restarted has another port.
         identity.insert("teacher".into(), name.clone());
     }
+    for (environment, shown) in config.demonstrations() {
+        let name = format!("demonstrations of environment {}", environment.0);
+        identity.insert(name, format!("{} in {:?}", shown.key, shown.template));
+    }
     for environment in &config.train.env {
         if let Some(teacher) = &environment.teacher {
             let name = format!("teacher of environment {}", environment.name());

@@ -60,6 +60,7 @@ pub struct Registered {
     environment: u32,
     model: String,
     heartbeat_s: f64,
+    demonstration: Option<String>,
 }
 
 #[pyclass(frozen, get_all, module = "primerl._core")]
@@ -132,6 +133,7 @@ fn notice(py: Python<'_>, notice: Notice) -> PyResult<Py<PyAny>> {
                 environment,
                 model,
                 heartbeat_s,
+                demonstration,
                 ..
             } = answer;
             Py::new(
@@ -141,6 +143,7 @@ fn notice(py: Python<'_>, notice: Notice) -> PyResult<Py<PyAny>> {
                     environment: environment.0,
                     model,
                     heartbeat_s,
+                    demonstration,
                 },
             )?
             .into_any()

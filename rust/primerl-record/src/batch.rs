@@ -13,7 +13,6 @@
 //! [`ALIGNMENT`], counted from the body's start, so that a reader can use the columns in place.
 
 use bytes::Bytes;
-use primerl_core::config::TrainingMode;
 use primerl_core::experts::ExpertsShape;
 use primerl_core::pack::{
     Advantage, ExpertsColumn, GrammarRun, MicroBatch, PackedBatch, TruncatedRun,
@@ -382,9 +381,9 @@ impl Body {
                     self.values(&weighted.teacher_logprobs(), |value| value.to_le_bytes());
                 }
             }
-            ExtraColumn::RlWeights => self.weights(micro_batch.mode_weights(TrainingMode::Rl)),
+            ExtraColumn::RlWeights => self.weights(micro_batch.rl_weights()),
             ExtraColumn::CeWeights => self.weights(micro_batch.ce_weights().into_iter()),
-            ExtraColumn::RefKlWeights => self.weights(micro_batch.mode_weights(TrainingMode::Opd)),
+            ExtraColumn::RefKlWeights => self.weights(micro_batch.ref_kl_weights()),
         }
         let size = 4 * micro_batch.len();
         self.zeros(size.next_multiple_of(ALIGNMENT) - size);

@@ -269,6 +269,8 @@ def algorithm(value: Any, context: Context) -> Any:
     if value in ("opd", "sft"):
         who = ("teacher",) if value == "opd" else ("sampling", "source")
         return _teacher(value, look(context.tree, [*above, *who]), "orchestrator." if of_the_run else "./")
+    if value == "opsd":
+        return Several({"orchestrator.training_mode" if of_the_run else "./training_mode": value})
     name = {"max_rl": "maxrl", "echo": "grpo"}.get(value, value)
     known = get_args(Algorithm.model_fields["type"].annotation)
     if name not in known:
@@ -279,9 +281,19 @@ def algorithm(value: Any, context: Context) -> Any:
         given = look(context.tree, [*above, "roles"], {"tool": {}})
         weights = {role: own.get("alpha", 0.1) for role, own in given.items() if isinstance(own, dict)}
         found[f"{section}.echo"] = {"tool": 0.0, **weights}
-    if not of_the_run and context.get("orchestrator.algo.type") in ("opd", "sft"):
+    if not of_the_run and context.get("orchestrator.algo.type") in ("opd", "sft", "opsd"):
         found["./training_mode"] = "rl"
     return found
+
+
+def demonstration(key: str) -> Rule:
+    """What the policy is shown, of the run or of an environment."""
+
+    def rule(value: Any, context: Context) -> Any:
+        section = "./" if "train" in context.place else "orchestrator."
+        return Several({f"{section}demonstration.{key}": value})
+
+    return rule
 
 
 def _teacher(mode: str, who: Any, section: str) -> Several:

@@ -312,8 +312,9 @@ ALGORITHM: list[Row] = [
     refused("the algorithm", "A.filter.kwargs.**", _FILTER),
     row("A.decay", "B.decay"),
     row("A.episode_agents", "B.episode_agents"),
-    refused("the algorithm", "A.{demo_key,template}", "opsd is not among the algorithms here"),
-    refused("the algorithm", "A.renderer{,.**}", "opsd is not among the algorithms here"),
+    row("A.demo_key", "B.type", rules.demonstration("key")),
+    row("A.template", "B.type", rules.demonstration("template")),
+    note("the algorithm", "A.renderer{,.**}", "the model's own chat template is rendered"),
 ]
 
 OLD_ALGORITHM: list[Row] = [

@@ -26,7 +26,7 @@ from primerl.config.schema.base import (
     Seed,
     Settings,
 )
-from primerl.config.schema.rollouts import Algorithm, Sampling, TrainingMode
+from primerl.config.schema.rollouts import Algorithm, Demonstration, Sampling, TrainingMode
 from primerl.config.schema.services import Client, TailnetNode, Teacher
 from primerl.envs import overrides
 from primerl.process.setting_checks import LEAST_MEMORY_MB, MOST_COUNT, MOST_PORTS
@@ -202,6 +202,8 @@ class TrainSource(Environment):
     (docs/distillation.md)."""
     teacher: Teacher | None = None
     """The teacher of `opd` and `sft` here; default: the run's `teacher`."""
+    demonstration: Demonstration | None = None
+    """What the policy is shown in `opsd` here; default: the run's `demonstration`."""
     sampling: Sampling | None = None
     """How its rollouts are sampled; keys that are not given are those of the run's `sampling`."""
     rollout_s: Seconds | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from primerl.config.schema.base import BadKeysError, check_whole_groups
 from primerl.config.schema.environment import TrainSource
-from primerl.config.schema.rollouts import Sampling, TrainingMode
+from primerl.config.schema.rollouts import Demonstration, Sampling, TrainingMode
 from primerl.config.schema.services import ClientType
 
 if TYPE_CHECKING:
@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 ASKED_AS: dict[TrainingMode, ClientType] = {"opd": "renderer", "sft": "openai_chat_completions"}
 """How the teacher of a mode is asked."""
-LOSS_OF_MODE: dict[TrainingMode, str] = {"rl": "rl_weight", "opd": "ref_kl_weight", "sft": "ce_weight"}
+WITHOUT: dict[TrainingMode, str] = {"rl": "rewards", "opsd": "the policy itself"}
+"""What the other modes learn from."""
+LOSS_OF_MODE: dict[TrainingMode, str] = {
+    "rl": "rl_weight",
+    "opd": "ref_kl_weight",
+    "sft": "ce_weight",
+    "opsd": "ref_kl_weight",
+}
 """The weight of `trainer.loss` by which what a mode learns from is trained."""
 
 
@@ -72,19 +79,20 @@ def losses(orchestration: Orchestration, trained: Sequence[TrainSource]) -> dict
 def check(orchestration: Orchestration, trained: Sequence[TrainSource]) -> None:
     _check_echo(orchestration, trained)
     _check_teachers(orchestration, trained)
+    _check_demonstrations(orchestration, trained)
     _check_filtering(orchestration, trained)
     _check_groups(orchestration, trained)
 
 
 def _check_teachers(orchestration: Orchestration, trained: Sequence[TrainSource]) -> None:
-    uses_runs = not trained and orchestration.training_mode != "rl"
+    uses_runs = not trained and orchestration.training_mode in ASKED_AS
     for index, environment in enumerate(trained):
         place, mode = f"train.env[{index}]", environment.training_mode or orchestration.training_mode
-        if mode == "rl":
+        if mode not in ASKED_AS:
             if environment.teacher is not None:
                 raise BadKeysError(
-                    f'{place}.teacher is given, but training_mode "rl" learns from rewards; omit teacher, or set the '
-                    'training_mode of the environment to "opd" or "sft"',
+                    f'{place}.teacher is given, but training_mode "{mode}" learns from {WITHOUT[mode]}; omit teacher, '
+                    'or set the training_mode of the environment to "opd" or "sft"',
                     f"{place}.teacher",
                 )
             continue
@@ -100,10 +108,36 @@ def _check_teachers(orchestration: Orchestration, trained: Sequence[TrainSource]
         name = "teacher.client" if environment.teacher is None else f"{place}.teacher.client"
         teacher.client.check_type(name, ASKED_AS[mode])
     if orchestration.teacher is not None and not uses_runs:
+        mode = orchestration.training_mode
         raise BadKeysError(
-            'teacher is given, but training_mode "rl" learns from rewards; omit teacher, or set training_mode to "opd" '
-            'or "sft", of the run or of an environment without a teacher of its own',
+            f'teacher is given, but training_mode "{mode}" learns from {WITHOUT.get(mode, "others")}; omit teacher, '
+            'or set training_mode to "opd" or "sft", of the run or of an environment without a teacher of its own',
             "teacher",
+        )
+
+
+def _check_demonstrations(orchestration: Orchestration, trained: Sequence[TrainSource]) -> None:
+    for index, environment in enumerate(trained):
+        mode = environment.training_mode or orchestration.training_mode
+        if environment.demonstration is not None and mode != "opsd":
+            raise BadKeysError(
+                f'train.env[{index}].demonstration is shown with training_mode "opsd" alone, and that of the '
+                f'environment is "{mode}"; omit it, or set training_mode',
+                f"train.env[{index}].demonstration",
+            )
+        if mode == "opsd" and orchestration.client_type != "renderer":
+            raise BadKeysError(
+                f'training_mode "opsd" scores tokens behind a message of its own, which client_type '
+                f"({orchestration.client_type}) does not render; omit client_type",
+                "client_type",
+                "training_mode",
+            )
+    shows = "opsd" in modes(orchestration, trained)
+    if orchestration.demonstration != Demonstration() and trained and not shows:
+        raise BadKeysError(
+            'demonstration is shown with training_mode "opsd" alone, which no environment has; omit it, or set '
+            "training_mode",
+            "demonstration",
         )
 
 

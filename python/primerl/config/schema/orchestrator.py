@@ -41,7 +41,7 @@ from primerl.config.schema.environment import (
 )
 from primerl.config.schema.environment_checks import check_environments, check_held_out, check_ratios, evaluation_labels
 from primerl.config.schema.monitors import check_url
-from primerl.config.schema.rollouts import Admission, Algorithm, Buffer, Sampling, TrainingMode
+from primerl.config.schema.rollouts import Admission, Algorithm, Buffer, Demonstration, Sampling, TrainingMode
 from primerl.config.schema.services import ClientType, Teacher
 
 
@@ -148,9 +148,11 @@ class Orchestration(Section):
     """Samples longer than `seq_len`: dropped, or truncated to it at their ends."""
     training_mode: TrainingMode = "rl"
     """What the policy learns from. `rl`: the rewards of its rollouts. `opd`, on-policy distillation: a teacher's
-    log-probabilities of what it samples. `sft`: a teacher's answers in place of its own (docs/distillation.md)."""
+    log-probabilities of what it samples. `sft`: a teacher's answers in place of its own. `opsd`, self-distillation: its
+    own log-probabilities of what it samples, having seen what an expert answered (docs/distillation.md)."""
     teacher: Teacher | None = None
-    """The teacher of `opd` and `sft`; `rl` has none."""
+    """The teacher of `opd` and `sft`; the other modes have none."""
+    demonstration: Demonstration = Demonstration()
     client_type: ClientType = "renderer"
     """Who turns messages into tokens. `renderer`: the orchestrator; engines take token ids.
     `openai_chat_completions_token`: the engines, with their own template; they say which ids they were given and

@@ -195,7 +195,8 @@ class RLConfig(Monitored):
         usual = {name: 1.0 if name in own else 0.0 for name in names if name not in loss.model_fields_set}
         given, loss = loss, loss.model_copy(update=usual)
         # Where all environments learn alike, a loss of what was sampled may be added; else each token has its own loss.
-        added = {"rl": {"ce_weight"}, "opd": {"rl_weight", "ce_weight"}, "sft": set[str]()}
+        of_sampled = {"rl_weight", "ce_weight"}
+        added = {"rl": {"ce_weight"}, "opd": of_sampled, "opsd": of_sampled, "sft": set[str]()}
         may = {*own, *(added[next(iter(modes))] if len(modes) == 1 else ())}
         for name in names:
             if getattr(loss, name) and name not in may:

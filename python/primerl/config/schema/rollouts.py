@@ -11,7 +11,25 @@ from pydantic import Field, model_validator
 
 from primerl.config.schema.base import BadKeysError, Count, Fraction, Seconds, Section, Seed, Settings
 
-TrainingMode = Literal["rl", "opd", "sft"]
+TrainingMode = Literal["rl", "opd", "sft", "opsd"]
+
+
+class Demonstration(Section):
+    """What the policy is shown to be its own teacher (`training_mode = "opsd"`)."""
+
+    key: str = Field(default="demonstration", min_length=1)
+    """Where examples have what an expert answered, as text: a key of a rollout's `info`, else of its task, such as
+    `answer`."""
+    template: str = "Here is an example of an expert response:\n<demonstration>\n{demonstration}\n</demonstration>"
+    """The system message that is shown before the conversation, with the text in place of `{demonstration}`."""
+
+    @model_validator(mode="after")
+    def _shows_it(self) -> Self:
+        if "{demonstration}" not in self.template:
+            raise BadKeysError(
+                "template has no {demonstration}, in whose place an example's demonstration stands; add it", "template"
+            )
+        return self
 
 
 class LengthPenalty(Section):

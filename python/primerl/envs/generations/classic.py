@@ -45,6 +45,7 @@ from primerl.envs.interface import (
     module_name,
     numbers,
     shortened,
+    with_demonstrations,
 )
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
 from primerl.envs.listing import comparable
@@ -287,6 +288,7 @@ class Runner:
         model: str,
         sampling: dict[str, Any],
         time_limit: float,
+        demonstration: str | None = None,
     ) -> Outcome:
         """One rollout, to its end (see [`Runner`][primerl.envs.interface.Runner])."""
         gateway, _ = await limits.gateway_of(rollout, self.post, time.monotonic() + time_limit, row)
@@ -294,7 +296,8 @@ class Runner:
             output = await self.env.run_rollout(
                 {**row, NUMBER: number}, self.client, model, dict(sampling), state_columns=["trajectory_id"]
             )
-            return outcome_of(output, rollout.label, _RUNNING[number].reward_error, _RUNNING[number].measured)
+            outcome = outcome_of(output, rollout.label, _RUNNING[number].reward_error, _RUNNING[number].measured)
+            return with_demonstrations(outcome, demonstration, [(row.get("info"), row)])
 
     async def run_group(
         self,
@@ -304,6 +307,7 @@ class Runner:
         model: str,
         sampling: dict[str, Any],
         time_limit: float,
+        demonstration: str | None = None,
     ) -> list[Outcome]:
         """All rollouts of a group, scored together."""
         deadline = time.monotonic() + time_limit
@@ -314,10 +318,11 @@ class Runner:
                 rows, self.client, model, dict(sampling), state_columns=["trajectory_id"]
             )
             ended = zip(outputs, rollouts, numbers, strict=True)
-            return [
+            outcomes = [
                 outcome_of(output, rollout.label, _RUNNING[number].reward_error, _RUNNING[number].measured)
                 for output, rollout, number in ended
             ]
+            return [with_demonstrations(outcome, demonstration, [(row.get("info"), row)]) for outcome in outcomes]
 
 
 @asynccontextmanager

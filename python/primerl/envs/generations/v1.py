@@ -33,6 +33,7 @@ from primerl.envs.interface import (
     check_held_out,
     numbers,
     shortened,
+    with_demonstrations,
 )
 from primerl.envs.limits import NO_LIMITS, RolloutLimits
 from primerl.envs.listing import comparable, without_addresses
@@ -210,6 +211,7 @@ class Runner:
         model: str,
         sampling: dict[str, Any],
         time_limit: float,
+        demonstration: str | None = None,
     ) -> Outcome:
         """One rollout, to its end (see [`Runner`][primerl.envs.interface.Runner])."""
         deadline = time.monotonic() + time_limit
@@ -232,7 +234,9 @@ class Runner:
         finally:
             for trace_id in traces:
                 del GATEWAYS[trace_id]
-        return outcome_of(episode, rollout.label, was_cut=seats_end is not None and time.monotonic() >= seats_end)
+        outcome = outcome_of(episode, rollout.label, was_cut=seats_end is not None and time.monotonic() >= seats_end)
+        places = [(trace.info, trace.task.data, task.data) for trace in episode.traces]
+        return with_demonstrations(outcome, demonstration, places)
 
     async def run_group(
         self, task: vf.Task[Any, Any, Any], rollouts: Sequence[Address], **settings: Any

@@ -16,12 +16,19 @@ pub enum TrainingMode {
     Opd,
     /// What a teacher answered in its place.
     Sft,
+    /// Its own log-probabilities of what it sampled, having seen how an expert answers: [`crate::Effect::ScoreByTeacher`].
+    Opsd,
 }
 
 impl TrainingMode {
     /// What it is where nothing was said, and before there was another.
     pub fn is_rl(&self) -> bool {
         *self == TrainingMode::Rl
+    }
+
+    /// Whether every token of a group gets a log-probability that the policy is drawn to.
+    pub fn is_scored(&self) -> bool {
+        matches!(self, TrainingMode::Opd | TrainingMode::Opsd)
     }
 }
 

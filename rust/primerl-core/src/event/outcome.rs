@@ -4,6 +4,7 @@ use crate::rollout::Score;
 use crate::signal::mean;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What the environment reports of one rollout.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -95,6 +96,9 @@ pub struct Trace {
     pub metrics: BTreeMap<String, f64>,
     pub stop_condition: Option<String>,
     pub truncated: bool,
+    /// What an expert answered to the example, where the policy learns from itself having seen it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub demonstration: Option<Arc<str>>,
 }
 
 impl Trace {

@@ -122,11 +122,20 @@ impl MicroBatch {
         weights
     }
 
-    /// 1 for each token that the policy sampled in an environment of this mode, else 0. `[N]`
-    pub fn mode_weights(&self, mode: TrainingMode) -> impl Iterator<Item = f32> {
+    /// 1 for each token that the policy sampled where it learns from rewards, else 0. `[N]`
+    pub fn rl_weights(&self) -> impl Iterator<Item = f32> {
+        self.sampled_where(|mode| mode.is_rl())
+    }
+
+    /// 1 for each token that the policy sampled where it is drawn to another's log-probabilities, else 0. `[N]`
+    pub fn ref_kl_weights(&self) -> impl Iterator<Item = f32> {
+        self.sampled_where(|mode| mode.is_scored())
+    }
+
+    fn sampled_where(&self, holds: fn(TrainingMode) -> bool) -> impl Iterator<Item = f32> {
         let sequences = self.sequences().iter();
         sequences.flat_map(move |weighted| {
-            let belongs = weighted.mode == Some(mode);
+            let belongs = weighted.mode.is_some_and(holds);
             let segments = weighted.sample.segments().iter();
             segments.flat_map(move |segment| {
                 let weight = u8::from(belongs && segment.trained().is_some());
@@ -141,8 +150,8 @@ impl MicroBatch {
             .iter()
             .for_each(|weighted| columns.push(weighted));
         if self.is_mixed() {
-            columns.rl_weights = self.mode_weights(TrainingMode::Rl).collect();
-            columns.ref_kl_weights = self.mode_weights(TrainingMode::Opd).collect();
+            columns.rl_weights = self.rl_weights().collect();
+            columns.ref_kl_weights = self.ref_kl_weights().collect();
         }
         if self.has_ce_weights() {
             columns.ce_weights = self.ce_weights();

@@ -57,6 +57,9 @@ pub struct TrainedTrace {
     /// Tokens of its prompts, each once. 0 in snapshots that did not say.
     #[serde(default)]
     pub input_tokens: u64,
+    /// [`crate::event::Trace::demonstration`]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub demonstration: Option<Arc<str>>,
 }
 
 impl TrainedTrace {
@@ -345,6 +348,7 @@ impl Rollout {
                 turns: lengths[*index].turns,
                 output_tokens: lengths[*index].output_tokens,
                 input_tokens: lengths[*index].input_tokens,
+                demonstration: trace.demonstration.clone(),
             }
         };
         self.traces = kept.iter().map(trained).collect();

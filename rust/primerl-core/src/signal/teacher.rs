@@ -1,8 +1,8 @@
-//! On-policy distillation: a complete group waits until the teacher has returned the log-probability of every token of it.
+//! On-policy distillation: a complete group waits until the teacher, which may be the policy itself, has returned the
+//! log-probability of every token of it.
 
 use super::Source;
 use crate::Core;
-use crate::config::TrainingMode;
 use crate::effect::{Effect, TeacherRequest};
 use crate::group::Group;
 use crate::ids::*;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 impl Core {
     /// What a complete group needs first.
     pub(crate) fn score(&mut self, id: GroupId, environment: EnvironmentId) {
-        if self.config.training_mode(environment) != TrainingMode::Opd {
+        if !self.config.training_mode(environment).is_scored() {
             return self.give_advantages(id, environment);
         }
         let Some(group) = self.groups.live.get(&id) else {
@@ -56,6 +56,10 @@ fn request(group: &Group) -> TeacherRequest {
         group: group.id,
         environment: group.environment,
         samples: group.samples().map(|(_, sample)| sample.clone()).collect(),
+        demonstrations: group
+            .samples()
+            .map(|(trace, _)| group.traces().nth(trace)?.demonstration.clone())
+            .collect(),
     }
 }
 

@@ -387,7 +387,7 @@ impl Observer {
         });
         let mixed = self.config.mixes_modes();
         for (at, mode) in modes.enumerate() {
-            if mode == TrainingMode::Opd {
+            if mode.is_scored() {
                 let scored = -(columns.token_ids[at] as f32);
                 assert_eq!(columns.teacher_logprobs[at], scored);
             }

@@ -13,7 +13,7 @@ pub use self::admission::{AdmissionConfig, LimitConfig};
 pub use self::algorithm::*;
 pub(crate) use self::clients::ScoringTeacher;
 pub use self::core::flops_model;
-pub use self::teacher::TeacherConfig;
+pub use self::teacher::{DemonstrationConfig, TeacherConfig};
 pub use self::timeouts::TimeoutsConfig;
 
 use primerl_core::config::TrainingMode;
@@ -77,6 +77,9 @@ pub struct Config {
     pub training_mode: TrainingMode,
     /// Whom it learns from, where it is not rewards.
     pub teacher: Option<TeacherConfig>,
+    /// What it sees to be its own teacher.
+    #[serde(default)]
+    pub demonstration: DemonstrationConfig,
     /// Who renders: we, or the engines.
     #[serde(default)]
     pub client_type: ClientType,
@@ -289,6 +292,8 @@ pub struct TrainEnvironment {
     pub training_mode: Option<TrainingMode>,
     /// `None`: the run's.
     pub teacher: Option<TeacherConfig>,
+    /// `None`: the run's.
+    pub demonstration: Option<DemonstrationConfig>,
     /// `None`: the run's.
     pub sampling: Option<SamplingConfig>,
     /// Less than `timeouts.rollout_s`; `None`: that.

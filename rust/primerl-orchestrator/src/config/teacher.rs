@@ -1,6 +1,7 @@
 //! `training_mode` and `teacher` of the run and of its environments: whom the policy learns from.
 
 use super::{ClientConfig, ClientType, Config, ConfigError, TrainEnvironment, field};
+use primerl_core::EnvironmentId;
 use primerl_core::config::TrainingMode;
 use serde::Deserialize;
 
@@ -8,6 +9,36 @@ use serde::Deserialize;
 #[serde(deny_unknown_fields)]
 pub struct TeacherConfig {
     pub client: ClientConfig,
+}
+
+/// What the policy is shown in front of what it sampled, to be its own teacher.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DemonstrationConfig {
+    /// Where the environment's examples have it; workers read it.
+    pub key: String,
+    /// A system message, with the demonstration in place of `{demonstration}`.
+    pub template: String,
+}
+
+const PLACE: &str = "{demonstration}";
+
+impl Default for DemonstrationConfig {
+    fn default() -> Self {
+        DemonstrationConfig {
+            key: "demonstration".to_owned(),
+            template: format!(
+                "Here is an example of an expert response:\n<demonstration>\n{PLACE}\n</demonstration>"
+            ),
+        }
+    }
+}
+
+impl DemonstrationConfig {
+    /// The system message with this demonstration.
+    pub fn message(&self, demonstration: &str) -> String {
+        self.template.replace(PLACE, demonstration)
+    }
 }
 
 /// A teacher that environments learn from.
@@ -19,6 +50,28 @@ pub(crate) struct Taught<'a> {
 }
 
 impl Config {
+    fn demonstration_of<'a>(&'a self, own: &'a TrainEnvironment) -> &'a DemonstrationConfig {
+        own.demonstration.as_ref().unwrap_or(&self.demonstration)
+    }
+
+    /// What workers of the environment report of its examples.
+    pub(crate) fn demonstration_key(&self, environment: EnvironmentId) -> Option<String> {
+        let mut shown = self.demonstrations().into_iter();
+        shown.find_map(|(id, shown)| (id == environment).then_some(shown.key))
+    }
+
+    /// What the policy sees in each environment in which it is its own teacher.
+    pub(crate) fn demonstrations(&self) -> Vec<(EnvironmentId, DemonstrationConfig)> {
+        let environments = self.train.env.iter().enumerate();
+        let own = environments
+            .filter(|(_, environment)| self.mode_of(environment) == TrainingMode::Opsd)
+            .map(|(index, environment)| {
+                let shown = self.demonstration_of(environment).clone();
+                (EnvironmentId(index as u32), shown)
+            });
+        own.collect()
+    }
+
     fn mode_of(&self, environment: &TrainEnvironment) -> TrainingMode {
         environment.training_mode.unwrap_or(self.training_mode)
     }
@@ -33,7 +86,7 @@ impl Config {
                 client,
             };
             match (mode, &environment.teacher, &self.teacher) {
-                (TrainingMode::Rl, ..) | (_, None, None) => None,
+                (TrainingMode::Rl | TrainingMode::Opsd, ..) | (_, None, None) => None,
                 (_, Some(own), _) => {
                     let place = format!("train.env.{}.teacher.client", environment.name());
                     Some(taught(place, &own.client))
@@ -59,14 +112,26 @@ impl Config {
         for (environment, taught) in self.train.env.iter().zip(&teachers) {
             let name = |key| format!("train.env.{}.{key}", environment.name());
             match (self.mode_of(environment), taught) {
-                (TrainingMode::Rl, _) if environment.teacher.is_some() => {
+                (mode @ (TrainingMode::Rl | TrainingMode::Opsd), _)
+                    if environment.teacher.is_some() =>
+                {
                     return Err(field(
                         &name("teacher"),
-                        "is given, and training_mode = \"rl\" learns from rewards",
+                        format!("is given, and training_mode = {mode:?} learns from none"),
                         "leave it out, or set training_mode to opd or sft",
                     ));
                 }
                 (TrainingMode::Rl, _) => {}
+                (TrainingMode::Opsd, _) => {
+                    let shown = self.demonstration_of(environment);
+                    if shown.key.is_empty() || !shown.template.contains(PLACE) {
+                        return Err(field(
+                            &name("demonstration"),
+                            "has no key, or its template has no {demonstration}",
+                            "give both, or leave them out",
+                        ));
+                    }
+                }
                 (mode, None) => {
                     return Err(field(
                         &name("training_mode"),

@@ -92,6 +92,7 @@ pub async fn register(
         heartbeat_s,
         leased_together: leased_together(&app, environment, &body),
         long_poll_s: app.config.timeouts.long_poll_s,
+        demonstration: app.config.demonstration_key(environment),
     }))
 }
 

@@ -91,6 +91,9 @@ pub struct RegisterAnswer {
     /// Seconds after which a lease is answered even if it is empty.
     #[serde(default = "longest")]
     pub long_poll_s: f64,
+    /// Where examples have what an expert answered, for the traces that are reported; `None`: it is not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub demonstration: Option<String>,
 }
 
 /// The longest poll of an orchestrator that does not report one: it accepts less.

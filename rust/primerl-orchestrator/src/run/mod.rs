@@ -17,13 +17,14 @@ use crate::batches::Batches;
 use crate::config::{Config, ScoringTeacher, flops_model};
 use crate::custom::{self, AdvantagesThread, CustomAdvantages};
 use crate::driver::{self, Driver};
-use crate::effects::Effects;
+use crate::effects::{Effects, ScoredBy};
 use crate::failure::{Failures, RunError};
 use crate::going_back;
 use crate::page::Page;
 use crate::recorder::{self, Recorder};
 use crate::resumed_run::{self, ResumedRun, identity};
 use crate::server;
+use crate::teacher::itself::{self, Itself, shown_ids};
 use crate::teacher::{self, Teacher};
 use crate::trainer::holder::Holder;
 use crate::unknown;
@@ -102,6 +103,12 @@ impl Prepared {
                 None => error.to_string(),
             })
         })?;
+        for (_, shown) in config.demonstrations() {
+            shown_ids(&renderer, &shown.message("")).map_err(|error| {
+                let problem = "the chat template writes no system message by itself, in which training_mode = opsd shows";
+                ConfigError::Model(format!("{problem} the demonstration: {error}"))
+            })?;
+        }
         let endpoints = config.endpoints()?;
         let teachers = config.scoring_teachers()?;
         let core = Core::new(config.to_core(flops_model(&config.model.path)))?;
@@ -249,7 +256,13 @@ impl Prepared {
             let parts = teacher_parts(&app, stop.clone());
             let teacher = Teacher::start(parts, taught.scorers);
             let of_each = taught.environments.into_iter();
-            teachers.extend(of_each.map(|environment| (environment, teacher.clone())));
+            teachers.extend(
+                of_each.map(|environment| (environment, ScoredBy::Teacher(teacher.clone()))),
+            );
+        }
+        for (environment, shown) in app.config.demonstrations() {
+            let policy = Itself::new(own_parts(&app, stop.clone()), shown);
+            teachers.insert(environment, ScoredBy::Itself(policy));
         }
         let effects = Effects::new(&app, recorder, advantages, teachers);
         let driver = begin(resumed, effects, &app).await?;
@@ -306,6 +319,17 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         probe_tolerance: config.probe_tolerance,
         written_ids: Arc::default(),
         engines_render: config.client_type == ClientType::OpenaiChatCompletionsToken,
+    }
+}
+
+fn own_parts(app: &App, stop: CancellationToken) -> itself::Parts {
+    itself::Parts {
+        renderer: Arc::clone(&app.gateway.gateway.renderer),
+        engines: Arc::clone(&app.engines),
+        driver: app.driver.clone(),
+        waits: app.telemetry.waits.clone(),
+        stop,
+        timeout: Duration::from_micros(app.core_config.timeouts.teacher.0),
     }
 }
 

@@ -12,6 +12,7 @@
 
 mod free;
 mod health;
+pub(crate) mod itself;
 mod member;
 mod proof;
 

@@ -72,6 +72,7 @@ async fn register(State(script): State<Shared>, body: Bytes) -> Response {
         heartbeat_s: 0.05,
         leased_together: script.together,
         long_poll_s: LONG_POLL.as_secs_f64(),
+        demonstration: None,
     })
 }
 

@@ -7,7 +7,6 @@ use super::{InspectError, seconds};
 use crate::batch::{encode, is_the_same};
 use crate::journal;
 use crate::spool::Spool;
-use primerl_core::config::TrainingMode;
 use primerl_core::counters::Counters;
 use primerl_core::pack::{MicroBatch, PackedBatch, Weighted};
 use primerl_core::*;
@@ -198,7 +197,7 @@ fn check_tokens(batch: &PackedBatch, config: &Config) -> Result<(), String> {
     }
     let is_scored = |weighted: &Weighted| {
         weighted.teacher_logprobs.is_some()
-            || config.training_mode(weighted.environment) != TrainingMode::Opd
+            || !config.training_mode(weighted.environment).is_scored()
     };
     let is_scored = micro_batches()
         .flat_map(MicroBatch::sequences)
@@ -303,7 +302,7 @@ fn check_spool(
 mod tests {
     use super::*;
     use primerl_core::EnvironmentId;
-    use primerl_core::config::TrajectoryStrategy;
+    use primerl_core::config::{TrainingMode, TrajectoryStrategy};
     use primerl_core::pack::{Advantage, MicroBatch, Weighted};
     use primerl_core::sample::samples;
     use primerl_core::testing::{config, turn};
