@@ -98,6 +98,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("muon", {"momentum": 0.9}),
     ("sgd", {"momentum": 0.9, "nesterov": True}),
     ("sgd", {}),
+    ("sign_sgd", {}),
 ]
 
 
@@ -185,6 +186,20 @@ def test_sgd_is_torchs() -> None:
         optimizer.step(step)
         sgd.step()
     assert all(torch.allclose(ours[name], theirs[name]) for name in NAMED)
+
+
+def test_sign_sgd_moves_each_weight_by_the_learning_rate() -> None:
+    ours, before = parameters(), parameters()
+    config = filled(OptimConfig, type="sign_sgd", lr=0.1, weight_decay=0.2, max_norm=1e9)
+    optimizer = Optimizer(ours.items(), config, 10)
+    give_gradients(ours, 1)
+    optimizer.step(1)
+    give_gradients(before, 1)
+    for name, parameter in before.items():
+        assert parameter.grad is not None
+        decay = 0.2 if parameter.dim() > 1 and not name.endswith("bias") else 0.0
+        expected = parameter - 0.1 * (parameter.grad.sign() + decay * parameter)
+        torch.testing.assert_close(ours[name].detach(), expected.detach())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -109,8 +109,6 @@ def betas(value: Any, context: Context) -> Any:
 
 
 def optimizer(value: Any, context: Context) -> Any:
-    if value == "sign_sgd":
-        raise Refused("sign_sgd is not among the optimizers here; one of your own is trainer.optim.type = module:name")
     prefix = "trainer." if context.place[0] == "trainer" else ""
     found = Several({f"{prefix}optim.type": value})
     if value == "sgd":
