@@ -25,6 +25,9 @@ pub struct Config {
     pub max_steps: u64,
     /// Rollouts per step. Groups are whole, so a step has more where their sizes do not add up to it.
     pub batch_size: u32,
+    /// Tokens per step, in place of `batch_size`: all that is computed of the samples. Likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_batch_size: Option<u64>,
     /// Rollouts per example, where the environment has no number of its own.
     pub group_size: u32,
     /// Rollouts with which a group may be trained when the others are lost, 2 to `group_size`; `None`, or in a smaller
@@ -148,9 +151,18 @@ pub struct FlopsModel {
 }
 
 impl Config {
-    /// Groups in one batch, where all are of the run's size.
+    /// Groups in one batch, where all are of the run's size. Where it is of tokens: at least.
     pub fn groups_per_batch(&self) -> usize {
-        (self.batch_size / self.group_size) as usize
+        let rollouts = match self.token_batch_size {
+            None => u64::from(self.batch_size),
+            Some(tokens) => tokens / u64::from(self.seq_len.max(1)),
+        };
+        (rollouts / u64::from(self.group_size)) as usize
+    }
+
+    /// How much a step holds: rollouts, or tokens.
+    pub fn step_size(&self) -> u64 {
+        self.token_batch_size.unwrap_or(u64::from(self.batch_size))
     }
 
     /// The largest group of any training environment.
@@ -201,8 +213,12 @@ impl Config {
         trained.any(|(_, environment)| environment.algorithm.echo.is_some())
     }
 
-    /// Most rollouts in flight at once, whatever the engines could take.
+    /// Most rollouts in flight at once, whatever the engines could take. Where a step is of tokens, no more than may be
+    /// begun for its steps are.
     pub fn max_in_flight(&self) -> usize {
+        if self.token_batch_size.is_some() {
+            return u32::MAX as usize;
+        }
         (self.oversampling_factor * f64::from(self.batch_size)).floor() as usize
     }
 

@@ -313,6 +313,7 @@ impl Plan {
             seed: self.seed,
             max_steps: self.max_steps,
             batch_size: orchestrator.batch_size,
+            token_batch_size: None,
             group_size: orchestrator.group_size,
             seq_len: self.seq_len,
             data_ranks: self.data_ranks,

@@ -66,7 +66,6 @@ PRIME_RL: Names = {
     "bench": "`primerl simulate` plans, and benches/ of the repository measure",
     "env_server_base_port": "env workers listen on no port",
     "orchestrator.rollouts_per_example": "it is orchestrator.group_size",
-    "orchestrator.token_batch_size": "orchestrator.batch_size counts rollouts; packing balances tokens",
     "orchestrator.max_inflight_rollouts": "it is orchestrator.oversampling_factor, as a multiple of "
     "orchestrator.batch_size",
     "orchestrator.env": "environments are [[orchestrator.train.env]]",

@@ -13,9 +13,7 @@ TIME = "orchestrator.timeouts.rollout_s"
 ORCHESTRATOR: list[Row] = [
     row(rules.NO_KEY, TIME, default=3600, why="prime-rl has no limit"),
     row("orchestrator.batch_size", "orchestrator.batch_size"),
-    refused(
-        "the batches", "orchestrator.token_batch_size", "a batch is of rollouts: give orchestrator.batch_size", None
-    ),
+    row("orchestrator.token_batch_size", "orchestrator.token_batch_size", rules.unset(None)),
     row("orchestrator.group_size", "orchestrator.group_size", default=1),
     row("orchestrator.rollouts_per_example", "orchestrator.group_size", versions="0.8"),
     row(

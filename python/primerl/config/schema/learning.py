@@ -172,6 +172,17 @@ def _check_filtering(orchestration: Orchestration, trained: Sequence[TrainSource
         )
 
 
+def _check_tokens(orchestration: Orchestration) -> None:
+    """Keys that count rollouts say nothing of a step of tokens. Resolved files hold their defaults."""
+    for key in ("batch_size", "oversampling_factor"):
+        if getattr(orchestration, key) != type(orchestration).model_fields[key].default:
+            raise BadKeysError(
+                f"{key} counts rollouts, and token_batch_size makes a step of so many tokens; omit one of them",
+                key,
+                "token_batch_size",
+            )
+
+
 def _check_groups(orchestration: Orchestration, trained: Sequence[TrainSource]) -> None:
     """A batch is whole groups, and a group of one has nothing to compare with."""
     run, least = orchestration.group_size, orchestration.min_group_size
@@ -184,7 +195,9 @@ def _check_groups(orchestration: Orchestration, trained: Sequence[TrainSource]) 
             "min_group_size",
             "group_size",
         )
-    if len(sizes) == 1:
+    if orchestration.token_batch_size is not None:
+        _check_tokens(orchestration)
+    elif len(sizes) == 1:
         check_whole_groups("batch_size", orchestration.batch_size, "group_size", largest)
     elif orchestration.batch_size < largest:
         raise BadKeysError(

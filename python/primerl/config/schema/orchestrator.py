@@ -125,6 +125,10 @@ class Orchestration(Section):
     batch_size: BatchSize = 128
     """Rollouts per step, a multiple of `group_size`. Where environments have groups of different sizes, a step is full
     with the group that reaches it."""
+    token_batch_size: LargeCount | None = None
+    """Tokens per step, in place of `batch_size`: those of all samples, prompts and results of tools included. A step is
+    full with the group that reaches it. How many rollouts may be under way follows from how long the last ones were;
+    `oversampling_factor` has no part in that."""
     group_size: BatchSize = 8
     """Rollouts of one example, compared with each other."""
     min_group_size: int | None = Field(default=None, ge=2, le=MOST_ROLLOUTS)

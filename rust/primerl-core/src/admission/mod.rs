@@ -4,7 +4,9 @@
 //! steps up to `A = p + 1 + max_async_level` (and never beyond `max_steps`): a rollout that starts now and is trained
 //! at step A is `max_async_level` steps off-policy. So `(A - g + 1) * batch_size` rollouts may be queued, in flight, or
 //! finished and not cut. Groups start whole: one more starts while there are fewer, and where groups have different sizes
-//! it may reach beyond (by less than its size); what a step then has too much is left to the next one.
+//! it may reach beyond (by less than its size); what a step then has too much is left to the next one. Where a step is of
+//! tokens (`token_batch_size`), the tokens of complete groups count, and as many for each other rollout as the last ones
+//! had on average.
 //!
 //! In addition, no more rollouts are in flight than `oversampling_factor * batch_size`, and than the engines that serve
 //! are trusted with, each by a limit of its own. What they yield beyond a batch is kept for the next one.
@@ -172,11 +174,11 @@ pub fn last_step(config: &Config, proved: Option<PolicyVersion>) -> Option<Step>
     })
 }
 
-/// For how many rollouts groups may be under way (begun and not cut). A group is begun while there are fewer.
-pub fn rollouts_allowed(config: &Config, proved: Option<PolicyVersion>, next_step: Step) -> usize {
+/// For how many rollouts, or tokens, groups may be under way (begun and not cut). A group is begun while there is less.
+pub fn allowed(config: &Config, proved: Option<PolicyVersion>, next_step: Step) -> u64 {
     let steps =
         last_step(config, proved).map_or(0, |last| (last.0 + 1).saturating_sub(next_step.0));
-    (steps as usize).saturating_mul(config.batch_size as usize)
+    steps.saturating_mul(config.step_size())
 }
 
 #[cfg(test)]
@@ -197,41 +199,23 @@ mod tests {
 
     #[test]
     fn nothing_before_the_first_proof() {
-        assert_eq!(rollouts_allowed(&config_with(2), None, Step(1)), 0);
+        assert_eq!(allowed(&config_with(2), None, Step(1)), 0);
     }
 
     #[test]
     fn synchronous_is_one_batch_at_a_time() {
         let config = config_with(0);
-        assert_eq!(
-            rollouts_allowed(&config, Some(PolicyVersion(0)), Step(1)),
-            64
-        );
-        assert_eq!(
-            rollouts_allowed(&config, Some(PolicyVersion(0)), Step(2)),
-            0
-        );
-        assert_eq!(
-            rollouts_allowed(&config, Some(PolicyVersion(1)), Step(2)),
-            64
-        );
+        assert_eq!(allowed(&config, Some(PolicyVersion(0)), Step(1)), 64);
+        assert_eq!(allowed(&config, Some(PolicyVersion(0)), Step(2)), 0);
+        assert_eq!(allowed(&config, Some(PolicyVersion(1)), Step(2)), 64);
     }
 
     #[test]
     fn asynchronous_runs_ahead_by_the_level() {
         let config = config_with(2);
-        assert_eq!(
-            rollouts_allowed(&config, Some(PolicyVersion(0)), Step(1)),
-            192
-        );
-        assert_eq!(
-            rollouts_allowed(&config, Some(PolicyVersion(0)), Step(3)),
-            64
-        );
-        assert_eq!(
-            rollouts_allowed(&config, Some(PolicyVersion(0)), Step(4)),
-            0
-        );
+        assert_eq!(allowed(&config, Some(PolicyVersion(0)), Step(1)), 192);
+        assert_eq!(allowed(&config, Some(PolicyVersion(0)), Step(3)), 64);
+        assert_eq!(allowed(&config, Some(PolicyVersion(0)), Step(4)), 0);
     }
 
     fn load(running: u32, waiting: u32, kv_cache_usage: f64, preemptions: u32) -> EngineLoad {
@@ -366,13 +350,7 @@ mod tests {
     #[test]
     fn never_beyond_the_last_step() {
         let config = config_with(2);
-        assert_eq!(
-            rollouts_allowed(&config, Some(PolicyVersion(9)), Step(10)),
-            64
-        );
-        assert_eq!(
-            rollouts_allowed(&config, Some(PolicyVersion(9)), Step(11)),
-            0
-        );
+        assert_eq!(allowed(&config, Some(PolicyVersion(9)), Step(10)), 64);
+        assert_eq!(allowed(&config, Some(PolicyVersion(9)), Step(11)), 0);
     }
 }

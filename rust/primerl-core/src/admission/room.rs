@@ -1,7 +1,7 @@
 //! What may start now: the rules of [`crate::admission`], asked of the core's state.
 
 use crate::Core;
-use crate::admission::{evaluation_limit, rollouts_allowed};
+use crate::admission::{allowed, evaluation_limit, last_step};
 use crate::ids::*;
 
 impl Core {
@@ -41,6 +41,9 @@ impl Core {
     /// Whether so many more training rollouts may start: evaluations keep what they have, and their share while one of
     /// their workers waits.
     pub(crate) fn training_has_room(&self, size: usize) -> bool {
+        if !self.may_train_a_step() {
+            return false;
+        }
         let limit = self.in_flight_limit();
         let training = self.rollouts.training();
         let kept = match self.evaluation_waits() {
@@ -67,13 +70,33 @@ impl Core {
         })
     }
 
-    pub(crate) fn may_begin_group(&self) -> bool {
-        self.rollouts_begun() < self.rollouts_allowed()
+    /// Whether rollouts that start now may be of the next step. A group that was begun for a step which is full without it
+    /// waits.
+    pub(crate) fn may_train_a_step(&self) -> bool {
+        last_step(&self.config, self.ledger.newest_proved()) >= Some(self.next_step)
     }
 
-    /// For how many rollouts groups may be under way.
-    pub(crate) fn rollouts_allowed(&self) -> usize {
-        rollouts_allowed(&self.config, self.ledger.newest_proved(), self.next_step)
+    pub(crate) fn may_begin_group(&self) -> bool {
+        self.begun() < self.allowed()
+    }
+
+    /// For how much groups may be under way: rollouts, or tokens.
+    pub(crate) fn allowed(&self) -> u64 {
+        allowed(&self.config, self.ledger.newest_proved(), self.next_step)
+    }
+
+    /// For how much they are.
+    pub(crate) fn begun(&self) -> u64 {
+        let complete = self.groups.sums().ready;
+        self.ready() + self.measured(self.rollouts_begun() - complete)
+    }
+
+    /// So many rollouts that are not complete, or the tokens that they will have.
+    pub(crate) fn measured(&self, rollouts: usize) -> u64 {
+        match self.config.token_batch_size {
+            None => rollouts as u64,
+            Some(_) => self.groups.usual.of(rollouts, self.config.seq_len),
+        }
     }
 
     /// Rollouts of the groups that are begun, not cut and not set aside.

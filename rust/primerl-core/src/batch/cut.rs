@@ -14,32 +14,47 @@ use std::sync::Arc;
 
 impl Core {
     pub(crate) fn cut_batches(&mut self) {
-        while let Some(rollouts) = self.enough_for_a_batch() {
+        while let Some(needed) = self.enough_for_a_batch() {
             if last_step(&self.config, self.ledger.newest_proved()) < Some(self.next_step) {
                 return;
             }
-            let groups = self.groups.take_ready(rollouts);
+            let measure = match self.config.token_batch_size {
+                None => |group: &Group| group.slots.len() as u64,
+                Some(_) => |group: &Group| group.ready_tokens,
+            };
+            let groups = self.groups.take_ready(needed, measure);
             self.cut(groups);
             self.sweep();
         }
     }
 
-    /// For how many rollouts ready groups are to be cut now. Where generation does not run ahead of the trainer, a step has
-    /// all that were begun for it: one that is left would be trained off-policy.
-    fn enough_for_a_batch(&self) -> Option<usize> {
-        let (ready, needed) = (self.groups.sums().ready, self.config.batch_size as usize);
+    /// Rollouts, or tokens, for which ready groups are to be cut now. Where generation does not run ahead of the trainer, a
+    /// step has all that were begun for it: one that is left would be trained off-policy.
+    fn enough_for_a_batch(&self) -> Option<u64> {
+        let (ready, needed) = (self.ready(), self.config.step_size());
         let takes_all = self.config.max_async_level == 0;
-        match ready >= needed && (!takes_all || ready == self.rollouts_begun()) {
+        let all_are_ready = self.groups.sums().ready == self.rollouts_begun();
+        match ready >= needed && (!takes_all || all_are_ready) {
             true if takes_all => Some(ready),
             true => Some(needed),
             false => None,
         }
     }
 
+    /// Of what is ready: rollouts, or tokens.
+    pub(crate) fn ready(&self) -> u64 {
+        let sums = self.groups.sums();
+        match self.config.token_batch_size {
+            None => sums.ready as u64,
+            Some(_) => sums.ready_tokens,
+        }
+    }
+
     /// Groups in the next batch: those that are ready, and as many of the run's size as it still needs.
     pub(crate) fn groups_needed(&self) -> usize {
-        let missing = (self.config.batch_size as usize).saturating_sub(self.groups.sums().ready);
-        self.groups.ready.len() + missing.div_ceil(self.config.group_size as usize)
+        let missing = self.config.step_size().saturating_sub(self.ready());
+        let group = self.measured(self.config.group_size as usize).max(1);
+        self.groups.ready.len() + missing.div_ceil(group) as usize
     }
 
     fn cut(&mut self, mut groups: Vec<Group>) {

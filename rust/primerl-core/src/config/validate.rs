@@ -26,6 +26,7 @@ impl Config {
     fn validate_sizes(&self) -> Result<(), ConfigError> {
         let sizes = [
             ("batch_size", u64::from(self.batch_size)),
+            ("token_batch_size", self.token_batch_size.unwrap_or(1)),
             ("group_size", u64::from(self.group_size)),
             ("seq_len", u64::from(self.seq_len)),
             ("data_ranks", u64::from(self.data_ranks)),
@@ -68,6 +69,9 @@ impl Config {
 
     /// A batch is whole groups: where all have one size, a multiple of it.
     fn validate_whole_groups(&self) -> Result<(), ConfigError> {
+        if self.token_batch_size.is_some() {
+            return self.validate_min_group_size(self.largest_group() as u32);
+        }
         let own = |environment: &Environment| environment.group_size;
         let batch_size = self.batch_size;
         let sizes: BTreeSet<u32> = self
@@ -92,6 +96,10 @@ impl Config {
                 upper,
             });
         }
+        self.validate_min_group_size(group_size)
+    }
+
+    fn validate_min_group_size(&self, group_size: u32) -> Result<(), ConfigError> {
         if let Some(min_group_size) = self
             .min_group_size
             .filter(|size| !(2..=group_size).contains(size))

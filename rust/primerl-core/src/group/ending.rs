@@ -93,7 +93,7 @@ impl Core {
     /// Drops groups under way beyond those that the run's last step leaves room for, the newest first, and complete ones
     /// last: the run was resumed with a smaller `max_steps`.
     pub(crate) fn drop_beyond_last_step(&mut self) {
-        let (allowed, begun) = (self.rollouts_allowed(), self.rollouts_begun());
+        let (allowed, begun) = (self.allowed(), self.begun());
         if begun <= allowed {
             return;
         }
@@ -102,8 +102,12 @@ impl Core {
             state.set_aside.contains(&group.id)
         };
         let under_way = self.groups.live.values().filter(|group| !set_aside(group));
-        let mut under_way: Vec<(bool, GroupId, usize)> = under_way
-            .map(|group| (group.ready_since.is_none(), group.id, group.slots.len()))
+        let size = |group: &Group| match (self.config.token_batch_size, group.ready_since) {
+            (Some(_), Some(_)) => group.ready_tokens,
+            _ => self.measured(group.slots.len()),
+        };
+        let mut under_way: Vec<(bool, GroupId, u64)> = under_way
+            .map(|group| (group.ready_since.is_none(), group.id, size(group)))
             .collect();
         under_way.sort_unstable();
         // As when groups are begun, the last one may reach beyond what is allowed.

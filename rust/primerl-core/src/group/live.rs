@@ -2,6 +2,7 @@
 
 use super::Group;
 use crate::ids::*;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug, Default)]
@@ -11,7 +12,34 @@ pub(crate) struct Groups {
     pub ready: BTreeSet<(u64, GroupId)>,
     pub next_ready: u64,
     pub next: u64,
+    pub usual: UsualTokens,
     sums: Sums,
+}
+
+/// How long rollouts are: the mean of the last ones, by which it is known how many a step of so many tokens needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct UsualTokens {
+    tokens: f64,
+    rollouts: u64,
+}
+
+/// So many rollouts, or about, are remembered.
+const REMEMBERED: u64 = 256;
+
+impl UsualTokens {
+    pub fn note(&mut self, tokens: usize) {
+        self.rollouts = (self.rollouts + 1).min(REMEMBERED);
+        self.tokens += (tokens as f64 - self.tokens) / self.rollouts as f64;
+    }
+
+    /// Tokens of so many rollouts; of none that is known, as long as a sample may be.
+    pub fn of(&self, rollouts: usize, seq_len: u32) -> u64 {
+        let each = match self.rollouts {
+            0 => f64::from(seq_len),
+            _ => self.tokens.max(1.0),
+        };
+        (each * rollouts as f64) as u64
+    }
 }
 
 /// Rollouts that groups are begun for, lost ones included: a group takes the place in its batch that it was begun with.
@@ -21,6 +49,8 @@ pub(crate) struct Sums {
     pub live: usize,
     /// Of those that are ready.
     pub ready: usize,
+    /// Tokens of these when they became ready.
+    pub ready_tokens: u64,
 }
 
 impl Groups {
@@ -38,10 +68,11 @@ impl Groups {
     /// What `sums` has to be.
     pub fn counted(&self) -> Sums {
         let size = |group: &Group| group.slots.len();
-        let ready = self.ready.iter().filter_map(|(_, id)| self.live.get(id));
+        let ready = || self.ready.iter().filter_map(|(_, id)| self.live.get(id));
         Sums {
             live: self.live.values().map(size).sum(),
-            ready: ready.map(size).sum(),
+            ready: ready().map(size).sum(),
+            ready_tokens: ready().map(|group| group.ready_tokens).sum(),
         }
     }
 
@@ -61,20 +92,23 @@ impl Groups {
         self.next_ready += 1;
         if let Some(group) = self.live.get_mut(&id) {
             group.ready_since = Some(since);
+            let samples = group.samples();
+            group.ready_tokens = samples.map(|(_, sample)| sample.len() as u64).sum();
             self.sums.ready += group.slots.len();
+            self.sums.ready_tokens += group.ready_tokens;
         }
         self.ready.insert((since, id));
     }
 
-    /// Takes out the groups that became ready first, for at least so many rollouts, in the order in which they were
-    /// begun: which groups are trained depends on when they became ready, how they are packed does not.
-    pub fn take_ready(&mut self, rollouts: usize) -> Vec<Group> {
+    /// Takes out the groups that became ready first, until they measure so much, in the order in which they were begun:
+    /// which groups are trained depends on when they became ready, how they are packed does not.
+    pub fn take_ready(&mut self, needed: u64, measure: fn(&Group) -> u64) -> Vec<Group> {
         let (mut chosen, mut found) = (Vec::new(), 0);
         for (_, id) in &self.ready {
-            if found >= rollouts {
+            if found >= needed {
                 break;
             }
-            found += self.live.get(id).map_or(0, |group| group.slots.len());
+            found += self.live.get(id).map_or(0, measure);
             chosen.push(*id);
         }
         chosen.sort_unstable();
@@ -88,6 +122,7 @@ impl Groups {
         if let Some(since) = group.ready_since {
             self.ready.remove(&(since, id));
             self.sums.ready -= group.slots.len();
+            self.sums.ready_tokens -= group.ready_tokens;
         }
         Some(group)
     }

@@ -19,7 +19,7 @@ mod ending;
 mod live;
 mod slots;
 
-pub(crate) use live::Groups;
+pub(crate) use live::{Groups, UsualTokens};
 pub(crate) use slots::Blame;
 
 use crate::ids::*;
@@ -56,6 +56,9 @@ pub struct Group {
     pub slots: Vec<Slot>,
     /// Its place among the complete groups, once it is.
     pub ready_since: Option<u64>,
+    /// Tokens of its samples when it became so.
+    #[serde(default)]
+    pub ready_tokens: u64,
     /// A custom algorithm's result: for each of [`Group::samples`], one advantage a token.
     pub token_advantages: Option<Vec<Arc<[f32]>>>,
     /// In on-policy distillation: for each of [`Group::samples`], the teacher's log-probability of every token, nats.
@@ -97,6 +100,7 @@ impl Group {
             example,
             slots: vec![Slot::Queued; size],
             ready_since: None,
+            ready_tokens: 0,
             token_advantages: None,
             teacher_logprobs: None,
             whole: false,

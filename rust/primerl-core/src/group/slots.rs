@@ -53,6 +53,8 @@ impl Core {
     /// A rollout has finished well.
     pub(crate) fn fill_slot(&mut self, rollout: Box<Rollout>) {
         let id = rollout.group;
+        let tokens = rollout.samples.iter().map(|sample| sample.len());
+        self.groups.usual.note(tokens.sum());
         if let Some(oldest) = rollout.oldest() {
             self.rollouts
                 .note_age(oldest, rollout.id, (id, rollout.slot));

@@ -95,10 +95,11 @@ impl Core {
             in_flight <= limit,
             "{in_flight} rollouts are in flight, {limit} are allowed"
         );
-        let (allowed, begun) = (self.rollouts_allowed(), self.rollouts_begun());
-        let last = self.config.largest_group();
+        let (allowed, begun) = (self.allowed(), self.begun());
+        let last = self.config.largest_group().max(1) as u64;
+        // How many tokens they will have is an estimate.
         ensure!(
-            begun < allowed + last.max(1),
+            self.config.token_batch_size.is_some() || begun < allowed + last,
             "groups of {begun} rollouts are under way, {allowed} are allowed"
         );
         ensure!(

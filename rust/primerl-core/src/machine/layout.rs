@@ -12,7 +12,7 @@ use crate::curriculum::Curriculum;
 use crate::deadlines::Deadlines;
 use crate::environment::Environments;
 use crate::evaluation::Round;
-use crate::group::Group;
+use crate::group::{Group, UsualTokens};
 use crate::ids::*;
 use crate::metrics::Interval;
 use crate::policy::Ledger;
@@ -69,6 +69,8 @@ layout! {
     groups: BTreeMap<GroupId, Group> = groups.live;
     ready: BTreeSet<(u64, GroupId)> = groups.ready;
     next_ready: u64 = groups.next_ready;
+    #[serde(default)]
+    usual_tokens: UsualTokens = groups.usual;
     computing: BTreeMap<GroupId, Armed> = signals.custom;
     #[serde(default)]
     scoring: BTreeMap<GroupId, Armed> = signals.teacher;

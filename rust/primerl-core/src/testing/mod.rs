@@ -21,6 +21,7 @@ pub fn config() -> Config {
         seed: 0,
         max_steps: 3,
         batch_size: 4,
+        token_batch_size: None,
         group_size: 2,
         min_group_size: None,
         group_on_cancel: OnCancel::Refill,

@@ -22,6 +22,8 @@ impl Core {
             wait
         } else if self.why_it_rests(environment).is_some() {
             Wait::Rest(environment)
+        } else if !self.may_train_a_step() {
+            Wait::NextVersion
         } else if !self.training_has_room(together) {
             Wait::Room
         } else if !self.may_begin_group() {

@@ -99,7 +99,7 @@ impl Core {
                 NoRollouts::AllCut
             } else if self.curriculum.missing().is_some() {
                 NoRollouts::NoWorker
-            } else if queued || evaluates || self.may_begin_group() {
+            } else if evaluates || (queued && self.may_train_a_step()) || self.may_begin_group() {
                 NoRollouts::WorkersAway
             } else {
                 NoRollouts::Trainer

@@ -59,6 +59,7 @@ impl Config {
             seed: self.seed,
             max_steps: self.max_steps,
             batch_size: self.batch_size,
+            token_batch_size: self.token_batch_size,
             group_size: self.group_size,
             min_group_size: self.min_group_size,
             group_on_cancel: match self.group_on_cancel {

@@ -45,6 +45,9 @@ pub struct Config {
     pub data_ranks: u32,
     #[serde(default = "default_batch_size")]
     pub batch_size: u32,
+    /// In place of `batch_size`.
+    #[serde(default)]
+    pub token_batch_size: Option<u64>,
     #[serde(default = "default_group_size")]
     pub group_size: u32,
     /// `None`: only whole groups are trained.

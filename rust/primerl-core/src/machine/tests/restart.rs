@@ -5,7 +5,7 @@ use crate::config::Changes;
 use std::collections::BTreeMap;
 
 const ENTRIES: &str = "
-    config rng now curriculum sites groups ready next_ready computing scoring rollouts by_age in_flight_evaluation
+    config rng now curriculum sites groups ready next_ready usual_tokens computing scoring rollouts by_age in_flight_evaluation
     workers lease_requests next_place ledger limits round measured evaluated next_step batches trainer signal_at
     baselines counters losses last_cut next_group next_rollout next_worker deadlines waits ignored finished failed hopeless";
 

@@ -102,6 +102,45 @@ fn a_synchronous_step_takes_all_groups_that_were_begun_for_it() {
     );
 }
 
+/// A step of ten tokens; a rollout has four, a group eight.
+#[test]
+fn a_step_of_tokens_is_full_with_the_group_that_reaches_them() {
+    for max_async_level in [0, 2] {
+        let mut run = Run::started(Config {
+            token_batch_size: Some(10),
+            seq_len: 4,
+            max_async_level,
+            ..config()
+        });
+        assert!(cut(&run.rollouts(2, 0)).is_empty(), "8 of 10");
+        let batch = cut(&run.rollouts(2, 0)).remove(0);
+        assert_eq!(
+            batch.ranks[0].iter().map(|own| own.len()).sum::<usize>(),
+            16
+        );
+        // Synchronous, nothing more is begun before the step is trained.
+        assert_eq!(run.lease(0, 2).is_empty(), max_async_level == 0);
+    }
+}
+
+#[test]
+fn a_step_needs_more_rollouts_where_they_turn_out_shorter() {
+    let mut run = Run::started(Config {
+        token_batch_size: Some(40),
+        seq_len: 20,
+        max_async_level: 0,
+        ..config()
+    });
+    // As long as a sample may be, two are enough; of four tokens, ten are.
+    let mut trained = 0;
+    for rollouts in [2, 2, 2, 2] {
+        assert!(cut(&run.rollouts(rollouts, 0)).is_empty());
+        trained += rollouts;
+    }
+    assert_eq!(cut(&run.rollouts(2, 0)).len(), 1);
+    assert_eq!(trained, 8);
+}
+
 #[test]
 fn each_environment_has_its_own_algorithm() {
     let second = Environment {

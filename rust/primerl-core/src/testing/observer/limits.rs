@@ -24,7 +24,7 @@ impl Observer {
         self.in_flight_evaluation += usize::from(leased.evaluation);
         self.most_in_flight = self.most_in_flight.max(self.in_flight);
         let engines: u32 = self.serving.iter().map(|engine| self.limits[engine]).sum();
-        let batch = self.config.oversampling_factor * f64::from(self.config.batch_size);
+        let batch = self.config.max_in_flight() as f64;
         assert!(engines > 0, "a rollout is leased while no engine serves");
         let together = self.leased_together(leased.environment) as f64;
         let limit = f64::from(engines).max(together).min(batch);
@@ -51,11 +51,15 @@ impl Observer {
             .map(|(_, id)| self.config.rollouts_per_group(*id));
         let (found, wanted) = (sizes.sum::<usize>(), self.config.batch_size as usize);
         let last = self.config.largest_group();
-        assert!(found < wanted + last, "more groups than a batch has");
+        let of_tokens = self.config.token_batch_size.is_some();
+        assert!(
+            of_tokens || found < wanted + last,
+            "more groups than a batch has"
+        );
         if batch.metrics["samples/too_long"] + batch.metrics["samples/masked"] > 0.0 {
             return;
         }
-        assert!(found >= wanted, "a batch has so many groups");
+        assert!(of_tokens || found >= wanted, "a batch has so many groups");
         for ((group, environment), rollouts) in groups {
             let smallest = self.config.min_group_size(environment);
             let largest = self.config.rollouts_per_group(environment);

@@ -98,6 +98,9 @@ pub fn scenario(seed: u64) -> Scenario {
         scenario.config.training_mode = TrainingMode::Opd;
     }
     if rng.random_bool(0.2) {
+        scenario.config.token_batch_size = Some(rng.random_range(10..=120));
+    }
+    if rng.random_bool(0.2) {
         scenario.config.environments[0].algorithm.echo = Some(Echo {
             tool: 0.25,
             ..Echo::default()
