@@ -587,7 +587,7 @@ def test_an_environments_own_groups_teacher_and_sampling() -> None:
         ([{"id": "a"}], {"orchestrator__token_batch_size": 99, "orchestrator__batch_size": 64}, "omit one of them"),
         ([{"id": "a"}], {"orchestrator__token_batch_size": 0}, "token_batch_size"),
         ([{"id": "a", "demonstration": {}}], {}, r"train.env\[0\].demonstration is shown with"),
-        ([{"id": "a"}], {"orchestrator__demonstration": {"key": "x"}}, "demonstration is shown with"),
+        ([{"id": "a"}], {"orchestrator__demonstration": {"key": "x"}}, "demonstration.key is of what is shown"),
         ([{"id": "a", "training_mode": "opsd", "teacher": teacher}], {}, "learns from the policy itself"),
         (
             [{"id": "a", "training_mode": "opsd", "demonstration": {"template": "x"}}],

@@ -133,12 +133,14 @@ def _check_demonstrations(orchestration: Orchestration, trained: Sequence[TrainS
                 "training_mode",
             )
     shows = "opsd" in modes(orchestration, trained)
-    if orchestration.demonstration != Demonstration() and trained and not shows:
-        raise BadKeysError(
-            'demonstration is shown with training_mode "opsd" alone, which no environment has; omit it, or set '
-            "training_mode",
-            "demonstration",
-        )
+    usual, given = Demonstration(), orchestration.demonstration
+    for name in Demonstration.model_fields:
+        if trained and not shows and getattr(given, name) != getattr(usual, name):
+            raise BadKeysError(
+                f'demonstration.{name} is of what is shown with training_mode "opsd" alone, which no environment has; '
+                "omit it, or set training_mode",
+                f"demonstration.{name}",
+            )
 
 
 def _check_echo(orchestration: Orchestration, trained: Sequence[TrainSource]) -> None:

@@ -1,5 +1,7 @@
-"""signSGD (Bernstein et al. 2018, arXiv:1802.04434): `w = w - lr * (sign(gradient) + weight_decay * w)`. Nothing is kept
-from step to step. Weight decay is decoupled, as in AdamW."""
+"""signSGD (Bernstein et al. 2018, arXiv:1802.04434): `w = w - lr * (sign(gradient) + weight_decay * w)`.
+
+Nothing is kept from step to step. Weight decay is decoupled, as in AdamW.
+"""
 
 from __future__ import annotations
 
