@@ -594,7 +594,7 @@ def test_an_environments_own_groups_teacher_and_sampling() -> None:
             {},
             r"template has no \{demonstration\}",
         ),
-        ([{"id": "a", "algorithm": {"echo": {"tool": 0}}}], {}, "all its weights are 0"),
+        ([{"id": "a", "algorithm": {"echo": {"tool": 0}}}], {}, "system, user, assistant and tool are all 0"),
         ([{"id": "a", "teacher": teacher}], {}, r"train.env\[0\].teacher is given, but"),
         ([{"id": "a", "training_mode": "opd"}], {}, r"train.env\[0\].training_mode \(opd\) learns from a teacher"),
         ([{"id": "a", "training_mode": "rl"}], taught("opd"), "teacher is given, but"),

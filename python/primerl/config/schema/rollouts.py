@@ -63,7 +63,10 @@ class Echo(Section):
     @model_validator(mode="after")
     def _learns_something(self) -> Self:
         if not (self.system or self.user or self.assistant or self.tool):
-            raise BadKeysError("all its weights are 0, so nothing is learnt; set one above 0, or omit echo", "tool")
+            raise BadKeysError(
+                "system, user, assistant and tool are all 0, so nothing is learnt; set one above 0, or omit echo",
+                "tool",
+            )
         return self
 
 
@@ -91,7 +94,7 @@ class Algorithm(Section):
     """`grpo` and `dr_grpo` only: subtract a penalty from each reward before the baseline; `{}` takes its defaults. None
     if unset."""
     echo: Echo | None = None
-    """Learn what the environment says, beside the rewards; `{}` takes the defaults: results of tools. None if unset."""
+    """Learn what the environment says, in addition; `{}` takes the defaults: results of tools. None if unset."""
     decay: float = Field(default=0.95, ge=0, lt=1)
     """`rae` only: how much of its baseline, a moving average that starts at 0, a seat keeps at each reward."""
     episode_agents: list[Annotated[str, Field(min_length=1)]] = []
