@@ -586,7 +586,7 @@ def test_an_environments_own_groups_teacher_and_sampling() -> None:
         ([{"id": "a", "group_size": 3}, {"id": "b", "group_size": 9}], {"orchestrator__batch_size": 8}, "at least the"),
         ([{"id": "a"}], {"orchestrator__token_batch_size": 99, "orchestrator__batch_size": 64}, "omit one of them"),
         ([{"id": "a"}], {"orchestrator__token_batch_size": 0}, "token_batch_size"),
-        ([{"id": "a", "demonstration": {}}], {}, r"train.env\[0\].demonstration is shown with"),
+        ([{"id": "a", "demonstration": {}}], {}, r"train.env\[0\].demonstration \({}\) is shown with"),
         ([{"id": "a"}], {"orchestrator__demonstration": {"key": "x"}}, "demonstration.key is of what is shown"),
         ([{"id": "a", "training_mode": "opsd", "teacher": teacher}], {}, "learns from the policy itself"),
         (

@@ -120,10 +120,12 @@ def _check_demonstrations(orchestration: Orchestration, trained: Sequence[TrainS
     for index, environment in enumerate(trained):
         mode = environment.training_mode or orchestration.training_mode
         if environment.demonstration is not None and mode != "opsd":
+            place = f"train.env[{index}].demonstration"
+            given = ", ".join(sorted(environment.demonstration.model_fields_set))
             raise BadKeysError(
-                f'train.env[{index}].demonstration is shown with training_mode "opsd" alone, and that of the '
-                f'environment is "{mode}"; omit it, or set training_mode',
-                f"train.env[{index}].demonstration",
+                f'{place} ({given or "{}"}) is shown with training_mode "opsd" alone, and that of the environment is '
+                f'"{mode}"; omit it, or set training_mode',
+                place,
             )
         if mode == "opsd" and orchestration.client_type != "renderer":
             raise BadKeysError(
