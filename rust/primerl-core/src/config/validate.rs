@@ -85,7 +85,7 @@ impl Config {
                 group_size,
             });
         }
-        if sizes.len() <= 1 && batch_size % group_size != 0 {
+        if sizes.len() <= 1 && !batch_size.is_multiple_of(group_size) {
             let whole = batch_size / group_size;
             let lower = (whole.max(1)).saturating_mul(group_size);
             let upper = (whole.max(1) + 1).saturating_mul(group_size);
