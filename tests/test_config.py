@@ -552,6 +552,7 @@ def test_the_loss_follows_from_the_training_mode() -> None:
     assert weights() == (1, 0, 0)
     assert weights(**taught("opd")) == (0, 0, 1)
     assert weights(**taught("sft")) == (0, 1, 0)
+    assert weights(**taught("opd"), trainer__loss__rl_weight=0) == (0, 0, 1)
     assert weights(**taught("opd"), trainer__loss__rl_weight=0.5, trainer__loss__ref_kl_weight=2) == (0.5, 0, 2)
     assert RLConfig.model_validate(tree(**taught("opd"), orchestrator__group_size=1)).orchestrator.teacher
     mixed = [{"id": "a"}, {"id": "b", "training_mode": "opd", "teacher": {"client": dict(TEACHER)}}]
@@ -559,6 +560,7 @@ def test_the_loss_follows_from_the_training_mode() -> None:
     assert weights(**taught("sft"), orchestrator__train={"env": mixed}) == (0, 1, 1)
     for changes, said in (
         ({"trainer__loss__ce_weight": 1}, 'training_mode "opd" and "rl" no token has such a loss'),
+        ({"trainer__loss__rl_weight": 0}, 'rl_weight is 0, but it is what orchestrator.training_mode "rl" trains'),
         ({"trainer__loss__ref_kl_weight": 0}, 'ref_kl_weight is 0, but it is what orchestrator.training_mode "opd"'),
     ):
         with pytest.raises(ValidationError, match=said):
@@ -572,6 +574,8 @@ def test_an_environments_own_groups_teacher_and_sampling() -> None:
 
     teacher = {"client": dict(TEACHER)}
     replay = {"orchestrator__sampling": {"max_tokens": 100, "truncated": "replay"}}
+    (own,) = checked({"id": "a", "sampling": {}}, orchestrator__sampling={"max_tokens": 100}).train.env
+    assert own.sampling.max_tokens == 100
     found = checked({"id": "a", "sampling": {"top_p": 0.9}}, {"id": "b"}, **replay)
     own = found.train.env[0].sampling
     assert (own.top_p, own.max_tokens, own.truncated, found.train.env[1].sampling) == (0.9, 100, "replay", None)

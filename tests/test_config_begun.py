@@ -40,6 +40,15 @@ id = "reverse-text"
 id = "sort-letters"
 ratio = 2.0
 
+[[orchestrator.train.env]]
+id = "reverse-text"
+name = "shown"
+training_mode = "opsd"
+group_size = 2
+demonstration.key = "answer"
+sampling.temperature = 0.5
+algorithm.echo.user = 0.1
+
 [[orchestrator.eval.env]]
 id = "reverse-text"
 name = "held"
@@ -79,6 +88,19 @@ def refused(config: RLConfig) -> list[str]:
     [
         (["--orchestrator.train.env.1.ratio", "4"], "orchestrator.train.env[1].ratio = 2.0, and now {} = 4.0"),
         (["--orchestrator.train.env.1.name", "x"], 'orchestrator.train.env[1].name = "sort-letters", and now {} = "x"'),
+        (["--orchestrator.train.env.2.group-size", "4"], "orchestrator.train.env[2].group_size = 2, and now {} = 4"),
+        (
+            ["--orchestrator.train.env.2.sampling.temperature", "0.7"],
+            "orchestrator.train.env[2].sampling.temperature = 0.5, and now {} = 0.7",
+        ),
+        (
+            ["--orchestrator.train.env.2.algorithm.echo.user", "0.2"],
+            "orchestrator.train.env[2].algorithm.echo.user = 0.1, and now {} = 0.2",
+        ),
+        (
+            ["--orchestrator.train.env.2.demonstration.template", "{demonstration}"],
+            'orchestrator.train.env[2].demonstration = answer in "Here is an example of an expert response:',
+        ),
         (["--orchestrator.batch-size", "16"], "orchestrator.batch_size = 8, and now {} = 16"),
         (["--orchestrator.algorithm.type", "rloo"], 'orchestrator.algorithm.type = "grpo", and now {} = "rloo"'),
         (["--seq-len", "512"], "seq_len = 256, and now {} = 512"),
@@ -102,8 +124,10 @@ def refused(config: RLConfig) -> list[str]:
 def test_a_change_is_named_by_its_key(folder: Path, overrides: list[str], said: str) -> None:
     (problem,) = refused(given(folder, *overrides))
     key = said.split(" = ", 1)[0]
-    refusal = f"{folder / 'run'} holds a run that was begun with {said.format(key)}: resume with the same config"
-    assert refusal in problem
+    begun = f"{folder / 'run'} holds a run that was begun with {said.format(key)}"
+    assert begun in problem
+    assert f"and now {key} = " in problem
+    assert ": resume with the same config" in problem
 
 
 def test_what_may_change_is_refused_by_nobody(folder: Path) -> None:

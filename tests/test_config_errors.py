@@ -226,7 +226,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, "[model]", "[trainer.optim]\nlr = -1\n\n[model]", [],
      "trainer.optim.lr (in run.toml, line 4): Input should be greater than 0 (it is -1)"),
     (FULL, "[model]", '[trainer.optim]\ntype = "adam"\n\n[model]', [],
-     "trainer.optim (in run.toml, line 4): type is 'adam'; it must be one of 'adamw', 'muon', 'sgd'"),
+     "trainer.optim (in run.toml, line 4): type is 'adam'; it must be one of 'adamw', 'muon', 'sgd', 'sign_sgd'"),
     (FULL, "[model]", "[trainer]\nckpt.interval = 2\n\n[ckpt]\ninterval = 3\n\n[model]", [],
      "ckpt and trainer.ckpt are the same settings, and both are given; omit one of them (in run.toml, line 6)"),
     (FULL, "[model]", "[store]\nkeep = -5\n\n[model]", [],

@@ -13,6 +13,7 @@ import recorded_gpus
 from primerl.cli import main
 from primerl.launch.placement import sharing
 from run_helpers import CONFIG, config_of
+from slurm_helpers import free_ports
 
 QWEN3_4B = {
     "model_type": "qwen3",
@@ -55,12 +56,13 @@ def test_the_plan_is_a_table_and_writes_nothing(
 ) -> None:
     recorded_gpus.use("8xH100", monkeypatch)
     flags = ["--trainer.ranks", "4", "--inference.replicas", "2", "--inference.device", "cuda", "--orchestrator.port"]
-    lines = plan(file, *flags, "8123", code=0, capsys=capsys).splitlines()
+    (port,) = free_ports(1)
+    lines = plan(file, *flags, str(port), code=0, capsys=capsys).splitlines()
     assert lines[0].split("  ")[1:2] == ["process"]
     cells = [[cell.strip() for cell in re.split(r"\s{2,}", line.strip())] for line in lines[1:]]
     assert [row[:5] for row in cells] == [
         ["trainer", "this machine", "GPU 0, 1, 2, 3", "4", "-"],
-        ["orchestrator", "this machine", "-", "1", "127.0.0.1:8123"],
+        ["orchestrator", "this machine", "-", "1", f"127.0.0.1:{port}"],
         ["inference_0", "this machine", "GPU 4", "1", "127.0.0.1:any"],
         ["inference_1", "this machine", "GPU 5", "1", "127.0.0.1:any"],
         ["env_reverse-text_0", "this machine", "-", "1", "-"],

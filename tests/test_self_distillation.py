@@ -29,7 +29,8 @@ def write(folder: Path, **orchestrator: Any) -> Path:
     values |= {"output_dir": str(folder / "run"), "max_steps": 2, "keep_broadcasts": True}
     values["model"]["path"] = str(folder / "tiny")
     values["inference"]["max_model_len"] = 256
-    values["orchestrator"] |= {"training_mode": "opsd", "group_size": 1, **orchestrator}
+    # More groups at a time than there are idle connections to the engine.
+    values["orchestrator"] |= {"training_mode": "opsd", "group_size": 1, "batch_size": 32, **orchestrator}
     file.write_text(tomli_w.dumps(values))
     return file
 

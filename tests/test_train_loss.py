@@ -11,7 +11,7 @@ from typing import Any
 import primerl.train.losses
 import pytest
 import torch
-from primerl.train.data.batch import BatchError, MicroBatch
+from primerl.train.data.batch import Batch, BatchError, MicroBatch
 from primerl.train.loop.statistics import Groups, Statistics
 from primerl.train.loss.components import Loss, LossError, load_policy_loss
 from primerl.train.losses import PolicyLoss, Tokens
@@ -291,6 +291,25 @@ COLUMNS: dict[str, Any] = {
     "versions": [-1, 0, 2, -1, 1, 2],
     "environments": (0, 1),
 }
+
+
+def test_a_rank_with_empty_micro_batches_alone_holds_its_part_of_a_mixed_step() -> None:
+    """Its micro-batch has none of the columns that say which tokens are of which part."""
+    loss = Loss(filled(LossConfig, rl_weight=1.0, ref_kl_weight=1.0, ce_weight=1.0))
+    zeros = [0.0] * 6
+    drawn = {"rl_weights": zeros, "ce_weights": [0, 0, 0.5, 0, 0, 0], "ref_kl_weights": [0, 1, 0, 0, 1, 1]}
+    full = micro(**{**COLUMNS, "loss_mask": [0, 1, 0, 0, 1, 1]}, teacher_logprobs=[-1.0] * 6, **drawn)
+    empty = micro(advantages=[], logprobs=[], loss_mask=[], lengths=())
+    for tokens, missing in ((3, False), (9, True), (2, True)):
+        batches = [Batch(1, rank, 2, tokens, {}, (own,)) for rank, own in enumerate((full, empty))]
+        held = sum(loss.held([loss.targets(batch.micro_batches[0])], batch) for batch in batches)
+        assert isinstance(held, Tensor)
+        for batch in batches:
+            if missing:
+                with pytest.raises(BatchError, match=f"hold 4 tokens to train, and the batch has {tokens}"):
+                    loss.check_held(held, batch)
+            else:
+                loss.check_held(held, batch)
 
 
 def test_each_component_is_divided_by_the_number_of_its_own_tokens() -> None:

@@ -18,6 +18,8 @@ CHANGED = re.compile(
 ENVIRONMENT = re.compile(r"environments\.(\d+)(?:\.(.+))?")
 OF_ENVIRONMENT = re.compile(r"(sampling|truncated sampling|chat_template_kwargs) of environment (\d+)")
 CLIENT = "client of evaluation environment "
+TEACHER = "teacher of environment "
+DEMONSTRATION = re.compile(r"demonstrations of environment (\d+)")
 MODEL = ("flops.", "the model's ")
 ELSEWHERE = {
     "seed": "seed",
@@ -60,6 +62,11 @@ def _placed(config: RLConfig, name: str, was: str, now: str) -> tuple[str, str, 
     numbered = ENVIRONMENT.fullmatch(name)
     if numbered is not None:
         return _of_environment(config, int(numbered[1]), numbered[2] or ""), was, now
+    if name.startswith(TEACHER):
+        return f"{_place(config, name.removeprefix(TEACHER))}.teacher.client.model", was, now
+    shown = DEMONSTRATION.fullmatch(name)
+    if shown is not None:
+        return _of_environment(config, int(shown[1]), "demonstration"), was, now
     if name.startswith(CLIENT):
         label = name.removeprefix(CLIENT)
         return f"{_place(config, label)}.client", was, now
@@ -82,6 +89,9 @@ def _of_environment(config: RLConfig, number: int, field: str) -> str:
         return "orchestrator.eval.env" if config.orchestrator.eval.env else "orchestrator.train.env"
     entry = there[number]
     place = _place(config, entry.label)
+    run = config.orchestrator
+    if field in ("demonstration", "group_size", "training_mode") and getattr(entry, field, None) is None:
+        return f"orchestrator.{field}" if getattr(run, field, None) is not None else place
     if field.startswith("algorithm."):
         key = field.removeprefix("algorithm.")
         own = place if getattr(entry, "algorithm", None) is not None else "orchestrator"
@@ -96,17 +106,21 @@ def _of_environment(config: RLConfig, number: int, field: str) -> str:
 
 def _sampling(config: RLConfig, what: str, number: int, was: str, now: str) -> tuple[str, str, str]:
     """The first value of an environment's sampling that differs; an evaluation may have its own."""
-    if what == "chat_template_kwargs":
-        return "orchestrator.sampling.chat_template_kwargs", was, now
-    if what == "truncated sampling":
-        return "orchestrator.sampling.truncated", was, now
-    before, after = (dict(FIELD.findall(text)) for text in (was, now))
-    name = next((field for field in after if before.get(field) != after[field]), "temperature")
     there = _environments(config)
     own = getattr(there[number], "sampling", None) if number < len(there) else None
-    of_its_own = own is not None and getattr(own, name, None) is not None
-    place = _place(config, there[number].label) if of_its_own else "orchestrator"
-    return f"{place}.sampling.{name}", _value(before.get(name)), _value(after.get(name))
+
+    def key(name: str) -> str:
+        of_its_own = own is not None and getattr(own, name, None) is not None
+        place = _place(config, there[number].label) if of_its_own else "orchestrator"
+        return f"{place}.sampling.{name}"
+
+    if what == "chat_template_kwargs":
+        return key(what), was, now
+    if what == "truncated sampling":
+        return key("truncated"), was, now
+    before, after = (dict(FIELD.findall(text)) for text in (was, now))
+    name = next((field for field in after if before.get(field) != after[field]), "temperature")
+    return key(name), _value(before.get(name)), _value(after.get(name))
 
 
 def _value(text: str | None) -> str:

@@ -39,7 +39,7 @@ def with_own_sampling(given: Any) -> Any:
     merged = []
     for environment in environments:
         own = _given(environment)
-        if own.get("sampling"):
+        if own.get("sampling") is not None:
             environment = {**own, "sampling": {**run, **_given(own["sampling"])}}
         merged.append(environment)
     return {**given, "train": {**train, "env": merged}}

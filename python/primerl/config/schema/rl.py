@@ -26,7 +26,7 @@ from primerl.config.schema.inference import InferenceSettings
 from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, RunWandb, TrainerWandb
 from primerl.config.schema.orchestrator import OrchestratorSettings
 from primerl.config.schema.services import Store, Tailscale
-from primerl.config.schema.trainer import Checkpoints, TrainerSettings
+from primerl.config.schema.trainer import Checkpoints, TrainerSettings, check_loss
 
 
 class Model(Section):
@@ -217,6 +217,7 @@ class RLConfig(Monitored):
                     f"trainer.loss.{name} is 0, but it is what orchestrator.{key} trains; omit it",
                     f"trainer.loss.{name}",
                 )
+        check_loss(loss, "trainer.")
         if loss != given:
             self.trainer = self.trainer.model_copy(update={"loss": loss})
         return self

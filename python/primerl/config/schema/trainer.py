@@ -183,8 +183,6 @@ class Loss(Section):
 
     @model_validator(mode="after")
     def _type_is_known(self) -> Self:
-        if not (self.rl_weight or self.ce_weight or self.ref_kl_weight):
-            raise BadKeysError("rl_weight, ce_weight and ref_kl_weight are all 0; nothing is trained", "rl_weight")
         if self.entropy_weight and not self.rl_weight:
             raise BadKeysError(
                 "entropy_weight is set, but rl_weight is 0; the bonus is over the rl tokens", "entropy_weight"
@@ -194,6 +192,15 @@ class Loss(Section):
         elif self.type != "dppo":
             raise BadKeysError("custom and type are both set; omit one of the two", "custom")
         return self
+
+
+def check_loss(loss: Loss, prefix: str = "") -> None:
+    """Raises ValueError: nothing is trained."""
+    if not (loss.rl_weight or loss.ce_weight or loss.ref_kl_weight):
+        raise BadKeysError(
+            f"{prefix}loss.rl_weight, ce_weight and ref_kl_weight are all 0; nothing is trained",
+            f"{prefix}loss.rl_weight",
+        )
 
 
 class Weights(Section):
@@ -386,3 +393,8 @@ class TrainerConfig(TrainerSettings):
     gpu_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Part of its GPUs' memory that torch may allocate; in `primerl rl`, by deployment.engine_share. If unset, all."""
     model: TrainedModel
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> Self:
+        check_loss(self.loss)
+        return self

@@ -229,8 +229,9 @@ class Trainer:
         device = self.ranks.device
         targets = [self.loss.targets(micro_batch) for micro_batch in batch.micro_batches]
         self.doing(batch.step, "counting tokens over the data ranks")
-        counts = self.ranks.sum(self.loss.counts(targets).to(device))
-        self.loss.check_counts(counts, batch)
+        summed = self.ranks.sum(torch.cat([self.loss.counts(targets), self.loss.held(targets, batch)]).to(device))
+        counts, held = summed[:3], summed[3:]
+        self.loss.check_held(held, batch)
         statistics = Statistics(Groups.of(batch, self.ranks), device)
         every = self.config.distributions_interval
         self.histograms = Histograms(device) if every is not None and batch.step % every == 0 else None

@@ -157,17 +157,19 @@ class Loss:
             dtype=torch.float64,
         )
 
-    def check_counts(self, counts: Tensor, batch: Batch) -> None:
-        """Raises BatchError if the ranks do not hold as many tokens as the orchestrator cut."""
-        extra = {name for micro_batch in batch.micro_batches for name in micro_batch.extra}
-        # A component without a column of its own covers all sampled tokens; tokens that a teacher wrote have one.
-        whole = [name for name in self._weights if f"{name}_weights" not in extra]
-        if not whole and list(self._weights) == ["ce"]:
-            whole = ["ce"]
-        found = int(counts[COMPONENTS.index(whole[0])]) if whole else batch.loss_tokens
-        if found != batch.loss_tokens:
+    def held(self, targets: list[Targets], batch: Batch) -> Tensor:
+        """This rank's tokens for `check_held`, [2] fp64: those that the policy sampled, and others that are trained."""
+        sampled = sum(int(micro_batch.loss_mask.sum()) for micro_batch in batch.micro_batches)
+        return torch.tensor([sampled, sum(int((~own.sampled).sum()) for own in targets)], dtype=torch.float64)
+
+    def check_held(self, held: Tensor, batch: Batch) -> None:
+        """Raises BatchError if the ranks do not hold as many tokens as the orchestrator cut. `held`: of all ranks."""
+        sampled, others = (int(count) for count in held.tolist())
+        # A teacher wrote what the policy did not sample. Others may be more: what an environment said is not counted.
+        if not sampled <= batch.loss_tokens <= sampled + others:
             raise BatchError(
-                f"step {batch.step}: the data ranks hold {found} tokens to train, and the batch has {batch.loss_tokens}"
+                f"step {batch.step}: the data ranks hold {sampled + others} tokens to train, and the batch has "
+                f"{batch.loss_tokens}"
             )
 
     def __call__(

@@ -8,8 +8,8 @@ use crate::effect::Effect;
 use crate::group::Group;
 use crate::ids::*;
 use crate::metrics::{attempt_metrics, buffer_metrics};
-use crate::pack::PackedBatch;
-use std::collections::BTreeSet;
+use crate::pack::{MicroBatch, PackedBatch};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 impl Core {
@@ -76,12 +76,37 @@ impl Core {
         metrics.extend(attempt_metrics(config, &attempts));
         metrics.insert("progress/epoch".to_owned(), self.curriculum.epoch());
         let batch = Arc::new(batch);
+        self.warn_of_echo_in_vain(&batch);
         self.end_cut_rollouts(groups, &batch);
         self.next_step = step.next();
         self.batches.add(&batch);
         self.effects.push(Effect::BatchCut { batch });
         if self.batches.limit(self.next_step, self.config.spool_steps) {
             self.forget_batches();
+        }
+    }
+
+    /// In the first step: environments whose messages are to be learnt, and of which there is none.
+    fn warn_of_echo_in_vain(&mut self, batch: &PackedBatch) {
+        if batch.step != Step(1) || !self.config.echoes() {
+            return;
+        }
+        let weighted = batch.ranks.iter().flatten().flat_map(MicroBatch::sequences);
+        let mut learns: BTreeMap<EnvironmentId, bool> = BTreeMap::new();
+        for weighted in weighted {
+            let mut segments = weighted.sample.segments().iter();
+            let says = segments.any(|segment| segment.observed().next().is_some());
+            *learns.entry(weighted.environment).or_default() |= says;
+        }
+        for (environment, learns) in learns {
+            let algorithm = &self.config.environment(environment).algorithm;
+            if algorithm.echo.is_some() && !learns {
+                let name = self.name(environment).to_owned();
+                self.warn(format!(
+                    "environment {name:?}: algorithm.echo learnt nothing in step 1: no message of the roles that it weighs \
+                     followed an answer, or the chat template does not write them as they are"
+                ));
+            }
         }
     }
 

@@ -54,14 +54,14 @@ pub struct Algorithm {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Echo {
-    pub system: f32,
-    pub user: f32,
-    pub assistant: f32,
-    pub tool: f32,
+    pub system: f64,
+    pub user: f64,
+    pub assistant: f64,
+    pub tool: f64,
 }
 
 impl Echo {
-    pub fn weight(&self, role: MessageRole) -> f32 {
+    pub fn weight(&self, role: MessageRole) -> f64 {
         match role {
             MessageRole::System => self.system,
             MessageRole::User => self.user,
@@ -70,7 +70,7 @@ impl Echo {
         }
     }
 
-    fn weights(&self) -> [f32; 4] {
+    fn weights(&self) -> [f64; 4] {
         [self.system, self.user, self.assistant, self.tool]
     }
 }
@@ -229,7 +229,7 @@ impl Algorithm {
         }
         if let Some(echo) = &self.echo {
             let weights = echo.weights();
-            let valid = |weight: &f32| weight.is_finite() && *weight >= 0.0;
+            let valid = |weight: &f64| weight.is_finite() && *weight >= 0.0;
             if !weights.iter().all(valid) || weights.iter().all(|weight| *weight == 0.0) {
                 return refuse(
                     "echo",

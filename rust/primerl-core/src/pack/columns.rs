@@ -115,7 +115,8 @@ impl MicroBatch {
                 let taught = f32::from(u8::from(segment.is_taught()));
                 weights.resize(begin + segment.len(), taught);
                 for (role, tokens) in segment.observed() {
-                    weights[begin + tokens.start..begin + tokens.end].fill(echo.weight(role));
+                    weights[begin + tokens.start..begin + tokens.end]
+                        .fill(echo.weight(role) as f32);
                 }
             }
         }

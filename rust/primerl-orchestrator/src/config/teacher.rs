@@ -104,7 +104,8 @@ impl Config {
         let longest = answers
             .map(|taught| taught.client.timeout_s)
             .reduce(f64::max);
-        2.0 * longest.unwrap_or(300.0) + self.timeouts.no_engine_s
+        // Without a teacher, the run's own engines may score.
+        2.0 * longest.unwrap_or(self.timeouts.engine_request_s) + self.timeouts.no_engine_s
     }
 
     pub(super) fn validate_teacher(&self) -> Result<(), ConfigError> {

@@ -24,7 +24,7 @@ use crate::page::Page;
 use crate::recorder::{self, Recorder};
 use crate::resumed_run::{self, ResumedRun, identity};
 use crate::server;
-use crate::teacher::itself::{self, Itself, shown_ids};
+use crate::teacher::itself::{self, Itself};
 use crate::teacher::{self, Teacher};
 use crate::trainer::holder::Holder;
 use crate::unknown;
@@ -104,9 +104,10 @@ impl Prepared {
             })
         })?;
         for (_, shown) in config.demonstrations() {
-            shown_ids(&renderer, &shown.message("")).map_err(|error| {
-                let problem = "the chat template writes no system message by itself, in which training_mode = opsd shows";
-                ConfigError::Model(format!("{problem} the demonstration: {error}"))
+            itself::check(&renderer, &shown).map_err(|problem| {
+                let what = "training_mode = opsd shows a demonstration in a system message by itself, which the model's \
+                            chat template cannot write";
+                ConfigError::Model(format!("{what}: {problem}"))
             })?;
         }
         let endpoints = config.endpoints()?;

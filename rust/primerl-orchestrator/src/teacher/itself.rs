@@ -11,13 +11,15 @@ use primerl_service::inbox::DriverHandle;
 use primerl_service::waits::{Overdue, Waits};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 /// Samples of one environment that are scored at a time: engines batch them with the rollouts.
-const AT_A_TIME: usize = 64;
+const AT_A_TIME: usize = 256;
 /// A group that waits for longer is named in the log.
 const PATIENCE: Duration = Duration::from_secs(25);
+const SENTINEL: &str = "zPrimerlDemonstrationSentinelz";
 
 /// The handle. Clones share it.
 #[derive(Clone)]
@@ -27,6 +29,8 @@ struct Inner {
     parts: Parts,
     shown: DemonstrationConfig,
     places: Semaphore,
+    /// Effects are carried out by the driver's thread, whose own runtime has no network.
+    runtime: Handle,
 }
 
 pub(crate) struct Parts {
@@ -40,25 +44,33 @@ pub(crate) struct Parts {
 }
 
 impl Itself {
+    /// # Panics
+    /// Called outside of a runtime.
     pub fn new(parts: Parts, shown: DemonstrationConfig) -> Itself {
         Itself(Arc::new(Inner {
             parts,
             shown,
             places: Semaphore::new(AT_A_TIME),
+            runtime: Handle::current(),
         }))
     }
 
     /// Carries out [`primerl_core::Effect::ScoreByTeacher`].
     pub fn score(&self, request: Arc<TeacherRequest>) {
-        let inner = Arc::clone(&self.0);
+        let (inner, group) = (Arc::clone(&self.0), request.group);
         let stop = inner.parts.stop.clone();
-        tokio::spawn(async move {
-            let group = request.group;
+        let scoring = Arc::clone(&self.0);
+        let scored = inner
+            .runtime
+            .spawn(async move { scoring.group(&request).await });
+        let abort = scored.abort_handle();
+        self.0.runtime.spawn(async move {
             tokio::select! {
-                result = inner.group(&request) => {
+                scored = scored => {
+                    let result = scored.unwrap_or_else(|error| Err(format!("the scoring failed: {error}")));
                     inner.parts.driver.send(Event::TeacherScored { group, result });
                 }
-                () = stop.cancelled() => {}
+                () = stop.cancelled() => abort.abort(),
             }
         });
     }
@@ -71,50 +83,142 @@ impl Inner {
         let waits = &self.parts.waits;
         let _waiting = waits.begin(who, waiting_for, PATIENCE, Overdue::IsNamed);
         let deadline = Instant::now() + self.parts.timeout;
-        let name = format!("group-{}", request.group);
         let samples = request.samples.iter().zip(&request.demonstrations);
-        let scores = samples.map(|(sample, demonstration)| {
-            self.scores_of(&name, sample, demonstration.as_deref(), deadline)
-        });
+        let scores = samples
+            .enumerate()
+            .map(|(number, (sample, demonstration))| {
+                let name = format!("group-{}-{number}", request.group);
+                self.scores_of(name, sample, demonstration.as_deref(), deadline)
+            });
         futures_util::future::try_join_all(scores).await
     }
 
     async fn scores_of(
         &self,
-        name: &str,
+        name: String,
         sample: &Sample,
         demonstration: Option<&str>,
         deadline: Instant,
     ) -> Result<TokenLogprobs, String> {
         let demonstration = demonstration
             .ok_or_else(|| format!("the environment has reported no {}", self.shown.key))?;
-        let mut ids = shown_ids(&self.parts.renderer, &self.shown.message(demonstration))
-            .map_err(|error| error.to_string())?;
-        let before = ids.len();
-        ids.extend(sample.token_ids());
+        let text = self.shown.message(demonstration);
+        let shown = Shown::new(&self.parts.renderer, &text).map_err(|error| error.to_string())?;
+        let sample = sample.token_ids();
+        let own = shown.without_start(&sample);
+        let ids = [&shown.ids, own].concat();
         // Not closed: the semaphore lives as long as this.
         let _place = self
             .places
             .acquire()
             .await
             .map_err(|error| error.to_string())?;
-        let scored = self.parts.engines.score(name, &ids, deadline).await;
-        let mut logprobs = scored.map_err(|error| error.to_string())?.split_off(before);
-        // As of a teacher: nothing precedes a sample's first token.
-        if let Some(first) = logprobs.first_mut() {
+        let scored = self.parts.engines.score(&name, &ids, deadline).await;
+        let mut logprobs = scored.map_err(|error| error.to_string())?;
+        // As of a teacher, nothing precedes a sample's first token: it has no log-probability.
+        let mut found = vec![0.0; sample.len() - own.len()];
+        found.append(&mut logprobs.split_off(shown.ids.len()));
+        if let Some(first) = found.first_mut() {
             *first = 0.0;
         }
-        Ok(TokenLogprobs(logprobs.into()))
+        Ok(TokenLogprobs(found.into()))
     }
 }
 
-/// Ids of a conversation that is a system message alone.
-pub(crate) fn shown_ids(renderer: &Renderer, text: &str) -> Result<Vec<u32>, RenderError> {
-    let mut message = Message::user(text);
-    message.role = "system".to_owned();
-    let options = RenderOptions {
-        add_generation_prompt: false,
-        ..RenderOptions::default()
-    };
-    renderer.render(&[message], &options)
+/// A conversation that is a system message alone.
+struct Shown {
+    ids: Vec<u32>,
+    /// What begins every document of the template, and nothing within one: its first id, if it is such a one.
+    start: Option<u32>,
+}
+
+impl Shown {
+    fn new(renderer: &Renderer, text: &str) -> Result<Shown, RenderError> {
+        let mut message = Message::user(text);
+        message.role = "system".to_owned();
+        let options = RenderOptions {
+            add_generation_prompt: false,
+            ..RenderOptions::default()
+        };
+        let ids = renderer.render(&[message], &options)?;
+        let two = [Message::user("x"), Message::assistant("y")];
+        let two = renderer.render(&two, &options)?;
+        let start = ids.first().copied();
+        let once = |id: &u32| two.iter().filter(|other| *other == id).count() == 1;
+        let start = start.filter(|id| two.first() == Some(id) && once(id));
+        Ok(Shown { ids, start })
+    }
+
+    /// The sample behind this: a document starts once.
+    fn without_start<'a>(&self, sample: &'a [u32]) -> &'a [u32] {
+        match (sample.split_first(), self.start) {
+            (Some((first, rest)), Some(start)) if *first == start => rest,
+            _ => sample,
+        }
+    }
+}
+
+/// Whether the template writes a system message by itself, with its text.
+///
+/// # Errors
+/// What is wrong, for people.
+pub(crate) fn check(renderer: &Renderer, shown: &DemonstrationConfig) -> Result<(), String> {
+    let found =
+        Shown::new(renderer, &shown.message(SENTINEL)).map_err(|error| error.to_string())?;
+    let text = renderer.tokenizer().decode(&found.ids, false);
+    match text.map_err(|error| error.to_string())?.contains(SENTINEL) {
+        true => Ok(()),
+        false => Err("it writes the message without its text".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use primerl_render::testing::write_tiny_model;
+    use std::path::Path;
+
+    const PLAIN: &str =
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
+
+    fn renderer(folder: &Path, template: &str) -> Renderer {
+        write_tiny_model(folder).expect("model folder");
+        std::fs::write(folder.join("chat_template.jinja"), template).expect("writes");
+        Renderer::load(folder).expect("loads")
+    }
+
+    #[test]
+    fn a_template_has_to_write_the_message_with_its_text() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let shown = DemonstrationConfig::default();
+        assert_eq!(check(&renderer(folder.path(), PLAIN), &shown), Ok(()));
+        let silent =
+            format!("{{% if messages[0].role != 'system' %}}{PLAIN}{{% endif %}}<|im_end|>");
+        let problem = check(&renderer(folder.path(), &silent), &shown);
+        assert!(
+            problem
+                .expect_err("is refused")
+                .contains("without its text")
+        );
+    }
+
+    #[test]
+    fn a_document_starts_once() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let starts = |template: &str| {
+            let renderer = renderer(folder.path(), template);
+            let shown = Shown::new(&renderer, "said").expect("renders");
+            let sample = renderer
+                .tokenizer()
+                .encode("<|endoftext|><|im_start|>u")
+                .expect("encodes");
+            (
+                shown.start.is_some(),
+                sample.len() - shown.without_start(&sample).len(),
+            )
+        };
+        assert_eq!(starts(&format!("<|endoftext|>{PLAIN}")), (true, 1));
+        // Each message begins with the same token: that is no start of a document.
+        assert_eq!(starts(PLAIN), (false, 0));
+    }
 }
