@@ -8,7 +8,7 @@ use primerl_core::Event;
 use primerl_core::effect::AdvantagesRequest;
 use primerl_service::config_error::{ConfigError, field};
 use primerl_service::inbox::DriverHandle;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -36,20 +36,22 @@ pub(crate) fn load(
     config: &Config,
     functions: Option<&dyn CustomAdvantages>,
 ) -> Result<(), ConfigError> {
-    let own = config
-        .train
-        .env
-        .iter()
-        .map(|environment| environment.algorithm.as_ref());
-    let used = own.map(|algorithm| algorithm.unwrap_or(&config.algorithm));
-    let custom = used.filter(|algorithm| algorithm.r#type == AlgorithmType::Custom);
-    let paths: BTreeSet<&str> = custom
-        .filter_map(|algorithm| algorithm.path.as_deref())
+    let own = config.train.env.iter().map(|own| match &own.algorithm {
+        // As Python's checks name it, from which the launcher finds file and line.
+        Some(algorithm) => (
+            format!("environment '{}': algorithm", own.name()),
+            algorithm,
+        ),
+        None => ("algorithm".to_owned(), &config.algorithm),
+    });
+    let custom = own.filter(|(_, algorithm)| algorithm.r#type == AlgorithmType::Custom);
+    let paths: BTreeMap<&str, String> = custom
+        .filter_map(|(place, algorithm)| Some((algorithm.path.as_deref()?, place)))
         .collect();
-    for path in paths {
+    for (path, place) in paths {
         let Some(functions) = functions else {
             return Err(field(
-                "algorithm.type",
+                &format!("{place}.type"),
                 "`custom` calls a Python function, and this program has no Python",
                 "start the run with `primerl` or from a script that imports it",
             ));
@@ -57,7 +59,7 @@ pub(crate) fn load(
         functions.load(path).map_err(|problem| {
             let mend = "give module:function of a function that Python can import: run from the folder of its module, \
                         install it, or set PYTHONPATH";
-            field("algorithm.path", format!("`{path}`: {problem}"), mend)
+            field(&format!("{place}.path"), format!("`{path}`: {problem}"), mend)
         })?;
     }
     Ok(())
