@@ -60,6 +60,9 @@ def test_a_models_name_is_looked_for_among_endpoints_then_at_the_provider(monkey
     Path("elsewhere/endpoints.toml").write_text(ENDPOINTS.replace("mine", "other"), encoding="utf-8")
     assert asked("env", "-m", "other", "-e", "elsewhere") == mine
     assert asked("env", "-m", "mine", "-e", "elsewhere") == ("mine", None, None)
+    others = ENDPOINTS.replace("mine", "claude").replace("openai_chat_completions", "anthropic_messages")
+    Path("configs/endpoints.toml").write_text(ENDPOINTS + others, encoding="utf-8")
+    assert asked("env", "-m", "mine") == mine, "the other one is not asked"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from primerl.config.describe import forms
 from primerl.config.errors.fail import ConfigError
 from primerl.config.foreign import KINDS, Kind, Translation, kind_of, rows, translate
 from primerl.config.foreign.rows import ONE, REST, expanded
-from primerl.config.foreign.table import EVALS, GEPA, RL, SFT, table
+from primerl.config.foreign.table import EVAL, EVALS, GEPA, RL, SFT, table
 from primerl.config.foreign.translate import NOT_KNOWN
 from primerl.config.hosted.load_run import load_run
 from primerl.config.schema.evaluation import EvalConfig
@@ -681,3 +681,46 @@ def test_a_single_foreign_key_in_a_file_of_ours_has_its_own_sentence() -> None:
         assert "unknown key" not in said, said
         assert "did you mean" not in said, said
         assert "no key here: " in said or "is a list" in said, said
+
+
+SMALL = """[[orchestrator.train.source]]
+env = { taskset = { id = "reverse-text" }, agent = { harness = { id = "null" } } }
+[orchestrator]
+batch_size = 8
+group_size = 2
+"""
+
+
+def test_a_section_that_is_none_is_not_there() -> None:
+    made = read(f'slurm = "None"\nckpt = "None"\nwandb = "None"\n{SMALL}eval = "None"\n[monitors]\nwandb = "None"\n')
+    whole(made)
+    assert made.tree.keys().isdisjoint({"slurm", "ckpt", "wandb"})
+    assert "eval" not in made.tree["orchestrator"]
+
+
+def test_thinking_that_is_switched_off_stays_off() -> None:
+    made = read(f"{SMALL}[orchestrator.renderer]\nenable_thinking = false\n")
+    whole(made)
+    assert made.tree["orchestrator"]["sampling"]["chat_template_kwargs"] == {"enable_thinking": False}
+    made = read('[data]\nname = "d"\n[renderer]\nenable_thinking = false\n', SFT)
+    assert [left.theirs[-1] for left in made.refused] == ["enable_thinking"]
+
+
+def test_a_loss_of_their_own_is_refused_with_what_ours_gets() -> None:
+    made = read(f'{SMALL}[trainer.loss]\ntype = "custom"\nimport_path = "m.f"\n')
+    assert "docs/custom-losses.md" in next(left.why for left in made.refused if left.theirs[-1] == "import_path")
+
+
+def test_a_name_of_the_run_goes_into_the_folder_that_a_flag_names() -> None:
+    Path("named.toml").write_text(SMALL, encoding="utf-8")
+    flags = ["--output-dir", "out", "--run.name", "one", "--orchestrator.train.source.0.group-size", "4"]
+    config = load_run(["@", "named.toml", *flags], program="primerl rl")
+    assert (config.output_dir, config.orchestrator.train.env[0].group_size) == ("out/one", 4)
+
+
+def test_a_server_that_a_file_names_is_asked_whatever_folders_there_are() -> None:
+    Path("tiny").mkdir()
+    text = 'model = "tiny"\nclient = { base_url = "http://s/v1", api_key_var = "KEY" }\n[env]\ntaskset = { id = "e" }\n'
+    made = read(text, EVAL)
+    assert (made.tree["base_url"], made.tree["api_key_env"]) == ("http://s/v1", "KEY")
+    assert "base_url" not in read('model = "tiny"\n[env]\ntaskset = { id = "e" }\n', EVAL).tree

@@ -16,6 +16,7 @@ import msgpack
 import pytest
 import torch
 import xxhash
+from primerl.train.data.batch import Batch
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, free: int, *, on: str | None = None) -> None:
@@ -229,3 +230,21 @@ def unreadable_manifest(why: str) -> Answer:
 
 def gone(message: str = "the run is over") -> Answer:
     return 410, json.dumps({"error": {"message": message, "type": "gone", "param": None, "code": "finished"}}).encode()
+
+
+def cross_entropy(folder: Path, batches: list[Batch]) -> float:
+    """By transformers, one sequence at a time: the sum weighted by `ce_weights`, by the number of its tokens."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    total, tokens = 0.0, 0
+    for micro_batch in (own for batch in batches for own in batch.micro_batches):
+        lengths = list(micro_batch.sequence_lengths)
+        columns = (micro_batch.token_ids, micro_batch.extra["ce_weights"])
+        for ids, weights in zip(*(torch.split(values, lengths) for values in columns), strict=True):
+            with torch.no_grad():
+                logprobs = model(ids[None].long()).logits[0, :-1].log_softmax(-1)
+            own = logprobs.gather(1, ids[1:, None].long()).squeeze(1)
+            total -= float((own * weights[1:]).sum())
+            tokens += int((weights > 0).sum())
+    return total / tokens

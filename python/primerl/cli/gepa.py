@@ -112,11 +112,12 @@ def with_servers(flags: list[str]) -> list[str]:
             tree |= (own := read(path))
             if file is None and isinstance(own.get("endpoints_path"), str):
                 file = str(Path(path).parent / own["endpoints_path"])
-    known = endpoints.read(None if file is None else Path(file))
     found = list(flags)
     for before in ("", "reflection-"):
         name = value_of(flags, f"--{before}model") or tree.get(f"{before.replace('-', '_')}model")
-        server = known.get(name) if isinstance(name, str) else None
+        if not isinstance(name, str):
+            continue
+        server = endpoints.read(None if file is None else Path(file), name).get(name)
         if server is None:
             continue
         take(found, f"--{before}model")

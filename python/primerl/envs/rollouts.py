@@ -57,7 +57,7 @@ class Rollouts:
         self._rollouts: dict[int, asyncio.Task[None]] = {}
         self._calls: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
         self._model = ""
-        self._demonstration: str | None = None
+        self._asked_for: dict[str, str] = {}
         self._runner: Runner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[int] | None = None
@@ -114,7 +114,9 @@ class Rollouts:
                     for rollout in list(self._rollouts):
                         self._stop(rollout)
                 case _core.Registered():
-                    self._model, self._demonstration = notice.model, notice.demonstration
+                    self._model = notice.model
+                    # Not to generations of others that do not know of it, where it is not asked for.
+                    self._asked_for = {"demonstration": key} if (key := notice.demonstration) else {}
                     log.info("registered as worker %d; model %s", notice.worker, notice.model)
                 case _core.Problem():
                     log.warning("%s", notice.message)
@@ -237,7 +239,7 @@ class Rollouts:
             model=self._model,
             sampling=lease.sampling,
             time_limit=time_limit,
-            demonstration=self._demonstration,
+            **self._asked_for,
         )
         return [outcome]
 
@@ -249,7 +251,7 @@ class Rollouts:
             model=self._model,
             sampling=leases[0].sampling,
             time_limit=time_limit,
-            demonstration=self._demonstration,
+            **self._asked_for,
         )
 
     # Model calls

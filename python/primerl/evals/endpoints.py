@@ -75,7 +75,7 @@ def target(
     """
     if provider is not None and provider not in PROVIDERS:
         raise ConfigError(f"provider: there is no {provider!r}; there are {', '.join(PROVIDERS)}, or give --base-url")
-    entry = read(endpoints).get(model)
+    entry = read(endpoints, model).get(model)
     if entry is not None:
         return Target(entry.model, base_url or entry.base_url, api_key_env or entry.api_key_env)
     if provider is None:
@@ -85,8 +85,10 @@ def target(
     return Target(model, base_url or url, api_key_env or (key if is_needed else None))
 
 
-def read(file: Path | None = None) -> dict[str, Target]:
-    """The endpoints of a file, by their names; none if no file was given and the usual one is not there.
+def read(file: Path | None = None, *names: str) -> dict[str, Target]:
+    """The endpoints of these names of a file; none if no file was given and the usual one is not there.
+
+    An entry that is not asked for may be of a kind that cannot be used here.
 
     Raises:
         ConfigError: The file cannot be read, or an entry cannot be used.
@@ -102,6 +104,8 @@ def read(file: Path | None = None) -> dict[str, Target]:
         raise ConfigError(f"{path}: `endpoint` is a list of tables; write [[endpoint]]")
     found: dict[str, Target] = {}
     for number, entry in enumerate(entries):
+        if isinstance(entry.get("endpoint_id"), str) and entry["endpoint_id"] not in names:
+            continue
         name, one = _entry(f"{path}, endpoint {number + 1}", entry)
         if found.get(name, one) != one:
             raise ConfigError(f"{path}: two endpoints are called {name!r}, and differ; give one of them another name")

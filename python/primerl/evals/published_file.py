@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.config.errors.fail import ConfigError
+from primerl.config.foreign.table import EVALS, kind_of
 from primerl.evals import no_counterpart
 from primerl.evals.endpoints import Target, target
 from primerl.evals.sampling_args import split_sampling
@@ -62,7 +63,8 @@ class Evaluation:
 
 def is_published(tree: Tree) -> bool:
     """Whether a file's tables have this form."""
-    return "eval" in tree or "ablation" in tree
+    # prime-rl's `evals` files have a table of this name.
+    return ("eval" in tree or "ablation" in tree) and kind_of(tree) is not EVALS
 
 
 def evaluations(file: Path, tree: Tree, model: str | None = None) -> list[Evaluation]:

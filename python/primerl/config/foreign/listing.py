@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def within_file(place: Location, kind: Kind) -> Location:
     return place[1:] if kind.within and place and place[0] == kind.within else place
 
 
-def summary(made: Translation, files: Iterable[str]) -> str:
+def summary(made: Translation, files: Sequence[str]) -> str:
     """One line for a command's output."""
     named = " and ".join(files)
     text = f"{named}: a file of {made.kind.name}; {len(made.taken)} keys are translated"
@@ -38,7 +38,7 @@ def summary(made: Translation, files: Iterable[str]) -> str:
     ]
     if groups:
         text += f", and these have no counterpart, on which nothing that is learnt depends: {'; '.join(groups)}"
-    return f"{text}. `primerl convert {named}` shows each, and why"
+    return f"{text}. `primerl convert {' '.join(files)}` shows each, and why"
 
 
 def comments(made: Translation, files: Iterable[str]) -> Iterator[str]:

@@ -165,11 +165,15 @@ def _parted(cls: type[BaseModel], kind: Kind, flags: list[str]) -> tuple[list[tu
     theirs: list[tuple[Location, Any]] = []
     ours: list[str] = []
     words = list(flags)
+    # What our `output_dir` is follows from both of theirs.
+    as_theirs = {"model.name", "model"}
+    if any(word.partition("=")[0] in ("--run.name", "--run.dir") for word in flags):
+        as_theirs.add("output_dir")
     while words:
         word = words.pop(0)
         place = place_of(word) if word.startswith("--") else ()
-        plain = ".".join(f"{part}" for part in place if isinstance(part, str))
-        is_ours = not place or (look_up(cls, place).kind in ("known", "any") and plain not in ("model.name", "model"))
+        plain = "".join("[]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+        is_ours = not place or (look_up(cls, place).kind in ("known", "any") and plain not in as_theirs)
         if is_ours or not table(kind).knows(plain):
             ours.append(word)
             continue

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 UNSET: Final = object()
+OFF: Final = (None, False, "None")
+"""Values by which files say that a table is not there."""
 ONE, REST, PRESENCE = "*", "**", "{}"
 
 

@@ -309,7 +309,8 @@ def _teacher(mode: str, who: Any, section: str) -> Several:
 def of_a_server(value: Any, context: Context) -> Any:
     """Their default endpoint, and its key: where the model is a folder, it is served here instead."""
     model = context.get("model")
-    if isinstance(model, str) and Path(model).is_dir():
+    is_default = look(context.tree, context.place, None) is None
+    if is_default and isinstance(model, str) and Path(model).is_dir():
         raise Omitted
     return value
 

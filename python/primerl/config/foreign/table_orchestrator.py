@@ -76,6 +76,11 @@ ORCHESTRATOR: list[Row] = [
         "turns that extend each other are one sample, and what "
         "the template drops begins another (orchestrator.trajectory_strategy)",
     ),
+    row(
+        "orchestrator.renderer.enable_thinking",
+        "orchestrator.sampling.chat_template_kwargs.enable_thinking",
+        rules.unset(True, None),
+    ),
     note(
         "rendering",
         "orchestrator.renderer.*",

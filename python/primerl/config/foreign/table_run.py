@@ -67,7 +67,8 @@ RUN: list[Row] = [
     refused(
         "checkpoints",
         "{trainer.,orchestrator.,}resume.dir",
-        "a checkpoint of another program cannot be read; its model folder can: model.path",
+        "a checkpoint of prime-rl cannot be read, its model folder can: model.path; a run of primerl resumes in its "
+        "own output_dir",
         None,
     ),
     row("trainer.ckpt{}", "ckpt", rules.table),

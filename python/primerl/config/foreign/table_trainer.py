@@ -82,8 +82,14 @@ TRAINER: list[Row] = [
         lambda _, context: rules.loss(context.get("trainer.loss.type", "default"), context),
     ),
     refused("the loss", "trainer.loss.ipo_threshold", "ipo is not among the losses here"),
-    row("trainer.loss.import_path", "trainer.loss.custom", rules.import_path),
-    row("trainer.loss.kwargs.**", "trainer.loss.args.**"),
+    refused(
+        "the loss",
+        "trainer.loss.{import_path,kwargs.**}",
+        "its function gets one sequence and returns a number; one for trainer.loss.custom gets the tokens of a step "
+        "and returns a value for each: docs/custom-losses.md",
+        None,
+        {},
+    ),
     # Optimizer
     row("trainer.optim.type", "trainer.optim.type", rules.optimizer),
     row("trainer.optim.lr", "trainer.optim.lr", rules.learning_rate, default=1e-6),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from primerl.config.command_line.arguments import Location, dotted
-from primerl.config.foreign.rows import ONE, PRESENCE, REST, UNSET, Context, Omitted, Refused, Row, Several, look
+from primerl.config.foreign.rows import OFF, ONE, PRESENCE, REST, UNSET, Context, Omitted, Refused, Row, Several, look
 from primerl.config.foreign.table import Kind, leaves, table
 
 NOT_KNOWN = "keys that are not known"
@@ -137,7 +137,7 @@ class _Translator:
             self._apply(found[0], found[1], value, place)
             return
         if self.table.has_below(path):
-            if value not in ({}, []):
+            if value not in ({}, [], *OFF):
                 self._refuse(place, "a table is expected there; correct it")
             return
         parent, _, name = path.rpartition(".")
@@ -235,7 +235,7 @@ class _Translator:
                 continue
             theirs = tuple(one.theirs.split("."))
             is_given = look(self.source, theirs, UNSET) is not UNSET
-            has_table = not one.where or look(self.source, one.where.split("."), UNSET) is not UNSET
+            has_table = not one.where or look(self.source, one.where.split("."), UNSET) not in (UNSET, *OFF)
             if is_given or not has_table:
                 continue
             try:
