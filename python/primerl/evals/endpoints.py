@@ -86,9 +86,10 @@ def target(
 
 
 def read(file: Path | None = None, *names: str) -> dict[str, Target]:
-    """The endpoints of these names of a file; none if no file was given and the usual one is not there.
+    """The endpoints of a file, by their names; none if no file was given and the usual one is not there.
 
-    An entry that is not asked for may be of a kind that cannot be used here.
+    Args:
+        names: Those alone, if any; an entry that is not asked for may be of a kind that cannot be used here.
 
     Raises:
         ConfigError: The file cannot be read, or an entry cannot be used.
@@ -104,7 +105,7 @@ def read(file: Path | None = None, *names: str) -> dict[str, Target]:
         raise ConfigError(f"{path}: `endpoint` is a list of tables; write [[endpoint]]")
     found: dict[str, Target] = {}
     for number, entry in enumerate(entries):
-        if isinstance(entry.get("endpoint_id"), str) and entry["endpoint_id"] not in names:
+        if names and isinstance(entry.get("endpoint_id"), str) and entry["endpoint_id"] not in names:
             continue
         name, one = _entry(f"{path}, endpoint {number + 1}", entry)
         if found.get(name, one) != one:

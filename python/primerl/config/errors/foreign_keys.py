@@ -145,6 +145,8 @@ PRIME_RL: Names = {
     "inference.deployment": "servers of your own are orchestrator.engines",
 }
 
+INFERENCE: Names = {"vllm.model": "model is a table here, with path: --model.path"}
+
 PRIME_RL_SFT: Names = {
     **{key: reason.format(*[""] * 4) for key, reason in TRAINER.items()},
     "model.name": "the model is model.path",

@@ -17,7 +17,7 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.errors.validation_errors import describe
 from primerl.config.foreign import listing
 from primerl.config.foreign.loading import shares
-from primerl.config.foreign.table import INFERENCE, RL, Kind, kind_of
+from primerl.config.foreign.table import INFERENCE, RL, Kind, kind_of, leaves, table
 from primerl.config.foreign.translate import Translation, translate
 from primerl.config.process_files.files import dump_toml
 
@@ -60,7 +60,8 @@ def _kind(file: str, tree: dict[str, Any], *, alone: bool) -> Kind | None:
         raise ConfigError(f"{file} is a list of endpoints, which `primerl eval run -e {file}` reads as it is")
     if isinstance(tree.get("model"), str) and isinstance(tree.get("env"), list) and kind is None:
         return None
-    if kind is None and not alone and tree.keys() <= {"model", "max_steps", "log", "slurm"}:
+    # What another file of a run is merged with.
+    if kind is None and not alone and all(table(RL).knows(path) for path, _ in leaves(tree)):
         return RL
     if kind is None:
         raise ConfigError(f"{file} has none of the tables by which files are known; those read here are {WHICH}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from primerl.config.errors.foreign_keys import INFERENCE, Names
 from primerl.config.schema.base import Log, Name, Port, Seconds, Section, Seed, Settings, Threads
 from primerl.config.schema.trainer import EngineLora
 from primerl.inference import backends
@@ -71,6 +72,8 @@ class EngineModel(Section):
 
 class InferenceConfig(InferenceSettings):
     """One inference process (`primerl inference @ file`)."""
+
+    foreign_keys: ClassVar[Names] = INFERENCE
 
     model: EngineModel
     gpu_share: Annotated[float, Field(gt=0, lt=1)] | None = None

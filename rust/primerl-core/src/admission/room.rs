@@ -63,6 +63,9 @@ impl Core {
 
     /// Whether a training rollout could start if there were room for it, and a worker is there to run it.
     fn may_train(&self) -> bool {
+        if !self.may_train_a_step() {
+            return false;
+        }
         let may_begin = self.curriculum.missing().is_none() && self.may_begin_group();
         self.training_environments().any(|id| {
             let state = &self.environments[id];

@@ -3,6 +3,7 @@
 use super::Wait;
 use crate::Core;
 use crate::admission::last_step;
+use crate::config::TrainingMode;
 use crate::ids::*;
 use crate::status::own_name;
 
@@ -43,7 +44,7 @@ impl Core {
                 format!("the trainer to ask for the batch of step {step}")
             }
             Wait::Advantages(_) => "its custom advantages".to_owned(),
-            Wait::Teacher(_) => "its teacher's log-probabilities".to_owned(),
+            Wait::Teacher(group) => self.scores_in_words(group).to_owned(),
             Wait::Blocked(worker) => {
                 let worker = self.workers.registered.get(&worker);
                 let blocked = worker.and_then(|worker| worker.blocked.as_ref());
@@ -130,6 +131,14 @@ impl Core {
              kept for the other class by admission.evaluation_share",
             self.rollouts.evaluating
         )
+    }
+
+    fn scores_in_words(&self, group: GroupId) -> &'static str {
+        let environment = self.groups.live.get(&group).map(|group| group.environment);
+        match environment.map(|id| self.config.training_mode(id)) {
+            Some(TrainingMode::Opsd) => "the policy's own log-probabilities behind a demonstration",
+            _ => "its teacher's log-probabilities",
+        }
     }
 
     /// How far the next batch is, and what holds it up.
