@@ -47,11 +47,12 @@ class Generation:
         """How many tokens there are up to the one that completes a text; None where none is complete."""
         longest = max(map(len, texts))
         # A token is at least a byte, and a character at most four of them.
-        tail = token_ids[-(4 * longest + 64) :]
+        window = 4 * longest + 64
+        tail = token_ids[-window:]
         if not any(text in self._tokenizer.decode(tail, skip_special_tokens=False) for text in texts):
             return None
         for end in range(len(token_ids) - len(tail) + 1, len(token_ids) + 1):
-            begin = max(0, end - (4 * longest + 64))
+            begin = max(0, end - window)
             decoded = self._tokenizer.decode(token_ids[begin:end], skip_special_tokens=False)
             if any(text in decoded for text in texts):
                 return end

@@ -115,6 +115,13 @@ pub enum MessageRole {
 }
 
 impl MessageRole {
+    pub const ALL: [MessageRole; 4] = [
+        MessageRole::System,
+        MessageRole::User,
+        MessageRole::Assistant,
+        MessageRole::Tool,
+    ];
+
     /// `None` for a role that a template of its own may know.
     pub fn of(name: &str) -> Option<MessageRole> {
         match name {

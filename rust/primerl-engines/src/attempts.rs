@@ -10,13 +10,57 @@ use super::request::{GenerateError, SampleRequest, Sampled};
 use super::routing::Resident;
 use super::slot::Slot;
 use super::stream::Assembly;
-use primerl_core::Event;
+use primerl_core::{EngineId, Event};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Attempts that one request may lose to healthy engines that answer with errors.
-pub(super) const MAX_ATTEMPTS: u32 = 6;
-pub(super) const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_ATTEMPTS: u32 = 6;
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+
+/// The attempts of one request that engines have failed.
+pub(super) struct Tries {
+    pub failed: Vec<EngineId>,
+    /// What the last one failed with, for people.
+    pub last: String,
+}
+
+impl Tries {
+    pub(super) fn new() -> Tries {
+        Tries {
+            failed: Vec::new(),
+            last: String::from("no engine has proved its weights"),
+        }
+    }
+
+    fn note(&mut self, slot: &Slot, error: &EngineError) {
+        self.last = format!("{}: {error}", slot.engine.client.url());
+    }
+
+    /// Gives the place back and waits, for longer each time. An error: this was the last attempt.
+    async fn back_off(&mut self, slot: Slot) -> Result<(), GenerateError> {
+        self.failed.push(slot.engine.id);
+        drop(slot);
+        let attempts = self.failed.len() as u32;
+        if attempts >= MAX_ATTEMPTS {
+            let last = std::mem::take(&mut self.last);
+            return Err(GenerateError::Exhausted { attempts, last });
+        }
+        tokio::time::sleep(FIRST_BACKOFF * 2_u32.pow(attempts - 1)).await;
+        Ok(())
+    }
+
+    /// An engine failed, which has nothing to show of its attempt.
+    pub(super) async fn lost(
+        &mut self,
+        slot: Slot,
+        error: EngineError,
+    ) -> Result<(), GenerateError> {
+        self.note(&slot, &error);
+        slot.failed();
+        self.back_off(slot).await
+    }
+}
 
 impl Engines {
     /// Sample from one engine; if it fails, from another, until the deadline. With `progress`, the engine is asked for
@@ -26,14 +70,12 @@ impl Engines {
         request: &SampleRequest<'_>,
         mut progress: Option<&mut dyn Progress>,
     ) -> Result<Sampled, GenerateError> {
-        let mut last = String::from("no engine has proved its weights");
-        let mut failed = Vec::new();
-        let mut attempts = 0;
+        let mut tries = Tries::new();
         let mut begun = Begun::default();
         loop {
-            let picked = self.pick(request.resident, request.deadline, &failed);
+            let picked = self.pick(request.resident, request.deadline, &tries.failed);
             let Some(slot) = picked.await else {
-                return Err(GenerateError::Deadline { last });
+                return Err(GenerateError::Deadline { last: tries.last });
             };
             let sampled = self.go_on(&slot, request, &mut begun, reborrow(&mut progress));
             let error = match sampled.await? {
@@ -52,19 +94,19 @@ impl Engines {
                     // No engine failed: the request starts again on the new weights, as often as the deadline allows.
                     tracing::info!(request = request.request_id, %error, "sampled again");
                     self.crossed.fetch_add(1, Ordering::Relaxed);
-                    last = error.to_string();
+                    tries.last = error.to_string();
                     continue;
                 }
                 Err(error) => error,
             };
             tracing::warn!(engine = %slot.engine.client.url(), request = request.request_id, %error, "engine request failed");
-            last = format!("{}: {error}", slot.engine.client.url());
+            tries.note(&slot, &error);
             if progress
                 .as_mut()
                 .is_some_and(|progress| !progress.go_on(begun.tokens()))
             {
                 slot.failed();
-                return Err(GenerateError::Interrupted { last });
+                return Err(GenerateError::Interrupted { last: tries.last });
             }
             self.failovers.fetch_add(1, Ordering::Relaxed);
             if matches!(
@@ -78,13 +120,7 @@ impl Engines {
             if slot.is_lost() {
                 continue; // It is out of rotation, so it cannot be picked again before it proved itself.
             }
-            attempts += 1;
-            if attempts >= MAX_ATTEMPTS {
-                return Err(GenerateError::Exhausted { attempts, last });
-            }
-            failed.push(slot.engine.id);
-            drop(slot);
-            tokio::time::sleep(FIRST_BACKOFF * 2_u32.pow(attempts - 1)).await;
+            tries.back_off(slot).await?;
         }
     }
 
@@ -182,11 +218,10 @@ impl Engines {
         resident: Option<Resident>,
         deadline: Instant,
     ) -> Result<Vec<u32>, GenerateError> {
-        let mut last = String::from("no engine has proved its weights");
-        let mut failed = Vec::new();
+        let mut tries = Tries::new();
         loop {
-            let Some(slot) = self.pick(resident, deadline, &failed).await else {
-                return Err(GenerateError::Deadline { last });
+            let Some(slot) = self.pick(resident, deadline, &tries.failed).await else {
+                return Err(GenerateError::Deadline { last: tries.last });
             };
             let client = &slot.engine.client;
             let timeout = self.timeout(deadline);
@@ -197,15 +232,7 @@ impl Engines {
                 Err(error) => error,
             };
             tracing::warn!(engine = %client.url(), %error, "an engine could not render");
-            last = format!("{}: {error}", client.url());
-            slot.failed();
-            failed.push(slot.engine.id);
-            let attempts = failed.len() as u32;
-            if attempts >= MAX_ATTEMPTS {
-                return Err(GenerateError::Exhausted { attempts, last });
-            }
-            drop(slot);
-            tokio::time::sleep(FIRST_BACKOFF * 2_u32.pow(attempts - 1)).await;
+            tries.lost(slot, error).await?;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The policy's log-probabilities of tokens that it did not sample in this place: a prompt is computed, and not continued.
 
-use super::attempts::{FIRST_BACKOFF, MAX_ATTEMPTS};
+use super::attempts::Tries;
 use super::client::EngineClient;
 use super::clients::scored_logprobs;
 use super::error::EngineError;
@@ -26,11 +26,10 @@ impl Engines {
         token_ids: &[u32],
         deadline: Instant,
     ) -> Result<Vec<f32>, GenerateError> {
-        let mut last = String::from("no engine has proved its weights");
-        let mut failed = Vec::new();
+        let mut tries = Tries::new();
         loop {
-            let Some(slot) = self.pick(None, deadline, &failed).await else {
-                return Err(GenerateError::Deadline { last });
+            let Some(slot) = self.pick(None, deadline, &tries.failed).await else {
+                return Err(GenerateError::Deadline { last: tries.last });
             };
             let timeout = self.timeout(deadline);
             let (client, named) = (&slot.engine.client, &slot.served.named);
@@ -47,17 +46,9 @@ impl Engines {
                 Err(error) if !error.is_retryable() => return Err(GenerateError::Refused(error)),
                 Err(error) => error,
             };
-            let url = slot.engine.client.url();
-            tracing::warn!(engine = %url, %error, "an engine could not score");
-            last = format!("{url}: {error}");
-            slot.failed();
-            failed.push(slot.engine.id);
-            let attempts = failed.len() as u32;
-            if attempts >= MAX_ATTEMPTS {
-                return Err(GenerateError::Exhausted { attempts, last });
-            }
-            drop(slot);
-            tokio::time::sleep(FIRST_BACKOFF * 2_u32.pow(attempts - 1)).await;
+            let engine = slot.engine.client.url();
+            tracing::warn!(%engine, %error, "an engine could not score");
+            tries.lost(slot, error).await?;
         }
     }
 }

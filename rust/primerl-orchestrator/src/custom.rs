@@ -57,9 +57,9 @@ pub(crate) fn load(
             ));
         };
         functions.load(path).map_err(|problem| {
-            let mend = "give module:function of a function that Python can import: run from the folder of its module, \
+            let remedy = "give module:function of a function that Python can import: run from the folder of its module, \
                         install it, or set PYTHONPATH";
-            field(&format!("{place}.path"), format!("`{path}`: {problem}"), mend)
+            field(&format!("{place}.path"), format!("`{path}`: {problem}"), remedy)
         })?;
     }
     Ok(())

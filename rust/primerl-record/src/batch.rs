@@ -7,9 +7,10 @@
 //! The columns of one micro-batch of N tokens follow those of the previous one: `token_ids` i32, `logprobs` f32,
 //! `advantages` f32, `versions` i32, `temperatures` f32, `loss_mask` u8, each `[N]`, then zeros up to the next multiple
 //! of [`ALIGNMENT`]; then the header's `extra_columns`, f32 `[N]`, each with its zeros: `teacher_logprobs` if a teacher
-//! scored the tokens, `ce_weights`, 1 or 0, if it wrote some of them (or a weight, of what the environment said), both and also `rl_weights` and `ref_kl_weights`, if
-//! environments learn from different things; then the rows of `routed_experts`, `[tokens of its
-//! runs, layers, chosen]`, u8 or u16, if engines reported some, with their zeros. The first column also begins at a multiple of
+//! scored the tokens, `ce_weights`, 1 or 0, if it wrote some of them (or a weight, of what the environment said), both and
+//! also `rl_weights` and `ref_kl_weights`, if environments learn from different things; then the rows of `routed_experts`,
+//! `[tokens of its runs, layers, chosen]`, u8 or u16, if engines reported some, with their zeros. The first column also
+//! begins at a multiple of
 //! [`ALIGNMENT`], counted from the body's start, so that a reader can use the columns in place.
 
 use bytes::Bytes;

@@ -2,7 +2,6 @@
 
 use super::build;
 use crate::Core;
-use crate::admission::last_step;
 use crate::counters::{Attempts, Ended, VoidReason};
 use crate::effect::Effect;
 use crate::group::Group;
@@ -15,14 +14,11 @@ use std::sync::Arc;
 impl Core {
     pub(crate) fn cut_batches(&mut self) {
         while let Some(needed) = self.enough_for_a_batch() {
-            if last_step(&self.config, self.ledger.newest_proved()) < Some(self.next_step) {
+            if !self.may_train_a_step() {
                 return;
             }
-            let measure = match self.config.token_batch_size {
-                None => |group: &Group| group.slots.len() as u64,
-                Some(_) => |group: &Group| group.ready_tokens,
-            };
-            let groups = self.groups.take_ready(needed, measure);
+            let of_tokens = self.config.token_batch_size.is_some();
+            let groups = self.groups.take_ready(needed, of_tokens);
             self.cut(groups);
             self.sweep();
         }
@@ -33,8 +29,8 @@ impl Core {
     fn enough_for_a_batch(&self) -> Option<u64> {
         let (ready, needed) = (self.ready(), self.config.step_size());
         let takes_all = self.config.max_async_level == 0;
-        let all_are_ready = self.groups.sums().ready == self.rollouts_begun();
-        match ready >= needed && (!takes_all || all_are_ready) {
+        let all_are_ready = || self.groups.sums().ready == self.rollouts_begun();
+        match ready >= needed && (!takes_all || all_are_ready()) {
             true if takes_all => Some(ready),
             true => Some(needed),
             false => None,

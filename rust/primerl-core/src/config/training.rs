@@ -71,7 +71,7 @@ impl Echo {
     }
 
     fn weights(&self) -> [f64; 4] {
-        [self.system, self.user, self.assistant, self.tool]
+        MessageRole::ALL.map(|role| self.weight(role))
     }
 }
 

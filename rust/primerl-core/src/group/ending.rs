@@ -102,9 +102,10 @@ impl Core {
             state.set_aside.contains(&group.id)
         };
         let under_way = self.groups.live.values().filter(|group| !set_aside(group));
-        let size = |group: &Group| match (self.config.token_batch_size, group.ready_since) {
-            (Some(_), Some(_)) => group.ready_tokens,
-            _ => self.measured(group.slots.len()),
+        let of_tokens = self.config.token_batch_size.is_some();
+        let size = |group: &Group| match group.ready_since {
+            Some(_) => group.ready_size(of_tokens),
+            None => self.measured(group.slots.len()),
         };
         let mut under_way: Vec<(bool, GroupId, u64)> = under_way
             .map(|group| (group.ready_since.is_none(), group.id, size(group)))

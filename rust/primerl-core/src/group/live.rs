@@ -32,7 +32,7 @@ impl UsualTokens {
         self.tokens += (tokens as f64 - self.tokens) / self.rollouts as f64;
     }
 
-    /// Tokens of so many rollouts; of none that is known, as long as a sample may be.
+    /// Tokens of so many rollouts; where none is known, each is as long as a sample may be.
     pub fn of(&self, rollouts: usize, seq_len: u32) -> u64 {
         let each = match self.rollouts {
             0 => f64::from(seq_len),
@@ -100,15 +100,18 @@ impl Groups {
         self.ready.insert((since, id));
     }
 
-    /// Takes out the groups that became ready first, until they measure so much, in the order in which they were begun:
-    /// which groups are trained depends on when they became ready, how they are packed does not.
-    pub fn take_ready(&mut self, needed: u64, measure: fn(&Group) -> u64) -> Vec<Group> {
+    /// Takes out the groups that became ready first, until they have so many rollouts, or tokens, in the order in which they
+    /// were begun: which groups are trained depends on when they became ready, how they are packed does not.
+    pub fn take_ready(&mut self, needed: u64, of_tokens: bool) -> Vec<Group> {
         let (mut chosen, mut found) = (Vec::new(), 0);
         for (_, id) in &self.ready {
             if found >= needed {
                 break;
             }
-            found += self.live.get(id).map_or(0, measure);
+            found += self
+                .live
+                .get(id)
+                .map_or(0, |group| group.ready_size(of_tokens));
             chosen.push(*id);
         }
         chosen.sort_unstable();

@@ -111,6 +111,14 @@ impl Group {
         }
     }
 
+    /// What a ready group gives to a step: rollouts, or tokens.
+    pub(crate) fn ready_size(&self, of_tokens: bool) -> u64 {
+        match of_tokens {
+            false => self.slots.len() as u64,
+            true => self.ready_tokens,
+        }
+    }
+
     /// Every slot has come to its end, and at least `min_size` of them to a good one.
     pub fn is_complete(&self, min_size: usize) -> bool {
         self.finished + self.lost == self.slots.len() && self.finished >= min_size

@@ -52,13 +52,14 @@ impl Core {
 }
 
 fn request(group: &Group) -> TeacherRequest {
+    let shown: Vec<_> = group.traces().map(|trace| &trace.demonstration).collect();
     TeacherRequest {
         group: group.id,
         environment: group.environment,
         samples: group.samples().map(|(_, sample)| sample.clone()).collect(),
         demonstrations: group
             .samples()
-            .map(|(trace, _)| group.traces().nth(trace)?.demonstration.clone())
+            .map(|(trace, _)| (*shown.get(trace)?).clone())
             .collect(),
     }
 }

@@ -162,13 +162,9 @@ impl AlgorithmConfig {
     /// Whose messages are learnt.
     pub(super) fn observes(&self) -> Vec<MessageRole> {
         let echo = self.echo.unwrap_or_default();
-        let roles = [
-            MessageRole::System,
-            MessageRole::User,
-            MessageRole::Assistant,
-            MessageRole::Tool,
-        ];
-        let learnt = roles.into_iter().filter(|role| echo.weight(*role) > 0.0);
+        let learnt = MessageRole::ALL
+            .into_iter()
+            .filter(|role| echo.weight(*role) > 0.0);
         learnt.collect()
     }
 

@@ -50,11 +50,11 @@ impl Config {
             )
         });
         for (environment, limits, rollout_s) in training.chain(evaluation) {
-            if let Some((name, problem, mend)) = limits.problem() {
+            if let Some((name, problem, remedy)) = limits.problem() {
                 return Err(field(
                     &format!("{environment}.limits.{name}"),
                     problem,
-                    mend,
+                    remedy,
                 ));
             }
             let longest = self.timeouts.rollout_s;

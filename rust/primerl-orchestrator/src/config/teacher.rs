@@ -76,7 +76,7 @@ impl Config {
         environment.training_mode.unwrap_or(self.training_mode)
     }
 
-    /// By training environment. A run without any has the teacher that it names.
+    /// By training environment; `None` where no teacher is asked.
     pub(crate) fn teachers(&self) -> Vec<Option<Taught<'_>>> {
         let of = |environment| {
             let mode = self.mode_of(environment);

@@ -75,11 +75,11 @@ impl Config {
         let key = |name: &str| format!("{place}.{name}");
         let temperature = sampling.temperature;
         if !(0.001..=10.0).contains(&temperature) {
-            let mend = "give 0.001 to 10: training divides by it";
+            let remedy = "give 0.001 to 10: training divides by it";
             return Err(field(
                 &key("temperature"),
                 format!("is {temperature}"),
-                mend,
+                remedy,
             ));
         }
         sampling.validate_truncation(&key)?;
@@ -91,8 +91,8 @@ impl Config {
             ));
         }
         if sampling.rollout_max_tokens == Some(0) {
-            let mend = "give at least 1, or leave it out";
-            return Err(field(&key("rollout_max_tokens"), "is 0", mend));
+            let remedy = "give at least 1, or leave it out";
+            return Err(field(&key("rollout_max_tokens"), "is 0", remedy));
         }
         if sampling.max_tokens >= self.seq_len {
             let problem = format!(
@@ -286,12 +286,12 @@ impl SamplingConfig {
                 return Ok(());
             };
             let problem = "changes the distribution the trainer assumes";
-            let mend = format!(
+            let remedy = format!(
                 "leave it at {neutral}, or set {} = \"replay\", with which the trainer leaves out the \
                  same tokens",
                 key("truncated")
             );
-            return Err(field(&key(name), problem, mend));
+            return Err(field(&key(name), problem, remedy));
         }
         // The bounds of vLLM.
         let bounds = [

@@ -262,7 +262,8 @@ impl Prepared {
             );
         }
         for (environment, shown) in app.config.demonstrations() {
-            let policy = Itself::new(own_parts(&app, stop.clone()), shown);
+            let policy = Itself::new(own_parts(&app, stop.clone()), shown)
+                .map_err(|error| ConfigError::Model(error.to_string()))?;
             teachers.insert(environment, ScoredBy::Itself(policy));
         }
         let effects = Effects::new(&app, recorder, advantages, teachers);

@@ -29,6 +29,8 @@ struct Inner {
     parts: Parts,
     shown: DemonstrationConfig,
     places: Semaphore,
+    /// What begins each document of the template, if anything does.
+    start: Option<u32>,
     /// Effects are carried out by the driver's thread, whose own runtime has no network.
     runtime: Handle,
 }
@@ -44,15 +46,19 @@ pub(crate) struct Parts {
 }
 
 impl Itself {
+    /// # Errors
+    /// The chat template fails on a short conversation.
+    ///
     /// # Panics
     /// Called outside of a runtime.
-    pub fn new(parts: Parts, shown: DemonstrationConfig) -> Itself {
-        Itself(Arc::new(Inner {
+    pub fn new(parts: Parts, shown: DemonstrationConfig) -> Result<Itself, RenderError> {
+        Ok(Itself(Arc::new(Inner {
+            start: document_start(&parts.renderer)?,
             parts,
             shown,
             places: Semaphore::new(AT_A_TIME),
             runtime: Handle::current(),
-        }))
+        })))
     }
 
     /// Carries out [`primerl_core::Effect::ScoreByTeacher`].
@@ -103,10 +109,11 @@ impl Inner {
         let demonstration = demonstration
             .ok_or_else(|| format!("the environment has reported no {}", self.shown.key))?;
         let text = self.shown.message(demonstration);
-        let shown = Shown::new(&self.parts.renderer, &text).map_err(|error| error.to_string())?;
+        let shown =
+            system_message(&self.parts.renderer, &text).map_err(|error| error.to_string())?;
         let sample = sample.token_ids();
-        let own = shown.without_start(&sample);
-        let ids = [&shown.ids, own].concat();
+        let own = without_start(&sample, self.start);
+        let ids = [&shown, own].concat();
         // Not closed: the semaphore lives as long as this.
         let _place = self
             .places
@@ -117,7 +124,7 @@ impl Inner {
         let mut logprobs = scored.map_err(|error| error.to_string())?;
         // As of a teacher, nothing precedes a sample's first token: it has no log-probability.
         let mut found = vec![0.0; sample.len() - own.len()];
-        found.append(&mut logprobs.split_off(shown.ids.len()));
+        found.append(&mut logprobs.split_off(shown.len()));
         if let Some(first) = found.first_mut() {
             *first = 0.0;
         }
@@ -125,36 +132,35 @@ impl Inner {
     }
 }
 
-/// A conversation that is a system message alone.
-struct Shown {
-    ids: Vec<u32>,
-    /// What begins every document of the template, and nothing within one: its first id, if it is such a one.
-    start: Option<u32>,
+fn whole() -> RenderOptions {
+    RenderOptions {
+        add_generation_prompt: false,
+        ..RenderOptions::default()
+    }
 }
 
-impl Shown {
-    fn new(renderer: &Renderer, text: &str) -> Result<Shown, RenderError> {
-        let mut message = Message::user(text);
-        message.role = "system".to_owned();
-        let options = RenderOptions {
-            add_generation_prompt: false,
-            ..RenderOptions::default()
-        };
-        let ids = renderer.render(&[message], &options)?;
-        let two = [Message::user("x"), Message::assistant("y")];
-        let two = renderer.render(&two, &options)?;
-        let start = ids.first().copied();
-        let once = |id: &u32| two.iter().filter(|other| *other == id).count() == 1;
-        let start = start.filter(|id| two.first() == Some(id) && once(id));
-        Ok(Shown { ids, start })
-    }
+/// The ids of a conversation that is a system message alone.
+fn system_message(renderer: &Renderer, text: &str) -> Result<Vec<u32>, RenderError> {
+    let mut message = Message::user(text);
+    message.role = "system".to_owned();
+    renderer.render(&[message], &whole())
+}
 
-    /// The sample behind this: a document starts once.
-    fn without_start<'a>(&self, sample: &'a [u32]) -> &'a [u32] {
-        match (sample.split_first(), self.start) {
-            (Some((first, rest)), Some(start)) if *first == start => rest,
-            _ => sample,
-        }
+/// The id with which every document of the template begins, and that stands nowhere within one.
+fn document_start(renderer: &Renderer) -> Result<Option<u32>, RenderError> {
+    let two = [Message::user("x"), Message::assistant("y")];
+    let two = renderer.render(&two, &whole())?;
+    let alone = system_message(renderer, "x")?;
+    let once = |id: &u32| two.iter().filter(|other| *other == id).count() == 1;
+    let start = two.first().copied().filter(once);
+    Ok(start.filter(|id| alone.first() == Some(id)))
+}
+
+/// The sample behind another document: a document starts once.
+fn without_start(sample: &[u32], start: Option<u32>) -> &[u32] {
+    match (sample.split_first(), start) {
+        (Some((first, rest)), Some(start)) if *first == start => rest,
+        _ => sample,
     }
 }
 
@@ -163,9 +169,9 @@ impl Shown {
 /// # Errors
 /// What is wrong, for people.
 pub(crate) fn check(renderer: &Renderer, shown: &DemonstrationConfig) -> Result<(), String> {
-    let found =
-        Shown::new(renderer, &shown.message(SENTINEL)).map_err(|error| error.to_string())?;
-    let text = renderer.tokenizer().decode(&found.ids, false);
+    let found = system_message(renderer, &shown.message(SENTINEL));
+    let found = found.map_err(|error| error.to_string())?;
+    let text = renderer.tokenizer().decode(&found, false);
     match text.map_err(|error| error.to_string())?.contains(SENTINEL) {
         true => Ok(()),
         false => Err("it writes the message without its text".to_owned()),
@@ -207,14 +213,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("temporary folder");
         let starts = |template: &str| {
             let renderer = renderer(folder.path(), template);
-            let shown = Shown::new(&renderer, "said").expect("renders");
+            let start = document_start(&renderer).expect("renders");
             let sample = renderer
                 .tokenizer()
                 .encode("<|endoftext|><|im_start|>u")
                 .expect("encodes");
             (
-                shown.start.is_some(),
-                sample.len() - shown.without_start(&sample).len(),
+                start.is_some(),
+                sample.len() - without_start(&sample, start).len(),
             )
         };
         assert_eq!(starts(&format!("<|endoftext|>{PLAIN}")), (true, 1));

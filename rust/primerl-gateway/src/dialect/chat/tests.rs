@@ -353,7 +353,6 @@ fn the_runs_template_variables_are_added_to_the_requests() {
     let own = json!({"enable_thinking": false, "style": "short"});
     let sampling = Sampling {
         template_kwargs: own.as_object().cloned().map(Arc::new),
-        observes: Vec::new(),
         ..SAMPLING
     };
     let of = |sampling: &Sampling, changes: Value| {

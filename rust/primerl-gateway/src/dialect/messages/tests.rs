@@ -264,7 +264,6 @@ fn thinking_of_a_request_counts_before_the_runs() {
     let own = json!({"enable_thinking": false, "style": "short"});
     let sampling = Sampling {
         template_kwargs: own.as_object().cloned().map(std::sync::Arc::new),
-        observes: Vec::new(),
         ..SAMPLING
     };
     let of = |changes: Value| {
