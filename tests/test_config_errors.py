@@ -206,7 +206,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "what environments call it"),
     (FULL, "[model]", '[trainer.loss]\ntype = "default"\n\n[model]', [],
      "trainer.loss (in run.toml, line 4): type is 'default'; it must be one of 'cispo', 'clip', 'dppo', 'gspo', "
-     "'icepop', 'importance'; prime-rl's \"default\" is \"dppo\", with settings in trainer.loss.args"),
+     "'icepop', 'importance', 'ipo'; prime-rl's \"default\" is \"dppo\", with settings in trainer.loss.args"),
     (FULL, 'id = "reverse-text"', 'taskset = { id = "reverse-text" }', [],
      "orchestrator.train.env[0].id (in run.toml, line 10): missing; it has no default, so set it; the environment's id "
      "is not in taskset but next to it: as id"),

@@ -89,6 +89,13 @@ def dppo(token: Token, args: dict[str, Any]) -> tuple[float, float]:
     return (kl, kl_slope) if masked else (kl - a * p / q, kl_slope - a * p / q)
 
 
+def ipo(token: Token, args: dict[str, Any]) -> tuple[float, float]:
+    p, q = token.p, token.q
+    kept = 1.0 if abs(p - q) <= args["threshold"] else 0.0
+    gain, log_ratio = kept * token.advantage * p / q, math.log(p / q)
+    return args["kl_tau"] * log_ratio**2 - gain, 2 * args["kl_tau"] * log_ratio - gain
+
+
 def clip(token: Token, args: dict[str, Any]) -> tuple[float, float]:
     return clipped(token.p / token.q, token.advantage, args)
 
@@ -125,6 +132,7 @@ def icepop(token: Token, args: dict[str, Any]) -> tuple[float, float]:
 
 REFERENCES: dict[str, list[tuple[Reference, dict[str, Any]]]] = {
     "dppo": [(dppo, {"mask_low": 0.2, "mask_high": 0.3, "kl_tau": 0.05})],
+    "ipo": [(ipo, {"threshold": 0.1, "kl_tau": 0.05})],
     "clip": [
         (clip, {"clip_low": 0.2, "clip_high": 0.28}),
         (clip, {"clip_low": 0.1, "clip_high": 0.4, "dual_clip": 1.5}),
@@ -208,7 +216,7 @@ def test_ratios_beyond_fp32_keep_the_gradient_of_masked_tokens_finite(name: str)
         2,
         torch.zeros(2, dtype=torch.int64),
     )
-    args = {"kl_tau": 0.0} if name == "dppo" else {}
+    args = {"kl_tau": 0.0} if name in ("dppo", "ipo") else {}
     answer = load_policy_loss(filled(LossConfig, type=name, args=args))(tokens)
     answer.loss.sum().backward()  # type: ignore[union-attr]
     assert logprobs.grad is not None

@@ -13,8 +13,12 @@ arXiv:2602.04879), in place of PPO's clip on their ratio.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from primerl.train.losses import PolicyLoss, Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +37,21 @@ class Options:
 
 
 def policy_loss(tokens: Tokens, options: Options) -> PolicyLoss:
+    by = moved(tokens)
+    masked = (by > options.mask_high).where(tokens.advantages > 0, by < -options.mask_low)
+    return trusted(tokens, masked, options.kl_tau)
+
+
+def moved(tokens: Tokens) -> Tensor:
+    """p - q, [N], without gradient."""
+    return tokens.logprobs.detach().exp() - tokens.engine_logprobs.exp()
+
+
+def trusted(tokens: Tokens, masked: Tensor, kl_tau: float) -> PolicyLoss:
+    """The loss above, where `keep` is 0 for what is masked, [N] bool."""
     log_ratio = tokens.log_ratio
-    moved = tokens.logprobs.detach().exp() - tokens.engine_logprobs.exp()
-    masked = (moved > options.mask_high).where(tokens.advantages > 0, moved < -options.mask_low)
     # Masked before the exponential and not by a factor 0 after it: a masked token's ratio may overflow, and 0 times
     # infinity, here or in the gradient of `exp`, would make the whole loss NaN.
     ratio = log_ratio.masked_fill(masked, 0.0).exp()
     gain = (tokens.advantages * ratio).masked_fill(masked, 0.0)
-    return PolicyLoss(options.kl_tau * log_ratio.square() - gain, masked)
+    return PolicyLoss(kl_tau * log_ratio.square() - gain, masked)
