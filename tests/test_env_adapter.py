@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import verifiers.v1 as vf
 from env_orchestrator import Chat, Orchestrator, completion, key_of
 from primerl import run_key
 from primerl.envs import limits as rollout_limits
@@ -463,6 +464,16 @@ def test_a_seats_own_harness_keeps_its_id_where_only_settings_are_given() -> Non
     config = v1.load("reverse-text", {"id": "user-sim", "user": {"harness": {"tool_timeout": 5}}}, ROOT).config
     assert (config.user.harness.id, config.user.harness.tool_timeout) == ("null", 5)
     assert config.assistant.harness.id == harness.HARNESS_ID
+
+
+def test_verifiers_own_default_can_be_asked_for_by_name() -> None:
+    v1.prepare()
+    agent = v1.load("reverse-text", {"agent": {"harness": {"id": "default"}, "max_turns": 3}}, ROOT).config.agent
+    assert (agent.harness, agent.max_turns) == (None, 3)
+    assert agent.runtime == vf.AgentConfig().runtime
+    assert agent.runtime.type != "subprocess"
+    given = {"agent": {"harness": {"id": "default"}, "runtime": {"type": "subprocess"}}}
+    assert v1.load("reverse-text", given, ROOT).config.agent.runtime.type == "subprocess"
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,7 @@ def test_a_file_of_the_present_schema_becomes_ours() -> None:
                 "env": [
                     {
                         "id": "reverse-text",
+                        "args": {"agent": {"harness": {"id": "default"}}},
                         "interval": 5,
                         "num_examples": 16,
                         "base_model": False,
@@ -260,7 +261,7 @@ def test_a_file_of_the_present_schema_becomes_ours() -> None:
         },
         "inference": {"replicas": 2, "vllm": {"tensor-parallel-size": 2, "gpu-memory-utilization": 0.8}},
     }
-    assert {left.theirs[-1] for left in made.notes} == {"name", "attn", "env"}
+    assert {left.theirs[-1] for left in made.notes} == {"name", "attn"}
 
 
 def test_a_file_of_the_schema_before_becomes_ours() -> None:
@@ -509,6 +510,12 @@ env = { taskset = { id = "e" }, agent = { harness = { id = "null" }, timeout = {
     assert (config.num_examples, config.rollouts_per_example) == (5, 3)
     assert (config.env[0].id, config.env[0].taskset) == ("e", {"split": "s"})
     assert config.env[0].args == {"player": {"max_turns": 8}}
+    # Who plays where nobody is named is verifiers' own default, not ours.
+    made = read('num_tasks = 5\n[env.taskset]\nid = "e"\n[env.agent]\nmax_turns = 8')
+    whole(made)
+    assert made.tree["env"][0]["args"] == {"agent": {"harness": {"id": "default"}, "max_turns": 8}}
+    made = read('num_tasks = 5\nnum_rollouts = 3\n[env.taskset]\nid = "e"\nsplit = "s"\n[env.player]\nmax_turns = 8')
+    config = EvalConfig.model_validate(made.tree)
     assert config.base_url == "https://api.pinference.ai/api/v1"
     assert config.api_key_env == "PRIME_API_KEY"
 

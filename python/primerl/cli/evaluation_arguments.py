@@ -88,7 +88,7 @@ def expanded(arguments: list[str]) -> list[list[str]]:
         if taken["--env-args"] is not None:
             raise ConfigError("--env-args: there is no environment to give it to; name one, `primerl eval ENV ...`")
         return [flags]
-    settings = {**environment_settings(taken["--env-args"]), **_workers(workers)}
+    settings, flags = with_env_flags({**environment_settings(taken["--env-args"]), **_workers(workers)}, flags)
     return [[*flags, "--env", json.dumps([{"id": name, **settings} for name in named])]]
 
 
@@ -168,6 +168,20 @@ def environment_settings(text: str | None) -> dict[str, Any]:
     parts = given.pop("config", {})
     found = {name: parts[name] for name in ("taskset", "harness") if isinstance(parts, dict) and name in parts}
     return {**({"args": given} if given else {}), **found}
+
+
+def with_env_flags(settings: dict[str, Any], flags: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """With what verifiers' flags, `--env.taskset.KEY` and `--env.SEAT.KEY`, say of the environment that is named; and
+    the other flags. Raises ConfigError."""
+    if not any(word.startswith(("--env.", "--no-env.")) for word in flags):
+        return settings, flags
+    from primerl.config.command_line.load import merged
+    from primerl.config.foreign.loading import entry_of_flags
+
+    said, others = entry_of_flags(flags)
+    if "id" in said:
+        raise ConfigError("--env.taskset.id: the environment is named already; omit one of them")
+    return merged(settings, said), others
 
 
 def _workers(text: str | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primerl.cli.arguments import keep_state
-from primerl.cli.evaluation_arguments import environment_settings, sampling_flags, take, value_of
+from primerl.cli.evaluation_arguments import environment_settings, sampling_flags, take, value_of, with_env_flags
 from primerl.config.command_line.arguments import asks_for_help, split, with_long_names
 from primerl.config.command_line.sources import read
 from primerl.config.errors.fail import ConfigError, fail
@@ -97,7 +97,8 @@ def written_out(arguments: list[str]) -> list[str]:
         raise ConfigError("--env-args: there is no environment to give it to; name one, `primerl gepa run ENV ...`")
     rest = [*sampling_flags(sampling), *rest]
     if name is not None:
-        rest += ["--env", json.dumps([{"id": name, **environment_settings(own)}])]
+        settings, rest = with_env_flags(environment_settings(own), rest)
+        rest += ["--env", json.dumps([{"id": name, **settings}])]
     return with_servers(rest)
 
 
@@ -112,12 +113,15 @@ def with_servers(flags: list[str]) -> list[str]:
             tree |= (own := read(path))
             if file is None and isinstance(own.get("endpoints_path"), str):
                 file = str(Path(path).parent / own["endpoints_path"])
+    given = {
+        before: value_of(flags, f"--{before}model") or tree.get(f"{before.replace('-', '_')}model")
+        for before in ("", "reflection-")
+    }
+    names = [name for name in given.values() if isinstance(name, str)]
+    servers = endpoints.read(None if file is None else Path(file), *names) if names else {}
     found = list(flags)
-    for before in ("", "reflection-"):
-        name = value_of(flags, f"--{before}model") or tree.get(f"{before.replace('-', '_')}model")
-        if not isinstance(name, str):
-            continue
-        server = endpoints.read(None if file is None else Path(file), name).get(name)
+    for before, name in given.items():
+        server = servers.get(name) if isinstance(name, str) else None
         if server is None:
             continue
         take(found, f"--{before}model")

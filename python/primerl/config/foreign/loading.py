@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ from primerl.config.command_line.sources import Written, sources
 from primerl.config.errors.fail import ConfigError
 from primerl.config.foreign import listing
 from primerl.config.foreign.rows import REST, look
-from primerl.config.foreign.table import KINDS, Kind, kind_of, leaves, table
+from primerl.config.foreign.table import EVAL, KINDS, Kind, as_read_for, leaves, table
 from primerl.config.foreign.translate import Translation, named, translate
 
 FORMS = {"RLConfig": "rl", "SFTConfig": "sft", "EvalConfig": "eval", "GepaConfig": "gepa"}
@@ -52,7 +54,7 @@ def foreign(tree: dict[str, Any], form: str, cls: type[BaseModel]) -> Kind | Non
     Args:
         form: What the command reads, `rl`, `sft`, `eval` or `gepa`.
     """
-    kind = kind_of(tree)
+    kind = as_read_for(form, tree)
     if kind is None or kind.form != form:
         return None
     found = shares(tree, kind, cls)
@@ -162,31 +164,77 @@ def _check_refused(made: Translation, arguments: list[str], files: tuple[str, ..
 def _parted(cls: type[BaseModel], kind: Kind, flags: list[str]) -> tuple[list[tuple[Location, Any]], list[str]]:
     """Flags in their words, as places and values, and those in ours. A name that both have is ours, but for the
     model: who runs such a file speaks of it as the file does."""
-    theirs: list[tuple[Location, Any]] = []
-    ours: list[str] = []
-    words = list(flags)
     # What our `output_dir` is follows from both of theirs.
-    as_theirs = {"model.name", "model"}
+    as_theirs = {"model.name", "model", "data.batch_size"}
     if any(word.partition("=")[0] in ("--run.name", "--run.dir") for word in flags):
         as_theirs.add("output_dir")
+
+    def is_theirs(place: Location) -> bool:
+        plain = "".join("[]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+        is_ours = look_up(cls, place).kind in ("known", "any") and plain not in as_theirs
+        return not is_ours and (table(kind).knows(plain) or table(kind).has_below(plain))
+
+    def has_theirs(place: Location, value: Any) -> bool:
+        inside = leaves(value) if isinstance(value, dict) and value else [("", ())]
+        return any(is_theirs((*place, *below)) for _, below in inside)
+
+    return _taken(flags, has_theirs)
+
+
+def entry_of_flags(flags: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """What verifiers' flags `--env.taskset.KEY` and `--env.SEAT.KEY` say of an entry of our `env`, and the other flags.
+
+    Raises ConfigError where one has no counterpart.
+    """
+
+    def is_theirs(place: Location, _: Any) -> bool:
+        # With a number it is an entry of ours.
+        return place[0] == "env" and len(place) > 1 and isinstance(place[1], str)
+
+    given, others = _taken(flags, is_theirs)
+    if not given:
+        return {}, others
+    tree: dict[str, Any] = {}
+    for place, value in given:
+        tree = with_value(tree, place, value, dotted(place))
+    seats = [inner for name, inner in tree["env"].items() if name != "taskset" and isinstance(inner, dict)]
+    if not any("harness" in inner for inner in seats):
+        # As without these flags: the chat within the worker.
+        tree = with_value(tree, ("env", "agent", "harness", "id"), "null", "")
+    made = translate(tree, EVAL)
+    if made.refused:
+        raise ConfigError("\n".join(f"--{dotted(left.theirs)}: {left.why}" for left in made.refused))
+    return look(made.tree, ("env", 0), {}), others
+
+
+def _taken(flags: list[str], takes: Callable[[Location, Any], bool]) -> tuple[list[tuple[Location, Any]], list[str]]:
+    """Flags whose place is to be taken, as places and values, and the other words."""
+    taken: list[tuple[Location, Any]] = []
+    others: list[str] = []
+    words = list(flags)
     while words:
         word = words.pop(0)
-        place = place_of(word) if word.startswith("--") else ()
-        plain = "".join("[]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-        is_ours = not place or (look_up(cls, place).kind in ("known", "any") and plain not in as_theirs)
-        if is_ours or not table(kind).knows(plain):
-            ours.append(word)
+        name, equals, text = word.partition("=")
+        is_value_next = not equals and words and not words[0].startswith("--")
+        text = words[0] if is_value_next else text
+        value = _value(text) if equals or is_value_next else not word.startswith("--no-")
+        place = place_of(name) if word.startswith("--") else ()
+        if not place or not takes(place, value):
+            others.append(word)
             continue
-        _, equals, text = word.partition("=")
-        if not equals and words and not words[0].startswith("--"):
-            text, equals = words.pop(0), "="
-        theirs.append((place, _value(text) if equals else not word.startswith("--no-")))
-    return theirs, ours
+        taken.append((place, value))
+        if is_value_next:
+            words.pop(0)
+    return taken, others
 
 
 def _value(text: str) -> Any:
-    """As TOML has it, else text."""
+    """As TOML has it; a table or a list as JSON has it, too; else text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except ValueError:
-        return {"True": True, "False": False}.get(text, text)
+        pass
+    try:
+        return json.loads(text) if text.startswith(("{", "[")) else {"True": True, "False": False}.get(text, text)
+    except ValueError:
+        return text

@@ -138,15 +138,18 @@ class Table:
         self._patterns = [(_expression(one.theirs), one) for one in patterns]
 
     def find(self, path: str) -> tuple[Row, tuple[str, ...]] | None:
-        """The row of a path, and what stands for its `*` and `**`. An exact one comes first, then the longest."""
-        if path in self._exact:
-            return self._exact[path], ()
+        """The row of a path, and what stands for its `*` and `**`. An exact one comes first, dashes or not (options of
+        vLLM have either), then the longest."""
+        exact = self._exact.get(path, self._exact.get(path.replace("-", "_")))
+        if exact is not None:
+            return exact, ()
         found = [(one, match.groups()) for expression, one in self._patterns if (match := expression.fullmatch(path))]
         return max(found, key=lambda entry: _closeness(entry[0].theirs), default=None)
 
     def has_below(self, path: str) -> bool:
-        """Whether rows are of keys of this table, or of the table itself."""
-        return any(one.theirs.startswith(f"{path}.") or one.theirs == path + PRESENCE for one in self.rows)
+        """Whether rows are of keys of this table, or list of tables, or of the table itself."""
+        below = (f"{path}.", f"{path}[]")
+        return any(one.theirs.startswith(below) or one.theirs == path + PRESENCE for one in self.rows)
 
     def knows(self, path: str) -> bool:
         """Whether a row is of this key, or of the table that it is in."""

@@ -142,20 +142,25 @@ def warmup(value: Any, context: Context) -> Any:
     return value
 
 
+LOSSES = {
+    "default": ("dppo", {"dppo_mask_low": "mask_low", "dppo_mask_high": "mask_high", "kl_tau": "kl_tau"}),
+    "ipo": ("ipo", {"ipo_threshold": "threshold", "kl_tau": "kl_tau"}),
+}
+"""Theirs by name: ours, and what their settings are called here."""
+
+
 def loss(value: Any, context: Context) -> Any:
-    if value == "ipo":
-        raise Refused("ipo is not among the losses here; a function of your own is trainer.loss.custom")
-    if value == "default":
-        tau = context.get("trainer.loss.adv_tau", 1.0)
-        if not tau:
-            raise Refused("adv_tau = 0 would learn from no reward")
-        names = {"dppo_mask_low": "mask_low", "dppo_mask_high": "mask_high", "kl_tau": "kl_tau"}
-        given = {ours: context.get(f"trainer.loss.{theirs}") for theirs, ours in names.items()}
-        args = {name: number for name, number in given.items() if number is not None}
-        if tau != 1.0:
-            args["kl_tau"] = args.get("kl_tau", 1e-3) / tau
-        return Several({"trainer.loss.type": "dppo", **({"trainer.loss.args": args} if args else {})})
-    raise Omitted
+    if value not in LOSSES:
+        raise Omitted
+    ours, names = LOSSES[value]
+    tau = context.get("trainer.loss.adv_tau", 1.0)
+    if not tau:
+        raise Refused("adv_tau = 0 would learn from no reward")
+    given = {name: context.get(f"trainer.loss.{theirs}") for theirs, name in names.items()}
+    args = {name: number for name, number in given.items() if number is not None}
+    if tau != 1.0:
+        args["kl_tau"] = args.get("kl_tau", 1e-3) / tau
+    return Several({"trainer.loss.type": ours, **({"trainer.loss.args": args} if args else {})})
 
 
 def import_path(value: Any, _: Context) -> Any:
@@ -189,14 +194,22 @@ def harness(value: Any, context: Context) -> Any:
 
 
 def seats(value: Any, _: Context) -> Any:
-    """Who plays where the file does not say."""
-    tables = [inner for inner in value.values() if isinstance(inner, dict)] if isinstance(value, dict) else []
-    if any("harness" in inner for inner in tables):
+    """Who plays where the file does not say: what verifiers takes then. Seats by another name, and those of an
+    environment of its own (`id`), have the environment's."""
+    own = value if isinstance(value, dict) else {}
+    tables = {name: inner for name, inner in own.items() if name not in NO_SEATS and isinstance(inner, dict)}
+    if any("harness" in inner for inner in tables.values()):
         raise Omitted
-    raise Omitted(
-        "it names no harness: verifiers' own default is a shell in a sandbox, the one here is its chat within the "
-        "worker; args.<seat>.harness.id chooses another"
-    )
+    if "taskset" not in own or own.get("id") or tables.keys() - {"agent"}:
+        raise Omitted(
+            "it names no harness: seats without one of the environment's are played by the chat within the worker; "
+            'args.<seat>.harness.id = "default" is verifiers\' own default'
+        )
+    return Several({"./args.agent.harness.id": "default"})
+
+
+NO_SEATS = ("taskset", "timeout", "retries", "interception")
+"""Tables of an environment besides its seats."""
 
 
 def runtime(value: Any, _: Context) -> Any:

@@ -83,6 +83,13 @@ def kind_of(tree: dict[str, Any]) -> Kind | None:
     return RL if "inference" in has and isinstance(tree.get("model"), dict) else None
 
 
+def as_read_for(form: str, tree: dict[str, Any]) -> Kind | None:
+    """`kind_of`, for a command that reads files of a form: one of verifiers' `gepa` without a key of its own looks like
+    one of `eval`. Pure."""
+    found = kind_of(tree)
+    return GEPA if form == GEPA.form and found is EVAL else found
+
+
 def _has_env_id(tree: dict[str, Any]) -> bool:
     given = tree.get("env")
     entries = given if isinstance(given, list) else [given]

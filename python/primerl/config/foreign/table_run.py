@@ -208,6 +208,7 @@ MACHINES: list[Row] = [
 ]
 
 _VLLM = "inference.vllm"
+_EITHER = "inference.{vllm,vllm_extra}"
 _ONE = "an engine is one API server, and those side by side are inference.replicas"
 _ADAPTER = "it follows from trainer.model.lora"
 _PARTS = "prefill and decoding apart have no counterpart; servers of your own are orchestrator.engines"
@@ -236,8 +237,11 @@ INFERENCE: list[Row] = [
     row("inference.{vllm,model}.rope_scaling", "inference.vllm.rope-scaling", rules.unset(None)),
     row(f"{_VLLM}.tensor_parallel_size", "inference.vllm.tensor-parallel-size"),
     row("inference.parallel.tp", "inference.vllm.tensor-parallel-size", versions="0.8"),
-    note("engines", f"{_VLLM}.{{data_parallel_size,data_parallel_size_local,data_parallel_rpc_port}}", _ONE),
-    note("engines", f"{_VLLM}.{{api_server_count,headless}}", _ONE),
+    note(
+        "engines",
+        f"{_EITHER}.{{data_parallel_size,data_parallel_size_local,data_parallel_rpc_port,api_server_count,headless}}",
+        _ONE,
+    ),
     note(
         "engines",
         "inference.{parallel.dp,api_server_count,data_parallel_size_local,data_parallel_rpc_port}",

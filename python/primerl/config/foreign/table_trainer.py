@@ -77,11 +77,10 @@ TRAINER: list[Row] = [
     # Loss
     row("trainer.loss.type", "trainer.loss.type", rules.loss),
     row(
-        "trainer.loss.{dppo_mask_low,dppo_mask_high,kl_tau,adv_tau}",
+        "trainer.loss.{dppo_mask_low,dppo_mask_high,ipo_threshold,kl_tau,adv_tau}",
         "trainer.loss.type",
         lambda _, context: rules.loss(context.get("trainer.loss.type", "default"), context),
     ),
-    refused("the loss", "trainer.loss.ipo_threshold", "ipo is not among the losses here"),
     refused(
         "the loss",
         "trainer.loss.{import_path,kwargs.**}",

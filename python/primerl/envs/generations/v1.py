@@ -54,6 +54,11 @@ def prepare() -> None:
     patches.offer_harness(HARNESS_ID, harness)
 
 
+AS_VERIFIERS = "default"
+"""Id that stands for the harness which verifiers takes where none is named: one that the taskset's package brings, else
+its shell; its runtime is verifiers' default, too."""
+
+
 def load(environment_id: str, arguments: dict[str, Any], root: str) -> vf.Env[Any]:
     """The environment, with a harness and a runtime on every seat that has none of its own.
 
@@ -112,7 +117,10 @@ def _config(environment_id: str, arguments: dict[str, Any], root: str) -> tuple[
         if own_id == HARNESS_ID:
             defaults["harness"] = {"id": HARNESS_ID}
         seat_config = {**defaults, **given}
-        if isinstance(given.get("harness"), dict):
+        if given.get("harness") == {"id": AS_VERIFIERS}:
+            # Where and by what verifiers has it played, left to verifiers.
+            seat_config = {name: value for name, value in given.items() if name != "harness"}
+        elif isinstance(given.get("harness"), dict):
             # Settings without an id are of the seat's own harness; verifiers would take its shell.
             seat_config["harness"] = {"id": own_id, **given["harness"]}
         if seat_config.get("harness", {}).get("id") == HARNESS_ID:
