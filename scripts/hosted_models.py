@@ -1,6 +1,6 @@
 """Measures the hosted models on tiny folders of their architectures, and writes the table of `docs/models.md`.
 
-    python scripts/hosted_models.py            # some ten minutes on two cores; needs the environment of `make build`
+    python scripts/hosted_models.py            # some fifteen minutes on two cores; needs `make build vllm`
     python scripts/hosted_models.py --print    # shows the table only
 
 Exits with 1 if something is missing for a model; the table has the reason.

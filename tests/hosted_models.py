@@ -24,8 +24,8 @@ SIZES: dict[str, Any] = {
 }
 ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 DELTA_RULE: dict[str, Any] = {
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
+    "linear_key_head_dim": 64,  # as few as vLLM takes on a CPU
+    "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -63,6 +63,7 @@ GPT_OSS = {
     "model_type": "gpt_oss",
     "architectures": ["GptOssForCausalLM"],
     **SIZES,
+    "rms_norm_eps": 1e-5,
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "sliding_window": 16,

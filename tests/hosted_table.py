@@ -16,11 +16,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine_helpers import VLLM_PYTHON
 from hosted_models import HOSTED
 from hub_folders import write_hub_folder
 from primerl.inference.vllm.checkpoint import CheckpointError, Frozen, read, tensors_of
 
 STEPS = 3
+IN_HALF_PRECISION = 2e-2
+"""Mean difference, nats, that bfloat16 may make."""
 HOSTED_TOML = """\
 model = "{model}"
 max_steps = {steps}
@@ -76,11 +79,15 @@ class Column:
     """Given a folder for its files, and the model's; returns what is in the table. Raises FailedError."""
 
 
-def primerl(folder: Path, *arguments: str) -> str:
-    """What a command prints. Raises FailedError."""
+def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "primerl", *arguments]
     environment = {**os.environ, "PRIMERL_STATE_DIR": str(folder / "state")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=folder, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=folder, env=environment)
+
+
+def primerl(folder: Path, *arguments: str) -> str:
+    """What a command prints. Raises FailedError."""
+    done = started(folder, *arguments)
     if done.returncode:
         raise FailedError(_reason(done.stdout + done.stderr))
     return done.stdout
@@ -112,12 +119,15 @@ def fine_tuned(folder: Path, model: Path) -> str:
     return "yes"
 
 
-def verified(run: Path) -> str:
+def verified(run: Path, *, exact: bool = True) -> str:
     """Mean and largest difference between the engine and `transformers` alone. Raises FailedError."""
-    found = EXACT.search(primerl(run.parent, "verify", str(run)))
-    if found is None:
-        raise FailedError("verify says nothing of differences")
+    done = started(run.parent, "verify", str(run))
+    found = EXACT.search(done.stdout)
+    if found is None or (exact and done.returncode):
+        raise FailedError(_reason(done.stdout + done.stderr))
     mean, largest = (float(number) for number in found.groups())
+    if mean > IN_HALF_PRECISION:
+        raise FailedError(f"log-probabilities differ by {mean:.0e} in the mean")
     return f"{mean:.0e} / {largest:.0e}".replace("e-0", "e-")
 
 
@@ -157,12 +167,35 @@ def named_as_vllm_does(folder: Path, model: Path) -> str:
     return "yes"
 
 
+def trained_on_vllm(folder: Path, model: Path) -> str:
+    """All weights again, with vLLM's CPU build as the engine, each of whose answers is of the newest version."""
+    if not VLLM_PYTHON.exists():
+        raise FailedError("there is no vLLM; `make vllm` makes it")
+    text = json.loads((model / "config.json").read_text())
+    dtype = "bfloat16" if "linear_key_head_dim" in text.get("text_config", text) else "float32"
+    run = folder / "vllm"
+    engine = ["--inference.backend", "vllm", "--inference.python", str(VLLM_PYTHON), "--inference.dtype", dtype]
+    flags = ["--output-dir", str(run), *engine, "--orchestrator.max-async-level", "0", *TRAINS]
+    try:
+        primerl(folder, "rl", "@", _written(folder, model, "rl.toml", FULL_TOML), *flags)
+    except FailedError as error:
+        if "which vLLM 0.32 has for GPUs only" in str(error):
+            return "on GPUs only"
+        raise
+    _versions_differ(run)
+    proved = (run / "logs" / "orchestrator.log").read_text().count("engine proved its weights")
+    assert proved == STEPS + 1, run
+    exact = dtype == "float32"
+    return verified(run, exact=exact) + ("" if exact else f" ({dtype})")
+
+
 COLUMNS = (
     Column("dry run of a hosted TOML", dry_run),
     Column("`sft`", fine_tuned),
     Column("`rl`, all weights: verify, mean / max", trained_whole),
     Column("the same by an adapter", trained_by_adapter),
     Column("names as vLLM's loader has them", named_as_vllm_does),
+    Column("`rl` on vLLM, on a CPU", trained_on_vllm),
 )
 
 
@@ -213,17 +246,22 @@ def head() -> str:
     return f"| model | {' | '.join(column.title for column in COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}"
 
 
+def _table(lines: list[str]) -> tuple[int, int]:
+    """Where the table begins and ends, whatever columns it has."""
+    begin = next(index for index, line in enumerate(lines) if line.startswith(f"| model | {COLUMNS[0].title} |"))
+    return begin, next((index for index in range(begin, len(lines)) if not lines[index].startswith("|")), len(lines))
+
+
 def lines_in(page: Path) -> list[str]:
     """The table's rows on that page."""
     lines = page.read_text(encoding="utf-8").splitlines()
-    begin = lines.index(head().splitlines()[0])
-    rest = lines[begin + 2 :]
-    return rest[: next((index for index, line in enumerate(rest) if not line.startswith("| ")), len(rest))]
+    begin, end = _table(lines)
+    return lines[begin + 2 : end]
 
 
 def write(page: Path, measured: list[Row]) -> None:
     """Puts these rows in place of those on the page."""
-    text = page.read_text(encoding="utf-8")
-    before = "\n".join([*head().splitlines(), *lines_in(page)])
-    after = "\n".join([*head().splitlines(), *(row.line for row in measured)])
-    page.write_text(text.replace(before, after), encoding="utf-8")
+    lines = page.read_text(encoding="utf-8").splitlines()
+    begin, end = _table(lines)
+    lines[begin:end] = [*head().splitlines(), *(row.line for row in measured)]
+    page.write_text("\n".join([*lines, ""]), encoding="utf-8")

@@ -15,6 +15,12 @@ from primerl.train.weights.mxfp4 import GROUP, VALUES
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+PICTURES = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, "processor_class": "Qwen3VLProcessor"}
+"""vLLM reads how pictures are cut where a model has a vision tower, also where it is asked about none."""
+PROCESSORS = {
+    "preprocessor_config.json": {"image_processor_type": "Qwen2VLImageProcessorFast"},
+    "video_preprocessor_config.json": {"video_processor_type": "Qwen3VLVideoProcessor"},
+}
 NOT_CONVERTED = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 MTP = {
     "GLM-4.7": ("model.layers.4.eh_proj.weight", "model.layers.4.shared_head.head.weight"),
@@ -36,6 +42,9 @@ def write_hub_folder(folder: Path, name: str) -> Path:
             parameter.add_(0.05 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     _add_mtp(folder, MTP.get(name, ()))
+    if "vision_config" in facts:
+        for file, kind in PROCESSORS.items():
+            (folder / file).write_text(json.dumps(PICTURES | kind), encoding="utf-8")
     if "quantization_config" in HOSTED[name]:
         _quantise(folder)
     return folder

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import hosted_table
 import pytest
+from engine_helpers import need_vllm
 from hosted_models import HOSTED
 from hosted_table import COLUMNS, Row, measure
 
-DRY_RUN, SFT, WHOLE, ADAPTER, NAMES = COLUMNS
+DRY_RUN, SFT, WHOLE, ADAPTER, NAMES, ON_VLLM = COLUMNS
 NUMBER = re.compile(r"\d+e-?\d+")
 
 
@@ -28,7 +29,7 @@ def test_the_page_has_each_hosted_model(repository: Path) -> None:
     named = [name for line in lines for name in line.strip("| ").split(" | ")[0].split(", ")]
     assert sorted(named) == sorted(HOSTED)
     for line in lines:
-        for largest in re.findall(r"/ (\d+e-?\d+)", line):
+        for largest in re.findall(r"/ (\d+e-?\d+) \|", line):
             assert float(largest) < 1e-4
 
 
@@ -46,6 +47,19 @@ def test_two_families_are_as_the_page_says(
     page = row_on_the_page(repository, models)
     expected = tuple(page[1 + COLUMNS.index(column)] for column in columns)
     assert without_numbers(row.cells) == without_numbers(expected)
+
+
+@pytest.mark.vllm
+@pytest.mark.end_to_end
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["Qwen3.5-0.8B", "gpt-oss-20b"])
+def test_vision_towers_states_and_experts_are_updated_on_a_live_vllm(
+    name: str, repository: Path, tmp_path: Path
+) -> None:
+    need_vllm()
+    (models,) = (models for models in hosted_table.kinds() if name in models)
+    row = measure(models, tmp_path, [ON_VLLM])
+    assert without_numbers(row.cells) == without_numbers((row_on_the_page(repository, models)[-1],))
 
 
 @pytest.mark.long

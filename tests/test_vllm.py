@@ -64,12 +64,21 @@ def test_command_on_a_cpu(model: Path) -> None:
     assert (found["max-logprobs"], found["watermark"]) == ("5", "0.5")
     # Traps of vLLM on CPUs.
     assert "no-enable-chunked-prefill" in found
+    assert "no-enable-prefix-caching" not in found
     assert "enforce-eager" in found
     assert int(found["max-num-batched-tokens"] or 0) >= 1024
     assert found["distributed-executor-backend"] == "uni"
     variables = flags.environment(settings, CPU)
     assert (variables["VLLM_ENABLE_V1_MULTIPROCESSING"], variables["TORCH_COMPILE_DISABLE"]) == ("0", "1")
     assert (variables["OMP_NUM_THREADS"], variables["VLLM_SERVER_DEV_MODE"]) == ("1", "1")
+
+
+def test_states_are_not_cached_where_prompts_are_not_cut(model: Path, tmp_path: Path) -> None:
+    """vLLM does not start with both (`mamba cache mode 'align'`)."""
+    tree = json.loads((model / "config.json").read_text()) | {"layer_types": ["linear_attention", "full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    assert "no-enable-prefix-caching" in options(flags.command(config(tmp_path), CPU, 1234))
+    assert "no-enable-prefix-caching" not in options(flags.command(config(tmp_path), GPU, 1234))
 
 
 def test_command_on_a_gpu_leaves_vllms_defaults(model: Path) -> None:
@@ -252,6 +261,44 @@ def test_head_sizes_that_vllm_dies_of_are_refused(tmp_path: Path, shape: dict[st
             UnservableError, match="attention heads of 16, and vLLM on CPUs computes with heads of 32, 64"
         ):
             installation.check_model(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("shape", "problem"),
+    [
+        ({"linear_key_head_dim": 32, "linear_value_head_dim": 32}, "keys of 32 and values of 32, .* with 64 or 128"),
+        ({"linear_key_head_dim": 64, "linear_value_head_dim": 128}, "keys of 64 and values of 128"),
+        ({"text_config": {"linear_key_head_dim": 256, "linear_value_head_dim": 256}}, "keys of 256"),
+        ({"model_type": "nemotron_h", "n_routed_experts": 4}, "mixture of experts without gates"),
+    ],
+)
+def test_layers_that_vllm_has_for_gpus_only_are_refused(tmp_path: Path, shape: dict[str, Any], problem: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    installation.check_model(tmp_path, "cuda")
+    with pytest.raises(UnservableError, match=problem):
+        installation.check_model(tmp_path, "cpu")
+
+
+def test_linear_attention_is_computed_in_half_precision_on_cpus(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"layer_types": ["linear_attention"], "linear_key_head_dim": 64, "linear_value_head_dim": 64})
+    )
+    installation.check_model(tmp_path, "cpu")
+    installation.check_dtype(tmp_path, "bfloat16", "cpu")
+    installation.check_dtype(tmp_path, "float32", "cuda")
+    with pytest.raises(UnservableError, match=r'inference\.dtype: .* set inference\.dtype = "bfloat16"'):
+        installation.check_dtype(tmp_path, "float32", "cpu")
+
+
+def test_a_number_that_vllm_has_written_down_has_to_be_the_models(tmp_path: Path) -> None:
+    for eps, fits in ((1e-5, True), (1e-6, False)):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss", "rms_norm_eps": eps}))
+        for device in ("cpu", "cuda"):
+            if fits:
+                installation.check_model(tmp_path, device)
+            else:
+                with pytest.raises(UnservableError, match="rms_norm_eps = 1e-06"):
+                    installation.check_model(tmp_path, device)
 
 
 # In a run -----------------------------------------------------------------------------------------------------------

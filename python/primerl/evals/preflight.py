@@ -225,6 +225,8 @@ def _check_model(config: EvalConfig) -> None:
     extras.require("`primerl eval` of a checkpoint", *backend.modules)
     try:
         backend.check_model(folder, config.inference.python)
+        dtype = config.inference.dtype or backend.default_dtype(config.inference.python)
+        backend.check_dtype(folder, dtype, config.inference.python)
     except UnservableError as error:
         raise ConfigError(str(error).replace("model.path:", "model:")) from None
     if config.clean_output_dir or not training.holds_run(Path(files.absolute(config.output_dir))):

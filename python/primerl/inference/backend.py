@@ -1,6 +1,6 @@
 """What an engine backend is: everything that a run and `primerl inference` ask of the software that serves the model.
 
-    config    `check_options`, `check_model`, `check_adapters`, `check_sampling`   before anything starts, without torch
+    config    `check_options`, `check_model`, `check_dtype` and other checks       before anything starts, without torch
     resolve   `default_dtype` and the attributes below                             settings of the other processes
     server    `check_settings` ──> `start` ──> Engine: url, wait, watch, stop      in `primerl inference`
 
@@ -91,6 +91,9 @@ class EngineBackend:
 
     def check_model(self, folder: Path, python: str | None) -> None:
         """Whether it can serve the model, by its config.json alone. Raises UnservableError."""
+
+    def check_dtype(self, folder: Path, dtype: str, python: str | None) -> None:
+        """Whether it can compute the model in that number format. Raises UnservableError."""
 
     def check_adapters(self, rank: int, folder: Path, targets: Sequence[str] = ("all-linear",)) -> None:
         """Whether it can serve adapters of this rank and these `target_modules` to the model, by its config.json alone;

@@ -138,7 +138,7 @@ def _end_as(number: int) -> NoReturn:
 
 def _wait_until_ready(engine: Engine, stop: _Stop, config: InferenceConfig) -> None:
     """An engine is ready when it has generated: a model that loads may still fail in its first step."""
-    body = {"model": config.served_name, "token_ids": [0], "sampling_params": {"max_tokens": 1, "logprobs": 0}}
+    body = {"model": config.served_name, "token_ids": [0, 1], "sampling_params": {"max_tokens": 1, "logprobs": 0}}
 
     def attempt() -> dict[str, Any]:
         with open_url(f"{engine.url}/health", timeout=REQUEST_TIMEOUT_S):

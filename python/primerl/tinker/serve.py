@@ -102,6 +102,8 @@ def _checked(config: ServeConfig) -> tuple[Path, Path]:
         try:
             backend = backends.named(_backend(config, folder))
             backend.check_model(folder, config.inference.python)
+            dtype = config.inference.dtype or backend.default_dtype(config.inference.python)
+            backend.check_dtype(folder, dtype, config.inference.python)
         except (UnservableError, ValueError) as error:
             raise ConfigError(str(error)) from None
     limit = model_folder.longest_sequence(folder)

@@ -119,7 +119,7 @@ async fn alternatives(
     config: &EnginesConfig,
 ) -> Result<Option<String>, EngineError> {
     let body = json!({
-        "request_id": "primerl-look", "model": config.model, "token_ids": [0], "stream": false,
+        "request_id": "primerl-look", "model": config.model, "token_ids": logprob_kind::PROMPTS[0], "stream": false,
         "sampling_params": {"max_tokens": 1, "logprobs": logprob_kind::ALTERNATIVES, "detokenize": false},
     });
     let path = "/inference/v1/generate";
@@ -156,7 +156,7 @@ async fn experts(
     config: &EnginesConfig,
 ) -> Result<Option<String>, EngineError> {
     let body = json!({
-        "request_id": "primerl-look", "model": config.model, "token_ids": [0], "stream": false,
+        "request_id": "primerl-look", "model": config.model, "token_ids": logprob_kind::PROMPTS[0], "stream": false,
         "sampling_params": {"max_tokens": 1, "detokenize": false, "routed_experts_prompt_start": 0},
     });
     let path = "/inference/v1/generate";

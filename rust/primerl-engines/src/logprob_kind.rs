@@ -27,8 +27,9 @@ const TEMPERATURE: f64 = 2.0;
 pub(super) const ALTERNATIVES: u32 = 8;
 /// Values that agree must be nearer by this factor than values that do not: engines compute in half precision, too.
 const NEARER: f32 = 4.0;
-/// One token each: if the answer to one prompt decides nothing, another's may.
-const PROMPTS: [u32; 3] = [0, 1, 2];
+/// If the answer to one prompt decides nothing, another's may. Two tokens each: vLLM's kernel for convolutions on a CPU
+/// ends the engine at a prompt of one ("expect x to be transposed").
+pub(super) const PROMPTS: [[u32; 2]; 3] = [[0, 1], [1, 2], [2, 0]];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meaning {
@@ -88,7 +89,7 @@ async fn ask(
     client: &EngineClient,
     config: &EnginesConfig,
     named: &Named,
-    prompt: u32,
+    prompt: [u32; 2],
     temperature: f64,
     truncation: Truncation,
 ) -> Result<Vec<(u32, f32)>, EngineError> {
@@ -97,7 +98,7 @@ async fn ask(
         model: &named.model,
         token_ids: PromptIds {
             history: &History::default(),
-            suffix: &[prompt],
+            suffix: &prompt,
         },
         sampling_params: SamplingParams {
             temperature,
@@ -127,7 +128,7 @@ async fn ask(
         // Only one token is possible.
         stop_token_ids: &[],
         experts: None,
-        experts_rows: usize::from(config.returns_experts) * 2,
+        experts_rows: usize::from(config.returns_experts) * (prompt.len() + 1),
     };
     let Generated { mut top, .. } = client.generate(body, named, bounds, TIMEOUT).await?;
     Ok(top.pop().unwrap_or_default())

@@ -42,6 +42,9 @@ class VllmBackend(EngineBackend):
     def check_model(self, folder: Path, python: str | None) -> None:
         installation.check_model(folder, installation.find(python).device)
 
+    def check_dtype(self, folder: Path, dtype: str, python: str | None) -> None:
+        installation.check_dtype(folder, dtype, installation.find(python).device)
+
     def merges(self, targets: Sequence[str], folder: Path) -> str | None:
         return support.vllm_merges(support.read(folder))
 
@@ -81,5 +84,7 @@ class VllmBackend(EngineBackend):
         found = installation.find(config.python)
         if config.lora is not None:
             installation.lora_rank(config.lora.rank)
-        installation.check_model(Path(config.model.path), found.device)
+        folder = Path(config.model.path)
+        installation.check_model(folder, found.device)
+        installation.check_dtype(folder, config.dtype or installation.default_dtype(found), found.device)
         return VllmServer(config, found)

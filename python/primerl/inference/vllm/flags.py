@@ -15,6 +15,7 @@ from primerl.inference.vllm.as_numbers import LOAD_FORMAT
 from primerl.inference.vllm.installation import Installation, default_dtype, head_size, lora_rank, model_config
 from primerl.process.log_levels import LEVELS
 from primerl.train.adapters.files import targeted_layers, tensor_bytes
+from primerl.train.model.support import has_state
 
 if TYPE_CHECKING:
     from primerl.inference.settings import InferenceConfig, LoraConfig
@@ -155,6 +156,9 @@ def _usual(config: InferenceConfig, installation: Installation, given: Mapping[s
         usual["enforce-eager"] = True
         # Requests with a seed end the engine where prompts are cut ("CPU Generator does not use offset").
         usual["enable-chunked-prefill"] = False
+        if has_state(model_config(Path(config.model.path))):
+            # States are cached for prompts that are cut, and for no others.
+            usual["enable-prefix-caching"] = False
         usual["max-num-batched-tokens"] = max(_longest(config), CPU_LEAST_BATCHED_TOKENS, config.max_num_seqs)
         if _workers(given) == 1:
             usual["distributed-executor-backend"] = "uni"

@@ -20,6 +20,10 @@ OLDEST = (0, 32)
 # Head sizes of vLLM 0.32's attention on CPUs. With another one the server starts, is healthy, and dies of its first
 # request.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+# Those of its gated delta rule there, keys and values alike, in bfloat16 only: the engine dies as late.
+CPU_DELTA_RULE_SIZES = (64, 128)
+GPT_OSS_EPS = 1e-5
+"""Epsilon of every normalisation, a constant in vLLM 0.32 (`gpt_oss.py`)."""
 HIGHEST_TEMPERATURE = 2.0
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM can be started for."""
@@ -112,14 +116,44 @@ def default_dtype(installation: Installation) -> str:
 
 
 def check_model(folder: Path, device: str) -> None:
-    """Raises UnservableError for a model that vLLM would start with and then die of."""
-    size = head_size(model_config(folder))
-    if device == "cpu" and size is not None and size not in CPU_HEAD_SIZES:
+    """Raises UnservableError for a model that vLLM would start with and then die of, or that it computes otherwise."""
+    config = model_config(folder)
+    eps = config.get("rms_norm_eps", GPT_OSS_EPS)
+    if config.get("model_type") == "gpt_oss" and eps != GPT_OSS_EPS:
         raise UnservableError(
-            f"model.path: {folder} has attention heads of {size}, and vLLM on CPUs computes with heads of "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))} only (its engine dies of the first request); set "
-            'inference.backend = "torch"'
+            f"model.path: {folder} has rms_norm_eps = {eps}, and vLLM computes every gpt_oss with {GPT_OSS_EPS}, so "
+            'its log-probabilities would be of another model; set inference.backend = "transformers"'
         )
+    if device == "cpu" and (problem := _refused_on_cpus(config)) is not None:
+        raise UnservableError(f'model.path: {folder} {problem}; set inference.backend to "transformers", or "torch"')
+
+
+def check_dtype(folder: Path, dtype: str, device: str) -> None:
+    """Raises UnservableError where vLLM computes the model in another format only."""
+    if device == "cpu" and "linear_key_head_dim" in model_config(folder) and dtype != "bfloat16":
+        raise UnservableError(
+            f"inference.dtype: {folder} has layers of linear attention, which vLLM on CPUs computes in bfloat16 only "
+            f'(not {dtype}); set inference.dtype = "bfloat16"'
+        )
+
+
+def _refused_on_cpus(config: dict[str, Any]) -> str | None:
+    size = head_size(config)
+    if size is not None and size not in CPU_HEAD_SIZES:
+        return (
+            f"has attention heads of {size}, and vLLM on CPUs computes with heads of "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))} only (its engine dies of the first request)"
+        )
+    keys, values = config.get("linear_key_head_dim"), config.get("linear_value_head_dim")
+    if keys is not None and (keys != values or keys not in CPU_DELTA_RULE_SIZES):
+        sizes = " or ".join(map(str, CPU_DELTA_RULE_SIZES))
+        return (
+            f"has layers of linear attention with keys of {keys} and values of {values}, and vLLM on CPUs computes "
+            f"with {sizes} for both only (its engine dies of the first request)"
+        )
+    if config.get("model_type") == "nemotron_h" and config.get("n_routed_experts"):
+        return "is a mixture of experts without gates, which vLLM 0.32 has for GPUs only"
+    return None
 
 
 def lora_rank(rank: int) -> int:

@@ -66,6 +66,7 @@ def _engine_serves(config: RLConfig, folder: Path) -> None:
     lora = resolve.trained_lora(config)
     try:
         backend.check_model(folder, config.inference.python)
+        backend.check_dtype(folder, resolve.engine_dtype(config), config.inference.python)
         for _, sampling in config.orchestrator.samplings():
             backend.check_sampling(sampling.temperature)
         if config.trainer.enable_router_replay:

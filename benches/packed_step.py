@@ -1,8 +1,9 @@
 """A training step's forward and backward pass over packed rows, against stock `transformers` on padded rows, of each
-family with layers of linear attention, Mamba-2 or short convolutions; on a CPU, one thread, fp32.
+family with layers of linear attention, Mamba-2 or short convolutions, and of the other hosted ones; on a CPU, one
+thread, fp32.
 
-    python benches/linear_attention.py                                  # all families, some minutes
-    python benches/linear_attention.py --families qwen3_5_text --rounds 9
+    python benches/packed_step.py                                  # all families, some minutes
+    python benches/packed_step.py --families qwen3_5_text --rounds 9
 
 Both compute the same sequences from the same weights: packed, as one row; stock, as rows padded to the longest, with an
 attention mask, the model's own loss. They take turns, so what else the machine does hits them alike, and the ratio is
@@ -83,8 +84,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "head_dim": 32,
     },
+    "glm4_moe": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 128,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
     "lfm2": {"layer_types": [*(3 * ["conv"]), "full_attention"]},
     "lfm2_moe": {**EXPERTS, "layer_types": [*(3 * ["conv"]), "full_attention"], "num_dense_layers": 1},
+    "llama": {},
     "mamba2": {"num_heads": 8, "head_dim": 64, "state_size": 32, "n_groups": 1, "chunk_size": 64},
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention"],
@@ -99,6 +116,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 128,
     },
     "olmo_hybrid": DELTA_RULE,
+    "qwen3": {},
+    "qwen3_moe": {**EXPERTS, "decoder_sparse_step": 1},
     "qwen3_5_moe_text": {**EXPERTS, **DELTA_RULE, "shared_expert_intermediate_size": 128},
     "qwen3_5_text": DELTA_RULE,
     "qwen3_next": {**EXPERTS, **DELTA_RULE, "shared_expert_intermediate_size": 128, "decoder_sparse_step": 1},
@@ -114,7 +133,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_mem_blocks": 1,
     },
 }
-"""Small models with the families' layers; three of four have a state, as in the hub's."""
+"""Small models with the families' layers; where layers have a state, three of four do, as in the hub's."""
+
+WITHOUT_SDPA = ("gpt_oss", "mamba2")
 
 
 def config(family: str) -> Any:
@@ -129,7 +150,8 @@ def models(family: str) -> tuple[Any, Any]:
     """The same weights: told where packed sequences begin, and stock."""
     AttentionInterface.register(ATTENTION, packed_attention)
     torch.manual_seed(0)
-    stock = AutoModelForCausalLM.from_config(config(family), dtype=torch.float32, attn_implementation="sdpa").train()
+    attention = "eager" if family in WITHOUT_SDPA else "sdpa"
+    stock = AutoModelForCausalLM.from_config(config(family), dtype=torch.float32, attn_implementation=attention).train()
     ours = AutoModelForCausalLM.from_config(config(family), dtype=torch.float32, attn_implementation=ATTENTION).train()
     ours.load_state_dict(stock.state_dict())
     annotate(ours, ATTENTION)
