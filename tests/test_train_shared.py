@@ -6,6 +6,7 @@ import contextlib
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.data.batch import Batch, decode_batch
+from primerl.train.data.experts import RoutedExperts
 from primerl.train.data.packing import micro_batch
 from primerl.train.data.rows import Row
 from primerl.train.data.trees import packed_groups, packed_trees
+from primerl.train.loop.policy_trainer import Trainer
 from primerl.train.loss.cross_entropy import row_losses, summed_loss
 from primerl.train.model.flops import ModelShape
 from primerl.train.model.packed_model import load_model
@@ -103,11 +106,28 @@ def train(folder: Path, output: Path, monkeypatch: pytest.MonkeyPatch, **changes
     return metrics(output)
 
 
-@pytest.mark.parametrize("changes", [{}, {"loss": {"type": "gspo"}}, {"activation_checkpointing": "full"}])
+@pytest.mark.parametrize(
+    ("family", "lora", "changes"),
+    [
+        ("", None, {}),
+        ("", None, {"loss": {"type": "gspo"}}),
+        ("", None, {"activation_checkpointing": "full"}),
+        ("qwen3_moe", None, {"activation_checkpointing": "selective"}),
+        ("qwen3_moe", {"rank": 4}, {"activation_checkpointing": "full"}),
+    ],
+)
 @pytest.mark.usefixtures("own_logging")
 def test_a_policy_is_trained_the_same(
-    changes: dict[str, Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    lora: dict[str, Any] | None,
+    changes: dict[str, Any],
+    folder: Path,
+    folders: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    path = str(folders(family) if family else folder)
+    changes = {**changes, "model": {"path": path, **({"lora": lora} if lora else {})}}
     tree = train(folder, tmp_path / "tree", monkeypatch, **changes)
     plain = train(folder, tmp_path / "plain", monkeypatch, shared_prefixes="off", **changes)
     assert_same(plain, tree)
@@ -119,6 +139,17 @@ def test_a_policy_is_trained_the_same(
         assert line["perf/throughput_unique"] == pytest.approx(line["perf/throughput"] * computed / tokens)
         assert without["perf/shared_tokens"] == 1.0
         assert without["perf/throughput_unique"] == without["perf/throughput"]
+
+
+def test_samples_with_recorded_experts_share_nothing() -> None:
+    """An engine may have chosen other experts for the same tokens of another sample."""
+    samples = group(1)
+    shared = shared_with_previous([np.array(sample.prompt + sample.sampled) for sample in samples])
+    (part,) = decode_batch(encode_batch(1, [samples], shared={0: shared})).micro_batches
+    trainer: Any = SimpleNamespace(shares=True)
+    assert Trainer.shared(trainer, part) == tuple(shared)
+    recorded = RoutedExperts((), torch.zeros(0, 2, 2, dtype=torch.uint8))
+    assert Trainer.shared(trainer, replace(part, experts=recorded)) == ()
 
 
 def unique(samples: list[Sequence]) -> int:
