@@ -30,7 +30,7 @@ EXAMPLE = REPOSITORY / "examples" / "reverse-text"
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 CURVES = ("loss/mean", "optim/grad_norm", "entropy/all/mean", "mismatch_kl/all/mean")
-MOST_APART = {"loss/mean": 1e-6, "optim/grad_norm": 1e-4, "entropy/all/mean": 1e-5, "mismatch_kl/all/mean": 1e-6}
+MOST_APART = {"loss/mean": 1e-6, "optim/grad_norm": 1e-4, "entropy/all/mean": 1e-5, "mismatch_kl/all/mean": 5e-6}
 """Goals: largest difference at any step, absolute, but relative for the norm."""
 MOST_OF_MOVEMENT = 0.01
 """Goal: largest difference of a last weight, as a share of the largest change of one."""

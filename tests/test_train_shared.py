@@ -301,7 +301,7 @@ def ranked_runs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
                 "max_steps": 3,
                 "threads": 1,
                 "model": {"path": str(folder)},
-                "optim": {"lr": 3e-3, "max_norm": 0.5},
+                "optim": {"lr": 1e-3, "max_norm": 0.5},
                 "weights": {"keep_all": True},
                 "peak_tflops": 1e-3,
                 "dist_timeout_s": 120.0,
