@@ -44,7 +44,7 @@ stage() {
     rm -f "$OUT/stage.txt"
 }
 
-for name in features attention step memory; do
+for name in features attention step trees memory; do
     stage $name 60 "$PYTHON" "$HERE/gpu_stages.py" $name
 done
 stage demo 200 "$PYTHON" "$HERE/gpu_stages.py" demo "$OUT/demo"

@@ -3,6 +3,7 @@
 features    what this torch, driver and GPU have, found by trying, not by versions
 attention   kernels over packed rows, forward and backward, against attention written out in fp64
 step        log-probabilities and gradients of a small Qwen3, in fp32 and bf16, against fp32 on the CPU
+trees       shared prefixes: the kernel with keys longer than queries, a tree against its sequences, what it saves
 memory      estimated memory of a training step against the allocator's peak
 demo        supervised fine-tuning, RL with the engine on the CPU and on the GPU, each verified token by token
 """
@@ -127,8 +128,9 @@ def small_model(layers: int, hidden: int, vocabulary: int) -> tuple[Any, Any]:
     return model, config
 
 
-def computed(model: Any, lengths: list[int], where: Any) -> tuple[Any, Any]:
-    """Log-probabilities of all tokens, and the gradient of their weighted sum."""
+def computed(model: Any, lengths: list[int], where: Any, shared: tuple[int, ...] = (), tree: bool = True) -> Any:
+    """Log-probabilities of all tokens, and the gradient of their weighted sum. `shared`: leading tokens that sequences
+    have in common with the previous one; without `tree` they are computed for each."""
     import torch
     from primerl.train.distributed.fsdp import packed_logprobs
     from primerl.train.model.packed_model import PackedSequences
@@ -136,8 +138,12 @@ def computed(model: Any, lengths: list[int], where: Any) -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(2)
     token_ids = torch.randint(3, 250, (sum(lengths),), generator=generator)
     weights = torch.randn(sum(lengths), generator=generator)
-    packed = PackedSequences.from_lengths(lengths, where)
-    targets = (packed.position_ids.squeeze(0) > 0).nonzero().squeeze(1)
+    sequences = list(torch.split(token_ids, lengths))
+    for number, common in enumerate(shared):
+        # Views: this writes into `token_ids`.
+        sequences[number][:common] = sequences[number - 1][:common]
+    packed = PackedSequences.sharing(lengths, shared if tree else (), where)
+    targets = (torch.cat([torch.arange(length) for length in lengths]) > 0).nonzero().squeeze(1).to(where)
     logprobs, *_ = packed_logprobs(model, token_ids.to(where), packed, targets)
     (logprobs * weights.to(where)[targets]).sum().backward()
     gradient = torch.cat([one.grad.float().flatten().cpu() for one in model.parameters()])
@@ -157,6 +163,38 @@ def step() -> Found:
         found |= {f"{name}_logprob": apart, f"{name}_gradient": share}
         found["ok"] &= apart < limit and share < limit
     return found
+
+
+def trees() -> Found:
+    import torch
+    from primerl.train.model.tree_proof import kernel_refusal, tree_refusal
+
+    refused = None if REHEARSAL else kernel_refusal(device(), torch.bfloat16)
+    found: Found = {"ok": refused is None, "kernel_refused": refused}
+    model, _ = small_model(1, 128, 512) if REHEARSAL else small_model(4, 256, 4096)
+    lengths, shared = [90, 47, 170, 175, 60], (0, 40, 40, 140, 0)
+    exact, gradient = computed(copy.deepcopy(model), lengths, torch.device("cpu"), shared, tree=False)
+    for name, dtype, limit in (("fp32", torch.float32, 1e-3), ("bf16", torch.bfloat16, 0.1)):
+        own = copy.deepcopy(model).to(device(), dtype)
+        found[f"{name}_refused"] = tree_refusal(own)
+        logprobs, of_tree = computed(own, lengths, device(), shared)
+        apart, share = float((logprobs - exact).abs().max()), off(of_tree, gradient)
+        found |= {f"{name}_logprob": apart, f"{name}_gradient": share}
+        found["ok"] &= found[f"{name}_refused"] is None and apart < limit and share < limit
+    prompt, answer = (64, 8) if REHEARSAL else (2048, 256)
+    lengths, shared = [prompt + answer] * 8, (0, *[prompt] * 7)
+    own = model.to(device(), torch.float32 if REHEARSAL else torch.bfloat16)
+    for name, tree in (("without_s", False), ("with_s", True)):
+        found[name] = round(min(timed(own, lengths, shared, tree) for _ in range(3)), 4)
+    return found
+
+
+def timed(model: Any, lengths: list[int], shared: tuple[int, ...], tree: bool) -> float:
+    """Seconds of forward and backward."""
+    began = time.perf_counter()
+    # Its gradients go to the CPU, so it has ended when this returns.
+    computed(model, lengths, device(), shared, tree)
+    return time.perf_counter() - began
 
 
 def memory() -> Found:
@@ -231,6 +269,7 @@ STAGES: dict[str, Callable[..., Found]] = {
     "features": features,
     "attention": attention,
     "step": step,
+    "trees": trees,
     "memory": memory,
     "demo": demo,
 }

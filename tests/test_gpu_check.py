@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,19 @@ def test_attention_is_compared_with_exact_attention(stages: ModuleType, monkeypa
     assert stages.attention()["ok"]
     monkeypatch.setattr(stages, "written_out", lambda q, k, v, *_: q * 0 + k.sum() + v.sum())
     assert not stages.attention()["ok"]
+
+
+def test_trees_are_compared_with_their_sequences(stages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = stages.trees()
+    assert found["ok"], found
+    computed = stages.computed
+
+    def wrong(*given: Any, **more: Any) -> Any:
+        logprobs, gradient = computed(*given, **more)
+        return logprobs, gradient if more.get("tree") is False else 1.2 * gradient
+
+    monkeypatch.setattr(stages, "computed", wrong)
+    assert not stages.trees()["ok"]
 
 
 @pytest.mark.processes

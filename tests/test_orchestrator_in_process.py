@@ -148,6 +148,8 @@ def test_batches_share_what_samples_of_a_group_begin_with(
     assert min(micro_batch.shared[1:]) >= 32
     tokens = len(micro_batch.token_ids)
     computed = tokens - sum(micro_batch.shared)
+    # Shared context is not written again.
+    assert len(body) < 21 * tokens
     assert batch.metrics["perf/shared_tokens"] == pytest.approx(computed / tokens)
     assert main(["trace", str(output), "step", "1"]) == 0
     told = capsys.readouterr().out

@@ -98,3 +98,12 @@ def test_experts_compute_what_those_of_transformers_compute() -> None:
     shown = bench("experts.py", "--rounds", "1", python_path=REPOSITORY / "python")
     assert "answers and gradients are the same" in shown
     assert shown.count("x\n") == 8
+
+
+@pytest.mark.end_to_end
+@pytest.mark.timeout(300)
+def test_a_run_learns_the_same_with_shared_prefixes() -> None:
+    """Three steps of a run with the embedded engine, its batches trained both ways."""
+    sizes = ("--letters", "100", "--steps", "3", "--taught", "30")
+    shown = bench("shared_prefix_run.py", *sizes, python_path=REPOSITORY / "python")
+    assert "the same within rounding: met" in shown

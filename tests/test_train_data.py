@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from primerl.train.data.batch import COLUMNS, BatchError, decode_batch, sequence_at
+from primerl.train.data.batch import COLUMNS, Batch, BatchError, decode_batch, sequence_at
 from primerl.train.data.without_trees import without_trees
 from train_helpers import Sequence, encode_batch, encode_frame, encode_micro_batch
 
@@ -88,6 +88,55 @@ def test_sequences_say_what_they_take_over_from_the_one_before() -> None:
 def test_what_sequences_do_not_have_in_common_is_refused(shared: list[Any], message: str) -> None:
     with pytest.raises(BatchError, match=message):
         decode_batch(encode_batch(3, [branches()], shared={0: shared}))
+
+
+def with_context() -> list[Sequence]:
+    """5 6 7 8, 5 6 7 9 9, 5 6 7 9 and 5 6, of which the first tokens are context."""
+    return [
+        Sequence([5, 6], [7, 8], [-0.5, -1.0], version=1, advantage=0.25, rollout=11),
+        Sequence([5, 6, 7], [9, 9], [-0.5, -0.5], version=1, advantage=0.5, rollout=12),
+        Sequence([5, 6, 7], [9], [-0.25], version=2, advantage=-0.25, rollout=13),
+        Sequence([5], [6], [-0.75], version=2, advantage=-0.25, rollout=14),
+    ]
+
+
+def test_omitted_context_is_that_of_the_sequence_before() -> None:
+    def of(omitted: dict[int, list[int]] | None) -> Batch:
+        sequences = with_context()
+        for sequence in sequences:
+            sequence.advantage = 0.25  # those of context are 0 in batches, but not in `Sequence`
+            sequence.extra = {"teacher_logprobs": [-float(sequence.rollout)] * len(sequence)}
+        shared = {0: [0, 2, 3, 1]}
+        return decode_batch(encode_batch(3, [sequences, [], sequences], shared=shared, omitted=omitted))
+
+    # The last micro-batch is behind one with omitted values.
+    expected, found = of(None), of({0: [0, 2, 3, 1]})
+    for here, there in zip(expected.micro_batches, found.micro_batches, strict=True):
+        for name in (*COLUMNS, "token_ids"):
+            assert torch.equal(getattr(here, name), getattr(there, name)), name
+        assert here.extra.keys() == there.extra.keys()
+        assert all(torch.equal(column, there.extra[name]) for name, column in here.extra.items())
+        assert (here.shared, here.sequence_lengths) == (there.shared, there.sequence_lengths)
+    found.micro_batches[0].token_ids[0] = 1
+    assert found.micro_batches[0].token_ids.tolist()[4] == 5, "values of its own"
+
+
+@pytest.mark.parametrize(
+    ("omitted", "message"),
+    [
+        ([0, 2], "omitted: 2 numbers for 4 sequences"),
+        ([1, 0, 0, 0], "sequence 0 of 4 tokens cannot omit 1 of 0"),
+        ([0, 5, 0, 0], "sequence 1 of 5 tokens cannot omit 5 of 4"),
+        ([0, 0, 0, 3], "sequence 3 of 2 tokens cannot omit 3 of 4"),
+        ([0, -1, 0, 0], "sequence 1 of 5 tokens cannot omit -1 of 4"),
+        ([0, 0.5, 0, 0], "not a batch: TypeError"),
+    ],
+)
+def test_what_cannot_be_omitted_is_refused(omitted: list[Any], message: str) -> None:
+    header, columns = encode_micro_batch(with_context())
+    fields = {"step": 3, "rank": 0, "ranks": 1, "loss_tokens": 6, "metrics": {}}
+    with pytest.raises(BatchError, match=message):
+        decode_batch(encode_frame({**fields, "micro_batches": [{**header, "omitted": omitted}]}, columns))
 
 
 def test_columns_can_be_written_to() -> None:

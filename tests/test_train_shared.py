@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import primerl.train.loop.batches
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.data.batch import Batch, decode_batch
+from primerl.train.data.experts import RoutedExperts
 from primerl.train.data.packing import micro_batch
 from primerl.train.data.rows import Row
 from primerl.train.data.trees import packed_groups, packed_trees
+from primerl.train.loop.policy_trainer import Trainer
 from primerl.train.loss.cross_entropy import row_losses, summed_loss
 from primerl.train.model.flops import ModelShape
 from primerl.train.model.packed_model import load_model
@@ -22,7 +27,7 @@ from primerl.train.model.prefixes import shared_with_previous, unique_tokens
 from rank_helpers import Case, load_shards, run_cases
 from settings_helpers import run_sft, run_trainer
 from sft_helpers import metrics, settings, write_rows
-from train_helpers import OrchestratorDouble, Sequence, encode_batch
+from train_helpers import Answer, OrchestratorDouble, Sequence, encode_batch
 
 CPU = torch.device("cpu")
 BY_PLACE = ("loss/", "entropy/", "mismatch_kl/", "masked/", "optim/", "progress/", "staleness/", "val/", "seq_len/")
@@ -101,11 +106,28 @@ def train(folder: Path, output: Path, monkeypatch: pytest.MonkeyPatch, **changes
     return metrics(output)
 
 
-@pytest.mark.parametrize("changes", [{}, {"loss": {"type": "gspo"}}, {"activation_checkpointing": "full"}])
+@pytest.mark.parametrize(
+    ("family", "lora", "changes"),
+    [
+        ("", None, {}),
+        ("", None, {"loss": {"type": "gspo"}}),
+        ("", None, {"activation_checkpointing": "full"}),
+        ("qwen3_moe", None, {"activation_checkpointing": "selective"}),
+        ("qwen3_moe", {"rank": 4}, {"activation_checkpointing": "full"}),
+    ],
+)
 @pytest.mark.usefixtures("own_logging")
 def test_a_policy_is_trained_the_same(
-    changes: dict[str, Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    lora: dict[str, Any] | None,
+    changes: dict[str, Any],
+    folder: Path,
+    folders: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    path = str(folders(family) if family else folder)
+    changes = {**changes, "model": {"path": path, **({"lora": lora} if lora else {})}}
     tree = train(folder, tmp_path / "tree", monkeypatch, **changes)
     plain = train(folder, tmp_path / "plain", monkeypatch, shared_prefixes="off", **changes)
     assert_same(plain, tree)
@@ -117,6 +139,17 @@ def test_a_policy_is_trained_the_same(
         assert line["perf/throughput_unique"] == pytest.approx(line["perf/throughput"] * computed / tokens)
         assert without["perf/shared_tokens"] == 1.0
         assert without["perf/throughput_unique"] == without["perf/throughput"]
+
+
+def test_samples_with_recorded_experts_share_nothing() -> None:
+    """An engine may have chosen other experts for the same tokens of another sample."""
+    samples = group(1)
+    shared = shared_with_previous([np.array(sample.prompt + sample.sampled) for sample in samples])
+    (part,) = decode_batch(encode_batch(1, [samples], shared={0: shared})).micro_batches
+    trainer: Any = SimpleNamespace(shares=True)
+    assert Trainer.shared(trainer, part) == tuple(shared)
+    recorded = RoutedExperts((), torch.zeros(0, 2, 2, dtype=torch.uint8))
+    assert Trainer.shared(trainer, replace(part, experts=recorded)) == ()
 
 
 def unique(samples: list[Sequence]) -> int:
@@ -231,15 +264,85 @@ def test_an_adapter_with_dropout_shares_nothing(tmp_path: Path, capsys: pytest.C
     assert [line["perf/shared_tokens"] for line in metrics(tmp_path / "run") if "loss/mean" in line] == [1.0]
 
 
+# ---- several ranks
+
+
+def policy_micro_batches(step: int) -> list[list[Sequence]]:
+    """Two groups, and samples that share nothing: of two ranks, one has a tree and those, the other a tree only."""
+    others = [group(step + 40)[0], group(step + 80)[0]]
+    return [[replace(one, version=step - 1) for one in own] for own in (group(step), group(step + 20), others)]
+
+
+def part_of_policy_batch(step: int, rank: int, ranks: int) -> Answer:
+    micro_batches = policy_micro_batches(step)
+    tokens = sum(len(sample.sampled) for samples in micro_batches for sample in samples)
+    own = micro_batches[rank::ranks]
+    shared = {}
+    for number, samples in enumerate(own):
+        shared[number] = shared_with_previous([np.array(sample.prompt + sample.sampled) for sample in samples])
+    return 200, encode_batch(step, own, rank=rank, ranks=ranks, loss_tokens=tokens, shared=shared)
+
+
+RANKED = {"one": (1, "auto"), "one_plain": (1, "off"), "two": (2, "auto"), "two_plain": (2, "off")}
+
+
+@pytest.fixture(scope="module")
+def ranked_runs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders with runs of fine-tuning and of RL by the names of `RANKED`; in one go, since a process imports torch."""
+    sft, rl = (tmp_path_factory.mktemp(name) for name in ("sft", "rl"))
+    cases = []
+    with contextlib.ExitStack() as doubles:
+        for name, (ranks, shared_prefixes) in RANKED.items():
+            cases.append(Case("sft", ranks, sft_values(sft, name, shared_prefixes=shared_prefixes)))
+            double = OrchestratorDouble(lambda step, rank, ranks=ranks: part_of_policy_batch(step, rank, ranks))
+            values = {
+                "output_dir": str(rl / name),
+                "orchestrator_url": doubles.enter_context(double).url,
+                "max_steps": 3,
+                "threads": 1,
+                "model": {"path": str(folder)},
+                "optim": {"lr": 1e-3, "max_norm": 0.5},
+                "weights": {"keep_all": True},
+                "peak_tflops": 1e-3,
+                "dist_timeout_s": 120.0,
+                "shared_prefixes": shared_prefixes,
+            }
+            cases.append(Case("rl", ranks, values))
+        run_cases(cases)
+    return sft, rl
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(300)  # two processes import torch, on what may be a busy machine
-def test_two_ranks_train_what_one_trains(tmp_path: Path) -> None:
-    names = {"one": (1, {}), "two": (2, {}), "two_plain": (2, {"shared_prefixes": "off"})}
-    run_cases([Case("sft", ranks, sft_values(tmp_path, name, **changes)) for name, (ranks, changes) in names.items()])
-    assert_same_training(tmp_path / "one", tmp_path / "two")
-    assert_same_training(tmp_path / "two_plain", tmp_path / "two")
-    shared = {name: [line.get("perf/shared_tokens") for line in metrics(tmp_path / name)] for name in names}
+def test_two_ranks_fit_rows_as_one_does(ranked_runs: tuple[Path, Path]) -> None:
+    runs, _ = ranked_runs
+    assert_same_training(runs / "one", runs / "two")
+    assert_same_training(runs / "two_plain", runs / "two")
+    shared = {name: [line.get("perf/shared_tokens") for line in metrics(runs / name)] for name in RANKED}
     assert shared["one"] == shared["two"] != shared["two_plain"]
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["one", "two", "two_plain"])
+def test_two_ranks_train_a_policy_as_one_does(name: str, ranked_runs: tuple[Path, Path]) -> None:
+    """With trees and without: every metric but of time, and the weights of each step, by AdamW."""
+    _, runs = ranked_runs
+    plain, other = metrics(runs / "one_plain"), metrics(runs / name)
+    assert len(plain) == 3
+    for here, there in zip(plain, other, strict=True):
+        assert here["optim/grad_norm"] > 0
+        names = [metric for metric in here if not metric.startswith(("time", "perf"))]
+        assert {metric: there[metric] for metric in names} == pytest.approx(
+            {metric: here[metric] for metric in names}, rel=2e-5, abs=1e-6
+        )
+    for version in range(1, 4):
+        one, two = (load_shards(runs / run / "broadcasts" / f"step_{version}") for run in ("one_plain", name))
+        assert max((one[tensor] - two[tensor]).abs().max().item() for tensor in one) <= 2e-6
+    samples = [policy_micro_batches(step) for step in (1, 2, 3)]
+    computed = [sum(map(unique, parts)) / sum(len(own) for part in parts for own in part) for parts in samples]
+    expected = computed if RANKED[name][1] == "auto" else [1.0] * 3
+    assert [line["perf/shared_tokens"] for line in other] == pytest.approx(expected)
 
 
 def test_gathered_keys_of_rows_are_bounded() -> None:

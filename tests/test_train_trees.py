@@ -194,6 +194,29 @@ def seen(tree: PrefixTree, chunk: int | None = None) -> dict[int, list[int]]:
     return found
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_random_tries_under_an_adapter_and_activation_checkpointing(family: str, folders: Any) -> None:
+    """Duplicates, beginnings of others, words that differ in one letter, groups of one: by routers and adapters, with
+    layers that are computed again."""
+    plain, saving = load_model(folders(family)), load_model(folders(family))
+    for model in (plain, saving):
+        add_adapter(model, filled(LoraConfig, rank=4), folders(family), seed=0)
+        randomise(model, 1)
+    prepare(saving, "full", compile_layers=False)
+    draw, compared = np.random.default_rng(5), 0
+    for _ in range(20):
+        trie = random_trie(draw)
+        packed = PackedSequences.sharing(trie.lengths, trie.shared)
+        if packed.tree is None or not len(trie.targets):
+            continue
+        compared += 1
+        expected, expected_gradients = trained(plain, trie, trie.plain())
+        found, gradients = trained(saving, trie, packed)
+        assert (found - expected).abs().max() <= LOGPROB
+        assert furthest(expected_gradients, gradients)[0] <= GRADIENT
+    assert compared >= 10
+
+
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_a_token_sees_exactly_its_ancestors(chunk: int | None) -> None:
     draw = np.random.default_rng(3)

@@ -72,12 +72,12 @@ class Sequence:
 FORMATS = {"token_ids": "i", "logprobs": "f", "advantages": "f", "versions": "i", "temperatures": "f", "loss_mask": "B"}
 
 
-def encode_micro_batch(sequences: list[Sequence]) -> tuple[dict[str, Any], bytes]:
-    """Header and columns."""
+def encode_micro_batch(sequences: list[Sequence], omitted: list[Any] | None = None) -> tuple[dict[str, Any], bytes]:
+    """Header and columns. `omitted`: leading tokens of each sequence that are omitted."""
     values: dict[str, list[Any]] = {name: [] for name in FORMATS}
-    for sequence in sequences:
+    for sequence, left_out in zip(sequences, omitted or [0] * len(sequences), strict=False):
         for name, column in sequence.columns().items():
-            values[name] += column
+            values[name] += column[left_out:]
     packed = [struct.pack(f"<{len(values[name])}{kind}", *values[name]) for name, kind in FORMATS.items()]
     columns = b"".join(packed)
     extra = list(sequences[0].extra) if sequences else []
@@ -91,6 +91,7 @@ def encode_micro_batch(sequences: list[Sequence]) -> tuple[dict[str, Any], bytes
         "rollouts": [sequence.rollout for sequence in sequences],
         "environments": [sequence.environment for sequence in sequences],
         **({"extra_columns": extra} if extra else {}),
+        **({"omitted": omitted} if omitted else {}),
     }
     return header, columns + b"\0" * (-len(columns) % 16)
 
@@ -120,12 +121,15 @@ def encode_batch(
     truncations: dict[int, list[dict[str, Any]]] | None = None,
     grammars: dict[int, dict[str, Any]] | None = None,
     shared: dict[int, list[int]] | None = None,
+    omitted: dict[int, list[int]] | None = None,
     checked: bool = True,
 ) -> bytes:
     """`truncations`: runs of truncated tokens by the micro-batch's number; `grammars`: kinds and runs, likewise;
-    `shared`: tokens that sequences take over, likewise; `checked`: see `encode_frame`."""
+    `shared`: tokens that sequences take over, `omitted`: those that are omitted, likewise; `checked`: see
+    `encode_frame`."""
     own = sum(len(sequence.sampled) for micro_batch in micro_batches for sequence in micro_batch)
-    encoded = [encode_micro_batch(micro_batch) for micro_batch in micro_batches]
+    left_out = omitted or {}
+    encoded = [encode_micro_batch(own, left_out.get(number)) for number, own in enumerate(micro_batches)]
     for number, runs in (truncations or {}).items():
         encoded[number][0]["truncations"] = runs
     for number, structured in (grammars or {}).items():

@@ -10,7 +10,7 @@
 //! * imbalance: work of the dearest rank, by estimated FLOPs, against the mean.
 //!
 //! With trees: the same samples in groups of 8 and 16 that share nothing; and 4,096 samples of 8,192 tokens in groups of
-//! 16 that share 6,144.
+//! 16 that share 6,144. Prints how much longer that takes than packing without trees.
 
 #![allow(clippy::unwrap_used, reason = "a bench may panic")]
 
@@ -27,7 +27,7 @@ use rand_chacha::ChaCha8Rng;
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const RANKS: usize = 8;
 
@@ -206,6 +206,33 @@ fn sharing(groups: usize, rng: &mut ChaCha8Rng) -> Vec<Weighted> {
     samples
 }
 
+/// Times of packing alone, of samples that nothing else needs, and what comes of it not dropped: with trees against
+/// without, in turns, so that both have the same machine. Prints the fastest of many rounds of each, since others on the
+/// machine only make one slower.
+fn against_plain(name: &str, samples: &[Weighted], groups: &[usize], seq_len: usize) {
+    let mut fastest = [Duration::MAX; 4];
+    for _ in 0..40 {
+        for (place, fastest) in fastest.iter_mut().enumerate() {
+            let samples = samples.to_vec();
+            let started = Instant::now();
+            let packed = match place % 2 {
+                0 => pack(samples, seq_len, RANKS, qwen3_8b()),
+                _ => pack_trees(samples, groups, seq_len, RANKS, qwen3_8b()),
+            };
+            let columns = (place > 1).then(|| write(&packed));
+            *fastest = started.elapsed().min(*fastest);
+            black_box((packed, columns));
+        }
+    }
+    let [plain, trees, plain_columns, trees_columns] = fastest.map(|time| time.as_secs_f64() * 1e6);
+    println!(
+        "trees/{name}: packing alone {plain:.0} us, with trees {trees:.0} us ({:.2} x); with columns {plain_columns:.0} \
+         and {trees_columns:.0} us ({:.2} x)",
+        trees / plain,
+        trees_columns / plain_columns,
+    );
+}
+
 /// Packing with trees: of samples that share nothing, and of groups that share their prompts.
 fn trees(criterion: &mut Criterion) {
     let mut rng = ChaCha8Rng::seed_from_u64(3);
@@ -237,6 +264,7 @@ fn trees(criterion: &mut Criterion) {
             of(MicroBatch::len),
             packed.iter().map(Vec::len).sum::<usize>(),
         );
+        against_plain(name, &samples, &groups, seq_len);
         criterion.bench_function(&format!("pack/{name}/with_trees"), |bencher| {
             cpu_time(bencher, || {
                 pack_trees(black_box(&samples).to_vec(), &groups, seq_len, RANKS, flops)

@@ -4,12 +4,14 @@
 //!
 //! Inputs: sample lengths of `benches/data` (log-normal, mean 2,000, at most 16,384), a quarter of each a prompt; 8 data
 //! ranks. Prints milliseconds of CPU for packing and for encoding all ranks (which writes the columns), and bytes a
-//! token. With `--write`, the bodies of 512 samples go to `FOLDER/rank_<r>.msgpack`, for `benches/batch_decode.py`.
+//! token; then the same of groups of 16 samples that share 6,144 tokens and have 2,048 of their own, packed as trees and
+//! without. With `--write`, the bodies of 512 samples go to `FOLDER/rank_<r>.msgpack`, for `benches/batch_decode.py`,
+//! those of the groups to `FOLDER/plain` and `FOLDER/trees`.
 
 #![allow(clippy::unwrap_used, reason = "a bench may panic")]
 
 use primerl_core::config::{FlopsModel, TrajectoryStrategy};
-use primerl_core::pack::{Advantage, MicroBatch, PackedBatch, Weighted, pack};
+use primerl_core::pack::{Advantage, MicroBatch, PackedBatch, Weighted, pack, pack_trees};
 use primerl_core::sample::samples;
 use primerl_core::testing::turn;
 use primerl_core::{EnvironmentId, RolloutId, Step};
@@ -55,15 +57,20 @@ fn lengths(name: &str) -> Vec<usize> {
     serde_json::from_slice(&std::fs::read(folder.join(name)).unwrap()).unwrap()
 }
 
+/// Numbers that differ from token to token; which ones does not matter.
+fn ids(seed: usize, n: usize) -> Vec<u32> {
+    (0..n)
+        .map(|at| ((at * 7919 + seed * 104_729) % 151_936) as u32)
+        .collect()
+}
+
 fn weighted(rollout: usize, tokens: usize) -> Weighted {
-    // Numbers that differ from token to token; which ones does not matter.
-    let ids = |n: usize| -> Vec<u32> {
-        (0..n)
-            .map(|at| ((at * 7919 + rollout * 104_729) % 151_936) as u32)
-            .collect()
-    };
-    let (prompt, sampled) = (ids(tokens / 4), ids(tokens - tokens / 4));
-    let mut turn = turn(None, &prompt, &sampled, 3);
+    sampled_after(&ids(rollout, tokens / 4), rollout, tokens - tokens / 4)
+}
+
+fn sampled_after(prompt: &[u32], rollout: usize, tokens: usize) -> Weighted {
+    let sampled = ids(rollout, tokens);
+    let mut turn = turn(None, prompt, &sampled, 3);
     turn.logprobs = sampled.iter().map(|id| -1e-4 * *id as f32).collect();
     let rollout_id = RolloutId(rollout as u64);
     let sample = samples(
@@ -83,21 +90,57 @@ fn weighted(rollout: usize, tokens: usize) -> Weighted {
     }
 }
 
+/// FLOPs of Qwen3-8B.
+const FLOPS: FlopsModel = FlopsModel {
+    linear: 4.5e10,
+    quadratic: 884_736.0,
+};
+
 fn batch(samples: Vec<Weighted>) -> PackedBatch {
-    // Qwen3-8B's.
-    let flops = FlopsModel {
-        linear: 4.5e10,
-        quadratic: 884_736.0,
-    };
     let loss_tokens = samples
         .iter()
         .map(|weighted| weighted.sample.loss_tokens)
         .sum();
     PackedBatch {
         step: Step(5),
-        ranks: pack(samples, SEQ_LEN, RANKS, flops),
+        ranks: pack(samples, SEQ_LEN, RANKS, FLOPS),
         loss_tokens,
         metrics: BTreeMap::from([("reward/all/mean".to_owned(), 0.5)]),
+    }
+}
+
+fn write(batch: &PackedBatch, folder: &Path) {
+    std::fs::create_dir_all(folder).unwrap();
+    for rank in 0..RANKS as u32 {
+        let path = folder.join(format!("rank_{rank}.msgpack"));
+        std::fs::write(path, encode(batch, rank).unwrap()).unwrap();
+    }
+}
+
+/// 32 groups of 16 samples that begin with the same 6,144 tokens.
+fn groups(folder: Option<&Path>) {
+    let samples: Vec<Weighted> = (0..512)
+        .map(|rollout| sampled_after(&ids(1000 + rollout / 16, 6144), rollout, 2048))
+        .collect();
+    let plain = batch(samples.clone());
+    let tree = PackedBatch {
+        ranks: pack_trees(samples, &[16; 32], 2 * SEQ_LEN, RANKS, FLOPS),
+        ..plain.clone()
+    };
+    for (name, batch) in [("plain", plain), ("trees", tree)] {
+        let tokens: usize = batch.ranks.iter().flatten().map(MicroBatch::len).sum();
+        let micro_batches = batch.ranks.iter().flatten();
+        let unique: usize = micro_batches.map(MicroBatch::unique_tokens).sum();
+        let all = || (0..RANKS as u32).map(|rank| encode(&batch, rank).unwrap());
+        let bytes: usize = all().map(|body| body.len()).sum();
+        let encoding = measure(|| all().collect::<Vec<_>>());
+        println!(
+            "groups, {name}: {tokens} tokens, {unique} unique, encoding {encoding:.2} ms, {:.2} bytes a token",
+            bytes as f64 / tokens as f64
+        );
+        if let Some(folder) = folder {
+            write(&batch, &folder.join(name));
+        }
     }
 }
 
@@ -125,10 +168,8 @@ fn main() {
             bytes as f64 / tokens as f64
         );
         if let Some(folder) = folder.as_ref().filter(|_| name == "lengths_512.json") {
-            std::fs::create_dir_all(folder).unwrap();
-            for (rank, body) in all().enumerate() {
-                std::fs::write(folder.join(format!("rank_{rank}.msgpack")), body).unwrap();
-            }
+            write(&batch, folder);
         }
     }
+    groups(folder.as_deref());
 }

@@ -4,6 +4,9 @@
 //! ```text
 //! {"header": bin(msgpack map), "columns": bin, "xxh3": bin(XXH3-64 of all bytes before this key, little-endian)}
 //! ```
+//! Where a micro-batch is packed as a tree, sequences share context with the previous one, whose values are the same in
+//! all columns: these six omit them, and the header says how many (`omitted`).
+//!
 //! The columns of one micro-batch of N tokens follow those of the previous one: `token_ids` i32, `logprobs` f32,
 //! `advantages` f32, `versions` i32, `temperatures` f32, `loss_mask` u8, each `[N]`, then zeros up to the next multiple
 //! of [`ALIGNMENT`]; then the header's `extra_columns`, f32 `[N]`, each with its zeros: `teacher_logprobs` if a teacher
@@ -13,12 +16,12 @@
 //! begins at a multiple of
 //! [`ALIGNMENT`], counted from the body's start, so that a reader can use the columns in place.
 
+mod body;
+
+use body::{Body, omitted};
 use bytes::Bytes;
 use primerl_core::experts::ExpertsShape;
-use primerl_core::pack::{
-    Advantage, ExpertsColumn, GrammarRun, MicroBatch, PackedBatch, TruncatedRun,
-};
-use primerl_core::sample::{Segment, Trained};
+use primerl_core::pack::{ExpertsColumn, GrammarRun, MicroBatch, PackedBatch, TruncatedRun};
 use primerl_core::{EnvironmentId, Grammar, RolloutId, Step, Truncation};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
@@ -71,6 +74,10 @@ struct MicroBatchHeader {
     /// `[S]`, leading tokens that each sequence takes over from the previous one, if any does.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shared: Vec<usize>,
+    /// `[S]`, leading tokens of each sequence that the first six columns omit: their values are those of the
+    /// previous sequence's tokens at the same places.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    omitted: Vec<usize>,
     /// `[S]`
     rollouts: Vec<RolloutId>,
     /// `[S]`
@@ -205,6 +212,7 @@ impl MicroBatchHeader {
                 .map(|weighted| weighted.sample.len())
                 .collect(),
             shared: micro_batch.shared().to_vec(),
+            omitted: omitted(micro_batch),
             rollouts: sequences
                 .clone()
                 .map(|weighted| weighted.sample.rollout)
@@ -298,7 +306,8 @@ fn frame(header: usize) -> usize {
 fn aligned_size(micro_batch: &MicroBatch) -> usize {
     let extra = ExtraColumn::of(micro_batch).len();
     let extra = extra * (micro_batch.len() * 4).next_multiple_of(ALIGNMENT);
-    (micro_batch.len() * BYTES_PER_TOKEN).next_multiple_of(ALIGNMENT) + extra
+    let written = micro_batch.len() - omitted(micro_batch).iter().sum::<usize>();
+    (written * BYTES_PER_TOKEN).next_multiple_of(ALIGNMENT) + extra
 }
 
 fn experts_size(column: &ExpertsColumn<'_>) -> usize {
@@ -326,135 +335,6 @@ fn header(
     let padding = [0; ALIGNMENT];
     header.padding = serde_bytes::Bytes::new(&padding[..start.next_multiple_of(ALIGNMENT) - start]);
     rmp_serde::to_vec_named(&header)
-}
-
-struct Body(Vec<u8>);
-
-impl Body {
-    /// Writes the header of so many bytes.
-    fn bytes_of(&mut self, length: usize) -> Result<(), String> {
-        let length = u32::try_from(length)
-            .map_err(|_| format!("{length} bytes are too many for one answer: raise data_ranks"))?;
-        self.0.push(BIN_32);
-        self.0.extend_from_slice(&length.to_be_bytes());
-        Ok(())
-    }
-
-    fn columns(&mut self, micro_batch: &MicroBatch) {
-        let segments = || {
-            let sequences = micro_batch.sequences().iter();
-            sequences.flat_map(|weighted| weighted.sample.segments())
-        };
-        for segment in segments() {
-            self.values(segment.token_ids(), |token| (*token as i32).to_le_bytes());
-        }
-        for segment in segments() {
-            match segment.logprobs() {
-                Some(logprobs) => self.values(logprobs, |logprob| logprob.to_le_bytes()),
-                None => self.zeros(4 * segment.len()),
-            }
-        }
-        for weighted in micro_batch.sequences() {
-            self.advantages(weighted.sample.segments(), &weighted.advantage);
-        }
-        for segment in segments() {
-            self.versions(segment.trained(), segment.len());
-        }
-        for segment in segments() {
-            let temperature = segment.trained().map_or(1.0, |trained| trained.temperature);
-            self.repeated(temperature.to_le_bytes(), segment.len());
-        }
-        for segment in segments() {
-            let mask = u8::from(segment.trained().is_some());
-            self.0.resize(self.0.len() + segment.len(), mask);
-        }
-        let size = micro_batch.len() * BYTES_PER_TOKEN;
-        self.zeros(size.next_multiple_of(ALIGNMENT) - size);
-        for column in ExtraColumn::of(micro_batch) {
-            self.extra(column, micro_batch);
-        }
-    }
-
-    fn extra(&mut self, column: ExtraColumn, micro_batch: &MicroBatch) {
-        match column {
-            ExtraColumn::TeacherLogprobs => {
-                for weighted in micro_batch.sequences() {
-                    self.values(&weighted.teacher_logprobs(), |value| value.to_le_bytes());
-                }
-            }
-            ExtraColumn::RlWeights => self.weights(micro_batch.rl_weights()),
-            ExtraColumn::CeWeights => self.weights(micro_batch.ce_weights().into_iter()),
-            ExtraColumn::RefKlWeights => self.weights(micro_batch.ref_kl_weights()),
-        }
-        let size = 4 * micro_batch.len();
-        self.zeros(size.next_multiple_of(ALIGNMENT) - size);
-    }
-
-    fn weights(&mut self, weights: impl Iterator<Item = f32>) {
-        self.0.extend(weights.flat_map(f32::to_le_bytes));
-    }
-
-    fn experts(&mut self, column: &ExpertsColumn<'_>) {
-        for ids in &column.ids {
-            self.0.extend_from_slice(ids);
-        }
-        self.zeros(experts_size(column) - column.len());
-    }
-
-    fn advantages(&mut self, segments: &[Segment], advantage: &Advantage) {
-        let mut start = 0;
-        for segment in segments {
-            let end = start + segment.len();
-            match (segment.trained(), advantage) {
-                (None, _) => self.zeros(4 * segment.len()),
-                (Some(_), Advantage::Uniform(advantage)) => {
-                    self.repeated(advantage.to_le_bytes(), segment.len())
-                }
-                (Some(_), Advantage::PerToken { values, scale }) => {
-                    self.values(&values[start..end], |value| (value * scale).to_le_bytes())
-                }
-            }
-            start = end;
-        }
-    }
-
-    fn versions(&mut self, trained: Option<&Trained>, tokens: usize) {
-        let Some(trained) = trained else {
-            return self.repeated((-1_i32).to_le_bytes(), tokens);
-        };
-        for run in &trained.versions {
-            self.repeated((run.version.0 as i32).to_le_bytes(), run.n_tokens as usize);
-        }
-    }
-
-    fn zeros(&mut self, bytes: usize) {
-        self.0.resize(self.0.len() + bytes, 0);
-    }
-
-    /// In pieces that stay in the cache: value by value would be several times slower.
-    fn values<T>(&mut self, values: &[T], to_bytes: impl Fn(&T) -> [u8; 4]) {
-        let mut piece = [0_u8; 4096];
-        for values in values.chunks(piece.len() / 4) {
-            for (bytes, value) in piece.chunks_exact_mut(4).zip(values) {
-                bytes.copy_from_slice(&to_bytes(value));
-            }
-            self.0.extend_from_slice(&piece[..4 * values.len()]);
-        }
-    }
-
-    fn repeated(&mut self, value: [u8; 4], times: usize) {
-        let mut piece = [0_u8; 4096];
-        let filled = piece.len().min(4 * times);
-        for bytes in piece[..filled].chunks_exact_mut(4) {
-            bytes.copy_from_slice(&value);
-        }
-        let mut left = 4 * times;
-        while left > 0 {
-            let length = left.min(piece.len());
-            self.0.extend_from_slice(&piece[..length]);
-            left -= length;
-        }
-    }
 }
 
 #[cfg(test)]

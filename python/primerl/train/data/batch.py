@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,8 +118,8 @@ class Batch:
 def decode_batch(body: bytes | bytearray) -> Batch:
     """Decode the answer of `POST /trainer/batch`, or a file of the spool.
 
-    The tensors lie in `body` itself where that is a bytearray: nothing is copied. Bytes, which must not be written to,
-    are copied once.
+    The tensors lie in `body` itself where that is a bytearray: nothing is copied, except where context that sequences
+    share was omitted. Bytes, which must not be written to, are copied once.
 
     Raises:
         BatchError: the bytes are no batch, do not match the checksum that they end with, or contradict each other.
@@ -198,12 +199,16 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
             raise BatchError(f"sequence_lengths {lengths} do not add up to {tokens} tokens")
         if not len(rollouts) == len(environments) == len(lengths):
             raise BatchError(f"{len(lengths)} sequences, {len(rollouts)} rollouts, {len(environments)} environments")
-        tensors = {}
+        omitted = tuple(header.get("omitted", ()))
+        _check_omitted(omitted, lengths)
+        written, tensors = tokens - sum(omitted), {}
         for name, dtype in COLUMNS.items():
-            if offset + tokens * dtype.itemsize > len(columns):
-                raise BatchError(f"column {name}: {tokens} values are more than the bytes that are left")
-            tensors[name] = _tensor(columns, dtype, tokens, offset)
-            offset += tokens * dtype.itemsize
+            if offset + written * dtype.itemsize > len(columns):
+                raise BatchError(f"column {name}: {written} values are more than the bytes that are left")
+            tensors[name] = _tensor(columns, dtype, written, offset)
+            offset += written * dtype.itemsize
+        if omitted:
+            tensors = {name: _completed(column, lengths, omitted) for name, column in tensors.items()}
         offset += -offset % ALIGNMENT
         extra = {}
         for name in header.get("extra_columns", ()):
@@ -232,6 +237,33 @@ def _micro_batches(headers: list[dict[str, Any]], columns: memoryview) -> Iterat
         )
     if offset != len(columns):
         raise BatchError(f"the columns are {len(columns)} bytes, the micro-batches' {offset}")
+
+
+def _check_omitted(omitted: tuple[int, ...], lengths: tuple[int, ...]) -> None:
+    """Raises BatchError unless each sequence omits tokens that it and the previous one have."""
+    if not omitted:
+        return
+    if len(omitted) != len(lengths):
+        raise BatchError(f"omitted: {len(omitted)} numbers for {len(lengths)} sequences")
+    # Before the first there is nothing that could stand for it.
+    for sequence, (tokens, length, before) in enumerate(zip(omitted, lengths, (0, *lengths), strict=False)):
+        if not 0 <= tokens <= min(length, before):
+            raise BatchError(f"omitted: sequence {sequence} of {length} tokens cannot omit {tokens} of {before}")
+
+
+def _completed(written: Tensor, lengths: tuple[int, ...], omitted: tuple[int, ...]) -> Tensor:
+    """A column with the values that were omitted, [T]: for the first `omitted` of a sequence those of the previous
+    one."""
+    # By numpy, whose copies of a few values take a fraction of torch's; indices would take ten times as long as copies.
+    values = written.numpy()
+    whole = np.empty(sum(lengths), values.dtype)
+    start = before = first = 0
+    for length, tokens in zip(lengths, omitted, strict=True):
+        last = first + length - tokens
+        whole[start : start + tokens] = whole[before : before + tokens]
+        whole[start + tokens : start + length] = values[first:last]
+        start, before, first = start + length, start, last
+    return torch.from_numpy(whole)
 
 
 def _check_shared(shared: tuple[int, ...], lengths: tuple[int, ...], rollouts: tuple[int, ...], ids: Tensor) -> None:

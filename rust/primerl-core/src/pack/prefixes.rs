@@ -26,6 +26,11 @@ pub(super) fn compare(a: &Sample, b: &Sample, known: usize) -> (usize, Ordering)
     }
 }
 
+/// The token after the first `known` ones; `None` where there is none, which comes before any other in order.
+pub(super) fn token_after(sample: &Sample, known: usize) -> Option<u32> {
+    Tokens::after(sample, known).rest.first().copied()
+}
+
 /// Leading tokens that are equal, of two slices of one length. Branches of a rollout share their turns' tokens, so the
 /// same memory is often compared with itself.
 fn equal(a: &[u32], b: &[u32]) -> usize {

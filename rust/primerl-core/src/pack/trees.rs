@@ -15,11 +15,12 @@
 //! A tree's attention gathers, for each node, the keys of all tokens above it: a micro-batch has a bound for those too.
 
 use super::assign::{Bin, Size, balance, first_fit_decreasing, make_divisible};
-use super::prefixes::compare;
+use super::prefixes::{compare, token_after};
 use super::{MicroBatch, Weighted, micro_batches, plain};
 use crate::config::FlopsModel;
 use std::cell::RefCell;
 use std::cmp::Ordering;
+use std::ops::Range;
 
 /// Samples share multiples of that many tokens: a node of a few tokens costs a pass over all keys above it.
 pub(super) const BLOCK: usize = 32;
@@ -114,21 +115,48 @@ impl Planter<'_> {
         let Some((first, others)) = members.split_first() else {
             return 0;
         };
-        let common = others.iter().map(|other| self.compare(*first, *other, 0).0);
-        common.min().unwrap_or(0)
+        let mut common = self.length(*first);
+        for other in others {
+            if common == 0 {
+                break;
+            }
+            common = common.min(self.compare(*first, *other, 0).0);
+        }
+        common
     }
 
-    /// Trees of these samples, each within the size of a micro-batch. Longer samples are left out.
-    fn trees(&self, mut members: Vec<usize>) -> Vec<Tree> {
-        members.retain(|member| self.length(*member) <= self.seq_len);
+    /// Samples of a group in the order of their tokens, each with the leading tokens that it takes over from the previous
+    /// one. Samples longer than a micro-batch are left out. Of samples that share nothing, only the beginning is read.
+    fn walk(&self, group: Range<usize>) -> Vec<(usize, usize)> {
+        let fits = |member: &usize| self.length(*member) <= self.seq_len;
+        let members: Vec<usize> = group.filter(fits).collect();
         // Read once only: sorting looks at most samples several times.
         let known = self.common(&members);
-        members.sort_unstable_by(|a, b| self.compare(*a, *b, known).1);
+        let next = |member: usize| token_after(&self.samples[member].sample, known);
+        let mut walk: Vec<(Option<u32>, usize)> = members
+            .into_iter()
+            .map(|member| (next(member), member))
+            .collect();
+        walk.sort_unstable_by(|(next, a), (other, b)| {
+            next.cmp(other).then_with(|| self.compare(*a, *b, known).1)
+        });
+        let mut before: Option<(Option<u32>, usize)> = None;
+        let steps = walk.into_iter().map(|(next, member)| {
+            let shared = match before.replace((next, member)) {
+                None => 0,
+                Some((other, before)) if other == next => self.shared(before, member, known),
+                Some(_) => known - known % BLOCK,
+            };
+            (member, shared)
+        });
+        steps.collect()
+    }
+
+    /// Trees of walks of groups, one after another, each within the size of a micro-batch.
+    fn trees(&self, walks: &[(usize, usize)]) -> Vec<Tree> {
         let mut trees: Vec<Tree> = Vec::new();
-        for (place, member) in members.iter().enumerate() {
-            let before = place.checked_sub(1).map(|before| members[before]);
-            let shared = before.map_or(0, |before| self.shared(before, *member, known));
-            let length = self.length(*member);
+        for (member, shared) in walks.iter().copied() {
+            let length = self.length(member);
             let grown = trees.last().filter(|_| shared > 0).map(|tree| {
                 let mut measure = tree.measure.clone();
                 measure.add(length, shared, self.flops);
@@ -136,13 +164,13 @@ impl Planter<'_> {
             });
             match (trees.last_mut(), grown) {
                 (Some(tree), Some(measure)) if measure.size().tokens <= self.seq_len => {
-                    tree.members.push(*member);
+                    tree.members.push(member);
                     tree.shared.push(shared);
                     tree.measure = measure;
                 }
                 _ => {
                     let mut tree = Tree::default();
-                    tree.add(*member, length, 0, self.flops);
+                    tree.add(member, length, 0, self.flops);
                     trees.push(tree);
                 }
             }
@@ -212,16 +240,24 @@ pub fn pack_trees(
         seq_len,
         flops,
     };
-    let mut trees: Vec<Tree> = Vec::new();
+    let mut walks = Vec::with_capacity(samples.len());
     let mut start = 0;
     for size in group_sizes {
-        trees.extend(planter.trees((start..start + size).collect()));
+        walks.extend(planter.walk(start..start + size));
         start += size;
     }
-    let all = trees.iter().flat_map(|tree| &tree.members);
-    let all: usize = all.map(|member| planter.length(*member)).sum();
-    let computed: usize = trees.iter().map(|tree| tree.measure.tokens).sum();
-    if computed as f64 >= MOST_COMPUTED * all as f64 {
+    let all: usize = walks
+        .iter()
+        .map(|(member, _)| planter.length(*member))
+        .sum();
+    let pays = |computed: usize| (computed as f64) < MOST_COMPUTED * all as f64;
+    // Trees have to compute more where they are cut; mostly, it shows before there are any.
+    let shared: usize = walks.iter().map(|(_, shared)| shared).sum();
+    if !pays(all - shared) {
+        return micro_batches(samples, &without);
+    }
+    let trees = planter.trees(&walks);
+    if !pays(trees.iter().map(|tree| tree.measure.tokens).sum()) {
         return micro_batches(samples, &without);
     }
     let mut sizes: Vec<Size> = trees.iter().map(|tree| tree.measure.size()).collect();

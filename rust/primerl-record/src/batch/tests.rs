@@ -1,7 +1,7 @@
 use super::*;
 use primerl_core::config::{FlopsModel, TrajectoryStrategy};
 use primerl_core::experts::{Experts, ExpertsShape};
-use primerl_core::pack::{Columns, Weighted, pack, pack_trees};
+use primerl_core::pack::{Advantage, Columns, Weighted, pack, pack_trees};
 use primerl_core::sample::{TokenLogprobs, samples};
 use primerl_core::testing::{taught_turn, turn};
 use primerl_core::{PolicyVersion, Turn, VersionRun};
@@ -33,6 +33,8 @@ struct DecodedMicroBatch {
     sequence_lengths: Vec<i32>,
     #[serde(default)]
     shared: Vec<usize>,
+    #[serde(default)]
+    omitted: Vec<usize>,
     rollouts: Vec<u64>,
     environments: Vec<u32>,
     #[serde(default)]
@@ -43,6 +45,24 @@ struct DecodedMicroBatch {
     extra_columns: Vec<String>,
     #[serde(default)]
     routed_experts: Option<serde_json::Value>,
+}
+
+impl DecodedMicroBatch {
+    /// A column with the omitted values.
+    fn complete<T: Copy>(&self, written: Vec<T>) -> Vec<T> {
+        let (mut rest, mut column) = (&written[..], Vec::new());
+        let mut before = 0;
+        for (sequence, length) in self.sequence_lengths.iter().enumerate() {
+            let start = column.len();
+            let omitted = self.omitted.get(sequence).copied().unwrap_or(0);
+            column.extend_from_within(before..before + omitted);
+            let (own, after) = rest.split_at(*length as usize - omitted);
+            column.extend_from_slice(own);
+            (rest, before) = (after, start);
+        }
+        assert!(rest.is_empty());
+        column
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -143,6 +163,7 @@ fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
         };
         let word = |bytes: &[u8]| [bytes[0], bytes[1], bytes[2], bytes[3]];
         let n = micro_batch.tokens;
+        let written = n - micro_batch.omitted.iter().sum::<usize>();
         let i32s = |bytes: &[u8]| {
             bytes
                 .chunks(4)
@@ -156,12 +177,12 @@ fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
                 .collect()
         };
         let mut columns = Columns {
-            token_ids: i32s(take(4 * n)),
-            logprobs: f32s(take(4 * n)),
-            advantages: f32s(take(4 * n)),
-            versions: i32s(take(4 * n)),
-            temperatures: f32s(take(4 * n)),
-            loss_mask: take(n).to_vec(),
+            token_ids: micro_batch.complete(i32s(take(4 * written))),
+            logprobs: micro_batch.complete(f32s(take(4 * written))),
+            advantages: micro_batch.complete(f32s(take(4 * written))),
+            versions: micro_batch.complete(i32s(take(4 * written))),
+            temperatures: micro_batch.complete(f32s(take(4 * written))),
+            loss_mask: micro_batch.complete(take(written).to_vec()),
             sequence_lengths: micro_batch.sequence_lengths.clone(),
             rollouts: micro_batch
                 .rollouts
@@ -200,7 +221,7 @@ fn decode(body: &[u8]) -> (DecodedHeader, Vec<Columns>) {
                 })
                 .collect(),
         };
-        take((21 * n).next_multiple_of(16) - 21 * n);
+        take((21 * written).next_multiple_of(16) - 21 * written);
         for name in &micro_batch.extra_columns {
             let values = f32s(take(4 * n));
             match name.as_str() {
@@ -260,11 +281,69 @@ fn the_header_says_what_sequences_take_over_only_where_they_do() {
     let body = encode(&tree, 0).expect("encodes");
     let (header, columns) = decode(&body);
     assert_eq!(header.micro_batches[0].shared, [0, 96]);
+    // The first two of these are the prompt; the next were sampled, in each for itself.
+    assert_eq!(header.micro_batches[0].omitted, [0, 2]);
     assert_eq!(header.micro_batches[0].rollouts, [2, 0]);
     let expected: Vec<Columns> = tree.ranks[0].iter().map(MicroBatch::columns).collect();
     assert_eq!(columns, expected, "columns of all tokens");
     let body = encode(&plain, 0).expect("encodes");
-    assert!(!body.windows(6).any(|bytes| bytes == b"shared"));
+    let says = |key: &[u8]| body.windows(key.len()).any(|bytes| bytes == key);
+    assert!(!says(b"shared") && !says(b"omitted"));
+}
+
+/// A sample of one turn, scored by a teacher.
+fn scored(rollout: u64, prompt: &[u32], sampled: &[u32]) -> Weighted {
+    let own = turn(None, prompt, sampled, 3);
+    let id = RolloutId(rollout);
+    let sample = samples(TrajectoryStrategy::Interleaved, id, vec![own], &[Some(0)]).remove(0);
+    let scores = (0..sample.len()).map(|at| -0.01 * (at as f32 + rollout as f32));
+    Weighted {
+        teacher_logprobs: Some(TokenLogprobs(scores.collect())),
+        advantage: Advantage::Uniform(0.5 - rollout as f32),
+        sample,
+        ..weighted(rollout, 1)
+    }
+}
+
+#[test]
+fn context_that_a_sequence_shares_with_the_previous_one_is_omitted() {
+    let prompt: Vec<u32> = (0..64).collect();
+    let answer: Vec<u32> = (100..140).collect();
+    let history = [&prompt[..], &answer].concat();
+    // What the first sampled is context of the others.
+    let samples = vec![
+        scored(0, &prompt, &[&answer[..], &[200]].concat()),
+        scored(1, &history, &[300, 301]),
+        scored(2, &history, &[400]),
+        scored(3, &prompt, &[500]),
+    ];
+    let flops = FlopsModel {
+        linear: 1.0,
+        quadratic: 0.0,
+    };
+    let tree = PackedBatch {
+        ranks: pack_trees(samples.clone(), &[4], 4000, 1, flops),
+        ..batch(samples.clone(), 1)
+    };
+    let body = encode(&tree, 0).expect("encodes");
+    let (header, columns) = decode(&body);
+    let [micro_batch] = &header.micro_batches[..] else {
+        panic!("one micro-batch");
+    };
+    assert_eq!(micro_batch.rollouts, [0, 1, 2, 3]);
+    assert_eq!(micro_batch.shared, [0, 96, 96, 64]);
+    assert_eq!(micro_batch.omitted, [0, 64, 96, 64]);
+    let expected: Vec<Columns> = tree.ranks[0].iter().map(MicroBatch::columns).collect();
+    assert_eq!(
+        columns, expected,
+        "also what a teacher said of the shared tokens"
+    );
+    let plain = PackedBatch {
+        ranks: vec![vec![MicroBatch::new(samples)]],
+        ..tree
+    };
+    let saved = encode(&plain, 0).expect("encodes").len() - body.len();
+    assert!(saved.abs_diff(21 * 224) < 100, "{saved} bytes");
 }
 
 /// A sample that a teacher wrote.

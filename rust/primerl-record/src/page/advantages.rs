@@ -35,7 +35,74 @@ struct MicroBatch {
     sequence_lengths: Vec<usize>,
     rollouts: Vec<u64>,
     #[serde(default)]
+    omitted: Vec<usize>,
+    #[serde(default)]
     extra_columns: Vec<String>,
+    #[serde(default)]
+    routed_experts: Option<Experts>,
+}
+
+#[derive(Deserialize)]
+struct Experts {
+    layers: usize,
+    chosen: usize,
+    bytes: usize,
+    runs: Vec<(usize, usize)>,
+}
+
+impl Experts {
+    /// Size of their rows, without what aligns them.
+    fn size(&self) -> Option<usize> {
+        let rows = self
+            .runs
+            .iter()
+            .map(|(begin, end)| end.checked_sub(*begin))
+            .try_fold(0_usize, |sum, rows| sum.checked_add(rows?))?;
+        let row = self.layers.checked_mul(self.chosen)?;
+        rows.checked_mul(row.checked_mul(self.bytes)?)
+    }
+}
+
+impl MicroBatch {
+    /// Tokens whose values are written in the first columns.
+    fn written(&self) -> Option<usize> {
+        let mut omitted = self.omitted.iter();
+        let omitted = omitted.try_fold(0_usize, |sum, tokens| sum.checked_add(*tokens))?;
+        self.tokens.checked_sub(omitted)
+    }
+
+    /// Bytes of all columns.
+    fn size(&self) -> Option<usize> {
+        let aligned = |bytes: usize| bytes.checked_next_multiple_of(16);
+        let own = aligned(self.written()?.checked_mul(21)?)?;
+        let extra = aligned(self.tokens.checked_mul(4)?)?.checked_mul(self.extra_columns.len())?;
+        let experts = match &self.routed_experts {
+            Some(experts) => aligned(experts.size()?)?,
+            None => 0,
+        };
+        own.checked_add(extra)?.checked_add(experts)
+    }
+
+    /// A column of four bytes a token, with the omitted values: those of the previous sequence.
+    fn column(&self, columns: &[u8], number: usize) -> Option<Vec<[u8; 4]>> {
+        let size = 4 * self.written()?;
+        let mut rest = words(columns.get(number * size..)?.get(..size)?);
+        let (mut column, mut before) = (Vec::with_capacity(self.tokens), 0..0);
+        for (place, length) in self.sequence_lengths.iter().enumerate() {
+            let omitted = self.omitted.get(place).copied().unwrap_or(0);
+            let (start, own) = (column.len(), length.checked_sub(omitted)?);
+            if omitted > before.len() {
+                return None;
+            }
+            column.extend_from_within(before.start..before.start + omitted);
+            column.extend(rest.by_ref().take(own));
+            before = start..start + length;
+            if column.len() < before.end {
+                return None;
+            }
+        }
+        Some(column)
+    }
 }
 
 /// The rollout's sequences in the batch of `step`; empty if the batch is gone or cannot be read.
@@ -63,23 +130,24 @@ fn in_body(body: &Bytes, rollout: RolloutId) -> Option<Vec<Sequence>> {
     let header: Header = rmp_serde::from_slice(frame.header).ok()?;
     let (mut columns, mut found) = (&frame.columns[..], Vec::new());
     for micro_batch in header.micro_batches {
-        let n = micro_batch.tokens;
-        let own = (21 * n).next_multiple_of(16);
-        let extra = micro_batch.extra_columns.len() * (4 * n).next_multiple_of(16);
-        let (part, rest) = columns.split_at_checked(own + extra)?;
+        let (part, rest) = columns.split_at_checked(micro_batch.size()?)?;
         columns = rest;
+        if !micro_batch.rollouts.contains(&rollout.0) {
+            continue;
+        }
+        // In the order of `batch`: ids, log-probabilities, advantages.
+        let (token_ids, advantages) = (micro_batch.column(part, 0)?, micro_batch.column(part, 2)?);
         let mut begin = 0;
-        for (length, of) in micro_batch
-            .sequence_lengths
-            .iter()
-            .zip(&micro_batch.rollouts)
-        {
+        let sequences = micro_batch.sequence_lengths.iter();
+        for (length, of) in sequences.zip(&micro_batch.rollouts) {
+            let own = begin..begin + length;
             if *of == rollout.0 {
-                // In the order of `batch`: ids, log-probabilities, advantages.
-                let word = |column: usize| part.get(4 * (column * n + begin)..)?.get(..4 * length);
+                let bytes = |column: &[[u8; 4]]| Some(column.get(own.clone())?.to_vec());
+                let ids = bytes(&token_ids)?.into_iter().map(u32::from_le_bytes);
+                let values = bytes(&advantages)?.into_iter();
                 found.push(Sequence {
-                    token_ids: words(word(0)?).map(u32::from_le_bytes).collect(),
-                    advantages: words(word(2)?).map(f32::from_le_bytes).collect(),
+                    token_ids: ids.collect(),
+                    advantages: values.map(f32::from_le_bytes).collect(),
                 });
             }
             begin += length;
@@ -100,4 +168,69 @@ pub(super) fn of_turn(sequences: &[Sequence], before: usize, sampled: &[u32]) ->
     let holds = |sequence: &&Sequence| sequence.token_ids.get(before..end) == Some(sampled);
     let sequence = sequences.iter().find(holds)?;
     Some(sequence.advantages[before..end].to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use primerl_core::config::{FlopsModel, TrajectoryStrategy};
+    use primerl_core::experts::{Experts, ExpertsShape};
+    use primerl_core::pack::{Advantage, PackedBatch, Weighted, pack_trees};
+    use primerl_core::sample::samples;
+    use primerl_core::testing::turn;
+    use primerl_core::{EnvironmentId, Turn};
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    fn weighted(rollout: u64, turn: Turn) -> Weighted {
+        let strategy = TrajectoryStrategy::Interleaved;
+        Weighted {
+            sample: samples(strategy, RolloutId(rollout), vec![turn], &[Some(0)]).remove(0),
+            environment: EnvironmentId(0),
+            advantage: Advantage::Uniform(rollout as f32 + 0.5),
+            teacher_logprobs: None,
+            mode: None,
+            echo: None,
+        }
+    }
+
+    #[test]
+    fn advantages_are_found_behind_omitted_context_and_experts() {
+        // Two groups, of two micro-batches: each shares a prompt, and the engine told the experts of the first.
+        let group = |first: u64, with_experts: bool| {
+            (first..first + 3).map(move |rollout| {
+                let prompt = vec![first as u32; 64];
+                let mut turn = turn(None, &prompt, &[100 + rollout as u32, 7], 3);
+                let shape = ExpertsShape {
+                    layers: 1,
+                    chosen: 1,
+                    bytes: 1,
+                };
+                let experts = || Experts::new(0, shape, vec![0; 65]).map(Arc::new);
+                turn.experts = with_experts.then(experts).flatten();
+                weighted(rollout, turn)
+            })
+        };
+        let all: Vec<Weighted> = group(0, true).chain(group(3, false)).collect();
+        let flops = FlopsModel {
+            linear: 1.0,
+            quadratic: 0.0,
+        };
+        let batch = PackedBatch {
+            step: Step(4),
+            ranks: pack_trees(all, &[3, 3], 80, 1, flops),
+            loss_tokens: 12,
+            metrics: BTreeMap::new(),
+        };
+        assert_eq!(batch.ranks[0].len(), 2);
+        let body = batch::encode(&batch, 0).expect("encodes");
+        for rollout in 0..6 {
+            let found = in_body(&body, RolloutId(rollout)).expect("is read");
+            let sampled = [100 + rollout as u32, 7];
+            let advantages = of_turn(&found, 64, &sampled).expect("the sequence is whole");
+            assert_eq!(advantages, [rollout as f32 + 0.5; 2]);
+            let prompt = &found[0].token_ids[..64];
+            assert!(prompt.iter().all(|token| *token == rollout as u32 / 3 * 3));
+        }
+    }
 }

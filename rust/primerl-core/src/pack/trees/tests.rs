@@ -143,8 +143,15 @@ fn groups_of_one_micro_batch_share_a_system_prompt() {
 
 #[test]
 fn without_much_in_common_packing_is_as_without_trees() {
-    // 32 of 500 tokens; and a rank that would get all of one tree in place of half the samples.
-    for (prompt, own, count, ranks) in [(32, 468, 6, 1), (40, 0, 0, 2), (31, 5, 6, 3)] {
+    // 32 of 500 tokens; and a rank that would get all of one tree in place of half the samples; a group of one; nothing.
+    let inputs = [
+        (32, 468, 6, 1),
+        (40, 0, 0, 2),
+        (31, 5, 6, 3),
+        (64, 5, 1, 1),
+        (0, 40, 8, 2),
+    ];
+    for (prompt, own, count, ranks) in inputs {
         let samples = group(0, count, &vec![7; prompt], own);
         assert_eq!(
             pack_trees(samples.clone(), &[count], 2000, ranks, FLOPS),
@@ -173,7 +180,7 @@ fn paths() -> impl Strategy<Value = Vec<Vec<Vec<u32>>>> {
         tokens.extend(pieces.flatten());
         tokens
     });
-    prop::collection::vec(prop::collection::vec(path, 1..8), 0..6)
+    prop::collection::vec(prop::collection::vec(path, 0..8), 0..6)
 }
 
 /// A row as the trainer builds it from a micro-batch: depths of its tokens, and for each sequence the places in the row of
