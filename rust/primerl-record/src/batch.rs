@@ -13,8 +13,7 @@
 //! scored the tokens, `ce_weights`, 1 or 0, if it wrote some of them (or a weight, of what the environment said), both and
 //! also `rl_weights` and `ref_kl_weights`, if environments learn from different things; then the rows of `routed_experts`,
 //! `[tokens of its runs, layers, chosen]`, u8 or u16, if engines reported some, with their zeros. The first column also
-//! begins at a multiple of
-//! [`ALIGNMENT`], counted from the body's start, so that a reader can use the columns in place.
+//! begins at a multiple of [`ALIGNMENT`], counted from the body's start, so that a reader can use the columns in place.
 
 mod body;
 
