@@ -1,8 +1,6 @@
 //! Control tokens of the model in the text of messages. Templates do not escape them, and the tokenizer makes tokens of
 //! them as of the template's own: `<|im_end|>` in a user's text ends the user's turn.
 
-use crate::message::Message;
-use crate::renderer::Renderer;
 use crate::tokenizer::Tokenizer;
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -61,7 +59,7 @@ impl ControlTokens {
         texts.map(String::as_str)
     }
 
-    fn is_in(&self, text: &str) -> bool {
+    pub fn is_in(&self, text: &str) -> bool {
         self.matches(text).next().is_some()
     }
 
@@ -117,16 +115,6 @@ impl ControlTokens {
             .filter_map(|at| text.get(within.start..at).map(|part| (at, part)));
         let (at, _) = found.find(|(_, part)| self.ends.contains(*part))?;
         Some(within.start..at)
-    }
-}
-
-impl Renderer {
-    /// Whether a message holds text that becomes control tokens: none does where they are neutralized. Only of what comes from outside: an answer is the
-    /// model's own, and a system message the author's.
-    pub fn holds_control_tokens(&self, message: &Message) -> bool {
-        let is_outside = !matches!(message.role.as_str(), "assistant" | "system" | "developer");
-        let text = || message.content.joined().unwrap_or_default();
-        self.neutral.is_none() && is_outside && self.control_tokens.is_in(&text())
     }
 }
 

@@ -1,5 +1,7 @@
 //! One model folder, ready to turn messages into tokens and back.
 
+mod neutral;
+
 use crate::abilities::Abilities;
 use crate::control_tokens::ControlTokens;
 use crate::error::{LoadError, RenderError};

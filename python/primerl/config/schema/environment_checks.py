@@ -87,8 +87,8 @@ def check_environments(
     client = next((one for one in evaluated if one.client is not None), None)
     if client is not None and orchestration.control_tokens != "keep":
         raise BadKeysError(
-            f"control_tokens ({orchestration.control_tokens}) is for messages that are rendered here, and the client of "
-            f"eval.env {client.label!r} is a server that renders them itself; omit one of the two",
+            f"control_tokens ({orchestration.control_tokens}) is for messages that are rendered here, and the client "
+            f"of eval.env {client.label!r} is a server that renders them itself; omit one of the two",
             "control_tokens",
         )
 

@@ -270,7 +270,7 @@ class Masker:
         return bytes(trained)
 
     def _byte_offsets(self, text: str, ids: bytes) -> list[tuple[int, int]]:
-        """Bytes of `text` that each token is, where control tokens in it are text, which `transformers` cannot encode."""
+        """Bytes of `text` that each token is, where `transformers` gives other ids: control tokens in it are text."""
         pieces = self._renderer.token_bytes(_tokens(ids, 0, len(ids) // 4)) if self._control_tokens is None else []
         if b"".join(pieces) != text.encode():
             raise RowError(TEMPLATE, "transformers' tokenizer gives other ids; only the assistant can be trained on")
