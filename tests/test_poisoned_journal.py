@@ -11,6 +11,7 @@ from pathlib import Path
 import msgpack
 import pytest
 from end_to_end import Started, launch, primerl, read_lines, until
+from journal_records import HEADER, events_of
 from primerl.models.tiny import TinyConfig, write_model
 
 pytestmark = [
@@ -19,9 +20,6 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc"),
 ]
 SMALL = ("--orchestrator.eval.env", "[]", "--orchestrator.batch-size", "16", "--orchestrator.max-async-level", "1")
-MAGIC_BYTES = 8
-HEADER = struct.Struct("<III")
-"""Length of a record's body, and the checksums of the length and of the body."""
 
 
 @pytest.fixture
@@ -32,24 +30,14 @@ def runs() -> Iterator[list[Started]]:
         run.kill()
 
 
-def records(segment: Path) -> list[tuple[int, bytes]]:
-    """Where each begins, and its body."""
-    bytes_, at, found = segment.read_bytes(), MAGIC_BYTES, []
-    while at + HEADER.size <= len(bytes_):
-        length, _, _ = HEADER.unpack_from(bytes_, at)
-        found.append((at, bytes_[at + HEADER.size : at + HEADER.size + length]))
-        at += HEADER.size + length
-    return found
-
-
 def poison(journal: Path, kind: str) -> int:
     """Makes the last event of this kind since the newest snapshot one of another version, as far as this one knows;
     returns its number."""
     newest = max(int(file.stem) for file in journal.glob("*.snapshot"))
     segment = max(journal.glob("*.log"))
-    numbered = enumerate(records(segment), start=int(segment.stem) + 1)
-    events = [(number, at, body, msgpack.unpackb(body, strict_map_key=False)) for number, (at, body) in numbered]
-    number, at, body, (time, _) = [event for event in events if event[0] > newest and kind in event[3][1]][-1]
+    found = [event for event in events_of(segment) if event.number > newest and event.kind == kind]
+    number, at, body = found[-1].number, found[-1].at, found[-1].body
+    time, _ = msgpack.unpackb(body, strict_map_key=False)
     other = msgpack.packb([time, {"of_another_version": {}}])
     length = struct.pack("<I", len(other))
     header = HEADER.pack(len(other), zlib.crc32(length), zlib.crc32(other))
