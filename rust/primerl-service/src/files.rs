@@ -27,7 +27,8 @@ impl WriteError {
 
 /// Writes `bytes` to `path`, completely or not at all; creates missing folders.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
-    write_whole_with(path, |file| file.write_all(bytes))
+    write(path, 0o666, bytes.len(), |file| file.write_all(bytes))
+        .map_err(|source| WriteError::new(path, source))
 }
 
 /// As [`write_whole`], for content that is too large to build in memory first: `content` writes it.
@@ -35,17 +36,20 @@ pub fn write_whole_with(
     path: &Path,
     content: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> Result<(), WriteError> {
-    write(path, 0o666, content).map_err(|source| WriteError::new(path, source))
+    write(path, 0o666, 0, content).map_err(|source| WriteError::new(path, source))
 }
 
 /// As [`write_whole`], for content that no one but its owner may read at any time.
 pub fn write_secret(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
-    write(path, 0o600, |file| file.write_all(bytes)).map_err(|source| WriteError::new(path, source))
+    write(path, 0o600, bytes.len(), |file| file.write_all(bytes))
+        .map_err(|source| WriteError::new(path, source))
 }
 
+/// `size`: what the content has at least, in bytes.
 fn write(
     path: &Path,
     mode: u32,
+    size: usize,
     content: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
@@ -63,12 +67,13 @@ fn write(
     let written = content(&mut file)
         .and_then(|()| file.sync_all())
         .and_then(|()| fs::rename(&temporary, path));
-    written.map_err(|error| {
-        let size = file.metadata().map_or(0, |metadata| metadata.len());
+    if let Err(error) = written {
+        let begun = file.metadata().map_or(0, |metadata| metadata.len());
         // Half a file is of no use, and takes the room that others need.
+        drop(file);
         let _ = fs::remove_file(&temporary);
-        room::named(path, size, error)
-    })?;
+        return Err(room::named(path, begun.max(size as u64), error));
+    }
     File::open(folder)?.sync_all()
 }
 
@@ -173,7 +178,7 @@ mod tests {
         let told = error.source.to_string();
         assert!(told.starts_with("the disk mounted at /"), "{told}");
         let needs = format!(
-            "{} needs more than 4096 bytes: make room on it",
+            "{} needs at least 4096 bytes: make room on it",
             path.display()
         );
         assert!(told.ends_with(&needs), "{told}");

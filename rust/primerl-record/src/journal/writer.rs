@@ -423,7 +423,7 @@ mod tests {
             path.display()
         )));
         let needs = format!(
-            "{} needs more than 1000 bytes: make room on it",
+            "{} needs at least 1000 bytes: make room on it",
             path.display()
         );
         assert!(told.ends_with(&needs), "{told}");

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// `error`, which a write of more than `needed` bytes to `path` met; of a disk without room, one that says where and how
+/// `error`, which a write of at least `needed` bytes to `path` met; of a disk without room, one that says where and how
 /// much. The path need not exist.
 pub fn named(path: &Path, needed: u64, error: io::Error) -> io::Error {
     let kind = error.kind();
@@ -18,7 +18,7 @@ pub fn named(path: &Path, needed: u64, error: io::Error) -> io::Error {
     };
     let needs = match needed {
         0 => format!("{} needs more", path.display()),
-        needed => format!("{} needs more than {}", path.display(), in_gb(needed)),
+        needed => format!("{} needs at least {}", path.display(), in_gb(needed)),
     };
     let (disk, free) = (disk.display(), in_gb(free));
     let message = match kind {
@@ -74,10 +74,7 @@ mod tests {
             let told = named(&path, 20_000_000, io::Error::from_raw_os_error(number)).to_string();
             assert!(told.starts_with(begins), "{told}");
             assert!(told.contains(" free"), "{told}");
-            let needs = format!(
-                "{} needs more than 0.02 GB: make room on it",
-                path.display()
-            );
+            let needs = format!("{} needs at least 0.02 GB: make room on it", path.display());
             assert!(told.ends_with(&needs), "{told}");
         }
         assert!(free_at(&path).is_some());
