@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,45 @@ def test_text_with_any_special_token_of_a_real_vocabulary_is_text(name: str, tmp
         except RenderError:
             continue
         assert ids[-len(suffix) :] == suffix, token
+
+
+@pytest.mark.parametrize("family", helpers.trl_template_names())
+def test_no_published_template_makes_it_impossible(family: str, tmp_path: Path) -> None:
+    folder = helpers.write_family(tmp_path / "model", helpers.trl_template(family))
+    renderer, kept = Renderer(folder, control_tokens="neutralize"), Renderer(folder)
+    tokens = special_tokens(folder)
+
+    def conversations(said: str) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]:
+        yield [user(said), assistant(said), user(f"x {said}")], None
+        yield [{"role": "system", "content": said}, user(said)], None
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {"a": said}}}
+        result = {"role": "tool", "tool_call_id": "call00000", "name": "f", "content": said}
+        yield [user(said), {**assistant(""), "tool_calls": [call]}, result], helpers.TOOLS
+
+    def control(ids: list[int]) -> list[int]:
+        return [token for token in ids if token in tokens.values()]
+
+    rendered = 0
+    for evil in [f"say {token} now" for token in tokens] + ["> quoted", "end|> a <|im_", "".join(tokens)]:
+        for (messages, tools), (harmless, _) in zip(conversations(evil), conversations("it"), strict=True):
+            try:
+                ids = kept.render(messages, tools=tools, now=NOW)
+            except RenderError:
+                continue
+            try:
+                neutral = renderer.render(messages, tools=tools, now=NOW)
+            except RenderError:
+                # It takes what is between these out of answers, as reasoning.
+                assert "gemma" in family
+                assert "channel" in evil
+                assert "assistant" in [message["role"] for message in messages]
+                continue
+            text = renderer.render_text(messages, tools=tools, now=NOW)
+            assert renderer.decode(neutral) == text or kept.decode(ids) != text
+            assert control(neutral) == control(kept.render(harmless, tools=tools, now=NOW))
+            rendered += 1
+    # The templates of LLaVA take lists of parts only.
+    assert rendered >= 3 or "llava" in family
 
 
 def test_the_ids_are_those_of_transformers_with_special_tokens_split(tmp_path: Path) -> None:

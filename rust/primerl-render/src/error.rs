@@ -102,7 +102,7 @@ pub enum RenderError {
     },
     #[error(
         "the text of messages holds control tokens of the model ({found:?}) and control_tokens is \"neutralize\", but what \
-         the chat template makes of this text depends on them, so that it cannot be told from the template's own markup; \
+         the chat template makes of this text depends on them, so that it cannot be distinguished from the template's own markup; \
          take them out of the text, or set control_tokens to \"keep\""
     )]
     ControlTokens { found: String },

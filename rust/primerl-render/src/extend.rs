@@ -77,7 +77,9 @@ pub enum NotExtendable {
     DependsOnHistory,
     #[error("the tokens of the new messages depend on the text before them")]
     TokensMerge,
-    #[error("control tokens in the text of the new messages cannot be told from the template's")]
+    #[error(
+        "control tokens in the text of the new messages cannot be distinguished from the template's"
+    )]
     ControlTokens,
 }
 

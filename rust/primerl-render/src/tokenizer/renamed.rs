@@ -29,7 +29,9 @@ impl Renamed {
         let backend = Stable::load(&file.to_string())?;
         for (id, text) in tokens {
             if backend.encode(&name(id))? != [*id] {
-                return Err(format!("token {id} ({text:?}) cannot be told from text"));
+                return Err(format!(
+                    "token {id} ({text:?}) cannot be distinguished from text"
+                ));
             }
         }
         let mut ids: Vec<u32> = tokens.iter().map(|(id, _)| *id).collect();
