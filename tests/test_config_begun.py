@@ -106,6 +106,10 @@ def refused(config: RLConfig) -> list[str]:
         (["--seq-len", "512"], "seq_len = 256, and now {} = 512"),
         (["--seed", "5"], "seed = 0, and now {} = 5"),
         (["--trainer.ranks", "2"], "trainer.ranks = 1, and now {} = 2"),
+        (
+            ["--orchestrator.control-tokens", "neutralize"],
+            "orchestrator.control_tokens = not set, and now {} = neutralize",
+        ),
         (["--orchestrator.sampling.max-tokens", "20"], "orchestrator.sampling.max_tokens = 16, and now {} = 20"),
         (
             ["--orchestrator.sampling.rollout-max-tokens", "90"],

@@ -39,7 +39,7 @@ KNOWN = {
     "primerl-engine": [{"backend", "batch", "checkpoint", "config", "request"}, {"scheduler", "sequence"}],
     "primerl-gateway": [{"allowance", "dialect", "restore", "rollouts"}, {"client_type", "turn"}],
     "primerl-grammar": [{"spec", "vocabulary"}],
-    "primerl-render": [{"abilities", "control_tokens", "extend", "parse", "renderer"}],
+    "primerl-render": [{"abilities", "extend", "parse", "renderer"}],
     "primerl-simulate": [{"limits", "report"}],
 }
 """Cycles of crates that are not cut yet: none may grow, none may come."""

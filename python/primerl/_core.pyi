@@ -218,6 +218,7 @@ class NotExtendableError(RenderError):
         "other_stop_token",
         "depends_on_history",
         "tokens_merge",
+        "control_tokens",
     ]
     """`docs/templates.md` says what each means."""
 
@@ -303,6 +304,7 @@ class Renderer:
         *,
         tool_parser: str | dict[str, Any] | None = None,
         reasoning_parser: str | dict[str, Any] | None = None,
+        control_tokens: Literal["keep", "neutralize"] = "keep",
     ) -> Self:
         """Read the folder: a second for a vocabulary of 128k. The error names the file that is missing or wrong.
 
@@ -312,6 +314,8 @@ class Renderer:
                 (`primerl.render.describe_parser`). Default: by the model's chat template, else by its `config.json`.
             reasoning_parser: How reasoning is told from content: one of `REASONING_PARSERS`, or a description. Default:
                 by the description that is the tool parser, else by the chat template.
+            control_tokens: What becomes of control tokens of the model in the text of messages: "keep", they are
+                control tokens, as in `transformers`; "neutralize", they are encoded as text (docs/templates.md).
 
         Raises:
             RenderError: A file is missing or wrong, there is no such parser, or the description cannot be used.
@@ -467,6 +471,8 @@ class Renderer:
         Ids without a token have no text. As `transformers` decodes, but for byte tokens of SentencePiece that are not
         UTF-8: each becomes U+FFFD by itself, not together with the good ones beside it.
         """
+    def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
+        """The bytes that each token stands for by itself, which may end within a character."""
     @property
     def tool_parser(self) -> str:
         """Name of the parser of tool calls."""

@@ -21,6 +21,7 @@ FILE_KINDS = re.compile(rf"(?<=.)({'|'.join(map(re.escape, sorted({*BUILDERS, *C
 """Ends of the names of files of rows."""
 
 LongRows = Literal["drop", "truncate", "error"]
+ControlTokens = Literal["keep", "neutralize"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,7 @@ class DataConfig(RowsConfig):
     shuffle: bool
     seed: int | None
     loss_mask: LossMaskConfig
+    control_tokens: ControlTokens
 
 
 @dataclass(frozen=True, kw_only=True)

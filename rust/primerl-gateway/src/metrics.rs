@@ -180,7 +180,8 @@ impl GatewayMetrics {
                 %rollout,
                 "the text of a user or tool message holds control tokens of the model, which the template does not \
                  escape: they end turns and begin others; further ones are counted \
-                 (primerl_prompts_with_control_tokens_total), and an environment can take them out"
+                 (primerl_prompts_with_control_tokens_total); orchestrator.control_tokens = \"neutralize\" makes text of \
+                 them"
             );
         }
     }

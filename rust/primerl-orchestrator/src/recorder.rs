@@ -315,12 +315,7 @@ impl Writer {
         let folder = self.place.output_dir.join("journal");
         journal::write_snapshot(&folder, number, &self.place.identity, core)?;
         let retained = journal::retain(&folder, self.place.journal_bytes);
-        retained.map_err(|source| {
-            RunError::from(WriteError {
-                path: folder,
-                source,
-            })
-        })
+        retained.map_err(|source| RunError::from(WriteError::new(&folder, source)))
     }
 }
 

@@ -9,6 +9,7 @@ use primerl_engines::clients::ClientType;
 use primerl_engines::engine_records;
 use primerl_gateway::Sampling;
 use primerl_record::journal::{self, Identity, Journal, JournalError, Skipped, Tail};
+use primerl_render::ControlTokenPolicy;
 use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64;
@@ -70,6 +71,9 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
     // Defaults are omitted: runs from before these keys can be resumed.
     if config.client_type != ClientType::default() {
         identity.insert("client_type".into(), config.client_type.as_str().into());
+    }
+    if config.control_tokens == ControlTokenPolicy::Neutralize {
+        identity.insert("control_tokens".into(), "neutralize".into());
     }
     if let Some(teacher) = &config.teacher {
         let name = &teacher.client.model;

@@ -225,16 +225,18 @@ impl Renderer {
 #[pymethods]
 impl Renderer {
     #[new]
-    #[pyo3(signature = (model_dir, *, tool_parser=None, reasoning_parser=None))]
+    #[pyo3(signature = (model_dir, *, tool_parser=None, reasoning_parser=None, control_tokens=None))]
     fn new(
         py: Python<'_>,
         model_dir: PathBuf,
         tool_parser: Option<&Bound<'_, PyAny>>,
         reasoning_parser: Option<&Bound<'_, PyAny>>,
+        control_tokens: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let options = LoadOptions {
             tool_parser: given("tool_parser", tool_parser)?,
             reasoning_parser: given("reasoning_parser", reasoning_parser)?,
+            control_tokens: given("control_tokens", control_tokens)?.unwrap_or_default(),
         };
         py.detach(|| Inner::load_with(&model_dir, &options))
             .map(Self)
@@ -442,6 +444,11 @@ impl Renderer {
         self.work(py, |renderer| {
             renderer.tokenizer().decode(&ids, skip_special)
         })
+    }
+
+    fn token_bytes<'py>(&self, py: Python<'py>, ids: Vec<u32>) -> Vec<Bound<'py, PyBytes>> {
+        let bytes = |id: &u32| PyBytes::new(py, &self.0.tokenizer().token_bytes(*id));
+        ids.iter().map(bytes).collect()
     }
 
     #[getter]

@@ -103,10 +103,7 @@ impl State {
     }
 
     fn failed(&self, source: io::Error) -> WriteError {
-        WriteError {
-            path: self.folder.clone(),
-            source,
-        }
+        WriteError::new(&self.folder, source)
     }
 }
 

@@ -56,10 +56,7 @@ impl Spool {
             .and_then(|()| sync_folder(&self.folder));
         match moved {
             Ok(()) => Ok(target),
-            Err(source) => Err(WriteError {
-                path: target,
-                source,
-            }),
+            Err(source) => Err(WriteError::new(&target, source)),
         }
     }
 
@@ -84,10 +81,7 @@ impl Spool {
     /// Makes the spool have the batches of steps after `after` and up to `cut`, with missing ones from `folder`, and
     /// none of later steps.
     pub fn go_back(&self, after: Step, cut: Step, folder: &Path) -> Result<(), WriteError> {
-        let failed = |source| WriteError {
-            path: self.folder.clone(),
-            source,
-        };
+        let failed = |source| WriteError::new(&self.folder, source);
         self.remove(|step| step > cut)?;
         for step in (after.0 + 1..=cut.0).map(Step) {
             if !self.has(step) {
@@ -106,16 +100,13 @@ impl Spool {
     fn remove(&self, goes: impl Fn(Step) -> bool) -> Result<(), WriteError> {
         for step in self.steps()?.into_iter().filter(|step| goes(*step)) {
             let path = self.of_step(step);
-            std::fs::remove_dir_all(&path).map_err(|source| WriteError { path, source })?;
+            std::fs::remove_dir_all(&path).map_err(|source| WriteError::new(&path, source))?;
         }
         Ok(())
     }
 
     fn steps(&self) -> Result<Vec<Step>, WriteError> {
-        let failed = |source| WriteError {
-            path: self.folder.clone(),
-            source,
-        };
+        let failed = |source| WriteError::new(&self.folder, source);
         let entries = match std::fs::read_dir(&self.folder) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(failed)?,

@@ -174,6 +174,7 @@ fn parsers(criterion: &mut Criterion) {
             reasoning_parser: Some(ParserSetting::Name(
                 if harmony { "harmony" } else { "think" }.to_owned(),
             )),
+            ..LoadOptions::default()
         };
         let renderer = Renderer::load_with(folder.path(), &options).expect("loads");
         let encode = |text: &str| renderer.tokenizer().encode(text).expect("encodes");

@@ -40,6 +40,12 @@ pub enum LoadError {
         name: String,
         known: String,
     },
+    #[error(
+        "control_tokens is \"neutralize\", and {} cannot be loaded with control tokens of other names: {reason}; set it to \
+         \"keep\"",
+        path.display()
+    )]
+    NotNeutralized { path: PathBuf, reason: String },
     #[error("{name:?} describes no {kind} parser: it has no `{field}`")]
     NotDescribed {
         kind: &'static str,
@@ -94,6 +100,12 @@ pub enum RenderError {
         conversation: usize,
         source: Box<RenderError>,
     },
+    #[error(
+        "the text of messages holds control tokens of the model ({found:?}) and control_tokens is \"neutralize\", but what \
+         the chat template makes of this text depends on them, so that it cannot be distinguished from the template's own markup; \
+         take them out of the text, or set control_tokens to \"keep\""
+    )]
+    ControlTokens { found: String },
     #[error("a message contains the reserved marker {0:?}; remove it from the data")]
     ReservedMarker(&'static str),
 }

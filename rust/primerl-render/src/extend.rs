@@ -11,26 +11,22 @@
 //! tokens as they were sampled.
 
 mod bodies;
+mod neutral;
+mod proofs;
 mod scenario;
 
 pub use bodies::Body;
+use bodies::Whole;
+pub(crate) use proofs::Proofs;
 pub(crate) use scenario::{call_id, scenario_answer, scenario_tool};
 
 use crate::message::{Content, Message};
 use crate::renderer::Renderer;
 use crate::template::{PreparedOptions, RenderOptions};
-use scenario::{
-    AnswerShape, ContentKind, Given, Shape, argument_sentinel, scenario_histories, stand_in,
-};
-use serde_json::json;
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
+use scenario::{Shape, argument_sentinel, stand_in};
 
 /// Stands for the answer; survives every trimming and splitting that templates do.
 const SENTINEL: &str = "zPrimerlAnswerSentinelz";
-/// Shapes remembered; far more than one run shows.
-const MAX_PROOFS: usize = 1024;
 
 /// The turn that is extended.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +37,15 @@ pub struct ExtensionContext<'a> {
     pub sampled: &'a [u32],
     /// As for the full render of the new request.
     pub options: &'a RenderOptions,
+}
+
+/// What is to be extended, and by what.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    previous: ExtensionContext<'a>,
+    /// Text behind that of the answer.
+    own: &'a str,
+    new: &'a [Message],
 }
 
 /// What continues a conversation.
@@ -72,6 +77,10 @@ pub enum NotExtendable {
     DependsOnHistory,
     #[error("the tokens of the new messages depend on the text before them")]
     TokensMerge,
+    #[error(
+        "control tokens in the text of the new messages cannot be distinguished from the template's"
+    )]
+    ControlTokens,
 }
 
 impl NotExtendable {
@@ -85,13 +94,10 @@ impl NotExtendable {
             NotExtendable::OtherStopToken { .. } => "other_stop_token",
             NotExtendable::DependsOnHistory => "depends_on_history",
             NotExtendable::TokensMerge => "tokens_merge",
+            NotExtendable::ControlTokens => "control_tokens",
         }
     }
 }
-
-/// Verdicts so far. Written by the first caller that meets a new shape; held only to look up or insert.
-#[derive(Default)]
-pub(crate) struct Proofs(Mutex<HashMap<Shape, Result<(), NotExtendable>>>);
 
 impl Renderer {
     /// The ids to append to `prompt ids + sampled ids` so that the conversation continues with `new_messages`: the close of
@@ -120,12 +126,27 @@ impl Renderer {
         if appended.is_some() && (previous.answer.has_tool_calls() || is_closed) {
             return Err(NotExtendable::AnswerNotVerbatim);
         }
-        let own = appended.unwrap_or_default();
-        let suffix = self.proven_suffix(previous, own, new_messages)?;
-        let ids = match appended {
-            Some(_) => self.encode_text(&suffix)?,
-            None => self.encode_suffix(&suffix)?,
+        let asked = Asked {
+            previous: *previous,
+            own: appended.unwrap_or_default(),
+            new: new_messages,
         };
+        let neutral = neutral::Extended::of(self, &asked);
+        let rendered = match &neutral {
+            Some(neutral) => neutral.asked(),
+            None => asked,
+        };
+        let suffix = self.proven_suffix(&rendered)?;
+        let (ids, restored) = match &neutral {
+            Some(neutral) => {
+                let (ids, restored) = neutral.encode(self, &asked, &suffix)?;
+                (ids, Some(restored))
+            }
+            None => (self.encode_text(&suffix)?, None),
+        };
+        if appended.is_none() {
+            self.check_turn_end(&suffix, &ids)?;
+        }
         let first = match closed {
             _ if appended.is_some() => 0,
             Some(&last) if last == ids[0] => 1,
@@ -141,8 +162,12 @@ impl Renderer {
             ids: ids[first..].to_vec(),
             bodies: Vec::new(),
         };
-        let whole = (suffix.as_str(), ids.as_slice());
-        self.bodies(previous, own, new_messages, whole, &mut extension, wants);
+        let whole = Whole {
+            suffix: &suffix,
+            ids: &ids,
+            restored: restored.as_ref(),
+        };
+        self.bodies(&rendered, &whole, &mut extension, wants);
         Ok(extension)
     }
 
@@ -159,18 +184,14 @@ impl Renderer {
         Ok(extension.ids)
     }
 
-    fn proven_suffix(
-        &self,
-        previous: &ExtensionContext<'_>,
-        appended: &str,
-        new_messages: &[Message],
-    ) -> Result<String, NotExtendable> {
-        if new_messages.is_empty() {
+    fn proven_suffix(&self, asked: &Asked<'_>) -> Result<String, NotExtendable> {
+        if asked.new.is_empty() {
             return Err(NotExtendable::NoNewMessages);
         }
-        let options = self.prepared.prepare(previous.options);
-        self.prove(Shape::of(previous.answer, new_messages, &options), &options)?;
-        self.suffix_after(previous.answer, appended, new_messages, &options)
+        let (answer, options) = (asked.previous.answer, asked.previous.options);
+        let options = self.prepared.prepare(options);
+        self.prove(Shape::of(answer, asked.new, &options), &options)?;
+        self.suffix_after(answer, asked.own, asked.new, &options)
     }
 
     /// What the template writes right after a plain answer that a user message follows, and after one that ends the
@@ -187,39 +208,6 @@ impl Renderer {
             text.split_once(SENTINEL).map(|(_, after)| after.to_owned())
         };
         Some([after(Some(Message::user("y")))?, after(None)?])
-    }
-
-    /// Tries the shapes that agents use, so that a run's first turns find the verdict.
-    pub(crate) fn prove_common_shapes(&self) {
-        let (tool, user) = (("tool".to_owned(), 0), ("user".to_owned(), 0));
-        let shapes = [
-            (vec![user.clone()], 0, Given::None),
-            (vec![user.clone()], 0, Given::Some),
-            (vec![tool.clone()], 1, Given::Some),
-            (vec![tool.clone(), tool.clone()], 2, Given::Some),
-            (vec![tool, user], 1, Given::Some),
-        ];
-        let options = PreparedOptions::new(RenderOptions::default());
-        for (messages, tool_calls, tools) in shapes {
-            let content = if tool_calls > 0 {
-                ContentKind::Null
-            } else {
-                ContentKind::Text
-            };
-            let shape = Shape {
-                messages,
-                answer: AnswerShape {
-                    tool_calls,
-                    content,
-                },
-                tools,
-                documents: Given::None,
-                add_generation_prompt: true,
-                template_kwargs: options.kwargs_key.clone(),
-            };
-            // A refusal is remembered; the turn that meets it forks with this reason.
-            let _ = self.prove(shape, &options);
-        }
     }
 
     /// Text from the stop token that closes the answer to the end of the render.
@@ -286,99 +274,14 @@ impl Renderer {
 
     fn encode_suffix(&self, suffix: &str) -> Result<Vec<u32>, NotExtendable> {
         let ids = self.encode_text(suffix)?;
+        self.check_turn_end(suffix, &ids)?;
+        Ok(ids)
+    }
+
+    fn check_turn_end(&self, suffix: &str, ids: &[u32]) -> Result<(), NotExtendable> {
         match self.leading_stop_token(suffix) {
-            Some((stop, _)) if ids.first() == Some(&stop) => Ok(ids),
+            Some((stop, _)) if ids.first() == Some(&stop) => Ok(()),
             _ => Err(NotExtendable::TokensMerge),
-        }
-    }
-
-    fn prove(&self, shape: Shape, options: &PreparedOptions) -> Result<(), NotExtendable> {
-        if let Some(verdict) = self
-            .proofs
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&shape)
-        {
-            return verdict.clone();
-        }
-        // Proven outside of the lock: two threads may prove the same shape once, and find the same.
-        let verdict = self.prove_scenarios(&shape, options);
-        let mut proofs = self.proofs.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if proofs.len() >= MAX_PROOFS {
-            proofs.clear();
-        }
-        proofs.insert(shape, verdict.clone());
-        verdict
-    }
-
-    fn prove_scenarios(
-        &self,
-        shape: &Shape,
-        options: &PreparedOptions,
-    ) -> Result<(), NotExtendable> {
-        let options = PreparedOptions::new(RenderOptions {
-            tools: shape.tools.filled(scenario_tool),
-            documents: shape
-                .documents
-                .filled(|| json!({"title": "t", "text": "x"})),
-            add_generation_prompt: shape.add_generation_prompt,
-            template_kwargs: options.options.template_kwargs.clone(),
-            // One moment for all renders.
-            now: Some(SystemTime::now()),
-        });
-        let mut compared = 0;
-        for (answer_text, text) in [
-            ("yes", "z"),
-            ("Two words.\n\n1. more", "Line one\n\n  é 12\n<b>"),
-        ] {
-            let answer = shape.answer.scenario(answer_text);
-            let new_messages = shape.scenario_messages(text);
-            let suffix = self.suffix_text(&answer, &new_messages, &options)?;
-            for history in scenario_histories() {
-                let mut messages = history;
-                messages.push(answer.clone());
-                messages.extend_from_slice(&new_messages);
-                // Not every template takes every history (system messages, tools).
-                let Ok(full) = self.prepared_text(&messages, &options) else {
-                    continue;
-                };
-                self.compare(&full, &suffix, answer_text, shape.answer.tool_calls == 0)?;
-                compared += 1;
-            }
-        }
-        if compared >= 4 {
-            Ok(())
-        } else {
-            Err(NotExtendable::DependsOnHistory)
-        }
-    }
-
-    /// Whether `full` is some text, then `suffix`, in letters and in tokens.
-    fn compare(
-        &self,
-        full: &str,
-        suffix: &str,
-        answer: &str,
-        answer_ends: bool,
-    ) -> Result<(), NotExtendable> {
-        let before = full
-            .strip_suffix(suffix)
-            .ok_or(NotExtendable::DependsOnHistory)?;
-        if answer_ends && !before.ends_with(answer) {
-            return Err(NotExtendable::AnswerNotVerbatim);
-        }
-        let encode = |text| {
-            self.tokenizer()
-                .encode(text)
-                .map_err(|error| NotExtendable::TemplateFailed(error.to_string()))
-        };
-        let mut ids = encode(before)?;
-        ids.extend(self.encode_suffix(suffix)?);
-        if ids == encode(full)? {
-            Ok(())
-        } else {
-            Err(NotExtendable::TokensMerge)
         }
     }
 }

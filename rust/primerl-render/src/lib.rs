@@ -20,6 +20,7 @@ mod extend;
 mod mask;
 mod message;
 mod model_files;
+mod neutral;
 mod null_content;
 mod parse;
 mod renderer;
@@ -37,6 +38,7 @@ pub use message::{
     Content, FunctionCall, Message, ToolCall, answer_words, canonical, canonical_json,
     reasoning_words,
 };
+pub use neutral::ControlTokenPolicy;
 pub use parse::{
     AnswerContext, AnswerStream, CallProblem, Delta, Demand, DemandError, Description,
     DescriptionError, MalformedCall, Parsed, ParserChoice, ParserSetting, Segment, SegmentKind,

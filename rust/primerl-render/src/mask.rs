@@ -30,6 +30,9 @@ struct Span {
     bytes: Range<usize>,
 }
 
+/// The ids of the text up to a byte, where it can be encoded by itself.
+type EncodeHead<'a> = dyn Fn(usize) -> Result<Option<Vec<u32>>, RenderError> + 'a;
+
 impl Renderer {
     /// Ids of the whole conversation (those of [`Renderer::render`] without a generation prompt) and the mask of its
     /// assistant messages. `options.add_generation_prompt` does not matter.
@@ -42,18 +45,49 @@ impl Renderer {
             add_generation_prompt: false,
             ..options.clone()
         };
-        let text = self.render_text(messages, &options)?;
-        let spans = if self.template_for(&options).has_generation_blocks() {
-            self.marked_spans(&text, messages, &options)?
-        } else {
-            (0..messages.len())
-                .filter(|&index| messages[index].is_assistant())
-                .map(|index| self.located_span(&text, messages, index, &options))
-                .collect::<Result<Vec<_>, _>>()?
+        let Some(neutral) = self.neutralized(messages, &options) else {
+            let text = self.render_text(messages, &options)?;
+            let spans = self.spans(&text, messages, &options)?;
+            let ids = self.tokenizer().encode(&text)?;
+            let head = |byte: usize| self.tokenizer().encode(&text[..byte]).map(Some);
+            let mask = self.token_mask(&text, &ids, &spans, &head)?;
+            return Ok(MaskedIds { ids, mask });
         };
-        let ids = self.tokenizer().encode(&text)?;
-        let mask = self.token_mask(&text, &ids, &spans)?;
+        // Stop tokens in the text of messages would be taken for the template's: located without them.
+        let rendered = self.render_text(&neutral.messages, &neutral.options)?;
+        let spans = self.spans(&rendered, &neutral.messages, &neutral.options)?;
+        let (ids, restored) = self.encode_neutralized(messages, &options, &neutral)?;
+        let spans = spans.into_iter().map(|span| {
+            let ends = restored
+                .text_at(span.bytes.start)
+                .zip(restored.text_at(span.bytes.end));
+            let (start, end) = ends.ok_or(RenderError::Mask {
+                message: span.message,
+                reason: MaskFailure::TokenAcrossBoundary,
+            })?;
+            let (message, bytes) = (span.message, start..end);
+            Ok(Span { message, bytes })
+        });
+        let spans = spans.collect::<Result<Vec<_>, RenderError>>()?;
+        let head = |byte: usize| self.encode_head(&restored, byte);
+        let mask = self.token_mask(&restored.text, &ids, &spans, &head)?;
         Ok(MaskedIds { ids, mask })
+    }
+
+    /// Where in the rendered text the assistant's messages are.
+    fn spans(
+        &self,
+        text: &str,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<Vec<Span>, RenderError> {
+        if self.template_for(options).has_generation_blocks() {
+            return self.marked_spans(text, messages, options);
+        }
+        (0..messages.len())
+            .filter(|&index| messages[index].is_assistant())
+            .map(|index| self.located_span(text, messages, index, options))
+            .collect()
     }
 
     /// [`Renderer::trainable`] and [`Renderer::render_with_mask`] for many conversations, on all cores. The error names
@@ -275,10 +309,16 @@ impl Renderer {
         }
     }
 
-    fn token_mask(&self, text: &str, ids: &[u32], spans: &[Span]) -> Result<Vec<u8>, RenderError> {
+    fn token_mask(
+        &self,
+        text: &str,
+        ids: &[u32],
+        spans: &[Span],
+        encode_head: &EncodeHead<'_>,
+    ) -> Result<Vec<u8>, RenderError> {
         let boundaries = match self.byte_boundaries(text, ids) {
             Some(boundaries) => boundaries,
-            None => self.boundaries_by_prefix(text, ids, spans)?,
+            None => boundaries_by_prefix(ids, spans, encode_head)?,
         };
         let mut mask = vec![0; ids.len()];
         for span in spans {
@@ -313,24 +353,23 @@ impl Renderer {
         boundaries.push((at, ids.len()));
         (at == text.len()).then_some(boundaries)
     }
+}
 
-    /// The same for the spans' ends only, by encoding the text before each: its ids must begin the ids of the whole.
-    fn boundaries_by_prefix(
-        &self,
-        text: &str,
-        ids: &[u32],
-        spans: &[Span],
-    ) -> Result<Vec<(usize, usize)>, RenderError> {
-        let mut boundaries = Vec::new();
-        for span in spans {
-            for byte in [span.bytes.start, span.bytes.end] {
-                let head = self.tokenizer().encode(&text[..byte])?;
-                if ids.starts_with(&head) {
-                    boundaries.push((byte, head.len()));
-                }
+/// `(byte, token)` for the spans' ends only, by encoding the text before each: its ids must begin the ids of the whole.
+fn boundaries_by_prefix(
+    ids: &[u32],
+    spans: &[Span],
+    encode_head: &EncodeHead<'_>,
+) -> Result<Vec<(usize, usize)>, RenderError> {
+    let mut boundaries = Vec::new();
+    for span in spans {
+        for byte in [span.bytes.start, span.bytes.end] {
+            match encode_head(byte)? {
+                Some(head) if ids.starts_with(&head) => boundaries.push((byte, head.len())),
+                _ => {}
             }
         }
-        boundaries.sort_unstable();
-        Ok(boundaries)
     }
+    boundaries.sort_unstable();
+    Ok(boundaries)
 }

@@ -1,11 +1,14 @@
 //! One model folder, ready to turn messages into tokens and back.
 
+mod neutral;
+
 use crate::abilities::Abilities;
 use crate::control_tokens::ControlTokens;
 use crate::error::{LoadError, RenderError};
 use crate::extend::Proofs;
 use crate::message::Message;
 use crate::model_files::ModelFiles;
+use crate::neutral::{ControlTokenPolicy, Neutral};
 use crate::parse::{
     AnswerContext, AnswerParser, AnswerStream, Parsed, ParserChoice, ParserSetting,
 };
@@ -28,6 +31,8 @@ pub struct Renderer {
     pub(crate) proofs: Proofs,
     pub(crate) abilities: Abilities,
     pub(crate) control_tokens: ControlTokens,
+    /// Where control tokens in the text of messages are made text.
+    pub(crate) neutral: Option<Neutral>,
     /// [`Renderer::with_renderable_content`].
     pub(crate) null_content_fails: bool,
 }
@@ -40,6 +45,7 @@ const PROMPT_TAIL: usize = 48;
 pub struct LoadOptions {
     pub tool_parser: Option<ParserSetting>,
     pub reasoning_parser: Option<ParserSetting>,
+    pub control_tokens: ControlTokenPolicy,
 }
 
 impl Renderer {
@@ -82,17 +88,29 @@ impl Renderer {
             proofs: Proofs::default(),
             abilities: Abilities::default(),
             control_tokens: ControlTokens::default(),
+            neutral: None,
             null_content_fails: false,
         };
         renderer.control_tokens = ControlTokens::of(&renderer.tokenizer, |text| {
             renderer.template_sources_contain(text)
         });
+        if load_options.control_tokens == ControlTokenPolicy::Neutralize {
+            renderer.neutral = Some(renderer.neutral_of(&files.tokenizer())?);
+        }
         renderer.null_content_fails = renderer.fails_on_null_content();
         renderer.learn_turn_end();
         let newlines = AnswerParser::learn(&renderer);
         renderer.parser.set_newlines(newlines);
         renderer.prove_common_shapes();
         Ok(renderer)
+    }
+
+    fn neutral_of(&self, path: &Path) -> Result<Neutral, LoadError> {
+        let written = |text: &str| self.template_sources_contain(text);
+        Neutral::new(&self.tokenizer, path, written).map_err(|reason| LoadError::NotNeutralized {
+            path: path.to_path_buf(),
+            reason,
+        })
     }
 
     /// The conversation as text, exactly as `transformers`' `apply_chat_template` renders it.
@@ -113,13 +131,17 @@ impl Renderer {
             .render_prepared(messages, options, false)
     }
 
-    /// The conversation as token ids.
+    /// The conversation as token ids; of its text, unless control tokens in it are neutralized ([`LoadOptions`]).
     pub fn render(
         &self,
         messages: &[Message],
         options: &RenderOptions,
     ) -> Result<Vec<u32>, RenderError> {
-        self.tokenizer.encode(&self.render_text(messages, options)?)
+        let Some(neutral) = self.neutralized(messages, options) else {
+            return self.tokenizer.encode(&self.render_text(messages, options)?);
+        };
+        let (ids, _) = self.encode_neutralized(messages, options, &neutral)?;
+        Ok(ids)
     }
 
     /// The assistant message that `sampled` stands for, for a request without tools whose prompt opened no reasoning.

@@ -1,5 +1,7 @@
 //! Writes files that are either absent or complete: temporary name, fsync, rename, fsync of the folder.
 
+pub mod room;
+
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -13,9 +15,20 @@ pub struct WriteError {
     pub source: io::Error,
 }
 
+impl WriteError {
+    /// An error of a path; where its disk is full, with its name and what is needed and free.
+    pub fn new(path: &Path, source: io::Error) -> WriteError {
+        WriteError {
+            path: path.to_owned(),
+            source: room::named(path, 0, source),
+        }
+    }
+}
+
 /// Writes `bytes` to `path`, completely or not at all; creates missing folders.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
-    write_whole_with(path, |file| file.write_all(bytes))
+    write(path, 0o666, bytes.len(), |file| file.write_all(bytes))
+        .map_err(|source| WriteError::new(path, source))
 }
 
 /// As [`write_whole`], for content that is too large to build in memory first: `content` writes it.
@@ -23,23 +36,20 @@ pub fn write_whole_with(
     path: &Path,
     content: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> Result<(), WriteError> {
-    write(path, 0o666, content).map_err(|source| WriteError {
-        path: path.to_owned(),
-        source,
-    })
+    write(path, 0o666, 0, content).map_err(|source| WriteError::new(path, source))
 }
 
 /// As [`write_whole`], for content that no one but its owner may read at any time.
 pub fn write_secret(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
-    write(path, 0o600, |file| file.write_all(bytes)).map_err(|source| WriteError {
-        path: path.to_owned(),
-        source,
-    })
+    write(path, 0o600, bytes.len(), |file| file.write_all(bytes))
+        .map_err(|source| WriteError::new(path, source))
 }
 
+/// `size`: what the content has at least, in bytes.
 fn write(
     path: &Path,
     mode: u32,
+    size: usize,
     content: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
@@ -54,9 +64,16 @@ fn write(
         .create_new(true)
         .mode(mode)
         .open(&temporary)?;
-    content(&mut file)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
+    let written = content(&mut file)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&temporary, path));
+    if let Err(error) = written {
+        let begun = file.metadata().map_or(0, |metadata| metadata.len());
+        // Half a file is of no use, and takes the room that others need.
+        drop(file);
+        let _ = fs::remove_file(&temporary);
+        return Err(room::named(path, begun.max(size as u64), error));
+    }
     File::open(folder)?.sync_all()
 }
 
@@ -89,9 +106,12 @@ pub fn append_line(path: &Path, line: &str) -> Result<(), WriteError> {
         file.write_all(format!("{line}\n").as_bytes())?;
         file.sync_data()
     };
-    append().map_err(|source| WriteError {
-        path: path.to_owned(),
-        source,
+    append().map_err(|source| {
+        let source = room::named(path, line.len() as u64, source);
+        WriteError {
+            path: path.to_owned(),
+            source,
+        }
     })
 }
 
@@ -140,6 +160,29 @@ mod tests {
             .expect("lists")
             .count();
         assert_eq!(names, 1);
+    }
+
+    #[test]
+    fn a_full_disk_is_named_and_leaves_no_half_of_a_file() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("rank_0.msgpack");
+        let error = write_whole_with(&path, |file| {
+            file.write_all(&[0; 4096])?;
+            File::options()
+                .write(true)
+                .open("/dev/full")?
+                .write_all(b"more")
+        });
+        let error = error.expect_err("the disk is full");
+        assert!(error.to_string().contains("rank_0.msgpack"), "{error}");
+        let told = error.source.to_string();
+        assert!(told.starts_with("the disk mounted at /"), "{told}");
+        let needs = format!(
+            "{} needs at least 4096 bytes: make room on it",
+            path.display()
+        );
+        assert!(told.ends_with(&needs), "{told}");
+        assert_eq!(fs::read_dir(folder.path()).expect("lists").count(), 0);
     }
 
     #[test]

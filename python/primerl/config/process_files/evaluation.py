@@ -41,6 +41,7 @@ def orchestrator(config: EvalConfig) -> ProcessConfig:
             chat_template_kwargs=config.chat_template_kwargs,
         ),
         parsers=config.parsers,
+        control_tokens=config.control_tokens,
         eval={"env": [_source(entry, config) for entry in config.env]},
         timeouts=OrchestratorTimeouts(
             rollout_s=timeouts.rollout_s,

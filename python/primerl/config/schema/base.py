@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 import pydantic_config
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -77,6 +77,10 @@ def _as_toml(value: Any, place: str = "") -> Any:
 
 # A table whose keys are an environment's, a template's or another program's.
 Settings = Annotated[dict[str, Any], AfterValidator(_as_toml)]
+
+
+ControlTokens = Literal["keep", "neutralize"]
+"""What becomes of control tokens of the model in the text of messages."""
 
 
 class Section(pydantic_config.BaseConfig):

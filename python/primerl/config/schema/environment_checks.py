@@ -84,6 +84,13 @@ def check_environments(
     learning.check(orchestration, trained)
     check_limits(orchestration, [*trained, *evaluated])
     check_validated(trained, evaluated)
+    client = next((one for one in evaluated if one.client is not None), None)
+    if client is not None and orchestration.control_tokens != "keep":
+        raise BadKeysError(
+            f"control_tokens ({orchestration.control_tokens}) is for messages that are rendered here, and the client "
+            f"of eval.env {client.label!r} is a server that renders them itself; omit one of the two",
+            "control_tokens",
+        )
 
 
 def numbered(name: str, environments: Sequence[Environment]) -> list[tuple[str, Environment]]:

@@ -10,6 +10,7 @@ from primerl.config.schema.base import (
     AnswerTokens,
     BadKeysError,
     BatchSize,
+    ControlTokens,
     Count,
     CountOrZero,
     Name,
@@ -139,6 +140,10 @@ class EvalConfig(Section):
     slurm: Slurm | None = None
     inference: RunInference = RunInference()
     parsers: Parsers = Parsers()
+    control_tokens: ControlTokens = "keep"
+    """What becomes of the model's control tokens (`<|im_end|>`) in the text of messages. `keep`: they end turns, as in
+    `transformers`, and are counted. `neutralize`: they are encoded as plain text (docs/templates.md). An endpoint
+    (`base_url`) renders messages itself."""
     log: RolloutLog = RolloutLog()
     timeouts: EvalTimeouts = EvalTimeouts()
 
@@ -173,7 +178,7 @@ class EvalConfig(Section):
         if self.base_url is not None:
             # The class in the orchestrator's config reports what is wrong with the URL.
             self.client()
-            for name in ("inference", "parsers", "seq_len", "served_name"):
+            for name in ("inference", "parsers", "control_tokens", "seq_len", "served_name"):
                 if name in self.model_fields_set:
                     raise BadKeysError(
                         f"{name} is of a checkpoint that is served here, but base_url names an endpoint; omit one of "

@@ -19,6 +19,7 @@ from primerl.config.schema.base import (
     MOST_ROLLOUTS,
     BadKeysError,
     BatchSize,
+    ControlTokens,
     Count,
     LargeCount,
     LargeCountOrZero,
@@ -170,6 +171,9 @@ class Orchestration(Section):
     knows that both compute in fp32: the engine by `inference.dtype` or its default, the trainer by `trainer.dtype`."""
     sampling: Sampling = Sampling()
     parsers: Parsers = Parsers()
+    control_tokens: ControlTokens = "keep"
+    """What becomes of the model's control tokens (`<|im_end|>`) in the text of messages. `keep`: they end turns, as in
+    `transformers`, and are counted. `neutralize`: they are encoded as plain text (docs/templates.md)."""
     algorithm: Algorithm = Algorithm()
     buffer: Buffer = Buffer()
     timeouts: OrchestratorTimeouts = OrchestratorTimeouts()
@@ -183,6 +187,17 @@ class Orchestration(Section):
                 "client_type (openai_chat_completions) gives text: without the ids and log-probabilities of what was "
                 "sampled nothing can be trained; use renderer or openai_chat_completions_token (an evaluation "
                 "environment may have a `client` of that type)",
+                "client_type",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _neutralizes_what_it_renders(self) -> Self:
+        if self.control_tokens != "keep" and self.client_type != "renderer":
+            raise BadKeysError(
+                f"control_tokens ({self.control_tokens}) is for messages that are rendered here, and with client_type "
+                f"({self.client_type}) engines render them; omit one of the two",
+                "control_tokens",
                 "client_type",
             )
         return self

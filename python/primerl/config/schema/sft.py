@@ -8,7 +8,17 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from primerl.config.errors.foreign_keys import PRIME_RL_SFT, Names
-from primerl.config.schema.base import BadKeysError, Count, Fraction, LargeCount, Name, Section, Seed, check_dry_run
+from primerl.config.schema.base import (
+    BadKeysError,
+    ControlTokens,
+    Count,
+    Fraction,
+    LargeCount,
+    Name,
+    Section,
+    Seed,
+    check_dry_run,
+)
 from primerl.config.schema.deployment import Deployment, Slurm, check_nodes
 from primerl.config.schema.monitors import Monitored
 from primerl.config.schema.trainer import CheckpointWeights, Computation, Lora, Optimizer, TrainerLog, check_resume
@@ -129,6 +139,10 @@ class SFTData(Rows):
     seed: Seed | None = None
     """Seed of the order of rows; default: the run's own."""
     loss_mask: LossMask = LossMask()
+    control_tokens: ControlTokens = "keep"
+    """What becomes of the model's control tokens (`<|im_end|>`) in the text of messages, also of those of `val`.
+    `keep`: they are control tokens, as in `transformers`, and the rows are named. `neutralize`: they are encoded as
+    plain text (docs/templates.md)."""
 
 
 class ValidationData(Rows):

@@ -145,5 +145,5 @@ def _control_tokens(dataset: Dataset) -> str:
     return (
         f"{dataset.title}: in {len(found):,} of {dataset.rows:,} rows the text of messages holds control tokens of the "
         f"model ({tokens}), which are encoded as such and not as text ({dataset.unit} {named}{more}); take them out "
-        "where they are no syntax of the conversation"
+        'where they are no syntax of the conversation, or set data.control_tokens to "neutralize"'
     )

@@ -28,7 +28,7 @@ COUNTED_AT_ONCE = 1000
 
 def load_data(config: SFTConfig, folder: Path, rendered_at: float, ranks: Ranks) -> tuple[Rows, Validation | None]:
     data, output_dir = config.data, Path(config.output_dir)
-    masker = Masker(folder, data.loss_mask, rendered_at)
+    masker = Masker(folder, data.loss_mask, rendered_at, data.control_tokens)
     limits = Limits(data.seq_len, data.long_rows, data.max_bad_share, "data.")
     rows = load_rows(sources(config.data, "data."), masker, limits, output_dir / _named("bad_rows.jsonl", ranks))
     log.info("%s rows, %s tokens", f"{len(rows):,}", f"{rows.tokens:,}")
@@ -36,7 +36,7 @@ def load_data(config: SFTConfig, folder: Path, rendered_at: float, ranks: Ranks)
         return rows, None
     given = config.val.data
     if given.loss_mask is not None and given.loss_mask != data.loss_mask:
-        masker = Masker(folder, given.loss_mask, rendered_at)
+        masker = Masker(folder, given.loss_mask, rendered_at, data.control_tokens)
     seq_len = given.seq_len or data.seq_len
     limits = Limits(seq_len, given.long_rows, given.max_bad_share, "val.data.")
     held_out = load_rows(sources(given, "val.data."), masker, limits, output_dir / _named("val_bad_rows.jsonl", ranks))

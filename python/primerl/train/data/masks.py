@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,7 @@ from primerl.train.data.template_checks import (
     spoken_words,
 )
 from primerl.train.model.packed_model import ModelError
+from primerl.train.sft_settings import ControlTokens as ControlTokenPolicy
 from primerl.train.sft_settings import LossMaskConfig
 
 if TYPE_CHECKING:
@@ -59,7 +61,9 @@ UNKNOWN = "unknown field of a message"
 class Masker:
     """Renders conversations; its methods may be called from several threads."""
 
-    def __init__(self, model_folder: Path, loss_mask: LossMaskConfig, now: float) -> None:
+    def __init__(
+        self, model_folder: Path, loss_mask: LossMaskConfig, now: float, control_tokens: ControlTokenPolicy = "keep"
+    ) -> None:
         """`now`: the time that templates with today's date in them are given, in seconds since 1970.
 
         Raises:
@@ -68,7 +72,7 @@ class Masker:
         from primerl.render import Renderer
 
         try:
-            self._renderer: Renderer = Renderer(model_folder)
+            self._renderer: Renderer = Renderer(model_folder, control_tokens=control_tokens)
         except ValueError as error:
             raise ModelError(f"model.path: {error}") from error
         self._assistant = loss_mask.assistant
@@ -80,7 +84,7 @@ class Masker:
         self._harmony = harmony.applies(templates(model_folder)) and self._assistant and not self._roles
         self._offsets = _tokenizer_with_offsets(model_folder) if self._roles else None
         self._stops = [self._renderer.decode([token]) for token in self._renderer.stop_token_ids]
-        self._control_tokens = ControlTokens(model_folder, self._stops)
+        self._control_tokens = ControlTokens(model_folder, self._stops) if control_tokens == "keep" else None
         self._left_out = roles_left_out(lambda messages: self._text(messages, {"now": now}))
 
     def many(self, conversations: Sequence[Conversation], pool: ThreadPoolExecutor) -> list[Columns | RowError]:
@@ -137,7 +141,7 @@ class Masker:
                     messages, tools=options["tools"], template_kwargs=options["template_kwargs"]
                 )
             unwritten_reasoning = self._check_written(messages, conversation, options)
-            return Columns(*rendered, unwritten_reasoning, self._control_tokens.found(messages))
+            return Columns(*rendered, unwritten_reasoning, self._found(messages))
         except ValueError as error:
             return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
 
@@ -169,7 +173,7 @@ class Masker:
                 mask = self._with_roles(messages, ids, mask, conversation.untrained, options)
         except ValueError as error:
             return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
-        return Columns(ids, mask, unwritten_reasoning, self._control_tokens.found(messages))
+        return Columns(ids, mask, unwritten_reasoning, self._found(messages))
 
     def _one_in_harmony(self, conversation: Conversation) -> Columns | RowError:
         """A row for gpt-oss, whose template writes an answer by what follows it."""
@@ -186,7 +190,7 @@ class Masker:
         except ValueError as error:
             return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
         columns = b"".join(token.to_bytes(4, "little") for token in ids)
-        return Columns(columns, mask, unwritten, self._control_tokens.found(messages))
+        return Columns(columns, mask, unwritten, self._found(messages))
 
     def _without(self, messages: list[dict[str, Any]], ids: bytes, mask: bytes, untrained: frozenset[int]) -> bytes:
         """A mask of what the assistant wrote, without these messages. Each answer has to be one stretch of tokens that
@@ -253,15 +257,28 @@ class Masker:
             return mask
         text = self._text(messages, options)
         assert self._offsets is not None
-        encoded = self._offsets(text, add_special_tokens=False, return_offsets_mapping=True)
-        if b"".join(token.to_bytes(4, "little") for token in encoded["input_ids"]) != ids:
-            raise RowError(TEMPLATE, "transformers' tokenizer gives other ids; only the assistant can be trained on")
         spans = [self._span(text, messages, index, options) for index in said]
+        encoded = self._offsets(text, add_special_tokens=False, return_offsets_mapping=True)
+        offsets = encoded["offset_mapping"]
+        if b"".join(token.to_bytes(4, "little") for token in encoded["input_ids"]) != ids:
+            offsets = self._byte_offsets(text, ids)
+            spans = [(len(text[:start].encode()), len(text[:end].encode())) for start, end in spans]
         trained = bytearray(mask)
-        for token, (start, end) in enumerate(encoded["offset_mapping"]):
+        for token, (start, end) in enumerate(offsets):
             if any(first <= start < end <= last for first, last in spans):
                 trained[token] = 1
         return bytes(trained)
+
+    def _byte_offsets(self, text: str, ids: bytes) -> list[tuple[int, int]]:
+        """Bytes of `text` that each token is, where `transformers` gives other ids: control tokens in it are text."""
+        pieces = self._renderer.token_bytes(_tokens(ids, 0, len(ids) // 4)) if self._control_tokens is None else []
+        if b"".join(pieces) != text.encode():
+            raise RowError(TEMPLATE, "transformers' tokenizer gives other ids; only the assistant can be trained on")
+        ends = list(accumulate(map(len, pieces)))
+        return list(pairwise([0, *ends]))
+
+    def _found(self, messages: list[dict[str, Any]]) -> tuple[str, ...]:
+        return () if self._control_tokens is None else self._control_tokens.found(messages)
 
     def _span(self, text: str, messages: list[dict[str, Any]], index: int, options: dict[str, Any]) -> tuple[int, int]:
         """Characters of `text` that messages[index] is responsible for."""

@@ -19,7 +19,7 @@ pub use self::timeouts::TimeoutsConfig;
 use primerl_core::config::TrainingMode;
 use primerl_engines::clients::{ClientConfig, ClientType};
 use primerl_gateway::RolloutLimits;
-use primerl_render::ParserSetting;
+use primerl_render::{ControlTokenPolicy, ParserSetting};
 use primerl_service::config_error::{ConfigError, field};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -100,6 +100,9 @@ pub struct Config {
     pub sampling: SamplingConfig,
     #[serde(default)]
     pub parsers: ParsersConfig,
+    /// What becomes of control tokens of the model in the text of messages.
+    #[serde(default)]
+    pub control_tokens: ControlTokenPolicy,
     #[serde(default)]
     pub algorithm: AlgorithmConfig,
     #[serde(default)]

@@ -4,6 +4,7 @@ use super::{
     ClientType, Config, ConfigError, EvalEnvironment, SamplingConfig, TruncatedSampling, field,
 };
 use primerl_core::config::FlopsModel;
+use primerl_render::ControlTokenPolicy;
 use primerl_service::tls;
 use std::path::Path;
 
@@ -205,14 +206,32 @@ impl Config {
 
     fn validate_clients(&self) -> Result<(), ConfigError> {
         self.client_type.check_for_training()?;
+        if self.client_type != ClientType::Renderer {
+            self.validate_control_tokens("client_type")?;
+        }
         for environment in &self.eval.env {
             if let Some(client) = &environment.client {
                 let name = format!("eval.env.{}.client", environment.name());
                 client.validate(&name, ClientType::OpenaiChatCompletions)?;
+                self.validate_control_tokens(&name)?;
             }
             self.validate_validation(environment)?;
         }
         Ok(())
+    }
+
+    /// `place` names a server that renders messages itself.
+    fn validate_control_tokens(&self, place: &str) -> Result<(), ConfigError> {
+        match self.control_tokens {
+            ControlTokenPolicy::Keep => Ok(()),
+            ControlTokenPolicy::Neutralize => Err(field(
+                "control_tokens",
+                format!(
+                    "is \"neutralize\", but {place} is of a server that turns messages into tokens itself"
+                ),
+                "leave one of the two out",
+            )),
+        }
     }
 
     fn validate_validation(&self, environment: &EvalEnvironment) -> Result<(), ConfigError> {

@@ -96,6 +96,7 @@ impl Prepared {
         let options = LoadOptions {
             tool_parser: config.parsers.tool.clone(),
             reasoning_parser: config.parsers.reasoning.clone(),
+            control_tokens: config.control_tokens,
         };
         let renderer = Renderer::load_with(&config.model.path, &options).map_err(|error| {
             ConfigError::Model(match std::error::Error::source(&error) {

@@ -64,12 +64,7 @@ pub fn skip(folder: &Path, number: u64) -> Result<Skipped, SkipError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".before_skip_{number}"));
     let copy = folder.join(name);
-    let failed = |path: &Path, source| {
-        SkipError::Write(WriteError {
-            path: path.to_owned(),
-            source,
-        })
-    };
+    let failed = |path: &Path, source| SkipError::Write(WriteError::new(path, source));
     link_or_copy(&path, &copy).map_err(|source| failed(&copy, source))?;
     let mut bytes = std::fs::read(&path).map_err(|source| failed(&path, source))?;
     let begin = offset as usize;

@@ -2,6 +2,7 @@
 
 use super::{HEADER, MAGIC, SEGMENT, Tail, exists, header, path_of};
 use primerl_core::{Event, Time};
+use primerl_service::files::room;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -210,7 +211,7 @@ impl Drop for Journal {
 fn failed(path: &Path, source: io::Error) -> JournalError {
     JournalError::Io {
         path: path.to_owned(),
-        source: Arc::new(source),
+        source: Arc::new(room::named(path, 0, source)),
     }
 }
 
@@ -397,5 +398,34 @@ fn write_group(
     let mut pieces = records.iter().filter(|piece| !piece.is_empty());
     pieces
         .try_for_each(|piece| segment.file.write_all(piece))
-        .map_err(|error| segment.failed(error))
+        .map_err(|error| segment.failed(room::named(&segment.path, bytes as u64, error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_named() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = path_of(folder.path(), 7, SEGMENT);
+        let full = File::options().write(true).open("/dev/full");
+        let mut segment = Segment {
+            folder: folder.path().to_owned(),
+            path: path.clone(),
+            file: full.expect("opens"),
+            bytes: 0,
+        };
+        let error = write_group(&mut segment, 0, &[vec![0; 1000]]).expect_err("is full");
+        let told = error.to_string();
+        assert!(told.starts_with(&format!(
+            "cannot write the journal {}: the disk mounted at /",
+            path.display()
+        )));
+        let needs = format!(
+            "{} needs at least 1000 bytes: make room on it",
+            path.display()
+        );
+        assert!(told.ends_with(&needs), "{told}");
+    }
 }

@@ -3,8 +3,9 @@
 //! A text is located by putting a sentinel in its place: what the template then writes before and behind it must be what
 //! it writes around the text. A token that holds some of both is not the text's.
 
-use super::{Extension, ExtensionContext};
+use super::{Asked, Extension};
 use crate::message::{Content, Message};
+use crate::neutral::Restored;
 use crate::renderer::Renderer;
 use std::ops::Range;
 
@@ -19,32 +20,41 @@ pub struct Body {
     pub tokens: Range<usize>,
 }
 
+/// All that follows the answer.
+pub(super) struct Whole<'a> {
+    pub suffix: &'a str,
+    pub ids: &'a [u32],
+    /// Where the suffix has sentinels: what is encoded.
+    pub restored: Option<&'a Restored>,
+}
+
 impl Renderer {
-    /// The bodies of those new messages that are wanted, as far as they can be located, in order. `suffix` and `ids` are
-    /// all that follows the answer; the extension has the last of these ids.
+    /// The bodies of those new messages that are wanted, as far as they can be located, in order. The extension has the
+    /// last of the ids.
     pub(super) fn bodies(
         &self,
-        previous: &ExtensionContext<'_>,
-        appended: &str,
-        new_messages: &[Message],
-        (suffix, ids): (&str, &[u32]),
+        asked: &Asked<'_>,
+        whole: &Whole<'_>,
         extension: &mut Extension,
         wants: &dyn Fn(&Message) -> bool,
     ) {
-        let mut wanted = (0..new_messages.len())
-            .filter(|at| wants(&new_messages[*at]))
+        let mut wanted = (0..asked.new.len())
+            .filter(|at| wants(&asked.new[*at]))
             .peekable();
         if wanted.peek().is_none() {
             return;
         }
-        let Some(boundaries) = self.byte_boundaries(suffix, ids) else {
+        let text = whole
+            .restored
+            .map_or(whole.suffix, |restored| &restored.text);
+        let Some(boundaries) = self.byte_boundaries(text, whole.ids) else {
             return;
         };
-        let left_out = ids.len() - extension.ids.len();
+        let left_out = whole.ids.len() - extension.ids.len();
         let token_from = |byte: usize| boundaries.partition_point(|(at, _)| *at < byte);
         let token_until = |byte: usize| boundaries.partition_point(|(at, _)| *at <= byte) - 1;
         for message in wanted {
-            let found = self.body_bytes(previous, appended, new_messages, message, suffix);
+            let found = self.body_bytes(asked, message, whole);
             let Some(bytes) = found else { continue };
             let (first, end) = (token_from(bytes.start), token_until(bytes.end));
             if left_out <= first && first < end {
@@ -56,32 +66,35 @@ impl Renderer {
 
     fn body_bytes(
         &self,
-        previous: &ExtensionContext<'_>,
-        appended: &str,
-        new_messages: &[Message],
+        asked: &Asked<'_>,
         message: usize,
-        suffix: &str,
+        whole: &Whole<'_>,
     ) -> Option<Range<usize>> {
-        let mut replaced = new_messages.to_vec();
+        let mut replaced = asked.new.to_vec();
         replaced[message].content = Content::Text(BODY_SENTINEL.to_owned());
-        let options = self.prepared.prepare(previous.options);
+        let options = self.prepared.prepare(asked.previous.options);
         let text = self
-            .suffix_after(previous.answer, appended, &replaced, &options)
+            .suffix_after(asked.previous.answer, asked.own, &replaced, &options)
             .ok()?;
         let mut pieces = text.split(BODY_SENTINEL);
         let (Some(before), Some(after), None) = (pieces.next(), pieces.next(), pieces.next())
         else {
             return None;
         };
-        let begin = suffix.starts_with(before).then_some(before.len())?;
-        let end = suffix.strip_suffix(after)?.len();
-        (begin < end).then_some(begin..end)
+        let begin = whole.suffix.starts_with(before).then_some(before.len())?;
+        let end = whole.suffix.strip_suffix(after)?.len();
+        let bytes = match whole.restored {
+            Some(restored) => restored.text_at(begin)?..restored.text_at(end)?,
+            None => begin..end,
+        };
+        (!bytes.is_empty()).then_some(bytes)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::extend::ExtensionContext;
     use crate::template::RenderOptions;
     use crate::testing::write_tiny_model;
 

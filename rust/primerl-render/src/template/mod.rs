@@ -86,6 +86,11 @@ impl ChatTemplate {
         Some(template.source().to_owned())
     }
 
+    /// Whether arguments of calls that are JSON text are read.
+    pub(crate) fn takes_mappings(&self) -> bool {
+        self.tool_arguments == ToolArguments::Mapping
+    }
+
     pub(crate) fn has_generation_blocks(&self) -> bool {
         self.has_generation_blocks
     }

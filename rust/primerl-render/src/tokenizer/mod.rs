@@ -6,9 +6,11 @@
 pub(crate) mod bytes;
 mod check;
 mod fast;
+mod renamed;
 mod stable;
 mod stream;
 
+pub(crate) use renamed::{RENAMED, Renamed};
 pub use stream::{DecodeState, StreamDecoder};
 
 use crate::error::{LoadError, RenderError};

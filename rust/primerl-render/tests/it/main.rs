@@ -6,6 +6,7 @@ mod described;
 mod extend;
 mod families;
 mod message;
+mod neutral;
 mod parse;
 mod parse_properties;
 mod renderer;

@@ -101,7 +101,7 @@ impl LlamaJson {
     fn object(&mut self, cut: &mut Cut, start: usize, mut scan: BracketScan, is_end: bool) -> Step {
         let Some(end) = scan.end(&cut.text) else {
             if is_end {
-                // What is meant cannot be told from half an object; a name is the best hint.
+                // What is meant cannot be distinguished from half an object; a name is the best hint.
                 let is_meant = self.is_tagged || cut.text[start..].contains("\"name\"");
                 self.text(cut, cut.text.len(), is_meant.then_some(CallProblem::CutOff));
                 return self.leave(false);

@@ -305,6 +305,7 @@ pub fn load_with(
         options: LoadOptions {
             tool_parser: Some(tool),
             reasoning_parser: reasoning,
+            ..LoadOptions::default()
         },
         ..TestModel::default()
     };

@@ -1,0 +1,110 @@
+//! The model's tokenizer with other names for its control tokens: in a text that holds their own, those are no tokens.
+
+use super::Backend;
+use super::stable::Stable;
+use crate::error::RenderError;
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Begins and ends a new name; of a private-use area, which no normalizer changes.
+pub(crate) const RENAMED: char = '\u{f8f0}';
+
+/// The reference library with renamed tokens: the ids, flags and everything else are those of `tokenizer.json`.
+pub(crate) struct Renamed {
+    backend: Stable,
+    names: HashMap<String, String>,
+    ids: Vec<u32>,
+}
+
+impl Renamed {
+    /// `tokens`: ids and texts. Errors say why this tokenizer cannot be used so.
+    pub fn load(path: &Path, tokens: &[(u32, String)]) -> Result<Self, String> {
+        let json = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+        let mut file: Value = serde_json::from_str(&json).map_err(|error| error.to_string())?;
+        let name = |id: &u32| format!("{RENAMED}{id}{RENAMED}");
+        let names = tokens.iter().map(|(id, text)| (text.clone(), name(id)));
+        let names: HashMap<String, String> = names.collect();
+        rename(&mut file, &names);
+        let backend = Stable::load(&file.to_string())?;
+        for (id, text) in tokens {
+            if backend.encode(&name(id))? != [*id] {
+                return Err(format!(
+                    "token {id} ({text:?}) cannot be distinguished from text"
+                ));
+            }
+        }
+        let mut ids: Vec<u32> = tokens.iter().map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        Ok(Self {
+            backend,
+            names,
+            ids,
+        })
+    }
+
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, RenderError> {
+        self.backend.encode(text).map_err(RenderError::Tokenizer)
+    }
+
+    pub fn is_renamed(&self, id: u32) -> bool {
+        self.ids.binary_search(&id).is_ok()
+    }
+
+    /// The new name of the token with this text; a text that is none keeps its own.
+    pub fn name<'a>(&'a self, text: &'a str) -> &'a str {
+        self.names.get(text).map_or(text, String::as_str)
+    }
+}
+
+fn rename(file: &mut Value, names: &HashMap<String, String>) {
+    let change = |text: Option<&mut Value>| {
+        if let Some(Value::String(text)) = text
+            && let Some(name) = names.get(text.as_str())
+        {
+            text.clone_from(name);
+        }
+    };
+    let added = file.get_mut("added_tokens").and_then(Value::as_array_mut);
+    for token in added.into_iter().flatten() {
+        change(token.get_mut("content"));
+    }
+    // It may name tokens, and is not used: it only puts tokens around a text.
+    if let Some(post_processor) = file.get_mut("post_processor") {
+        *post_processor = Value::Null;
+    }
+    let Some(model) = file.get_mut("model") else {
+        return;
+    };
+    change(model.get_mut("unk_token"));
+    match model.get_mut("vocab") {
+        Some(Value::Object(vocabulary)) => {
+            let entries = std::mem::take(vocabulary).into_iter();
+            let other = |(text, id)| (names.get(&text).cloned().unwrap_or(text), id);
+            *vocabulary = entries.map(other).collect::<Map<_, _>>();
+        }
+        Some(Value::Array(pieces)) => {
+            for piece in pieces {
+                change(piece.get_mut(0));
+            }
+        }
+        _ => {}
+    }
+    // Text must not be merged to a token that has another name.
+    if let Some(Value::Array(merges)) = model.get_mut("merges") {
+        let is_named = |text: &str| names.contains_key(text);
+        merges.retain(|merge| {
+            let Some((left, right)) = pair(merge) else {
+                return true;
+            };
+            !(is_named(left) || is_named(right) || is_named(&format!("{left}{right}")))
+        });
+    }
+}
+
+fn pair(merge: &Value) -> Option<(&str, &str)> {
+    match merge {
+        Value::String(pair) => pair.split_once(' '),
+        pair => Some((pair.get(0)?.as_str()?, pair.get(1)?.as_str()?)),
+    }
+}
