@@ -37,7 +37,9 @@ MOST_OF_MOVEMENT = 0.01
 
 
 def primerl(*arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "primerl", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "primerl", *arguments], capture_output=True, text=True, encoding="utf-8", check=False
+    )
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
 
@@ -90,7 +92,7 @@ def replay(run: Path, shared_prefixes: str, output: Path) -> dict[str, float]:
 
 def in_a_process(run: Path, shared_prefixes: str, output: Path) -> dict[str, float]:
     command = [sys.executable, __file__, "--replay", str(run), shared_prefixes, str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -108,7 +108,7 @@ def test_a_hosted_mixture_starts_in_the_short_form_without_a_key(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before its weights are there; on vLLM, which is sent what it takes."""
-    found = SimpleNamespace(device="cpu")
+    found = SimpleNamespace(device="cuda")
     monkeypatch.setattr(installation, "find", lambda python: found)
     folder = write_hosted(tmp_path / name, name)
     short: dict[str, Any] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
 import sys
 import zlib
@@ -11,7 +13,7 @@ from pathlib import Path
 import msgpack
 import pytest
 from end_to_end import Started, launch, primerl, read_lines, until
-from journal_records import HEADER, events_of
+from journal_records import HEADER, Record, events_of
 from primerl.models.tiny import TinyConfig, write_model
 
 pytestmark = [
@@ -30,20 +32,40 @@ def runs() -> Iterator[list[Started]]:
         run.kill()
 
 
+def playable(journal: Path, kind: str) -> list[Record]:
+    """The events of this kind that a start would play back, since the newest snapshot."""
+    newest = max((int(file.stem) for file in journal.glob("*.snapshot")), default=0)
+    segment = max(journal.glob("*.log"))
+    return [event for event in events_of(segment) if event.number > newest and event.kind == kind]
+
+
+def kill_behind(run: Started, kind: str) -> None:
+    """Kills the run at a moment at which there is such an event: none follows a snapshot at once."""
+    pid = until(lambda: run.pid_of("orchestrator"), 20, "the orchestrator")
+
+    def is_held() -> bool:
+        os.kill(pid, signal.SIGSTOP)
+        if playable(run.output / "journal", kind):
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
+    until(is_held, 60, f"an event {kind}")
+    run.kill()
+
+
 def poison(journal: Path, kind: str) -> int:
     """Makes the last event of this kind since the newest snapshot one of another version, as far as this one knows;
     returns its number."""
-    newest = max(int(file.stem) for file in journal.glob("*.snapshot"))
     segment = max(journal.glob("*.log"))
-    found = [event for event in events_of(segment) if event.number > newest and event.kind == kind]
-    number, at, body = found[-1].number, found[-1].at, found[-1].body
-    time, _ = msgpack.unpackb(body, strict_map_key=False)
+    last = playable(journal, kind)[-1]
+    time, _ = msgpack.unpackb(last.body, strict_map_key=False)
     other = msgpack.packb([time, {"of_another_version": {}}])
     length = struct.pack("<I", len(other))
     header = HEADER.pack(len(other), zlib.crc32(length), zlib.crc32(other))
     bytes_ = segment.read_bytes()
-    segment.write_bytes(bytes_[:at] + header + other + bytes_[at + HEADER.size + len(body) :])
-    return number
+    segment.write_bytes(bytes_[: last.at] + header + other + bytes_[last.at + HEADER.size + len(last.body) :])
+    return last.number
 
 
 def test_an_event_that_is_refused_is_offered_to_be_left_out_and_the_run_goes_on(
@@ -60,7 +82,7 @@ def test_an_event_that_is_refused_is_offered_to_be_left_out_and_the_run_goes_on(
     run = started(100_000)
     run.note_mark()
     until(lambda: run.steps() >= 2 or run.launcher.poll() is not None, 120, "two steps")
-    run.kill()
+    kill_behind(run, "sampling_started")
     journal = run.output / "journal"
     number = poison(journal, "sampling_started")
     steps = len(read_lines(run.output / "steps.jsonl")) + 2
