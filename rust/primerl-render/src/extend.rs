@@ -158,17 +158,14 @@ impl Renderer {
             }
             _ => 0,
         };
-        let mut extension = Extension {
-            ids: ids[first..].to_vec(),
-            bodies: Vec::new(),
-        };
         let whole = Whole {
             suffix: &suffix,
             ids: &ids,
             restored: restored.as_ref(),
         };
-        self.bodies(&rendered, &whole, &mut extension, wants);
-        Ok(extension)
+        let bodies = self.bodies(&rendered, &whole, first, wants);
+        let ids = ids[first..].to_vec();
+        Ok(Extension { ids, bodies })
     }
 
     /// As [`Renderer::extend`], where the answer was sampled without a stop token and the new request has `appended` behind

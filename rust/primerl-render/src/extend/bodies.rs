@@ -3,10 +3,11 @@
 //! A text is located by putting a sentinel in its place: what the template then writes before and behind it must be what
 //! it writes around the text. A token that holds some of both is not the text's.
 
-use super::{Asked, Extension};
+use super::Asked;
 use crate::message::{Content, Message};
 use crate::neutral::Restored;
 use crate::renderer::Renderer;
+use crate::template::PreparedOptions;
 use std::ops::Range;
 
 const BODY_SENTINEL: &str = "zPrimerlBodySentinelz";
@@ -29,39 +30,37 @@ pub(super) struct Whole<'a> {
 }
 
 impl Renderer {
-    /// The bodies of those new messages that are wanted, as far as they can be located, in order. The extension has the
-    /// last of the ids.
+    /// The bodies of those new messages that are wanted, as far as they can be located, in order. The extension is the ids
+    /// behind the first `left_out`.
     pub(super) fn bodies(
         &self,
         asked: &Asked<'_>,
         whole: &Whole<'_>,
-        extension: &mut Extension,
+        left_out: usize,
         wants: &dyn Fn(&Message) -> bool,
-    ) {
+    ) -> Vec<Body> {
         let mut wanted = (0..asked.new.len())
             .filter(|at| wants(&asked.new[*at]))
             .peekable();
         if wanted.peek().is_none() {
-            return;
+            return Vec::new();
         }
         let text = whole
             .restored
             .map_or(whole.suffix, |restored| &restored.text);
         let Some(boundaries) = self.byte_boundaries(text, whole.ids) else {
-            return;
+            return Vec::new();
         };
-        let left_out = whole.ids.len() - extension.ids.len();
         let token_from = |byte: usize| boundaries.partition_point(|(at, _)| *at < byte);
         let token_until = |byte: usize| boundaries.partition_point(|(at, _)| *at <= byte) - 1;
-        for message in wanted {
-            let found = self.body_bytes(asked, message, whole);
-            let Some(bytes) = found else { continue };
+        let options = self.prepared.prepare(asked.previous.options);
+        let located = wanted.filter_map(|message| {
+            let bytes = self.body_bytes(asked, message, whole, &options)?;
             let (first, end) = (token_from(bytes.start), token_until(bytes.end));
-            if left_out <= first && first < end {
-                let tokens = first - left_out..end - left_out;
-                extension.bodies.push(Body { message, tokens });
-            }
-        }
+            let tokens = first.checked_sub(left_out)?..end.checked_sub(left_out)?;
+            (!tokens.is_empty()).then_some(Body { message, tokens })
+        });
+        located.collect()
     }
 
     fn body_bytes(
@@ -69,12 +68,12 @@ impl Renderer {
         asked: &Asked<'_>,
         message: usize,
         whole: &Whole<'_>,
+        options: &PreparedOptions,
     ) -> Option<Range<usize>> {
         let mut replaced = asked.new.to_vec();
         replaced[message].content = Content::Text(BODY_SENTINEL.to_owned());
-        let options = self.prepared.prepare(asked.previous.options);
         let text = self
-            .suffix_after(asked.previous.answer, asked.own, &replaced, &options)
+            .suffix_after(asked.previous.answer, asked.own, &replaced, options)
             .ok()?;
         let mut pieces = text.split(BODY_SENTINEL);
         let (Some(before), Some(after), None) = (pieces.next(), pieces.next(), pieces.next())
@@ -94,7 +93,7 @@ impl Renderer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::extend::ExtensionContext;
+    use crate::extend::{Extension, ExtensionContext};
     use crate::template::RenderOptions;
     use crate::testing::write_tiny_model;
 
