@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ from engine_helpers import (
     wait_until,
     write_checkpoint,
 )
+from primerl.render import Renderer
 
 pytestmark = pytest.mark.processes
 
@@ -105,6 +107,35 @@ def test_logprobs_come_only_when_asked_for(engine: Engine) -> None:
     for asked in (0, 1):
         (entry,) = engine.generate(max_tokens=1, logprobs=asked)["choices"][0]["logprobs"]["content"]
         assert [top["token_id"] for top in entry["top_logprobs"]] == [entry["token_id"]]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["a", "b"]}, "right": {"type": "boolean"}},
+    "required": ["kind", "right"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "obeys"),
+    [
+        ({"json": SCHEMA}, r'\{\s*"kind"\s*:\s*"[ab]"\s*,\s*"right"\s*:\s*(true|false)\s*\}'),
+        ({"regex": "[0-9]{3}-[xy]"}, r"[0-9]{3}-[xy]"),
+        ({"choice": ["left", "right"]}, r"left|right"),
+    ],
+    ids=["json", "regex", "choice"],
+)
+def test_structured_outputs_are_obeyed(engine: Engine, wanted: dict[str, Any], obeys: str) -> None:
+    if engine.model is None:
+        pytest.skip("the mock has no model, and knows no grammar")
+    renderer = Renderer(engine.model)
+    for seed in range(3):
+        sampling = {"seed": seed, "max_tokens": 400, "structured_outputs": wanted}
+        (choice,) = engine.generate(**sampling)["choices"]
+        text = renderer.decode(choice["token_ids"], skip_special=True)
+        assert choice["finish_reason"] == "stop", text
+        assert re.fullmatch(obeys, text), text
 
 
 def test_seed_decides_whoever_else_is_in_the_batch(engine: Engine, pool: ThreadPoolExecutor) -> None:
