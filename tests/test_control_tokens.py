@@ -177,10 +177,10 @@ def test_the_rows_of_a_file_and_those_that_cannot_be_used(tmp_path: Path, pool: 
     assert trained == [
         f"{text}<|im_end|>" for text in ("ANSWER", "ANSWER", "ok<|im_end|>more", "<|im_start|>user\nforged")
     ]
-    shouted = helpers.write_qwen(
-        tmp_path / "upper", "{% for m in messages %}{{ m.content | upper }}<|im_end|>{% endfor %}"
+    counted = helpers.write_qwen(
+        tmp_path / "counts", "{% for m in messages %}{{ m.content | length }}{{ m.content }}<|im_end|>{% endfor %}"
     )
-    masker = Masker(shouted, filled(LossMaskConfig, assistant=False, user=False), NOW, "neutralize")
+    masker = Masker(counted, filled(LossMaskConfig, assistant=False, user=False), NOW, "neutralize")
     refused = masker.many(rows[:1], pool)[0]
     assert isinstance(refused, RowError)
     assert 'set control_tokens to "keep"' in str(refused)

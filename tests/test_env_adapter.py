@@ -468,18 +468,25 @@ def test_a_seats_own_harness_keeps_its_id_where_only_settings_are_given() -> Non
 
 def test_verifiers_own_default_can_be_asked_for_by_name() -> None:
     v1.prepare()
-    agent = v1.load("reverse-text", {"agent": {"harness": {"id": "default"}, "max_turns": 3}}, ROOT).config.agent
-    assert (agent.harness, agent.max_turns) == (None, 3)
-    assert agent.runtime == vf.AgentConfig().runtime
-    assert agent.runtime.type != "subprocess"
-    given = {"agent": {"harness": {"id": "default"}, "runtime": {"type": "subprocess"}}}
-    assert v1.load("reverse-text", given, ROOT).config.agent.runtime.type == "subprocess"
+    for arguments in ({"agent": {"harness": {"id": "default"}, "max_turns": 3}}, {"harness": {"id": "default"}}):
+        agent = v1.load("reverse-text", arguments, ROOT).config.agent
+        assert agent.harness is None
+        assert agent.runtime == vf.AgentConfig().runtime
+        assert agent.runtime.type != "subprocess"
+    given = {"agent": {"harness": {"id": "default", "forward_env": ["A"]}, "runtime": {"type": "subprocess"}}}
+    agent = v1.load("reverse-text", given, ROOT).config.agent
+    assert (agent.harness.id, agent.harness.forward_env, agent.runtime.type) == ("bash", ["A"], "subprocess")
+    # Of several seats, those that name one keep it, and so do those whose environment has one for them.
+    given = {"id": "user-sim", "harness": {"id": "default"}, "assistant": {"harness": {"id": "null"}}}
+    config = v1.load("reverse-text", given, ROOT).config
+    assert (config.assistant.harness.id, config.user.harness.id) == ("null", "null")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"harness": "null"}, "`harness` must be a table of settings"),
+        ({"agent": {"harness": "bash"}}, "`agent.harness` must be a table of settings"),
         ({"harness": {"no_such": 1}}, "agent.harness.no_such: there is no such setting"),
         ({"harness": {"id": "no-such-harness"}}, "no_such_harness"),
         (

@@ -232,7 +232,7 @@ def test_a_file_of_the_present_schema_becomes_ours() -> None:
                 "env": [
                     {
                         "id": "reverse-text",
-                        "args": {"agent": {"harness": {"id": "default"}}},
+                        "harness": {"id": "default"},
                         "interval": 5,
                         "num_examples": 16,
                         "base_model": False,
@@ -510,12 +510,14 @@ env = { taskset = { id = "e" }, agent = { harness = { id = "null" }, timeout = {
     assert (config.num_examples, config.rollouts_per_example) == (5, 3)
     assert (config.env[0].id, config.env[0].taskset) == ("e", {"split": "s"})
     assert config.env[0].args == {"player": {"max_turns": 8}}
-    # Who plays where nobody is named is verifiers' own default, not ours.
-    made = read('num_tasks = 5\n[env.taskset]\nid = "e"\n[env.agent]\nmax_turns = 8')
+    # Who plays where nobody is named is verifiers' own default, not ours, and where it is played is the file's word.
+    assert config.env[0].harness == {"id": "default"}
+    made = read('num_tasks = 5\n[env]\ntaskset.id = "e"\nagent = { max_turns = 8, runtime = { type = "subprocess" } }')
     whole(made)
-    assert made.tree["env"][0]["args"] == {"agent": {"harness": {"id": "default"}, "max_turns": 8}}
-    made = read('num_tasks = 5\nnum_rollouts = 3\n[env.taskset]\nid = "e"\nsplit = "s"\n[env.player]\nmax_turns = 8')
-    config = EvalConfig.model_validate(made.tree)
+    assert made.tree["env"][0]["harness"] == {"id": "default"}
+    assert made.tree["env"][0]["args"] == {"agent": {"max_turns": 8, "runtime": {"type": "subprocess"}}}
+    made = read('num_tasks = 5\n[env]\ntaskset.id = "e"\nharness.id = "bash"')
+    assert "a harness belongs to a seat" in made.refused[0].why
     assert config.base_url == "https://api.pinference.ai/api/v1"
     assert config.api_key_env == "PRIME_API_KEY"
 
@@ -550,8 +552,9 @@ max_tokens = 64
 reflection_model = "r"
 max_total_rollouts = 9
 num_train = 4
-[env.taskset]
-id = "e"
+[env]
+taskset.id = "e"
+agent.harness.id = "null"
 [sampling]
 max_tokens = 64
 """

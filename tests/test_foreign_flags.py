@@ -49,21 +49,51 @@ def test_ipo_is_a_loss_here_too() -> None:
 def test_options_of_vllm_have_dashes_or_not(table: str, name: str) -> None:
     text = f"{SMALL}[deployment]\nnum_infer_gpus = 4\n[inference.{table}]\n{name} = 2\n"
     made = translate(tomllib.loads(text), RL)
-    assert [left.theirs[-1] for left in made.notes] == [name]
+    assert [left.theirs[-1] for left in made.notes] == ["data_parallel_size"]
     assert made.tree["inference"] == {"replicas": 4}
+    # What is counted in engines of their size is, by either spelling.
+    made = translate(tomllib.loads(text.replace("data", "tensor")), RL)
+    assert made.tree["inference"]["replicas"] == 2
 
 
 def test_tables_and_lists_of_theirs_may_be_flags() -> None:
     source = {"env": {"taskset": {"id": "sort-letters"}, "agent": {"harness": {"id": "null"}}}, "group_size": 4}
-    config = run_of(f"--orchestrator.train.source={json.dumps([source])}", "--trainer.loss", '{"ipo_threshold": 0.3}')
+    config = run_of(f"--orchestrator.train.source={json.dumps([source])}", "--trainer.loss", '{"kl_tau": 0.3}')
     (environment,) = config.orchestrator.train.env
     assert (environment.id, environment.group_size) == ("sort-letters", 4)
-    assert (config.trainer.loss.type, config.trainer.loss.args) == ("dppo", {})
+    assert (config.trainer.loss.type, config.trainer.loss.args) == ("dppo", {"kl_tau": 0.3})
     config = run_of("--trainer.loss", '{"type": "ipo", "ipo_threshold": 0.3}')
     assert (config.trainer.loss.type, config.trainer.loss.args) == ("ipo", {"threshold": 0.3})
     # One of ours stays ours.
     config = run_of("--trainer.loss", '{"type": "clip", "args": {"clip_low": 0.1}}')
     assert (config.trainer.loss.type, config.trainer.loss.args) == ("clip", {"clip_low": 0.1})
+
+
+def test_settings_of_another_loss_are_refused() -> None:
+    for text, why in (
+        ("ipo_threshold = 0.3", "'default' has no such setting, 'ipo' has it"),
+        ('type = "ipo"\ndppo_mask_low = 0.1', "'ipo' has no such setting, 'default' has it"),
+        ('type = "gspo"\nkl_tau = 0.1', "'gspo' has no such setting, 'default' or 'ipo' has it"),
+        ("adv_tau = -1.0", "adv_tau is -1.0"),
+    ):
+        made = translate(tomllib.loads(f"{SMALL}[trainer.loss]\n{text}\n"), RL)
+        assert any(why in left.why for left in made.refused), text
+
+
+def test_what_follows_from_a_key_follows_from_its_flag() -> None:
+    config = run_of("--trainer.loss.ipo-threshold", "0.3", "--trainer.loss.type", "ipo")
+    assert (config.trainer.loss.type, config.trainer.loss.args) == ("ipo", {"threshold": 0.3})
+    config = run_of("--seq-len", "512")
+    assert config.orchestrator.sampling.max_tokens == 511
+    config = run_of("--orchestrator.concurrency.max-inflight", "32", "--orchestrator.batch-size", "16")
+    assert config.orchestrator.oversampling_factor == 2.0
+    flags = ["--inference.vllm.tensor-parallel-size", "2", "--deployment.num-infer-gpus", "4"]
+    Path("theirs.toml").write_text(f"{SMALL}[inference.vllm]\ntensor_parallel_size = 4\n", encoding="utf-8")
+    config = load_run(["@", "theirs.toml", "--model.name", "m", *flags], program="primerl rl")
+    assert (config.inference.replicas, config.inference.vllm) == (2, {"tensor-parallel-size": 2})
+    # Where a run is written is ours, unless it is named in their way.
+    assert run_of("--output-dir", "out").output_dir == "out"
+    assert run_of("--output-dir", "out", "--run", '{"name": "one"}').output_dir == "out/one"
 
 
 def test_a_batch_of_fine_tuning_is_of_rows_in_a_flag_too() -> None:
@@ -72,6 +102,11 @@ def test_a_batch_of_fine_tuning_is_of_rows_in_a_flag_too() -> None:
     )
     config = load(SFTConfig, ["@", "sft.toml", "--data.batch-size", "4"], program="primerl sft")
     assert config.data.batch_size == 4 * 64
+    flags = ["--data.batch-size", "4", "--data.seq-len", "128"]
+    assert load(SFTConfig, ["@", "sft.toml", *flags], program="primerl sft").data.batch_size == 4 * 128
+    for given, named in (("abc", "data.batch_size is 'abc'"), ("1.5", "data.batch_size is 1.5")):
+        with pytest.raises(ConfigError, match=named):
+            load(SFTConfig, ["@", "sft.toml", "--data.batch-size", given], program="primerl sft")
 
 
 def environment_of(*flags: str) -> object:
@@ -98,6 +133,21 @@ def test_flags_of_an_environments_seats_are_of_the_one_that_is_named() -> None:
         "args": {"agent": {"harness": {"id": "bash"}, "runtime": {"type": "prime"}}},
     }
     assert environment_of("--env.agent.harness.id", "null") == {"id": "words"}
+    # A limit of a seat is below that of its rollout, and text stays text.
+    (line,) = evaluation_arguments.expanded(
+        ["run", "words", "-m", "m", "-b", "http://h/v1", "--env.agent.timeout.rollout", "99999"]
+    )
+    assert "--timeouts.rollout-s=110058" in line
+    given = {"id": "words", "taskset": {"d": "2024-01-01", "t": "None of these\nvalue = 3"}}
+    assert environment_of("--env.taskset.d", "2024-01-01", "--env.taskset.t", given["taskset"]["t"]) == given  # type: ignore[index]
+    assert environment_of("--env.agent", "5") == {"id": "words", "args": {"agent": 5}}
+    with pytest.raises(ConfigError, match=r"--no-env\.agent\.stream takes no value"):
+        environment_of("--no-env.agent.stream=true")
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        environment_of("--env.taskset.x", "[" * 3000)
+    # Keys of an entry of ours are no seats.
+    (line,) = evaluation_arguments.expanded(["run", "words", "-m", "m", "--env.num-examples", "3"])
+    assert "--env.num-examples" in line
     with pytest.raises(ConfigError, match=r"--env\.taskset\.id: the environment is named already"):
         environment_of("--env.taskset.id", "other")
 

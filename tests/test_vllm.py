@@ -269,7 +269,8 @@ def test_head_sizes_that_vllm_dies_of_are_refused(tmp_path: Path, shape: dict[st
         ({"linear_key_head_dim": 32, "linear_value_head_dim": 32}, "keys of 32 and values of 32, .* with 64 or 128"),
         ({"linear_key_head_dim": 64, "linear_value_head_dim": 128}, "keys of 64 and values of 128"),
         ({"text_config": {"linear_key_head_dim": 256, "linear_value_head_dim": 256}}, "keys of 256"),
-        ({"model_type": "nemotron_h", "n_routed_experts": 4}, "mixture of experts without gates"),
+        ({"model_type": "nemotron_h", "layers_block_type": ["mamba", "moe"]}, "mixture of experts without gates"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M*E-"}, "mixture of experts without gates"),
     ],
 )
 def test_layers_that_vllm_has_for_gpus_only_are_refused(tmp_path: Path, shape: dict[str, Any], problem: str) -> None:
@@ -277,6 +278,20 @@ def test_layers_that_vllm_has_for_gpus_only_are_refused(tmp_path: Path, shape: d
     installation.check_model(tmp_path, "cuda")
     with pytest.raises(UnservableError, match=problem):
         installation.check_model(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"model_type": "nemotron_h", "n_routed_experts": 8, "hybrid_override_pattern": "M-M*-"},
+        {"linear_key_head_dim": None, "linear_value_head_dim": None},
+        {"layer_types": ["full_attention"], "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    ],
+)
+def test_numbers_of_layers_that_are_not_there_refuse_nothing(tmp_path: Path, shape: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    installation.check_model(tmp_path, "cpu")
+    installation.check_dtype(tmp_path, "float32", "cpu")
 
 
 def test_linear_attention_is_computed_in_half_precision_on_cpus(tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ class Renderer:
         *,
         tool_parser: str | dict[str, Any] | None = None,
         reasoning_parser: str | dict[str, Any] | None = None,
-        control_tokens: Literal["keep", "neutralize"] = "keep",
+        control_tokens: Literal["keep", "neutralize"] | None = None,
     ) -> Self:
         """Read the folder: a second for a vocabulary of 128k. The error names the file that is missing or wrong.
 
@@ -314,8 +314,9 @@ class Renderer:
                 (`primerl.render.describe_parser`). Default: by the model's chat template, else by its `config.json`.
             reasoning_parser: How reasoning is told from content: one of `REASONING_PARSERS`, or a description. Default:
                 by the description that is the tool parser, else by the chat template.
-            control_tokens: What becomes of control tokens of the model in the text of messages: "keep", they are
-                control tokens, as in `transformers`; "neutralize", they are encoded as text (docs/templates.md).
+            control_tokens: What becomes of control tokens of the model in the text of messages: "keep", the default:
+                they are control tokens, as in `transformers`; "neutralize": they are encoded as text
+                (docs/templates.md).
 
         Raises:
             RenderError: A file is missing or wrong, there is no such parser, or the description cannot be used.

@@ -6,7 +6,7 @@ use crate::failure::RunError;
 use bytes::Bytes;
 use primerl_core::pack::PackedBatch;
 use primerl_core::{Core, Event, Step};
-use primerl_record::batch::{checksum, encode, is_the_same, is_unchecked};
+use primerl_record::batch::{checksum, encode, is_of, is_unchecked};
 use primerl_record::journal;
 use primerl_record::spool::Spool;
 use primerl_service::inbox::DriverHandle;
@@ -147,17 +147,21 @@ impl Batches {
             .map(|rank| encode(batch, rank))
             .collect::<Result<_, _>>()?;
         let numbered = (0..).zip(&bodies);
-        let there: Vec<(&Bytes, Bytes)> = numbered
-            .filter_map(|(rank, body)| Some((body, self.spool.read(step, rank).ok()?)))
+        let there: Vec<(u32, &Bytes, Bytes)> = numbered
+            .filter_map(|(rank, body)| Some((rank, body, self.spool.read(step, rank).ok()?)))
             .collect();
-        if there.iter().any(|(body, read)| !is_the_same(read, body)) {
+        let mut others = false;
+        for (rank, _, read) in &there {
+            others |= !is_of(read, batch, *rank)?;
+        }
+        if others {
             let place = self.spool.set_aside(step)?;
             tracing::warn!(
                 "spool/step_{step} is not the batch that the journal describes: it was moved to {} and is written again",
                 place.display()
             );
         }
-        if there.len() < bodies.len() || there.iter().any(|(body, read)| read != *body) {
+        if there.len() < bodies.len() || there.iter().any(|(_, body, read)| read != *body) {
             self.spool.write(step, &bodies)?;
         }
         let checksums: Vec<u64> = bodies.iter().filter_map(|body| checksum(body)).collect();

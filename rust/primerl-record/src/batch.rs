@@ -17,7 +17,7 @@
 
 mod body;
 
-use body::{Body, omitted};
+use body::{Body, Shared, omitted};
 use bytes::Bytes;
 use primerl_core::experts::ExpertsShape;
 use primerl_core::pack::{ExpertsColumn, GrammarRun, MicroBatch, PackedBatch, TruncatedRun};
@@ -202,7 +202,7 @@ impl From<TruncatedRun> for TruncationHeader {
 }
 
 impl MicroBatchHeader {
-    fn new(micro_batch: &MicroBatch, experts: Option<&ExpertsColumn<'_>>) -> Self {
+    fn new(micro_batch: &MicroBatch, experts: Option<&ExpertsColumn<'_>>, shared: Shared) -> Self {
         let sequences = micro_batch.sequences().iter();
         MicroBatchHeader {
             tokens: micro_batch.len(),
@@ -211,7 +211,7 @@ impl MicroBatchHeader {
                 .map(|weighted| weighted.sample.len())
                 .collect(),
             shared: micro_batch.shared().to_vec(),
-            omitted: omitted(micro_batch),
+            omitted: omitted(micro_batch, shared),
             rollouts: sequences
                 .clone()
                 .map(|weighted| weighted.sample.rollout)
@@ -231,6 +231,17 @@ impl MicroBatchHeader {
 
 /// The bytes of the HTTP answer and of the spool.
 pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, EncodeError> {
+    encode_with(batch, rank, Shared::Omitted)
+}
+
+/// Whether a body that was read is this rank's part of the batch: what [`encode`] writes, or what it wrote before bodies
+/// had a checksum, or before they omitted anything.
+pub fn is_of(read: &[u8], batch: &PackedBatch, rank: u32) -> Result<bool, EncodeError> {
+    let is = |shared| Ok(is_the_same(read, &encode_with(batch, rank, shared)?));
+    Ok(is(Shared::Omitted)? || is(Shared::Written)?)
+}
+
+fn encode_with(batch: &PackedBatch, rank: u32, shared: Shared) -> Result<Bytes, EncodeError> {
     let failed = |problem: String| EncodeError {
         step: batch.step.0,
         problem,
@@ -243,9 +254,12 @@ pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, EncodeError> {
     })?;
     let experts: Result<Vec<_>, _> = micro_batches.iter().map(MicroBatch::experts).collect();
     let experts = experts.map_err(|error| failed(error.to_string()))?;
-    let header =
-        header(batch, rank, micro_batches, &experts).map_err(|error| failed(error.to_string()))?;
-    let columns: usize = micro_batches.iter().map(aligned_size).sum();
+    let header = header(batch, rank, micro_batches, &experts, shared)
+        .map_err(|error| failed(error.to_string()))?;
+    let columns: usize = micro_batches
+        .iter()
+        .map(|micro_batch| aligned_size(micro_batch, shared))
+        .sum();
     let columns = columns + experts.iter().flatten().map(experts_size).sum::<usize>();
     let end = CHECKSUM_KEY.len() + CHECKSUM_BYTES;
     let mut body = Body(Vec::with_capacity(frame(header.len()) + columns + end));
@@ -255,7 +269,7 @@ pub fn encode(batch: &PackedBatch, rank: u32) -> Result<Bytes, EncodeError> {
     body.0.extend_from_slice(COLUMNS_KEY);
     body.bytes_of(columns).map_err(failed)?;
     for (micro_batch, experts) in micro_batches.iter().zip(&experts) {
-        body.columns(micro_batch);
+        body.columns(micro_batch, shared);
         if let Some(experts) = experts {
             body.experts(experts);
         }
@@ -279,7 +293,7 @@ pub fn is_unchecked(body: &[u8]) -> bool {
 
 /// Whether a body that was read equals what `encode` writes: the same bytes, or those from before bodies had a
 /// checksum.
-pub fn is_the_same(read: &[u8], encoded: &[u8]) -> bool {
+fn is_the_same(read: &[u8], encoded: &[u8]) -> bool {
     let before = || -> Option<bool> {
         let (content, _) = checked(encoded)?;
         Some(is_unchecked(read) && read.get(1..) == content.get(1..))
@@ -302,10 +316,10 @@ fn frame(header: usize) -> usize {
     HEADER_KEY.len() + 5 + header + COLUMNS_KEY.len() + 5
 }
 
-fn aligned_size(micro_batch: &MicroBatch) -> usize {
+fn aligned_size(micro_batch: &MicroBatch, shared: Shared) -> usize {
     let extra = ExtraColumn::of(micro_batch).len();
     let extra = extra * (micro_batch.len() * 4).next_multiple_of(ALIGNMENT);
-    let written = micro_batch.len() - omitted(micro_batch).iter().sum::<usize>();
+    let written = micro_batch.len() - omitted(micro_batch, shared).iter().sum::<usize>();
     (written * BYTES_PER_TOKEN).next_multiple_of(ALIGNMENT) + extra
 }
 
@@ -318,6 +332,7 @@ fn header(
     rank: u32,
     micro_batches: &[MicroBatch],
     experts: &[Option<ExpertsColumn<'_>>],
+    shared: Shared,
 ) -> Result<Vec<u8>, rmp_serde::encode::Error> {
     let mut header = Header {
         step: batch.step,
@@ -326,7 +341,9 @@ fn header(
         loss_tokens: batch.loss_tokens,
         metrics: &batch.metrics,
         micro_batches: (micro_batches.iter().zip(experts))
-            .map(|(micro_batch, experts)| MicroBatchHeader::new(micro_batch, experts.as_ref()))
+            .map(|(micro_batch, experts)| {
+                MicroBatchHeader::new(micro_batch, experts.as_ref(), shared)
+            })
             .collect(),
         padding: serde_bytes::Bytes::new(&[]),
     };

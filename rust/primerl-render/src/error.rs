@@ -41,8 +41,7 @@ pub enum LoadError {
         known: String,
     },
     #[error(
-        "control_tokens is \"neutralize\", and {} cannot be loaded with control tokens of other names: {reason}; set it to \
-         \"keep\"",
+        "control_tokens is \"neutralize\", which {} does not allow: {reason}; set it to \"keep\"",
         path.display()
     )]
     NotNeutralized { path: PathBuf, reason: String },

@@ -96,6 +96,7 @@ impl Renderer {
         });
         if load_options.control_tokens == ControlTokenPolicy::Neutralize {
             renderer.neutral = Some(renderer.neutral_of(&files.tokenizer())?);
+            renderer.check_writes_text_as_it_is(model_dir)?;
         }
         renderer.null_content_fails = renderer.fails_on_null_content();
         renderer.learn_turn_end();

@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date, time
 from typing import Any
 
 from pydantic import BaseModel
@@ -23,6 +24,8 @@ from primerl.config.foreign.translate import Translation, named, translate
 
 FORMS = {"RLConfig": "rl", "SFTConfig": "sft", "EvalConfig": "eval", "GepaConfig": "gepa"}
 """Form that a class reads whose files may be another tool's."""
+_TEXTS = {(name,) for name in ("name", "dir", "output_dir", "project", "entity", "group", "id")}
+"""Last names of keys whose values are text, whatever they look like."""
 _told: set[tuple[str, ...]] = set()
 """Files that this process has told about: a command reads its config more than once."""
 
@@ -162,23 +165,31 @@ def _check_refused(made: Translation, arguments: list[str], files: tuple[str, ..
 
 
 def _parted(cls: type[BaseModel], kind: Kind, flags: list[str]) -> tuple[list[tuple[Location, Any]], list[str]]:
-    """Flags in their words, as places and values, and those in ours. A name that both have is ours, but for the
-    model: who runs such a file speaks of it as the file does."""
+    """Flags in their words, as places and values, and those in ours. Who runs such a file speaks as the file does: a
+    name that both have is theirs where it has a counterpart, so that what follows from it follows from the flag."""
+    theirs = table(kind)
     # What our `output_dir` is follows from both of theirs.
-    as_theirs = {"model.name", "model", "data.batch_size"}
-    if any(word.partition("=")[0] in ("--run.name", "--run.dir") for word in flags):
-        as_theirs.add("output_dir")
+    names_the_run = any(place[:1] == ("run",) for place in map(_place, flags))
 
-    def is_theirs(place: Location) -> bool:
+    def is_theirs(place: Location) -> bool | None:
+        """None where it is theirs alone."""
         plain = "".join("[]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-        is_ours = look_up(cls, place).kind in ("known", "any") and plain not in as_theirs
-        return not is_ours and (table(kind).knows(plain) or table(kind).has_below(plain))
+        if look_up(cls, place).kind not in ("known", "any"):
+            return None if theirs.knows(plain) or theirs.has_below(plain) else False
+        found = theirs.find(plain)
+        has_counterpart = found is not None and found[0].ours is not None
+        return has_counterpart and (plain != "output_dir" or names_the_run)
 
     def has_theirs(place: Location, value: Any) -> bool:
         inside = leaves(value) if isinstance(value, dict) and value else [("", ())]
-        return any(is_theirs((*place, *below)) for _, below in inside)
+        whose = [is_theirs((*place, *below)) for _, below in inside]
+        return None in whose or all(whose)
 
     return _taken(flags, has_theirs)
+
+
+def _place(word: str) -> Location:
+    return place_of(word.partition("=")[0]) if word.startswith("--") else ()
 
 
 def entry_of_flags(flags: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -187,9 +198,13 @@ def entry_of_flags(flags: list[str]) -> tuple[dict[str, Any], list[str]]:
     Raises ConfigError where one has no counterpart.
     """
 
+    from primerl.config.schema.evaluation import MeasuredEnvironment
+
+    ours = MeasuredEnvironment.model_fields.keys() - {"id", "taskset", "harness"}
+
     def is_theirs(place: Location, _: Any) -> bool:
-        # With a number it is an entry of ours.
-        return place[0] == "env" and len(place) > 1 and isinstance(place[1], str)
+        # With a number it is an entry of ours, and so are the keys of one.
+        return place[0] == "env" and len(place) > 1 and isinstance(place[1], str) and place[1] not in ours
 
     given, others = _taken(flags, is_theirs)
     if not given:
@@ -197,14 +212,18 @@ def entry_of_flags(flags: list[str]) -> tuple[dict[str, Any], list[str]]:
     tree: dict[str, Any] = {}
     for place, value in given:
         tree = with_value(tree, place, value, dotted(place))
-    seats = [inner for name, inner in tree["env"].items() if name != "taskset" and isinstance(inner, dict)]
-    if not any("harness" in inner for inner in seats):
-        # As without these flags: the chat within the worker.
-        tree = with_value(tree, ("env", "agent", "harness", "id"), "null", "")
     made = translate(tree, EVAL)
     if made.refused:
         raise ConfigError("\n".join(f"--{dotted(left.theirs)}: {left.why}" for left in made.refused))
-    return look(made.tree, ("env", 0), {}), others
+    entry = dict(look(made.tree, ("env", 0), {}))
+    # As without these flags, who plays is the chat within the worker.
+    entry.pop("harness", None)
+    limit = look(made.tree, ("timeouts", "rollout_s"))
+    if any(place[-2:] == ("timeout", "rollout") for place, _ in given) and not any(
+        _place(word) == ("timeouts", "rollout_s") for word in others
+    ):
+        others = [*others, f"--timeouts.rollout-s={limit}"]
+    return entry, others
 
 
 def _taken(flags: list[str], takes: Callable[[Location, Any], bool]) -> tuple[list[tuple[Location, Any]], list[str]]:
@@ -217,24 +236,30 @@ def _taken(flags: list[str], takes: Callable[[Location, Any], bool]) -> tuple[li
         name, equals, text = word.partition("=")
         is_value_next = not equals and words and not words[0].startswith("--")
         text = words[0] if is_value_next else text
-        value = _value(text) if equals or is_value_next else not word.startswith("--no-")
-        place = place_of(name) if word.startswith("--") else ()
+        place = _place(word)
+        value = _value(text, place) if equals or is_value_next else not word.startswith("--no-")
         if not place or not takes(place, value):
             others.append(word)
             continue
+        if name.startswith("--no-") and (equals or is_value_next):
+            raise ConfigError(f"{name} takes no value; give --{name.removeprefix('--no-')} {text}")
         taken.append((place, value))
         if is_value_next:
             words.pop(0)
     return taken, others
 
 
-def _value(text: str) -> Any:
-    """As TOML has it; a table or a list as JSON has it, too; else text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
-        pass
-    try:
-        return json.loads(text) if text.startswith(("{", "[")) else {"True": True, "False": False}.get(text, text)
-    except ValueError:
+def _value(text: str, place: Location) -> Any:
+    """As TOML has it; a table or a list as JSON has it, too; else, and of names, text."""
+    if place[-1:] in _TEXTS or "\n" in text:
         return text
+    for whole, read in ((f"value = {text}", tomllib.loads), (f'{{"value": {text}}}', json.loads)):
+        try:
+            value = read(whole)["value"]
+        except ValueError:
+            continue
+        except RecursionError:
+            raise ConfigError(f"--{dotted(place)}: the value is nested too deeply; give less") from None
+        # A date is what its text says, and JSON's null is none of TOML's words.
+        return text if value is None or isinstance(value, date | time) else value
+    return {"True": True, "False": False}.get(text, text)

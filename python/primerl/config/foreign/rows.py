@@ -138,11 +138,9 @@ class Table:
         self._patterns = [(_expression(one.theirs), one) for one in patterns]
 
     def find(self, path: str) -> tuple[Row, tuple[str, ...]] | None:
-        """The row of a path, and what stands for its `*` and `**`. An exact one comes first, dashes or not (options of
-        vLLM have either), then the longest."""
-        exact = self._exact.get(path, self._exact.get(path.replace("-", "_")))
-        if exact is not None:
-            return exact, ()
+        """The row of a path, and what stands for its `*` and `**`. An exact one comes first, then the longest."""
+        if path in self._exact:
+            return self._exact[path], ()
         found = [(one, match.groups()) for expression, one in self._patterns if (match := expression.fullmatch(path))]
         return max(found, key=lambda entry: _closeness(entry[0].theirs), default=None)
 

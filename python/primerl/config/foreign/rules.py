@@ -147,20 +147,35 @@ LOSSES = {
     "ipo": ("ipo", {"ipo_threshold": "threshold", "kl_tau": "kl_tau"}),
 }
 """Theirs by name: ours, and what their settings are called here."""
+OWN_LOSS = "custom"
 
 
 def loss(value: Any, context: Context) -> Any:
-    if value not in LOSSES:
+    """One of ours keeps its name, and has `trainer.loss.args`."""
+    if value == OWN_LOSS:
         raise Omitted
+    if value not in LOSSES:
+        return value
     ours, names = LOSSES[value]
     tau = context.get("trainer.loss.adv_tau", 1.0)
-    if not tau:
-        raise Refused("adv_tau = 0 would learn from no reward")
+    if not 0 < tau < math.inf:
+        raise Refused(f"adv_tau is {tau}; learning from rewards needs a number above 0")
     given = {name: context.get(f"trainer.loss.{theirs}") for theirs, name in names.items()}
     args = {name: number for name, number in given.items() if number is not None}
     if tau != 1.0:
         args["kl_tau"] = args.get("kl_tau", 1e-3) / tau
     return Several({"trainer.loss.type": ours, **({"trainer.loss.args": args} if args else {})})
+
+
+def loss_setting(value: Any, context: Context) -> Any:
+    """A setting of the type that has it; the others would ignore it."""
+    kind, name = context.get("trainer.loss.type", "default"), context.place[-1]
+    if kind in LOSSES and name in (*LOSSES[kind][1], "adv_tau"):
+        return loss(kind, context)
+    if kind == OWN_LOSS:
+        raise Omitted("the loss of your own has its settings in kwargs")
+    having = " or ".join(repr(kind) for kind, (_, names) in LOSSES.items() if name in names or name == "adv_tau")
+    raise Refused(f"the loss of type {kind!r} has no such setting, {having} has it")
 
 
 def import_path(value: Any, _: Context) -> Any:
@@ -194,27 +209,25 @@ def harness(value: Any, context: Context) -> Any:
 
 
 def seats(value: Any, _: Context) -> Any:
-    """Who plays where the file does not say: what verifiers takes then. Seats by another name, and those of an
-    environment of its own (`id`), have the environment's."""
+    """Who plays where the file does not say: what verifiers takes for seats without a harness."""
     own = value if isinstance(value, dict) else {}
-    tables = {name: inner for name, inner in own.items() if name not in NO_SEATS and isinstance(inner, dict)}
-    if any("harness" in inner for inner in tables.values()):
+    if "harness" in own:
+        raise Refused("a harness belongs to a seat: give agent.harness, or that of a seat by its name")
+    seats = {name: inner for name, inner in own.items() if name not in NO_SEATS and isinstance(inner, dict)}
+    named = [name for name, inner in seats.items() if look(inner, ("harness", "id"))]
+    if "taskset" not in own or (named and len(named) == len(seats) and not own.get("id")):
         raise Omitted
-    if "taskset" not in own or own.get("id") or tables.keys() - {"agent"}:
-        raise Omitted(
-            "it names no harness: seats without one of the environment's are played by the chat within the worker; "
-            'args.<seat>.harness.id = "default" is verifiers\' own default'
-        )
-    return Several({"./args.agent.harness.id": "default"})
+    return Several({"./harness.id": "default"})
 
 
 NO_SEATS = ("taskset", "timeout", "retries", "interception")
 """Tables of an environment besides its seats."""
 
 
-def runtime(value: Any, _: Context) -> Any:
-    """A process on this machine is the default here."""
-    if value == "subprocess":
+def runtime(value: Any, context: Context) -> Any:
+    """A process on this machine is the default here, but not of a harness that is left to verifiers."""
+    *seat, _runtime, _type = context.place
+    if value == "subprocess" and look(context.tree, (*seat, "harness", "id")) not in (None, "default"):
         raise Omitted
     return value
 
@@ -243,7 +256,11 @@ def all_if_negative(value: Any, _: Context) -> Any:
 
 def tokens_of_batch(value: Any, context: Context) -> Any:
     """Rows of `seq_len` tokens there, tokens here."""
-    return value * context.get("data.seq_len", 128)
+    length = context.get("data.seq_len", 128)
+    for name, number in (("data.batch_size", value), ("data.seq_len", length)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise Refused(f"{name} is {number!r}; give a whole number of at least 1")
+    return value * length
 
 
 def mixture(value: Any, context: Context) -> Any:

@@ -20,7 +20,8 @@ def gpus_per_node(context: Context) -> int:
 
 
 def one_engine(context: Context) -> int:
-    return int(context.get("inference.vllm.tensor_parallel_size") or context.get("inference.parallel.tp") or 1)
+    names = ("vllm.tensor_parallel_size", "vllm_extra.tensor_parallel_size", "parallel.tp")
+    return int(next((size for name in names if (size := context.get(f"inference.{name}"))), 1))
 
 
 def train_nodes(value: Any, context: Context) -> Any:

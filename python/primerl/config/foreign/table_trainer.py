@@ -78,8 +78,8 @@ TRAINER: list[Row] = [
     row("trainer.loss.type", "trainer.loss.type", rules.loss),
     row(
         "trainer.loss.{dppo_mask_low,dppo_mask_high,ipo_threshold,kl_tau,adv_tau}",
-        "trainer.loss.type",
-        lambda _, context: rules.loss(context.get("trainer.loss.type", "default"), context),
+        "trainer.loss.args",
+        rules.loss_setting,
     ),
     refused(
         "the loss",

@@ -73,7 +73,20 @@ class Translation:
 def translate(tree: dict[str, Any], kind: Kind) -> Translation:
     """Every key of the file, by the table; then what their program takes for unset keys, where ours takes something
     else. Nothing is read, and nothing is checked that ours checks itself."""
-    return _Translator({kind.within: tree} if kind.within else tree, kind).made()
+    return _Translator(with_underscores({kind.within: tree} if kind.within else tree), kind).made()
+
+
+def with_underscores(tree: dict[str, Any]) -> dict[str, Any]:
+    """The file with vLLM's options by one spelling: vLLM takes them with dashes or underscores."""
+    inference = tree.get("inference")
+    if not isinstance(inference, dict):
+        return tree
+    spelt = {
+        name: {option.replace("-", "_"): value for option, value in inner.items()}
+        for name, inner in inference.items()
+        if name in ("vllm", "vllm_extra") and isinstance(inner, dict)
+    }
+    return {**tree, "inference": {**inference, **spelt}}
 
 
 class _Translator:

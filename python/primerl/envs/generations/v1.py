@@ -55,8 +55,8 @@ def prepare() -> None:
 
 
 AS_VERIFIERS = "default"
-"""Id that stands for the harness which verifiers takes where none is named: one that the taskset's package brings, else
-its shell; its runtime is verifiers' default, too."""
+"""Id of a harness that stands for the one which verifiers takes where none is named: one that the taskset's package
+brings, else its shell. Its runtime is verifiers' default, too. For one seat, or for all that name none."""
 
 
 def load(environment_id: str, arguments: dict[str, Any], root: str) -> vf.Env[Any]:
@@ -74,6 +74,8 @@ def load(environment_id: str, arguments: dict[str, Any], root: str) -> vf.Env[An
         env = vf.load_environment(vf.resolve_env_config(config))
         documented.add_toolsets(env, toolsets)
         return env
+    except EnvironmentRefusedError:
+        raise
     except documented.UnusableError as error:
         raise EnvironmentRefusedError(f"environment {environment_id!r}: {error}") from error.__cause__
     except ValidationError as error:
@@ -101,9 +103,13 @@ def _config(environment_id: str, arguments: dict[str, Any], root: str) -> tuple[
     config = {**arguments, "taskset": {**taskset, "id": environment_id}}
     fields = vf.env_config_type(environment_id, config.get("id", "")).model_fields
     seats = {seat: field.default for seat, field in fields.items() if isinstance(field.default, vf.AgentConfig)}
+    as_verifiers = config.get("harness") == {"id": AS_VERIFIERS}
+    if as_verifiers:
+        del config["harness"]
     config, toolsets = documented.translate(environment_id, config, list(seats))
     # A package that brings its own harness keeps it.
-    brings_harness = default_agent_harness(environment_id).id == environment_id
+    verifiers_own = default_agent_harness(environment_id).id
+    brings_harness = verifiers_own == environment_id
     for seat, declared in seats.items():
         given = config.get(seat, {})
         if not isinstance(given, dict):
@@ -117,12 +123,20 @@ def _config(environment_id: str, arguments: dict[str, Any], root: str) -> tuple[
         if own_id == HARNESS_ID:
             defaults["harness"] = {"id": HARNESS_ID}
         seat_config = {**defaults, **given}
-        if given.get("harness") == {"id": AS_VERIFIERS}:
-            # Where and by what verifiers has it played, left to verifiers.
+        own = given.get("harness", {})
+        if not isinstance(own, dict):
+            raise EnvironmentRefusedError(
+                f"environment {environment_id!r}: `{seat}.harness` must be a table of settings"
+            )
+        if own.get("id", AS_VERIFIERS if as_verifiers else None) == AS_VERIFIERS:
+            # Where and by what it is played is left to verifiers, but for what is given.
             seat_config = {name: value for name, value in given.items() if name != "harness"}
-        elif isinstance(given.get("harness"), dict):
+            if own.keys() - {"id"}:
+                pinned = verifiers_own if declared.harness is None else declared.harness.id
+                seat_config["harness"] = {**own, "id": pinned}
+        elif "harness" in given:
             # Settings without an id are of the seat's own harness; verifiers would take its shell.
-            seat_config["harness"] = {"id": own_id, **given["harness"]}
+            seat_config["harness"] = {"id": own_id, **own}
         if seat_config.get("harness", {}).get("id") == HARNESS_ID:
             seat_config["harness"] = {**seat_config["harness"], "root": root}
         config[seat] = seat_config

@@ -130,11 +130,17 @@ def check_model(folder: Path, device: str) -> None:
 
 def check_dtype(folder: Path, dtype: str, device: str) -> None:
     """Raises UnservableError where vLLM computes the model in another format only."""
-    if device == "cpu" and "linear_key_head_dim" in model_config(folder) and dtype != "bfloat16":
+    if device == "cpu" and dtype != "bfloat16" and _has_delta_rule(model_config(folder)):
         raise UnservableError(
             f"inference.dtype: {folder} has layers of linear attention, which vLLM on CPUs computes in bfloat16 only "
             f'(not {dtype}); set inference.dtype = "bfloat16"'
         )
+
+
+def _has_delta_rule(config: dict[str, Any]) -> bool:
+    kinds = config.get("layer_types")
+    is_there = not isinstance(kinds, list) or "linear_attention" in kinds
+    return is_there and config.get("linear_key_head_dim") is not None
 
 
 def _refused_on_cpus(config: dict[str, Any]) -> str | None:
@@ -145,13 +151,15 @@ def _refused_on_cpus(config: dict[str, Any]) -> str | None:
             f"{', '.join(map(str, CPU_HEAD_SIZES))} only (its engine dies of the first request)"
         )
     keys, values = config.get("linear_key_head_dim"), config.get("linear_value_head_dim")
-    if keys is not None and (keys != values or keys not in CPU_DELTA_RULE_SIZES):
+    if _has_delta_rule(config) and (keys != values or keys not in CPU_DELTA_RULE_SIZES):
         sizes = " or ".join(map(str, CPU_DELTA_RULE_SIZES))
         return (
             f"has layers of linear attention with keys of {keys} and values of {values}, and vLLM on CPUs computes "
             f"with {sizes} for both only (its engine dies of the first request)"
         )
-    if config.get("model_type") == "nemotron_h" and config.get("n_routed_experts"):
+    # Its class writes numbers of experts of dense models, too.
+    kinds = config.get("layers_block_type") or config.get("hybrid_override_pattern") or ""
+    if config.get("model_type") == "nemotron_h" and ("moe" in kinds or "E" in kinds):
         return "is a mixture of experts without gates, which vLLM 0.32 has for GPUs only"
     return None
 

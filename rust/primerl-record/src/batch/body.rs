@@ -4,9 +4,20 @@ use super::{ALIGNMENT, BIN_32, BYTES_PER_TOKEN, ExtraColumn, experts_size};
 use primerl_core::pack::{Advantage, ExpertsColumn, MicroBatch, Weighted};
 use primerl_core::sample::{Segment, Trained};
 
+/// What becomes of context that sequences share.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shared {
+    Omitted,
+    /// As earlier versions did.
+    Written,
+}
+
 /// Leading tokens of each sequence whose values in the first six columns are those of the previous sequence's tokens at
 /// the same places: of what both share, the context, of which nothing was sampled in either. Empty where there are none.
-pub(super) fn omitted(micro_batch: &MicroBatch) -> Vec<usize> {
+pub(super) fn omitted(micro_batch: &MicroBatch, shared: Shared) -> Vec<usize> {
+    if shared == Shared::Written {
+        return Vec::new();
+    }
     let context = |weighted: &Weighted| -> usize {
         let segments = weighted.sample.segments().iter();
         let context = segments.take_while(|segment| segment.trained().is_none());
@@ -43,9 +54,9 @@ impl Part<'_> {
     }
 }
 
-fn parts(micro_batch: &MicroBatch) -> Vec<Part<'_>> {
+fn parts(micro_batch: &MicroBatch, shared: Shared) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
-    let omitted = omitted(micro_batch);
+    let omitted = omitted(micro_batch, shared);
     for (place, weighted) in micro_batch.sequences().iter().enumerate() {
         let mut left = omitted.get(place).copied().unwrap_or(0);
         let mut start = 0;
@@ -76,8 +87,8 @@ impl Body {
         Ok(())
     }
 
-    pub(super) fn columns(&mut self, micro_batch: &MicroBatch) {
-        let parts = parts(micro_batch);
+    pub(super) fn columns(&mut self, micro_batch: &MicroBatch, shared: Shared) {
+        let parts = parts(micro_batch, shared);
         for part in &parts {
             let tokens = &part.segment.token_ids()[part.skipped..];
             self.values(tokens, |token| (*token as i32).to_le_bytes());

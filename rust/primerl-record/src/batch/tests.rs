@@ -338,6 +338,17 @@ fn context_that_a_sequence_shares_with_the_previous_one_is_omitted() {
         columns, expected,
         "also what a teacher said of the shared tokens"
     );
+    // Bodies of before omitted nothing, and are the same batch.
+    let before = encode_with(&tree, 0, Shared::Written).expect("encodes");
+    let (header, complete) = decode(&before);
+    assert!(header.micro_batches[0].omitted.is_empty());
+    assert_eq!(complete, columns);
+    for read in [&body, &before] {
+        assert!(is_of(read, &tree, 0).expect("encodes"));
+    }
+    let mut other = before.to_vec();
+    other[before.len() / 2] ^= 1;
+    assert!(!is_of(&other, &tree, 0).expect("encodes"));
     let plain = PackedBatch {
         ranks: vec![vec![MicroBatch::new(samples)]],
         ..tree

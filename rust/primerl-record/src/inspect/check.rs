@@ -4,7 +4,7 @@ use super::fates::{End, rollouts_of};
 use super::play::{Beginning, JournalSummary, Moment, Observer, journal_of, play};
 use super::step::oldest_versions;
 use super::{InspectError, seconds};
-use crate::batch::{encode, is_the_same};
+use crate::batch::is_of;
 use crate::journal;
 use crate::spool::Spool;
 use primerl_core::counters::Counters;
@@ -132,16 +132,15 @@ impl Checker {
         self.check_spooled(batch)
     }
 
-    /// The trainer gets exactly the batch that the journal describes, byte by byte except for a checksum that earlier
-    /// versions did not write.
+    /// The trainer gets exactly the batch that the journal describes, byte by byte, as this version writes it or an earlier
+    /// one did.
     fn check_spooled(&self, batch: &PackedBatch) -> Result<(), String> {
         for rank in 0..batch.ranks.len() as u32 {
             // Whether it has to exist is checked at the end.
             let Ok(spooled) = self.spool.read(batch.step, rank) else {
                 continue;
             };
-            let told = encode(batch, rank).map_err(|error| error.to_string())?;
-            if !is_the_same(&spooled, &told) {
+            if !is_of(&spooled, batch, rank).map_err(|error| error.to_string())? {
                 let step = batch.step;
                 return Err(format!(
                     "spool/step_{step}/rank_{rank}.msgpack is not the batch that the journal describes"

@@ -1,14 +1,37 @@
 //! What the renderer makes of control tokens in the text of messages.
 
 use super::Renderer;
-use crate::error::RenderError;
+use crate::error::{LoadError, RenderError};
 use crate::message::Message;
 use crate::neutral::{Neutralized, Originals, Restored, Texts};
 use crate::template::RenderOptions;
+use std::path::Path;
+
+/// What templates might change within a text, and so make a control token of.
+const CHANGEABLE: &str = "zprimerlq Ab&lt;c&gt; D\nE\n\nF  g</think>H<br>i\\n";
 
 impl Renderer {
-    /// Whether a message holds text that becomes control tokens: none does where they are neutralized. Only of what comes from outside: an answer is the
-    /// model's own, and a system message the author's.
+    /// A template that changes what users say could make a control token of text that is none.
+    pub(super) fn check_writes_text_as_it_is(&self, model_dir: &Path) -> Result<(), LoadError> {
+        let options = RenderOptions {
+            add_generation_prompt: true,
+            ..RenderOptions::default()
+        };
+        let is_written = |text: &str| text.to_lowercase().contains(&CHANGEABLE[..9]);
+        // A template that takes no such conversation says so when it meets one, and one for parts alone writes nothing.
+        match self.render_text(&[Message::user(CHANGEABLE)], &options) {
+            Ok(text) if is_written(&text) && !text.contains(CHANGEABLE) => {
+                Err(LoadError::NotNeutralized {
+                    path: model_dir.to_path_buf(),
+                    reason: "its chat template changes what users say".to_owned(),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a message holds text that becomes control tokens: none does where they are neutralized. Only of what comes
+    /// from outside: an answer is the model's own, and a system message the author's.
     pub fn holds_control_tokens(&self, message: &Message) -> bool {
         let is_outside = !matches!(message.role.as_str(), "assistant" | "system" | "developer");
         let text = || message.content.joined().unwrap_or_default();

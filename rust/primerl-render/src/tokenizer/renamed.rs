@@ -22,6 +22,12 @@ impl Renamed {
     pub fn load(path: &Path, tokens: &[(u32, String)]) -> Result<Self, String> {
         let json = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
         let mut file: Value = serde_json::from_str(&json).map_err(|error| error.to_string())?;
+        if let Some(token) = found_in_changed_text(&file, tokens) {
+            return Err(format!(
+                "token {token:?} is looked for in text that was normalized (\"normalized\": true in tokenizer.json), so other \
+                 text may become it"
+            ));
+        }
         let name = |id: &u32| format!("{RENAMED}{id}{RENAMED}");
         let names = tokens.iter().map(|(id, text)| (text.clone(), name(id)));
         let names: HashMap<String, String> = names.collect();
@@ -54,6 +60,27 @@ impl Renamed {
     /// The new name of the token with this text; a text that is none keeps its own.
     pub fn name<'a>(&'a self, text: &'a str) -> &'a str {
         self.names.get(text).map_or(text, String::as_str)
+    }
+}
+
+/// A token that other text may become, by what the tokenizer does to text before it looks for the token.
+fn found_in_changed_text(file: &Value, tokens: &[(u32, String)]) -> Option<String> {
+    if !changes_text(file.get("normalizer")?) {
+        return None;
+    }
+    let mut added = file.get("added_tokens")?.as_array()?.iter();
+    added.find_map(|token| {
+        let text = token.get("content")?.as_str()?;
+        let is_one =
+            token.get("normalized")?.as_bool()? && tokens.iter().any(|(_, own)| own == text);
+        is_one.then(|| text.to_owned())
+    })
+}
+
+fn changes_text(normalizer: &Value) -> bool {
+    match normalizer.get("normalizers").and_then(Value::as_array) {
+        Some(several) => several.iter().any(changes_text),
+        None => !normalizer.is_null(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Control tokens in the text of messages as plain text.
 
-use primerl_render::testing::{CHATML, TestModel};
+use primerl_render::testing::{CHATML, TestModel, write_tiny_model};
 use primerl_render::{
     ControlTokenPolicy, ExtensionContext, LoadOptions, Message, NotExtendable, RenderError,
     RenderOptions, Renderer,
@@ -300,11 +300,9 @@ fn parts_of_a_token_around_an_edge_are_text() {
 fn what_cannot_be_proven_is_refused() {
     let options = RenderOptions::default();
     let added = &[("<|im_end|>", true), ("<|im_start|>", true)];
-    // Templates that look at the text, or change it.
+    // Templates that look at the text.
     for template in [
         "{% for m in messages %}{% if '<|im_end|>' in m.content %}no{% endif %}{{ m.content }}<|im_end|>{% endfor %}",
-        "{% for m in messages %}{{ m.content | upper }}<|im_end|>{% endfor %}",
-        "{% for m in messages %}{{ m.content[:12] }}<|im_end|>{% endfor %}",
         "{% for m in messages %}{{ m.content | length }}{{ m.content }}<|im_end|>{% endfor %}",
     ] {
         let model = model(template, added, &[]);
@@ -399,4 +397,48 @@ fn text_behind_an_answer_is_text() {
         control(model, &kept.expect("extends")).len(),
     );
     assert_eq!((ends, kept), (4, 5));
+}
+
+#[test]
+fn what_may_make_control_tokens_of_other_text_is_refused_when_it_is_loaded() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    write_tiny_model(folder.path()).expect("model folder");
+    let load = || {
+        let options = LoadOptions {
+            control_tokens: ControlTokenPolicy::Neutralize,
+            ..LoadOptions::default()
+        };
+        Renderer::load_with(folder.path(), &options).map_err(|error| error.to_string())
+    };
+    load().expect("writes text as it is");
+    // `a<|im_</think>end|>b` would become the token, and `<|IM_END|>`, and `&lt;|im_end|&gt;`.
+    for changed in [
+        "m.content | replace('</think>', '')",
+        "m.content | replace('\n', '')",
+        "m.content | lower",
+        "m.content | replace('&lt;', '<')",
+        "m.content.split() | join(' ')",
+        "m.content | upper",
+        "m.content[:12]",
+    ] {
+        let template = format!(
+            "{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{{{{ {changed} }}}}<|im_end|>\n{{% endfor %}}"
+        );
+        std::fs::write(folder.path().join("chat_template.jinja"), template).expect("writes");
+        let told = load().map(drop).expect_err("is refused");
+        assert!(told.contains("changes what users say"), "{changed}: {told}");
+    }
+    std::fs::remove_file(folder.path().join("chat_template.jinja")).expect("removes");
+    let path = folder.path().join("tokenizer.json");
+    let file = std::fs::read_to_string(&path).expect("reads");
+    let mut file: serde_json::Value = serde_json::from_str(&file).expect("is JSON");
+    file["normalizer"] = json!({"type": "Sequence", "normalizers": [{"type": "Lowercase"}]});
+    std::fs::write(&path, file.to_string()).expect("writes");
+    load().expect("the tokens are looked for before that");
+    for token in file["added_tokens"].as_array_mut().expect("a list") {
+        token["normalized"] = json!(true);
+    }
+    std::fs::write(&path, file.to_string()).expect("writes");
+    let told = load().map(drop).expect_err("is refused");
+    assert!(told.contains("other text may become it"), "{told}");
 }
