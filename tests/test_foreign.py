@@ -516,6 +516,13 @@ env = { taskset = { id = "e" }, agent = { harness = { id = "null" }, timeout = {
     whole(made)
     assert made.tree["env"][0]["harness"] == {"id": "default"}
     assert made.tree["env"][0]["args"] == {"agent": {"max_turns": 8, "runtime": {"type": "subprocess"}}}
+    # A seat that names the chat keeps it where others name none.
+    text = 'num_tasks = 5\n[env]\nid = "user-sim"\ntaskset.id = "e"\nassistant.harness.id = "null"'
+    made = read(text)
+    whole(made)
+    assert made.tree["env"][0]["harness"] == {"id": "default"}
+    assert made.tree["env"][0]["args"] == {"id": "user-sim", "assistant": {"harness": {"id": "null"}}}
+    assert read(f"{text}\nassistant.timeout.rollout = 'soon'").refused[0].why == "it is 'soon'; give seconds"
     made = read('num_tasks = 5\n[env]\ntaskset.id = "e"\nharness.id = "bash"')
     assert "a harness belongs to a seat" in made.refused[0].why
     assert config.base_url == "https://api.pinference.ai/api/v1"

@@ -197,7 +197,6 @@ def entry_of_flags(flags: list[str]) -> tuple[dict[str, Any], list[str]]:
 
     Raises ConfigError where one has no counterpart.
     """
-
     from primerl.config.schema.evaluation import MeasuredEnvironment
 
     ours = MeasuredEnvironment.model_fields.keys() - {"id", "taskset", "harness"}

@@ -199,9 +199,11 @@ def stale(value: Any, _: Context) -> Any:
 def harness(value: Any, context: Context) -> Any:
     """verifiers' chat program is the harness that runs within the worker. Another one is in a sandbox of Prime unless
     the file says where; here that has to be written."""
-    if value == "null":
-        raise Omitted
     *above, seat, _harness, _id = context.place
+    if value == "null":
+        if _has_seats_without_harness(look(context.tree, above)):
+            return value  # a seat without one would be left to verifiers
+        raise Omitted
     found = Several({f"./args.{seat}.harness.id": value})
     if look(context.tree, (*above, seat, "runtime", "type")) is None:
         found[f"./args.{seat}.runtime.type"] = "prime"
@@ -210,14 +212,20 @@ def harness(value: Any, context: Context) -> Any:
 
 def seats(value: Any, _: Context) -> Any:
     """Who plays where the file does not say: what verifiers takes for seats without a harness."""
-    own = value if isinstance(value, dict) else {}
-    if "harness" in own:
+    if isinstance(value, dict) and "harness" in value:
         raise Refused("a harness belongs to a seat: give agent.harness, or that of a seat by its name")
-    seats = {name: inner for name, inner in own.items() if name not in NO_SEATS and isinstance(inner, dict)}
-    named = [name for name, inner in seats.items() if look(inner, ("harness", "id"))]
-    if "taskset" not in own or (named and len(named) == len(seats) and not own.get("id")):
+    if not _has_seats_without_harness(value):
         raise Omitted
     return Several({"./harness.id": "default"})
+
+
+def _has_seats_without_harness(environment: Any) -> bool:
+    """Whether it may have some. An environment of its own class (`id`) has seats that the file need not name."""
+    if not isinstance(environment, dict) or "taskset" not in environment:
+        return False
+    seats = {name: inner for name, inner in environment.items() if name not in NO_SEATS and isinstance(inner, dict)}
+    named = [name for name, inner in seats.items() if look(inner, ("harness", "id"))]
+    return not named or len(named) < len(seats) or bool(environment.get("id"))
 
 
 NO_SEATS = ("taskset", "timeout", "retries", "interception")
@@ -236,8 +244,10 @@ def rollout_time(bound: str) -> Rule:
     """A seat's own limit, and above it the time at which a rollout fails, `bound`."""
 
     def rule(value: Any, context: Context) -> Any:
-        if not isinstance(value, int | float):
+        if value in (None, NONE):
             raise Omitted
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Refused(f"it is {value!r}; give seconds")
         return Several(
             {
                 f"./args.{context.place[-3]}.timeout.rollout": value,
