@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import forks
 import pytest
 from filelock import FileLock
+
+if TYPE_CHECKING:
+    from end_to_end import Started
 
 pytest_plugins = ["tiers", "failure_logs", "pytester"]
 
@@ -58,6 +61,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from engine_helpers import new_model
 
     return new_model(tmp_path_factory.mktemp("model") / "tiny", seed=0)
+
+
+@pytest.fixture
+def runs() -> Iterator[list[Started]]:
+    """Runs that end with the test, however that ends."""
+    started: list[Started] = []
+    yield started
+    for run in started:
+        run.kill()
 
 
 @pytest.fixture(scope="session")

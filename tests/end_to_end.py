@@ -19,6 +19,17 @@ EXAMPLE = REPOSITORY / "examples" / "reverse-text"
 # The smaller task of rl-ci.toml.
 TASK = ["--letters", "a-j", "--min-length", "3", "--max-length", "6"]
 
+SMALL = ("--orchestrator.eval.env", "[]", "--orchestrator.batch-size", "16", "--orchestrator.max-async-level", "1")
+"""Flags of runs that are killed: short steps, and nothing but training."""
+
+
+def write_small(folder: Path) -> Path:
+    """Random weights, for runs in which it does not matter what is learnt."""
+    from primerl.models.tiny import TinyConfig, write_model
+
+    write_model(folder, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
+    return folder
+
 
 def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
     deadline = time.monotonic() + timeout_s

@@ -510,7 +510,7 @@ env = { taskset = { id = "e" }, agent = { harness = { id = "null" }, timeout = {
     assert (config.num_examples, config.rollouts_per_example) == (5, 3)
     assert (config.env[0].id, config.env[0].taskset) == ("e", {"split": "s"})
     assert config.env[0].args == {"player": {"max_turns": 8}}
-    # Who plays where nobody is named is verifiers' own default, not ours, and where it is played is the file's word.
+    # A seat without a harness gets verifiers' own default, not ours; the file's runtime stays.
     assert config.env[0].harness == {"id": "default"}
     made = read('num_tasks = 5\n[env]\ntaskset.id = "e"\nagent = { max_turns = 8, runtime = { type = "subprocess" } }')
     whole(made)

@@ -1,4 +1,4 @@
-"""An event that cannot be played back: every start names it, and one that leaves it out goes on."""
+"""An event that cannot be played back: every start names it, and one that leaves it out continues the run."""
 
 from __future__ import annotations
 
@@ -7,29 +7,18 @@ import signal
 import struct
 import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgpack
 import pytest
-from end_to_end import Started, launch, primerl, read_lines, until
+from end_to_end import SMALL, Started, launch, primerl, read_lines, until, write_small
 from journal_records import HEADER, Record, events_of
-from primerl.models.tiny import TinyConfig, write_model
 
 pytestmark = [
     pytest.mark.end_to_end,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc"),
 ]
-SMALL = ("--orchestrator.eval.env", "[]", "--orchestrator.batch-size", "16", "--orchestrator.max-async-level", "1")
-
-
-@pytest.fixture
-def runs() -> Iterator[list[Started]]:
-    started: list[Started] = []
-    yield started
-    for run in started:
-        run.kill()
 
 
 def playable(journal: Path, kind: str) -> list[Record]:
@@ -71,8 +60,7 @@ def poison(journal: Path, kind: str) -> int:
 def test_an_event_that_is_refused_is_offered_to_be_left_out_and_the_run_goes_on(
     tmp_path: Path, runs: list[Started]
 ) -> None:
-    model = tmp_path / "tiny"
-    write_model(model, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
+    model = write_small(tmp_path / "tiny")
 
     def started(steps: int, *more: str) -> Started:
         run = launch(model, tmp_path / "run", *SMALL, "--ckpt.interval", "2", "--max-steps", str(steps), *more)
@@ -106,6 +94,6 @@ def test_an_event_that_is_refused_is_offered_to_be_left_out_and_the_run_goes_on(
     assert f"{steps} steps" in primerl("trace", str(run.output), "--check")
     for file in ("steps.jsonl", "metrics.jsonl"):
         assert [line["step"] for line in read_lines(run.output / file)] == list(range(1, steps + 1)), file
-    # Without the flag it goes on as well.
+    # Without the flag it continues as well.
     code, output = started(steps + 1).ended(120)
     assert code == 0, output

@@ -7,14 +7,12 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end import Started, arguments_of, launch, read_lines, until
+from end_to_end import SMALL, Started, arguments_of, launch, read_lines, until, write_small
 from primerl.cli import main
-from primerl.models.tiny import TinyConfig, write_model
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -22,24 +20,13 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc"),
 ]
 VICTIMS = ["orchestrator", "trainer", "inference", "env_reverse-text_0"]
-SMALL = ("--orchestrator.eval.env", "[]", "--orchestrator.batch-size", "16", "--orchestrator.max-async-level", "1")
 CHECKPOINTS = ("--ckpt.interval", "2")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights: what is learnt does not matter here."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_model(folder, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
-    return folder
-
-
-@pytest.fixture
-def runs() -> Iterator[list[Started]]:
-    started: list[Started] = []
-    yield started
-    for run in started:
-        run.kill()
+    return write_small(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def journal_bytes(output: Path) -> int:

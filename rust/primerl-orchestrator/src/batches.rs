@@ -151,8 +151,8 @@ impl Batches {
             .filter_map(|(rank, body)| Some((rank, body, self.spool.read(step, rank).ok()?)))
             .collect();
         let mut others = false;
-        for (rank, _, read) in &there {
-            others |= !is_of(read, batch, *rank)?;
+        for (rank, body, read) in &there {
+            others |= read != *body && !is_of(read, batch, *rank)?;
         }
         if others {
             let place = self.spool.set_aside(step)?;

@@ -117,6 +117,18 @@ fn write(batch: &PackedBatch, folder: &Path) {
     }
 }
 
+/// Figures of encoding all ranks' bodies, which are kept, as for ranks that have not asked yet.
+fn encoded(batch: &PackedBatch) -> String {
+    let tokens: usize = batch.ranks.iter().flatten().map(MicroBatch::len).sum();
+    let all = || (0..RANKS as u32).map(|rank| encode(batch, rank).unwrap());
+    let bytes: usize = all().map(|body| body.len()).sum();
+    let encoding = measure(|| all().collect::<Vec<_>>());
+    format!(
+        "{tokens} tokens, encoding {encoding:.2} ms, {:.2} bytes a token",
+        bytes as f64 / tokens as f64
+    )
+}
+
 /// 32 groups of 16 samples that begin with the same 6,144 tokens.
 fn groups(folder: Option<&Path>) {
     let samples: Vec<Weighted> = (0..512)
@@ -128,16 +140,9 @@ fn groups(folder: Option<&Path>) {
         ..plain.clone()
     };
     for (name, batch) in [("plain", plain), ("trees", tree)] {
-        let tokens: usize = batch.ranks.iter().flatten().map(MicroBatch::len).sum();
         let micro_batches = batch.ranks.iter().flatten();
         let unique: usize = micro_batches.map(MicroBatch::unique_tokens).sum();
-        let all = || (0..RANKS as u32).map(|rank| encode(&batch, rank).unwrap());
-        let bytes: usize = all().map(|body| body.len()).sum();
-        let encoding = measure(|| all().collect::<Vec<_>>());
-        println!(
-            "groups, {name}: {tokens} tokens, {unique} unique, encoding {encoding:.2} ms, {:.2} bytes a token",
-            bytes as f64 / tokens as f64
-        );
+        println!("groups, {name}: {unique} unique, {}", encoded(&batch));
         if let Some(folder) = folder {
             write(&batch, &folder.join(name));
         }
@@ -158,15 +163,7 @@ fn main() {
             .collect();
         let packing = measure(|| batch(samples.clone()));
         let batch = batch(samples);
-        let tokens: usize = batch.ranks.iter().flatten().map(MicroBatch::len).sum();
-        let all = || (0..RANKS as u32).map(|rank| encode(&batch, rank).unwrap());
-        let bytes: usize = all().map(|body| body.len()).sum();
-        // All of them are kept, as for ranks that have not asked yet.
-        let encoding = measure(|| all().collect::<Vec<_>>());
-        println!(
-            "{name}: {tokens} tokens, packing {packing:.2} ms, encoding {encoding:.2} ms, {:.2} bytes a token",
-            bytes as f64 / tokens as f64
-        );
+        println!("{name}: packing {packing:.2} ms, {}", encoded(&batch));
         if let Some(folder) = folder.as_ref().filter(|_| name == "lengths_512.json") {
             write(&batch, folder);
         }

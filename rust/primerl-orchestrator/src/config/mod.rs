@@ -1,4 +1,4 @@
-//! What the orchestrator is told: one TOML file, unknown keys refused, every refusal naming the field and the remedy.
+//! The orchestrator's config: one TOML file, unknown keys refused, every refusal naming the field and the remedy.
 
 mod admission;
 mod algorithm;
