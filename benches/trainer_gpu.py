@@ -35,6 +35,7 @@ from primerl.train.loop.metrics import peak_memory
 from primerl.train.loop.statistics import Groups, Statistics
 from primerl.train.loss.components import Loss
 from primerl.train.loss.logprobs import token_logprobs
+from primerl.train.model import norms
 from primerl.train.model.flops import ModelShape, peak_flops
 from primerl.train.model.layers import prepare
 from primerl.train.model.packed_model import (
@@ -108,6 +109,7 @@ def random_model(shape: str, dtype: str, device: torch.device) -> Any:
     config = Qwen3Config(**SHAPES[shape], use_cache=False)
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype], attn_implementation=ATTENTION)
+    norms.install(model)
     return model.train()
 
 
@@ -148,8 +150,8 @@ def policy_gradient(model: Any, batch: MicroBatch, device: torch.device) -> Call
         packed = PackedSequences.from_lengths(batch.sequence_lengths, device)
         token_ids = batch.token_ids.long().to(device)
         hidden = predicted_hidden(model, token_ids, packed, own.indices)
-        temperatures = batch.temperatures.to(device)[own.indices]
-        logprobs, entropy = token_logprobs(hidden, output_head(model), token_ids[own.indices], temperatures)
+        # All temperatures are 1, so there are none to divide by.
+        logprobs, entropy = token_logprobs(hidden, output_head(model), token_ids[own.indices])
         value, values = loss(own, batch, logprobs, entropy, counts, step=1)
         value.backward()  # type: ignore[no-untyped-call]
         statistics = Statistics(Groups(1, 0), device)
@@ -165,7 +167,7 @@ def imitation(model: Any, batch: MicroBatch, device: torch.device) -> Callable[[
         token_ids: Tensor = batch.token_ids.long().to(device)
         targets = batch.trained().to(device)
         hidden = predicted_hidden(model, token_ids, packed, targets)
-        logprobs, _ = token_logprobs(hidden, output_head(model), token_ids[targets])
+        logprobs, _ = token_logprobs(hidden, output_head(model), token_ids[targets], entropy=False)
         loss = -logprobs.mean()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.item()
@@ -252,6 +254,10 @@ def main() -> int:
     parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--activation-checkpointing", choices=("none", "full", "selective"), help="of both parts")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--only", choices=[part.name for part in PARTS], help="this part alone")
+    parser.add_argument(
+        "--profile", action="store_true", help="print the kernels that one more step spends its time in"
+    )
     given = parser.parse_args()
     device = torch.device(given.device)
     batch = micro_batch(given.tokens, SHAPES[given.shape]["vocab_size"])
@@ -262,7 +268,7 @@ def main() -> int:
         flush=True,
     )
     missed = []
-    for part in PARTS:
+    for part in (part for part in PARTS if given.only in (None, part.name)):
         goals = part.misses(measured_part(part, batch, given))
         if goals and device.type == "cuda" and (given.shape, given.tokens) == ("qwen3-0.6b", 16_384):
             missed.append(f"{part.name}: {', '.join(goals)}")
@@ -285,7 +291,25 @@ def measured_part(part: Part, batch: MicroBatch, given: Any) -> Measured:
     optimizer = Optimizer(model.named_parameters(), replace(OPTIM, type=given.optimizer), 1000)
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     print(f"{part.name} of {millions:.0f}M parameters, activation checkpointing: {activations}", flush=True)
-    return measure(part.name, part.objective(model, batch, device), optimizer, batch, ModelShape.of(model), given)
+    run = part.objective(model, batch, device)
+    measured = measure(part.name, run, optimizer, batch, ModelShape.of(model), given)
+    if given.profile:
+        profile(run, optimizer, given.warmup + given.steps + 1)
+    return measured
+
+
+def profile(run: Callable[[], float], optimizer: Optimizer, step: int) -> None:
+    from torch.profiler import ProfilerActivity
+
+    on_gpu = torch.cuda.is_available()
+    with torch.profiler.profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    ) as found:
+        run()
+        optimizer.step(step)
+        now(torch.device("cuda" if on_gpu else "cpu"))
+    by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    print(found.key_averages().table(sort_by=by, row_limit=40, max_name_column_width=90), flush=True)
 
 
 if __name__ == "__main__":

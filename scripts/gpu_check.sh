@@ -4,6 +4,7 @@
 #
 #   bash scripts/gpu_check.sh                     all stages
 #   bash scripts/gpu_check.sh attention step      these only
+#   MODELS="Qwen3.5 gpt-oss" bash ...             families and hosted with models of these names only
 #   REHEARSAL=1 bash scripts/gpu_check.sh         without a GPU: the same code with small sizes, on the CPU
 #
 # Each stage is one line of JSON in $OUT/results.jsonl, also on the terminal; what it prints is in $OUT/log.txt. A stage
@@ -47,7 +48,10 @@ stage() {
 for name in features attention step trees memory; do
     stage $name 60 "$PYTHON" "$HERE/gpu_stages.py" $name
 done
+# With flash-linear-attention it compiles for a minute and more.
+stage families 150 "$PYTHON" "$HERE/gpu_stages.py" families
 stage demo 200 "$PYTHON" "$HERE/gpu_stages.py" demo "$OUT/demo"
+stage hosted 240 "$PYTHON" "$HERE/gpu_stages.py" hosted "$OUT/hosted"
 if [ "${REHEARSAL:-}" = 1 ]; then
     stage trainer 180 "$PYTHON" benches/trainer_gpu.py --shape tiny --tokens 512 --steps 2 --dtype float32
 else

@@ -6,6 +6,8 @@ step        log-probabilities and gradients of a small Qwen3, in fp32 and bf16, 
 trees       shared prefixes: the kernel with keys longer than queries, a tree against its sequences, what it saves
 memory      estimated memory of a training step against the allocator's peak
 demo        supervised fine-tuning, RL with the engine on the CPU and on the GPU, each verified token by token
+
+Those of `gpu_models.py` as well.
 """
 
 from __future__ import annotations
@@ -146,7 +148,8 @@ def computed(model: Any, lengths: list[int], where: Any, shared: tuple[int, ...]
     targets = (torch.cat([torch.arange(length) for length in lengths]) > 0).nonzero().squeeze(1).to(where)
     logprobs, *_ = packed_logprobs(model, token_ids.to(where), packed, targets)
     (logprobs * weights.to(where)[targets]).sum().backward()
-    gradient = torch.cat([one.grad.float().flatten().cpu() for one in model.parameters()])
+    # A tower of images has none.
+    gradient = torch.cat([one.grad.float().flatten().cpu() for one in model.parameters() if one.grad is not None])
     return logprobs.detach().float().cpu(), gradient
 
 
@@ -286,6 +289,10 @@ def main() -> int:
     if sys.argv[1] == "--line":
         print(line(*sys.argv[2:]))
         return 0
+    if sys.argv[1] not in STAGES:
+        import gpu_models  # which takes the tests' own modules
+
+        STAGES.update(families=gpu_models.families, hosted=gpu_models.hosted)
     found = STAGES[sys.argv[1]](*map(Path, sys.argv[2:]))
     print(json.dumps(found), flush=True)
     return 0 if found["ok"] else 1

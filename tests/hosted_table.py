@@ -131,18 +131,19 @@ def verified(run: Path, *, exact: bool = True) -> str:
     return f"{mean:.0e} / {largest:.0e}".replace("e-0", "e-")
 
 
-def trained_whole(folder: Path, model: Path) -> str:
-    primerl(folder, "rl", "@", _written(folder, model, "rl.toml", FULL_TOML), *TRAINS)
+def trained_whole(folder: Path, model: Path, *flags: str) -> str:
+    primerl(folder, "rl", "@", _written(folder, model, "rl.toml", FULL_TOML), *TRAINS, *flags)
     _versions_differ(folder / "whole")
     return verified(folder / "whole")
 
 
-def trained_by_adapter(folder: Path, model: Path) -> str:
+def trained_by_adapter(folder: Path, model: Path, *flags: str) -> str:
     """The full form of what the dry run checked."""
     resolved = folder / "dry" / "configs" / "rl.toml"
     if not resolved.is_file():
         raise FailedError("its dry run failed")
-    primerl(folder, "rl", "@", str(resolved), "--output-dir", str(folder / "adapter"), "--no-dry-run", *TRAINS)
+    own = ["--output-dir", str(folder / "adapter"), "--no-dry-run"]
+    primerl(folder, "rl", "@", str(resolved), *own, *TRAINS, *flags)
     _versions_differ(folder / "adapter")
     return verified(folder / "adapter")
 

@@ -60,7 +60,7 @@ def test_estimates_are_near_what_is_measured(tmp_path: Path) -> None:
         found[name] = max(peak, found.get(name, 0))
     errors = {}
     for name, (ranks, given) in LAYOUTS.items():
-        estimated = memory.training(config, ranks, TOKENS, **given)
+        estimated = memory.training(config, ranks, TOKENS, on_gpu=False, **given)
         assert estimated is not None
         errors[name] = round(estimated.total / found[name] - 1, 3)
     print({name: (peak, errors[name]) for name, peak in found.items()})

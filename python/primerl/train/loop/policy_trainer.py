@@ -285,7 +285,9 @@ class Trainer:
         packed = PackedSequences.sharing(micro_batch.sequence_lengths, self.shared(micro_batch), device)
         check_ids(micro_batch, self.model.get_input_embeddings().num_embeddings)
         token_ids = micro_batch.token_ids.long().to(device)
-        temperatures = micro_batch.temperatures.to(device)[targets.indices]
+        temperatures = None
+        if bool((micro_batch.temperatures != 1).any()):
+            temperatures = micro_batch.temperatures.to(device)[targets.indices]
         predicted, hook = token_ids[targets.indices], None
         if micro_batch.truncation is not None:
             hook = replaying(predicted, micro_batch.truncation.to(device)[targets.indices])

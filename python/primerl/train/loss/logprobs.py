@@ -78,8 +78,6 @@ def token_logprobs(
     """
     if chunk_tokens is None:
         chunk_tokens = max(1, CHUNK_ELEMENTS // head.weight.shape[0])
-    if temperatures is None:
-        temperatures = torch.ones(token_ids.shape, device=hidden.device)
     plan = _Plan(head.scale, head.softcap, hook, chunk_tokens, entropy)
     given = (hidden, head.weight, head.bias, token_ids, temperatures, plan)
     return _TokenLogprobs.apply(*given)  # type: ignore[no-any-return, no-untyped-call]
@@ -97,14 +95,15 @@ class _Plan:
         return [slice(start, min(start + self.chunk_tokens, tokens)) for start in range(0, tokens, self.chunk_tokens)]
 
     def logits(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor, rows: slice
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor | None, rows: slice
     ) -> tuple[Tensor, Tensor | None]:
         """z of the chunk, [n, V], and the derivative of the cap, if there is one."""
         head = OutputHead(weight, bias, self.scale, self.softcap)
         logits, slope = head.logits(hidden[rows]), None
         if self.softcap is not None:
             slope = (logits / self.softcap).square_().neg_().add_(1.0)
-        logits = logits.div_(temperatures[rows].unsqueeze(1))
+        if temperatures is not None:
+            logits = logits.div_(temperatures[rows].unsqueeze(1))
         if self.hook is not None:
             logits = self.hook(logits, rows).clamp_(min=LOWEST)
         return logits, slope
@@ -118,7 +117,7 @@ class _TokenLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         token_ids: Tensor,
-        temperatures: Tensor,
+        temperatures: Tensor | None,
         plan: _Plan,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -158,7 +157,11 @@ class _TokenLogprobs(torch.autograd.Function):
                 None if by_logprob is None else by_logprob[rows].unsqueeze(1),
                 None if by_entropy is None else by_entropy[rows].unsqueeze(1),
             )
-            gradient.div_(temperatures[rows].unsqueeze(1)).mul_(ctx.plan.scale)
+            # Each of these passes over the chunk takes time, also where it changes nothing.
+            if temperatures is not None:
+                gradient.div_(temperatures[rows].unsqueeze(1))
+            if ctx.plan.scale != 1.0:
+                gradient.mul_(ctx.plan.scale)
             if slope is not None:
                 gradient.mul_(slope)
             if for_bias is not None:

@@ -15,8 +15,9 @@
 
 With an adapter P counts in `weights` alone; gradients and moments are of its own parameters.
 
-Bytes of a token in one layer are counted from what autograd keeps of `transformers`' unfused code (`_kept`).
-Tests compare totals with the peak of a step that runs (tests/test_train_memory.py).
+Bytes of a token in one layer are counted from what autograd keeps of `transformers`' unfused code (`_kept`), less what
+norms by a kernel do not keep. Tests compare totals with the peak of a step that runs, on a CPU
+(tests/test_train_memory.py); scripts/gpu_check.sh does it on a GPU.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ CHUNK_BYTES = 12
 SINGLE, HALF = 4, 2
 WITH_QK_NORM = ("apertus", "exaone4", "gemma3_text", "gemma4_text", "olmo2", "olmo3", "qwen3", "qwen3_moe")
 """Types that normalise queries and keys of each head."""
+ADD_ONE = ("gemma", "qwen3_5", "qwen3_next", "recurrent_gemma", "vaultgemma")
+"""Beginnings of types whose norms add 1 to their weights, which no kernel computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ def training(
     adapter: bool,
     replicas: int = 1,
     half: bool = True,
+    on_gpu: bool = True,
 ) -> Memory | None:
     """Memory of each of `ranks` ranks that train rows of `seq_len` tokens; None where config.json lacks the usual keys.
 
@@ -78,6 +82,7 @@ def training(
         adapter: Only an adapter is trained, of rank 16 or so.
         replicas: Groups of ranks that each hold the whole model between them.
         half: The model computes in bf16, else in fp32.
+        on_gpu: Norms are computed by a kernel (`primerl.train.model.norms`), else by `transformers`' unfused code.
     """
     text, count = Text.of(config), parameters(config)
     if text is None or count is None:
@@ -88,7 +93,8 @@ def training(
         weights = (SINGLE * count + (SINGLE * trained if adapter else 0)) // shares
     else:
         weights = HALF * count + SINGLE * trained
-    kept, again = _activations(text, seq_len, checkpointing, bytes_of, adapter=adapter)
+    fused = on_gpu and not text.kind.startswith(ADD_ONE)
+    kept, again = _activations(text, seq_len, checkpointing, bytes_of, adapter=adapter, fused=fused)
     peak = _peak(text, seq_len, kept, again, bytes_of, trains=not adapter, divided=ranks > 1)
     return Memory(
         weights=weights,
@@ -144,11 +150,11 @@ def _widest(text: Text) -> int:
 
 
 def _activations(
-    text: Text, tokens: int, checkpointing: Checkpointing, bytes_of: int, *, adapter: bool
+    text: Text, tokens: int, checkpointing: Checkpointing, bytes_of: int, *, adapter: bool, fused: bool
 ) -> tuple[int, int]:
     """Bytes that the forward pass keeps of one row, and those of a layer that the backward pass computes again."""
     layers = [_kept(text, block, bytes_of) for block in text.blocks]
-    own = _of_adapter(text, bytes_of) if adapter else 0
+    own = _less_of_norms(text, bytes_of, adapter=adapter, fused=fused)
     state = bytes_of * text.hidden
     head = _norm(bytes_of) * text.hidden + 3 * state  # the last norm, the predicted tokens' states, the embeddings
     most = tokens * (max(whole for whole, _ in layers) + own)
@@ -162,17 +168,20 @@ def _activations(
     return tokens * (kept + head), most
 
 
-def _of_adapter(text: Text, bytes_of: int) -> int:
-    """Bytes of a token that a layer keeps less when only an adapter to its linear layers is trained: the normalised
-    values, which gradients of its norms would need. The inputs of its linear layers are kept for the adapter's."""
+def _less_of_norms(text: Text, bytes_of: int, *, adapter: bool, fused: bool) -> int:
+    """Bytes of a token that a layer keeps less than its norms' unfused code does, as a number below 0: a kernel keeps
+    its input alone; where only an adapter to linear layers is trained, normalised values are not kept, which gradients
+    of the norms would need. The inputs of its linear layers are kept for the adapter's."""
     queries, keys = text.heads * text.head_dim, text.kv_heads * text.head_dim
     normalised = 2 * text.hidden + (queries + keys if text.kind in WITH_QK_NORM else 0)
-    return -bytes_of * normalised * (bytes_of != SINGLE)
+    if fused:
+        return -SINGLE * normalised
+    return -bytes_of * normalised * (adapter and bytes_of != SINGLE)
 
 
 def _norm(bytes_of: int) -> int:
-    """Bytes of each value that a norm keeps: its input in fp32, and the normalised value. Its result is kept as
-    well, as the input of what follows."""
+    """Bytes of each value that an unfused norm keeps: its input in fp32, and the normalised value. Its result is kept
+    as well, as the input of what follows."""
     return SINGLE + bytes_of
 
 

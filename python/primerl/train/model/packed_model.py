@@ -24,7 +24,7 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from primerl.train.loss.logprobs import OutputHead
-from primerl.train.model import experts, support
+from primerl.train.model import experts, norms, support
 from primerl.train.model.architectures import (
     annotate,
     decoder,
@@ -276,6 +276,7 @@ def load_model(
     model = model.to(device).train()
     annotate(model, attention)
     experts.install(model)
+    norms.install(model)
     return model
 
 
@@ -291,6 +292,7 @@ def model_shape(path: str | Path, *, trust_remote_code: bool = False) -> Any:
         note_frozen(model, folder)
     annotate(model, ATTENTION)
     experts.install(model)
+    norms.install(model)
     return model
 
 
