@@ -169,36 +169,42 @@ def _problems(
     seen: set[tuple[str, ...]] = set()
     # What other machines have is not known.
     here = [row for row in rows if row.node == HOST and row.parts]
+    gpus_of_trainer = {device for row in here if row.kind == "trainer" for device in row.devices}
+    most = len(sizes.keys() - {device for row in here for device in row.devices} | gpus_of_trainer)
     for device in dict.fromkeys(device for row in here for device in row.devices):
         there = machine_memory.main_memory() if device == MAIN else sizes.get(device)
         own = [row for row in here if device in row.devices]
-        for problem in [] if there is None else _on(config, own, device, there, shape):
+        for problem in [] if there is None else _on(config, own, device, there, shape, most):
             if problem.processes not in seen:
                 seen.add(problem.processes)
                 yield problem
 
 
-def _on(config: RLConfig, rows: list[Row], device: str, there: int, shape: dict[str, Any]) -> Iterator[Problem]:
-    """Problems of one device: processes that need more than their part of it, else all of them together."""
+def _on(
+    config: RLConfig, rows: list[Row], device: str, there: int, shape: dict[str, Any], most: int
+) -> Iterator[Problem]:
+    """Problems of one device: processes that need more than their part of it, else all of them together. `most`: GPUs
+    that the trainer can have."""
     alone = False
     for row in rows:
         limit = int(there * row.share) if row.share else row.takes or there
         needed = _taken(config, row, device) if device == MAIN else row.bytes
         if needed > limit:
             alone = True
-            yield Problem(device, (row.process,), needed, limit, _changes(config, shape, row, device, limit))
+            yield Problem(device, (row.process,), needed, limit, _changes(config, shape, row, device, limit, most))
     taken = {row.process: _taken(config, row, device) for row in rows}
     needed = sum(taken.values())
     if alone or needed <= there:
         return
     largest = max(rows, key=lambda row: taken[row.process])
     left = there - (needed - taken[largest.process])
-    changes = _changes(config, shape, largest, device, left) if left > 0 else ()
+    changes = _changes(config, shape, largest, device, left, most) if left > 0 else ()
     yield Problem(device, tuple(taken), needed, there, changes)
 
 
-def _changes(config: RLConfig, shape: dict[str, Any], row: Row, device: str, limit: int) -> tuple[str, ...]:
-    return fixes.enough(config, shape, row.kind, limit, len(row.devices), main=device == MAIN)
+def _changes(config: RLConfig, shape: dict[str, Any], row: Row, device: str, limit: int, most: int) -> tuple[str, ...]:
+    gpus = most if row.kind == "trainer" else len(row.devices)
+    return fixes.enough(config, shape, row.kind, limit, gpus, main=device == MAIN)
 
 
 def _taken(config: RLConfig, row: Row, device: str) -> int:

@@ -9,7 +9,6 @@ from primerl.config.schema.rl import RLConfig
 from primerl.train.model import memory
 from primerl.train.model.memory import Checkpointing
 
-MOST_RANKS = 64
 SHOWN = 3
 """Changes that are named, the smallest first."""
 
@@ -26,6 +25,7 @@ def trainer_parts(config: RLConfig, shape: dict[str, Any], *, on_gpu: bool, **ch
         "adapter": trainer.model.lora is not None,
         "replicas": trainer.dp_replicate,
         "half": half,
+        "on_gpu": on_gpu,
         **changed,
     }
     found = memory.training(shape, **given)
@@ -37,14 +37,14 @@ def trainer_parts(config: RLConfig, shape: dict[str, Any], *, on_gpu: bool, **ch
 def enough(
     config: RLConfig, shape: dict[str, Any], kind: str, limit: int, gpus: int, *, main: bool = False
 ) -> tuple[str, ...]:
-    """Each of these changes alone makes the process fit into `limit` bytes of a device. `main`: of main memory, which
-    all ranks share."""
+    """Each of these changes alone makes the process fit into `limit` bytes of a device. `gpus`: those that the trainer
+    can have, or an engine has. `main`: of main memory, which all ranks share."""
     if kind == "trainer":
-        return _of_trainer(config, shape, limit, main=main)
+        return _of_trainer(config, shape, limit, gpus, main=main)
     return _of_engine(config, shape, limit, gpus, main=main)
 
 
-def _of_trainer(config: RLConfig, shape: dict[str, Any], limit: int, *, main: bool) -> tuple[str, ...]:
+def _of_trainer(config: RLConfig, shape: dict[str, Any], limit: int, gpus: int, *, main: bool) -> tuple[str, ...]:
     ranks, seq_len = config.trainer.ranks, config.seq_len
     full: Checkpointing = "full"
     tried: list[tuple[str, dict[str, Any]]] = []
@@ -54,7 +54,7 @@ def _of_trainer(config: RLConfig, shape: dict[str, Any], limit: int, *, main: bo
     adapts = config.trainer.model.lora is not None
     lora = ("[trainer.model.lora], which trains an adapter", {"adapter": True})
     tried += [] if adapts else [lora]
-    more = [ranks * 2**power for power in range(1, 7) if ranks * 2**power <= MOST_RANKS]
+    more = [ranks * 2**power for power in range(1, 7) if ranks * 2**power <= gpus]
     if not main:
         tried += [_ranks(config, many, {}) for many in more]
         tried += [] if recomputes else [_ranks(config, many, {"checkpointing": full}) for many in more]
