@@ -37,6 +37,17 @@ forks.share()
 
 
 @pytest.fixture(autouse=True)
+def _environment_of_before() -> Iterator[None]:
+    """What a test's code sets in the environment ends with it: a run's key, for one, lets strangers into the next."""
+    before = dict(os.environ)
+    yield
+    before.pop("PYTEST_CURRENT_TEST", None)
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def _plain_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
     with forks.plain() if request.node.get_closest_marker("plain") else contextlib.nullcontext():
         yield
