@@ -14,6 +14,7 @@ pub enum LimitRule {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Admission {
     pub limit: LimitRule,
     /// Rollouts in flight an engine is trusted with before it has reported its load; at least 1.

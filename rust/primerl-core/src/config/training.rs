@@ -164,20 +164,22 @@ pub enum LengthNormalization {
 }
 
 /// Which sequences a rollout's turns become; see [`crate::sample`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrajectoryStrategy {
     /// Turns that extend each other are one sample.
+    #[default]
     Interleaved,
     /// Each turn is a sample, with all before it as context.
     Branching,
 }
 
 /// What becomes of rollouts the environment cut short (too many tokens, or turns).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TruncatedRollouts {
     /// They are trained as all others.
+    #[default]
     Train,
     /// Their rewards count in their group's baseline, their tokens are not trained.
     Mask,
@@ -186,10 +188,11 @@ pub enum TruncatedRollouts {
 }
 
 /// What becomes of samples longer than `seq_len`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LongSamples {
     /// They are left out.
+    #[default]
     Drop,
     /// Their tails are cut off; one with nothing left to train is left out.
     Truncate,

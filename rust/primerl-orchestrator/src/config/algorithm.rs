@@ -1,10 +1,7 @@
 //! `[algorithm]`, and an environment's own one.
 
 use super::{ClientType, Config, ConfigError, TrainEnvironment, field};
-use primerl_core::config::{
-    Algorithm, AlgorithmKind, Echo, LengthNormalization, LengthPenalty, LongSamples,
-    TrajectoryStrategy, TruncatedRollouts,
-};
+use primerl_core::config::{Algorithm, AlgorithmKind, Echo, LengthNormalization, LengthPenalty};
 use primerl_core::time::Duration;
 use primerl_core::turn::MessageRole;
 use serde::Deserialize;
@@ -24,21 +21,13 @@ pub enum AlgorithmType {
     Custom,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LengthNormalizationType {
-    Token,
-    Sequence,
-    Constant,
-}
-
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AlgorithmConfig {
     pub r#type: AlgorithmType,
     pub normalize_std: bool,
     /// `None`: the type's own, `constant` for `dr_grpo` and `token` for the others.
-    pub length_normalization: Option<LengthNormalizationType>,
+    pub length_normalization: Option<LengthNormalization>,
     pub shuffle_advantages: bool,
     /// Of `grpo` and `dr_grpo`.
     pub length_penalty: Option<LengthPenalty>,
@@ -71,59 +60,6 @@ impl Default for AlgorithmConfig {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TrajectoryStrategyType {
-    #[default]
-    Interleaved,
-    Branching,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TruncatedRolloutsType {
-    #[default]
-    Train,
-    Mask,
-    Drop,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LongSamplesType {
-    #[default]
-    Drop,
-    Truncate,
-}
-
-impl From<TrajectoryStrategyType> for TrajectoryStrategy {
-    fn from(strategy: TrajectoryStrategyType) -> Self {
-        match strategy {
-            TrajectoryStrategyType::Interleaved => TrajectoryStrategy::Interleaved,
-            TrajectoryStrategyType::Branching => TrajectoryStrategy::Branching,
-        }
-    }
-}
-
-impl From<TruncatedRolloutsType> for TruncatedRollouts {
-    fn from(rule: TruncatedRolloutsType) -> Self {
-        match rule {
-            TruncatedRolloutsType::Train => TruncatedRollouts::Train,
-            TruncatedRolloutsType::Mask => TruncatedRollouts::Mask,
-            TruncatedRolloutsType::Drop => TruncatedRollouts::Drop,
-        }
-    }
-}
-
-impl From<LongSamplesType> for LongSamples {
-    fn from(rule: LongSamplesType) -> Self {
-        match rule {
-            LongSamplesType::Drop => LongSamples::Drop,
-            LongSamplesType::Truncate => LongSamples::Truncate,
-        }
-    }
-}
-
 impl AlgorithmConfig {
     pub(super) fn to_core(&self) -> Algorithm {
         let kind = match self.r#type {
@@ -141,18 +77,14 @@ impl AlgorithmConfig {
                 timeout: Duration::from_secs_f64(self.timeout_s),
             },
         };
-        let length_normalization = match (self.length_normalization, self.r#type) {
-            (Some(LengthNormalizationType::Token), _) => LengthNormalization::Token,
-            (Some(LengthNormalizationType::Sequence), _) => LengthNormalization::Sequence,
-            (Some(LengthNormalizationType::Constant), _) | (None, AlgorithmType::DrGrpo) => {
-                LengthNormalization::Constant
-            }
-            (None, _) => LengthNormalization::Token,
+        let usual = match self.r#type {
+            AlgorithmType::DrGrpo => LengthNormalization::Constant,
+            _ => LengthNormalization::Token,
         };
         Algorithm {
             kind,
             normalize_std: self.normalize_std,
-            length_normalization,
+            length_normalization: self.length_normalization.unwrap_or(usual),
             shuffle_advantages: self.shuffle_advantages,
             length_penalty: self.length_penalty,
             echo: self.echo,

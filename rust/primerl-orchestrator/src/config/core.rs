@@ -1,12 +1,10 @@
 //! The config as the core wants it.
 
 use super::{
-    AlgorithmConfig, BufferConfig, Config, GroupOnCancel, SamplingConfig, TimeoutsConfig,
-    TruncatedSampling,
+    AlgorithmConfig, BufferConfig, Config, SamplingConfig, TimeoutsConfig, TruncatedSampling,
 };
 use primerl_core::Truncation;
 use primerl_core::config::{Buffer, Environment, Evaluation, FlopsModel, Role, Timeouts};
-use primerl_core::group::OnCancel;
 use primerl_core::time::Duration;
 use primerl_gateway::Sampling;
 use serde::Deserialize;
@@ -62,21 +60,18 @@ impl Config {
             token_batch_size: self.token_batch_size,
             group_size: self.group_size,
             min_group_size: self.min_group_size,
-            group_on_cancel: match self.group_on_cancel {
-                GroupOnCancel::Refill => OnCancel::Refill,
-                GroupOnCancel::Drop => OnCancel::Drop,
-            },
+            group_on_cancel: self.group_on_cancel,
             seq_len: self.seq_len,
             data_ranks: self.data_ranks,
             max_async_level: self.max_async_level,
             max_off_policy_steps: self.max_off_policy_steps,
             oversampling_factor: self.oversampling_factor,
             spool_steps: self.retention.spool_steps,
-            admission: self.admission.to_core(),
+            admission: self.admission.clone(),
             buffer: self.buffer.to_core(),
-            trajectory_strategy: self.trajectory_strategy.into(),
-            truncated_rollouts: self.truncated_rollouts.into(),
-            long_samples: self.long_samples.into(),
+            trajectory_strategy: self.trajectory_strategy,
+            truncated_rollouts: self.truncated_rollouts,
+            long_samples: self.long_samples,
             training_mode: self.training_mode,
             environments: training.chain(evaluation).collect(),
             without_engines: self.needs_no_engine(),

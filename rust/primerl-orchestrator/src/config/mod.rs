@@ -1,6 +1,5 @@
 //! The orchestrator's config: one TOML file, unknown keys refused, every refusal naming the field and the remedy.
 
-mod admission;
 mod algorithm;
 mod clients;
 mod core;
@@ -9,14 +8,16 @@ mod teacher;
 mod timeouts;
 mod validate;
 
-pub use self::admission::{AdmissionConfig, LimitConfig};
 pub use self::algorithm::*;
 pub(crate) use self::clients::ScoringTeacher;
 pub use self::core::flops_model;
 pub use self::teacher::{DemonstrationConfig, TeacherConfig};
 pub use self::timeouts::TimeoutsConfig;
 
-use primerl_core::config::TrainingMode;
+use primerl_core::config::{
+    Admission, LongSamples, TrainingMode, TrajectoryStrategy, TruncatedRollouts,
+};
+use primerl_core::group::OnCancel;
 use primerl_engines::clients::{ClientConfig, ClientType};
 use primerl_gateway::RolloutLimits;
 use primerl_render::{ControlTokenPolicy, ParserSetting};
@@ -54,7 +55,7 @@ pub struct Config {
     #[serde(default)]
     pub min_group_size: Option<u32>,
     #[serde(default)]
-    pub group_on_cancel: GroupOnCancel,
+    pub group_on_cancel: OnCancel,
     #[serde(default = "default_async_level")]
     pub max_async_level: u64,
     #[serde(default = "default_off_policy_steps")]
@@ -62,19 +63,19 @@ pub struct Config {
     #[serde(default = "one_f64")]
     pub oversampling_factor: f64,
     #[serde(default)]
-    pub admission: AdmissionConfig,
+    pub admission: Admission,
     /// Whether the trainer computes tokens that samples have in common once: batches are then packed as trees.
     #[serde(default)]
     pub shared_prefixes: bool,
     /// Which samples a rollout's turns become.
     #[serde(default)]
-    pub trajectory_strategy: TrajectoryStrategyType,
+    pub trajectory_strategy: TrajectoryStrategy,
     /// What becomes of rollouts the environment cut short.
     #[serde(default)]
-    pub truncated_rollouts: TruncatedRolloutsType,
+    pub truncated_rollouts: TruncatedRollouts,
     /// What becomes of samples longer than `seq_len`.
     #[serde(default)]
-    pub long_samples: LongSamplesType,
+    pub long_samples: LongSamples,
     /// What the policy learns from.
     #[serde(default)]
     pub training_mode: TrainingMode,
@@ -139,15 +140,6 @@ impl Default for RetentionConfig {
             journal_mb: 1024,
         }
     }
-}
-
-/// What becomes of a group that loses a rollout as stale.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GroupOnCancel {
-    #[default]
-    Refill,
-    Drop,
 }
 
 #[derive(Clone, Debug, Deserialize)]
