@@ -39,6 +39,11 @@ class Gated(Norm):
         return super().forward(rows) * gate
 
 
+class MayBeGated(Norm):
+    def forward(self, rows: Tensor, gate: Tensor | None = None) -> Tensor:
+        return super().forward(rows if gate is None else rows * gate)
+
+
 class OtherEpsilon(Norm):
     def scaled(self, rows: Tensor) -> Tensor:
         return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 2 * self.variance_epsilon)
@@ -53,7 +58,7 @@ def is_replaced(module: torch.nn.Module) -> bool:
     return isinstance(vars(module).get("forward"), MethodType)
 
 
-@pytest.mark.parametrize("kind", [OneMore, Gated, OtherEpsilon, Centred])
+@pytest.mark.parametrize("kind", [OneMore, Gated, MayBeGated, OtherEpsilon, Centred])
 def test_what_is_another_norm_computes_as_before(kind: type[Norm]) -> None:
     module = kind()
     norms.install(module)
