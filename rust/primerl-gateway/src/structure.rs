@@ -44,11 +44,10 @@ pub(super) fn of(
             reasoning: None,
         }));
     };
-    if renderer.parsers().is_harmony() {
-        let name = demanded.map_or(FORMAT, |_| TOOL_CHOICE);
+    if renderer.parsers().is_harmony() && format.is_some() {
         return Err(refused(
-            name,
-            "this model answers in channels (harmony), for which there is no grammar",
+            FORMAT,
+            "this model answers in channels (harmony), and only calls have a grammar there",
         ));
     }
     let options = reading.options.as_ref();
