@@ -2,6 +2,7 @@
 //! is allowed.
 
 mod models;
+mod values;
 
 use super::allowed;
 use models::{FAMILIES, Family};
@@ -210,10 +211,10 @@ fn obeys(value: &Value, schema: &Value, root: &Value) -> bool {
                 && items.iter().all(|item| obeys(item, &schema["items"], root))
         }
         Value::Object(members) => {
-            let declared = |(name, value): (&String, &Value)| {
-                schema["properties"]
-                    .get(name)
-                    .is_some_and(|schema| obeys(value, schema, root))
+            let properties = &schema["properties"];
+            let declared = |(name, value): (&String, &Value)| match properties.get(name) {
+                Some(schema) => obeys(value, schema, root),
+                None => properties.is_null(),
             };
             let required = schema["required"].as_array();
             let is_there = |name: &Value| members.contains_key(name.as_str().expect("a name"));

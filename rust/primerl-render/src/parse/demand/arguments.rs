@@ -11,6 +11,7 @@ use serde_json::Value;
 
 /// Schemas deeper than this are no tool's.
 const DEEPEST: usize = 8;
+const AMBIGUOUS: &str = "a string could not be told from the other values that it allows; give each branch a `type`, not a `$ref`";
 
 /// The name of the rule of these arguments.
 pub(super) fn write(
@@ -106,13 +107,10 @@ fn typed_values(
         // All of it is text: it has no escapes.
         Some(types) if types.is_only_string() => match (allowed.is_only_string(), text?) {
             (true, Some(text)) => return Ok(vec![text_value(writer, &before, marked, &text)]),
-            _ => return Err("it allows more than its `type` says".to_owned()),
+            _ => return Err(AMBIGUOUS.to_owned()),
         },
         Some(types) if types.string && !types.includes(allowed) => {
-            return Err(
-                "its calls do not tell a string from a value of another type that a `$ref` allows"
-                    .to_owned(),
-            );
+            return Err(AMBIGUOUS.to_owned());
         }
         Some(types) if !types.string => None,
         // Strings that can be taken for nothing else may stand without quotes.
