@@ -69,6 +69,7 @@ pub(super) fn of(
                 name: None,
                 one_call,
                 or_json: Some(&schema),
+                prompt: suffix,
             };
             grammar(renderer, &demand, FORMAT)?
         }
@@ -82,6 +83,7 @@ pub(super) fn of(
                 name,
                 one_call,
                 or_json: None,
+                prompt: suffix,
             };
             grammar(renderer, &demand, TOOL_CHOICE)?
         }

@@ -126,6 +126,7 @@ fn demanded_calls_are_calls_to_their_parser() {
             name: None,
             one_call: false,
             or_json: None,
+            prompt: &[],
         };
         let one = Demand {
             one_call: true,
@@ -182,6 +183,7 @@ fn reasoning_may_come_before_a_call() {
             name: None,
             one_call: true,
             or_json: None,
+            prompt: &[],
         };
         for seed in 0..5 {
             let parsed = drawn(&model, &demand, Some(reasoning.clone()), seed);
@@ -203,6 +205,7 @@ fn an_answer_is_a_call_or_has_its_format() {
         name: None,
         one_call: true,
         or_json: Some(&schema),
+        prompt: &[],
     };
     let (mut calls, mut answers) = (0, 0);
     for seed in 0..40 {
@@ -234,6 +237,7 @@ fn what_cannot_be_demanded_is_told() {
         name: None,
         one_call: false,
         or_json: None,
+        prompt: &[],
     };
     let plain = "{% for message in messages %}{{ message['content'] }}{% endfor %}";
     assert_eq!(refused(plain, &any), DemandError::Family("none"));

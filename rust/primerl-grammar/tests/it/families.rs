@@ -261,6 +261,7 @@ const ANY: Demand<'static> = Demand {
     name: None,
     one_call: false,
     or_json: None,
+    prompt: &[],
 };
 
 #[test]
@@ -383,17 +384,22 @@ fn reasoning_may_come_before_a_call() {
             .tokenizer()
             .encode("<|im_start|>assistant\n")
             .expect("encodes");
-        let (open, close) = model.renderer.reasoning_ahead(&prompt).expect("may reason");
-        let reasoning = Reasoning {
-            open,
-            close: close.to_owned(),
-        };
+        // Harmony's is a channel of the answer, and part of the grammar.
+        let reasoning = model
+            .renderer
+            .reasoning_ahead(&prompt)
+            .map(|(open, close)| Reasoning {
+                open,
+                close: close.to_owned(),
+            });
+        assert_eq!(reasoning.is_none(), family.reasoning == "harmony");
         let demand = Demand {
             tools: &tools,
             name: Some("clock"),
+            prompt: &prompt,
             ..ANY
         };
-        let spec = model.spec(&demand, Some(reasoning));
+        let spec = model.spec(&demand, reasoning);
         let seed = &mut 3;
         let has_reasoning = (0..24).filter(|_| {
             let tokens = model.drawn(&spec, seed);
@@ -405,5 +411,39 @@ fn reasoning_may_come_before_a_call() {
                 .is_some()
         });
         assert!(has_reasoning.count() > 0, "{}", family.parser);
+    }
+}
+
+#[test]
+fn a_channel_that_the_prompt_opened_is_continued() {
+    let tools = tools();
+    let family = FAMILIES.iter().find(|family| family.parser == "harmony");
+    let model = Model::new(family.expect("a family"), true, true);
+    let call = "<|start|>assistant<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}<|call|>";
+    let opened = "<|channel|>analysis<|message|>";
+    for (prompt, answer, is_allowed) in [
+        (opened, format!("Hm.\n<|end|>{call}"), true),
+        (opened, call.replace("<|start|>assistant", ""), false),
+        (opened, format!("Hm. <|end|>{call}"), true),
+        ("", format!("{opened}Hm.<|end|>{call}"), true),
+        ("", call.replace("<|start|>assistant", ""), true),
+        (
+            "",
+            format!("{opened}Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi"),
+            false,
+        ),
+    ] {
+        let prompt = model
+            .renderer
+            .tokenizer()
+            .encode(&format!("<|start|>assistant{prompt}"));
+        let prompt = prompt.expect("encodes");
+        let demand = Demand {
+            tools: &tools,
+            prompt: &prompt,
+            ..ANY
+        };
+        let spec = model.spec(&demand, None);
+        assert_eq!(model.allows(&spec, &answer).is_ok(), is_allowed, "{answer}");
     }
 }

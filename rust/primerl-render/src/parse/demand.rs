@@ -21,6 +21,7 @@ use super::newlines::trailing;
 use super::parsers::{TOOL_PARSERS, harmony};
 use crate::renderer::Renderer;
 use form::Writer;
+use grammar::delimited;
 pub use grammar::literals;
 use serde_json::{Value, json};
 
@@ -35,6 +36,8 @@ pub struct Demand<'a> {
     pub one_call: bool,
     /// Instead of calls the answer may be JSON of this schema.
     pub or_json: Option<&'a Value>,
+    /// The end of the prompt: where reasoning is a channel of the answer (harmony), the prompt may have opened it.
+    pub prompt: &'a [u32],
 }
 
 /// Why calls cannot be demanded.
@@ -76,7 +79,8 @@ fn at(parameter: &Option<String>) -> String {
 }
 
 impl Renderer {
-    /// The grammar of an answer that is calls, or JSON where the demand allows it. Reasoning is not in it.
+    /// The grammar of an answer that is calls, or JSON where the demand allows it. Reasoning is not in it, unless it is a
+    /// channel of the answer.
     ///
     /// # Errors
     /// The model's calls have no grammar, the demand names no tool, or a tool's schema cannot be written in the syntax
@@ -126,8 +130,29 @@ impl Renderer {
                 )
             }
         };
+        let start = match self.parsers().reads_harmony_reasoning() {
+            true => format!("{} ({start})", self.analysis(&mut writer, demand.prompt)),
+            false => start.to_owned(),
+        };
         let rules = writer.finish();
         Ok(format!("start: {start}\ncalls: {calls}\n{rules}{answer}"))
+    }
+
+    /// A block of reasoning as harmony writes it, as far as it is still to come.
+    fn analysis(&self, writer: &mut Writer<'_>, prompt: &[u32]) -> String {
+        let (open, close) = harmony::ANALYSIS;
+        let text = "/(?s:.*)/";
+        let rest = delimited(
+            &mut writer.rules,
+            &writer.special,
+            text,
+            &harmony::ENDS,
+            close,
+        );
+        match self.starts_in_reasoning(prompt) {
+            true => rest,
+            false => format!("({} {rest})?", writer.fixed(open)),
+        }
     }
 
     /// How this model writes calls: as its template shows, else every way that its parser reads.
@@ -155,23 +180,19 @@ impl Renderer {
 
     /// The markers of a reasoning block that may, or does, come before the rest of an answer to this prompt: the opening
     /// one, where the prompt has not opened the block, and the closing one. The opening one has the newlines that the
-    /// template writes before it and the prompt does not end with. `None`: no block comes.
+    /// template writes before it and the prompt does not end with. `None`: no block comes, or [`Demand`] says all.
     pub fn reasoning_ahead(&self, prompt: &[u32]) -> Option<(Option<String>, &'static str)> {
-        let (open, close) = match self.parsers().think() {
-            Some(think) => (think.open, think.close),
-            None if self.parsers().reads_harmony_reasoning() => harmony::ANALYSIS,
-            None => return None,
-        };
+        let think = self.parsers().think()?;
         if self.starts_in_reasoning(prompt) {
-            return Some((None, close));
+            return Some((None, think.close));
         }
         let tail = self.prompt_tail(prompt);
-        if tail.trim_end().ends_with(close) {
+        if tail.trim_end().ends_with(think.close) {
             return None;
         }
         let written = self.answer_parser().newlines().before_open;
         let missing = written.saturating_sub(trailing(&tail));
-        Some((Some("\n".repeat(missing) + open), close))
+        Some((Some("\n".repeat(missing) + think.open), think.close))
     }
 }
 

@@ -16,7 +16,7 @@ const CHANNEL: &str = "<|channel|>";
 const START: &str = "<|start|>";
 const CONSTRAIN: &str = "<|constrain|>";
 /// What ends a message; the last one begins the next.
-const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", START];
+pub(in crate::parse) const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", START];
 /// What a header begins with. Other text is an answer without a header.
 const HEADER_BEGINNINGS: [&str; 6] = [CHANNEL, MESSAGE, START, CONSTRAIN, "to=", "assistant"];
 /// A longer text is no header.
