@@ -192,6 +192,20 @@ fn reasoning_may_come_before_a_call() {
     }
 }
 
+/// GLM's prompts end before the newline that its template writes before a block.
+#[test]
+fn a_newline_that_the_template_writes_before_reasoning_is_allowed() {
+    let template = "{% for message in messages %}<|im_start|>{{ message['role'] }}{% if message.reasoning_content %}{{ '\\n<think>' + message.reasoning_content + '</think>\\n' }}{% endif %}{{ message['content'] }}<|im_end|>{% endfor %}{{ tools }}<tool_call>{% if add_generation_prompt %}<|im_start|>assistant{% endif %}";
+    let renderer = model(template, true).renderer;
+    let ahead = |prompt: &str| {
+        let prompt = renderer.tokenizer().encode(prompt).expect("encodes");
+        renderer.reasoning_ahead(&prompt).expect("may reason").0
+    };
+    assert_eq!(ahead("<|im_start|>assistant").as_deref(), Some("\n<think>"));
+    assert_eq!(ahead("<|im_start|>assistant\n").as_deref(), Some("<think>"));
+    assert_eq!(ahead("<|im_start|>assistant<think>"), None);
+}
+
 #[test]
 fn an_answer_is_a_call_or_has_its_format() {
     let (tools, schema) = (

@@ -292,12 +292,13 @@ fn drawn_calls_are_read_by_their_parser() {
             };
             let seed = &mut 1;
             let spec = model.spec(&any, None);
-            let most = (0..20)
-                .map(|_| check(&model, &model.drawn(&spec, seed), &tools))
-                .max();
-            assert_eq!(most > Some(1), family.most_calls > 1, "{}", family.parser);
+            // Several calls come soon, if they can come at all.
+            let mut counts = (0..24).map(|_| check(&model, &model.drawn(&spec, seed), &tools));
+            let has_several = counts.any(|count| count > 1);
+            assert_eq!(has_several, family.most_calls > 1, "{}", family.parser);
+            counts.by_ref().take(6).for_each(drop);
             let spec = model.spec(&one, None);
-            for _ in 0..6 {
+            for _ in 0..4 {
                 assert_eq!(check(&model, &model.drawn(&spec, seed), &tools), 1);
             }
             let spec = model.spec(&named, None);

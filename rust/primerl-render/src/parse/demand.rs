@@ -182,7 +182,10 @@ impl Renderer {
     /// one, where the prompt has not opened the block, and the closing one. The opening one has the newlines that the
     /// template writes before it and the prompt does not end with. `None`: no block comes, or [`Demand`] says all.
     pub fn reasoning_ahead(&self, prompt: &[u32]) -> Option<(Option<String>, &'static str)> {
-        let think = self.parsers().think()?;
+        let think = self
+            .parsers()
+            .think()
+            .filter(|_| !self.parsers().is_harmony())?;
         if self.starts_in_reasoning(prompt) {
             return Some((None, think.close));
         }

@@ -56,7 +56,7 @@ pub(super) fn properties(schema: &Value) -> Result<Vec<Parameter<'_>>, String> {
     };
     if let Some(name) = required
         .iter()
-        .find(|name| !properties.contains_key(**name))
+        .find(|name| matches!(properties.get(**name), None | Some(Value::Bool(false))))
     {
         return Err(undeclared(name));
     }
@@ -95,7 +95,8 @@ pub(super) fn only(schema: &Value, known: &[&str]) -> Result<(), String> {
     let keys = schema.as_object().into_iter().flat_map(Map::keys);
     let mut unknown = keys.filter(|key| {
         let key = key.as_str();
-        !known.contains(&key) && !ANNOTATIONS.contains(&key) && !DEFINITIONS.contains(&key)
+        let is_annotation = ANNOTATIONS.contains(&key) || key.starts_with("x-");
+        !known.contains(&key) && !is_annotation && !DEFINITIONS.contains(&key)
     });
     match unknown.next() {
         Some(key) => Err(format!(
