@@ -44,11 +44,10 @@ pub(super) fn of(
             reasoning: None,
         }));
     };
-    if renderer.parsers().is_harmony() {
-        let name = demanded.map_or(FORMAT, |_| TOOL_CHOICE);
+    if renderer.parsers().is_harmony() && format.is_some() {
         return Err(refused(
-            name,
-            "this model answers in channels (harmony), for which there is no grammar",
+            FORMAT,
+            "this model answers in channels (harmony), and only calls have a grammar there",
         ));
     }
     let options = reading.options.as_ref();
@@ -70,6 +69,7 @@ pub(super) fn of(
                 name: None,
                 one_call,
                 or_json: Some(&schema),
+                prompt: suffix,
             };
             grammar(renderer, &demand, FORMAT)?
         }
@@ -83,6 +83,7 @@ pub(super) fn of(
                 name,
                 one_call,
                 or_json: None,
+                prompt: suffix,
             };
             grammar(renderer, &demand, TOOL_CHOICE)?
         }

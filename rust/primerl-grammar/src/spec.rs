@@ -59,13 +59,14 @@ fn named(mut grammar: GrammarWithLexer) -> GrammarWithLexer {
 impl Reasoning {
     fn before_answer(&self, vocabulary: &Vocabulary) -> String {
         let (open, optional) = match &self.open {
-            Some(open) => (vocabulary.literal(open), "?"),
+            Some(open) => (vocabulary.literals(open), "?"),
             None => (String::new(), ""),
         };
+        let close = vocabulary.literals(&self.close);
         // A special token is never part of text, so text needs no other end.
-        let text = match vocabulary.special(&self.close) {
-            Some(id) => format!("text: /(.|\\n)*/ <[{id}]>"),
-            None => format!("text[suffix={}]: /(.|\\n)*/", quoted(&self.close)),
+        let text = match close.starts_with('<') {
+            true => format!("text: /(.|\\n)*/ {close}"),
+            false => format!("text[suffix={}]: /(.|\\n)*/", quoted(&self.close)),
         };
         format!(
             "start: block{optional} @{ANSWER}\nblock: {open} text GAP?\n{text}\nGAP: /[ \\n\\r\\t]{{1,16}}/\n"

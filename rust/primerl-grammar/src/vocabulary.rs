@@ -1,13 +1,11 @@
 //! The tokens of a model as the grammar library knows them.
 
 use crate::masks::Masks;
-use crate::spec::quoted;
 use crate::{GrammarError, Spec};
 use llguidance::api::{GrammarInit, ParserLimits};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokRxInfo, TokTrie};
 use llguidance::{Logger, Matcher, ParserFactory};
 use primerl_render::Tokenizer;
-use std::collections::HashMap;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -19,7 +17,8 @@ pub struct Vocabulary {
     factory: ParserFactory,
     /// Ids the model computes a probability for.
     size: u32,
-    special: HashMap<String, u32>,
+    /// Special tokens.
+    special: Vec<(String, u32)>,
     identity: Arc<str>,
 }
 
@@ -112,17 +111,11 @@ impl Vocabulary {
         masks.map_err(|problem| refuse(first_lines(&problem)))
     }
 
-    /// Id of a special token, by its text.
-    pub(crate) fn special(&self, text: &str) -> Option<u32> {
-        self.special.get(text).copied()
-    }
-
-    /// How the grammar language writes this text, which may be a special token.
-    pub(crate) fn literal(&self, text: &str) -> String {
-        match self.special(text) {
-            Some(id) => format!("<[{id}]>"),
-            None => quoted(text),
-        }
+    /// How the grammar language writes this text, in which there may be special tokens.
+    pub(crate) fn literals(&self, text: &str) -> String {
+        let special = self.special.iter().map(|(text, id)| (text.as_str(), *id));
+        let special: Vec<_> = special.filter(|(token, _)| text.contains(token)).collect();
+        primerl_render::literals(text, &special)
     }
 }
 

@@ -42,7 +42,7 @@ pub use neutral::ControlTokenPolicy;
 pub use parse::{
     AnswerContext, AnswerStream, CallProblem, Delta, Demand, DemandError, Description,
     DescriptionError, MalformedCall, Parsed, ParserChoice, ParserSetting, Segment, SegmentKind,
-    reasoning_parsers, tool_parsers,
+    literals, reasoning_parsers, tool_parsers,
 };
 pub use renderer::{LoadOptions, Renderer};
 pub use template::{ChatTemplate, RenderOptions};

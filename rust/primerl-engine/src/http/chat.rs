@@ -117,7 +117,7 @@ pub async fn completions(
     sampling.structured_reasoning = renderer
         .reasoning_ahead(&ids)
         .map(|(open, close)| Reasoning {
-            open: open.map(str::to_owned),
+            open,
             close: close.to_owned(),
         });
     let wire_ids = ids.iter().map(|id| i64::from(*id)).collect();

@@ -126,6 +126,7 @@ fn demanded_calls_are_calls_to_their_parser() {
             name: None,
             one_call: false,
             or_json: None,
+            prompt: &[],
         };
         let one = Demand {
             one_call: true,
@@ -157,7 +158,7 @@ fn reasoning_may_come_before_a_call() {
             .encode("<|im_start|>assistant\n")
             .expect("encodes");
         let (open, close) = model.renderer.reasoning_ahead(&prompt).expect("may reason");
-        assert_eq!((open, close), (Some("<think>"), "</think>"));
+        assert_eq!((open.as_deref(), close), (Some("<think>"), "</think>"));
         let begun = model
             .renderer
             .tokenizer()
@@ -174,7 +175,7 @@ fn reasoning_may_come_before_a_call() {
             .expect("encodes");
         assert_eq!(model.renderer.reasoning_ahead(&over), None);
         let reasoning = Reasoning {
-            open: open.map(str::to_owned),
+            open,
             close: close.to_owned(),
         };
         let demand = Demand {
@@ -182,12 +183,27 @@ fn reasoning_may_come_before_a_call() {
             name: None,
             one_call: true,
             or_json: None,
+            prompt: &[],
         };
         for seed in 0..5 {
             let parsed = drawn(&model, &demand, Some(reasoning.clone()), seed);
             assert_eq!(parsed.message.tool_calls.map(|calls| calls.len()), Some(1));
         }
     }
+}
+
+/// GLM's prompts end before the newline that its template writes before a block.
+#[test]
+fn a_newline_that_the_template_writes_before_reasoning_is_allowed() {
+    let template = "{% for message in messages %}<|im_start|>{{ message['role'] }}{% if message.reasoning_content %}{{ '\\n<think>' + message.reasoning_content + '</think>\\n' }}{% endif %}{{ message['content'] }}<|im_end|>{% endfor %}{{ tools }}<tool_call>{% if add_generation_prompt %}<|im_start|>assistant{% endif %}";
+    let renderer = model(template, true).renderer;
+    let ahead = |prompt: &str| {
+        let prompt = renderer.tokenizer().encode(prompt).expect("encodes");
+        renderer.reasoning_ahead(&prompt).expect("may reason").0
+    };
+    assert_eq!(ahead("<|im_start|>assistant").as_deref(), Some("\n<think>"));
+    assert_eq!(ahead("<|im_start|>assistant\n").as_deref(), Some("<think>"));
+    assert_eq!(ahead("<|im_start|>assistant<think>"), None);
 }
 
 #[test]
@@ -203,6 +219,7 @@ fn an_answer_is_a_call_or_has_its_format() {
         name: None,
         one_call: true,
         or_json: Some(&schema),
+        prompt: &[],
     };
     let (mut calls, mut answers) = (0, 0);
     for seed in 0..40 {
@@ -234,6 +251,7 @@ fn what_cannot_be_demanded_is_told() {
         name: None,
         one_call: false,
         or_json: None,
+        prompt: &[],
     };
     let plain = "{% for message in messages %}{{ message['content'] }}{% endfor %}";
     assert_eq!(refused(plain, &any), DemandError::Family("none"));

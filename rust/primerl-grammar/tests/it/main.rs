@@ -88,6 +88,7 @@ fn schema() -> Value {
 }
 
 mod calls;
+mod families;
 
 proptest! {
     #[test]

@@ -31,7 +31,11 @@ struct Scene {
 impl Scene {
     async fn new() -> Scene {
         let place = Place::new();
-        let orchestrator = Orchestrator::start(config(&place)).await;
+        Scene::with(config(&place), place).await
+    }
+
+    async fn with(config: Config, place: Place) -> Scene {
+        let orchestrator = Orchestrator::start(config).await;
         let engine = Engine::start_rendering(MockConfig::default(), &place.path("model")).await;
         orchestrator.join(&engine.url).await;
         trainer::publish(&orchestrator.url, &place.output(), 0).await;
@@ -159,6 +163,60 @@ async fn what_cannot_be_promised_is_refused_with_its_reason() {
     let message = answer["error"]["message"].as_str().unwrap();
     assert!(message.contains("hermes"), "{message}");
     scene.end().await;
+}
+
+/// A family of which the calls are no JSON, and one that answers in channels.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_required_call_is_written_as_the_model_writes_calls() {
+    let template = "{{ tools }}{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + (message.content or '') }}{{ message.tool_calls }}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let mode = json!({"type": "object", "properties": {"mode": {"type": "string", "enum": ["5", "b"]}},
+        "required": ["mode"], "additionalProperties": false});
+    let tool = json!({"type": "function", "function": {"name": "set", "parameters": mode}});
+    for parser in ["qwen3_coder", "harmony"] {
+        let place = Place::new();
+        std::fs::write(place.path("model").join("chat_template.jinja"), template).unwrap();
+        let tables = format!("[parsers]\ntool = {parser:?}\nreasoning = \"none\"\n");
+        let toml = place
+            .toml("", &tables)
+            .replace("max_tokens = 12", "max_tokens = 300");
+        let scene = Scene::with(Config::from_toml(&toml, "test").unwrap(), place).await;
+        for choice in [
+            json!("required"),
+            json!({"type": "function", "function": {"name": "set"}}),
+        ] {
+            let body = json!({"messages": [user("hi")], "tools": [tool], "tool_choice": choice});
+            let (status, answer) = scene.ask("chat/completions", body).await;
+            assert_eq!(status, 200, "{parser}: {answer}");
+            let message = &answer["choices"][0]["message"];
+            assert_eq!(message["content"], Value::Null, "{answer}");
+            let call = &message["tool_calls"][0]["function"];
+            let arguments = call["arguments"].as_str().unwrap();
+            let arguments: Value = serde_json::from_str(arguments).unwrap();
+            let is_mode = arguments == json!({"mode": "5"}) || arguments == json!({"mode": "b"});
+            assert!(is_mode && call["name"] == "set", "{answer}");
+        }
+        let named = json!({"type": "function", "function": {"name": "a>b c", "parameters": mode}});
+        let body = json!({"messages": [user("hi")], "tools": [named], "tool_choice": "required"});
+        let (status, answer) = scene.ask("chat/completions", body).await;
+        let error = &answer["error"];
+        assert_eq!((status, &error["param"]), (400, &json!("tool_choice")));
+        assert!(
+            error["message"].as_str().unwrap().contains("a>b c"),
+            "{answer}"
+        );
+        if parser == "harmony" {
+            let body =
+                json!({"messages": [user("hi")], "response_format": {"type": "json_object"}});
+            let (status, answer) = scene.ask("chat/completions", body).await;
+            let param = &answer["error"]["param"];
+            assert_eq!(
+                (status, param),
+                (400, &json!("response_format")),
+                "{answer}"
+            );
+        }
+        scene.end().await;
+    }
 }
 
 /// Two rollouts of a group are trained; each answer of theirs has its grammar.

@@ -7,11 +7,57 @@ use std::collections::HashMap;
 /// The JSON types that a parameter may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Types {
-    string: bool,
-    number: bool,
-    boolean: bool,
-    null: bool,
-    container: bool,
+    pub string: bool,
+    pub number: bool,
+    pub boolean: bool,
+    pub null: bool,
+    pub container: bool,
+}
+
+impl Types {
+    pub const ALL: Self = Self {
+        string: true,
+        number: true,
+        boolean: true,
+        null: true,
+        container: true,
+    };
+
+    /// The types by which a value of this schema is read; `None`: the schema names none.
+    pub fn of(schema: &Value) -> Option<Self> {
+        types(schema, 0)
+    }
+
+    /// The type of this name in a schema.
+    pub fn named(name: &str) -> Option<Self> {
+        named(name)
+    }
+
+    pub fn of_value(value: &Value) -> Self {
+        type_of(value)
+    }
+
+    pub fn add(&mut self, other: Self) {
+        self.string |= other.string;
+        self.number |= other.number;
+        self.boolean |= other.boolean;
+        self.null |= other.null;
+        self.container |= other.container;
+    }
+
+    pub fn includes(self, other: Self) -> bool {
+        let mut both = self;
+        both.add(other);
+        both == self
+    }
+
+    pub fn is_only_string(self) -> bool {
+        let string = Self {
+            string: true,
+            ..Self::default()
+        };
+        self == string
+    }
 }
 
 /// The types of every parameter of a request's tools.
@@ -89,11 +135,7 @@ fn types(schema: &Value, depth: usize) -> Option<Types> {
     let mut says = false;
     let mut add = |types: Option<Types>| {
         if let Some(types) = types {
-            allowed.string |= types.string;
-            allowed.number |= types.number;
-            allowed.boolean |= types.boolean;
-            allowed.null |= types.null;
-            allowed.container |= types.container;
+            allowed.add(types);
             says = true;
         }
     };
@@ -162,9 +204,7 @@ fn to_json(text: &str, types: Option<Types>) -> String {
             Err(_) => quoted(text),
         };
     };
-    let is_only_string =
-        types.string && !(types.number || types.boolean || types.null || types.container);
-    if is_only_string {
+    if types.is_only_string() {
         return quoted(text);
     }
     // Templates write values as Python prints them.

@@ -1,11 +1,28 @@
 //! A grammar of the calls that a model's tool parser reads, for answers that must call a tool.
 //!
-//! It is written in the Lark dialect of llguidance, which vLLM takes as `structured_outputs.grammar` too. Families whose
-//! calls are a JSON object behind a fixed text have one; the others write arguments in a syntax of their own, in which a
-//! schema cannot be said.
+//! It is written in the Lark dialect of llguidance, which vLLM takes as `structured_outputs.grammar` too. Each parser
+//! describes how its family writes calls ([`Form`]). Arguments are JSON of the tool's schema, or values that this module
+//! writes one by one, where a family has a syntax of its own; a schema that cannot be written so is refused by tool and
+//! parameter, because an answer that its own parser reads otherwise would be no call.
 
-use super::parsers::TOOL_PARSERS;
+mod arguments;
+mod form;
+mod grammar;
+mod literal;
+mod python;
+mod sample;
+mod schema;
+mod strings;
+
+pub(super) use form::{ArgumentSyntax, Form, Marked, Part};
+pub(super) use literal::Style;
+
+use super::newlines::trailing;
+use super::parsers::{TOOL_PARSERS, harmony};
 use crate::renderer::Renderer;
+use form::Writer;
+use grammar::delimited;
+pub use grammar::literals;
 use serde_json::{Value, json};
 
 /// What an answer must be.
@@ -19,6 +36,8 @@ pub struct Demand<'a> {
     pub one_call: bool,
     /// Instead of calls the answer may be JSON of this schema.
     pub or_json: Option<&'a Value>,
+    /// The end of the prompt: where reasoning is a channel of the answer (harmony), the prompt may have opened it.
+    pub prompt: &'a [u32],
 }
 
 /// Why calls cannot be demanded.
@@ -35,95 +54,169 @@ pub enum DemandError {
         "calls of this model (tool parser {0:?}) cannot be put into a grammar: only those of {known} can", known = known()
     )]
     Family(&'static str),
+    /// The syntax of the model's calls has no way to write it.
+    #[error("tool {tool:?}{at}: {problem}", at = at(parameter))]
+    Unwritable {
+        tool: String,
+        parameter: Option<String>,
+        problem: String,
+    },
 }
 
 /// The parsers whose calls have a grammar.
 fn known() -> String {
-    let with_form = TOOL_PARSERS.iter().filter(|parser| parser.form.is_some());
+    let with_form = TOOL_PARSERS
+        .iter()
+        .filter(|parser| !parser.forms.is_empty());
     let names: Vec<_> = with_form.map(|parser| parser.name).collect();
-    names.join(" and ")
+    names.join(", ")
 }
 
-/// How a family writes one call: `before`, the name as a JSON string, `between`, the arguments, `after`.
-pub(super) struct Form {
-    pub before: &'static [&'static str],
-    pub between: &'static str,
-    pub after: &'static [&'static str],
-    pub separator: &'static str,
+fn at(parameter: &Option<String>) -> String {
+    parameter
+        .as_ref()
+        .map_or(String::new(), |name| format!(", parameter {name:?}"))
 }
 
 impl Renderer {
-    /// The grammar of an answer that is calls, or JSON where the demand allows it. Reasoning is not in it.
+    /// The grammar of an answer that is calls, or JSON where the demand allows it. Reasoning is not in it, unless it is a
+    /// channel of the answer.
     ///
     /// # Errors
-    /// The model's calls have no grammar, or the demand names no tool.
+    /// The model's calls have no grammar, the demand names no tool, or a tool's schema cannot be written in the syntax
+    /// of the model's calls.
     pub fn call_grammar(&self, demand: &Demand<'_>) -> Result<String, DemandError> {
         let parser = self.parsers().tool;
-        let form = parser.form.as_ref();
-        let form = form.ok_or(DemandError::Family(parser.name))?;
+        if parser.forms.is_empty() {
+            return Err(DemandError::Family(parser.name));
+        }
         if demand.tools.is_empty() {
             return Err(DemandError::NoTools);
         }
-        let mut rules = String::new();
-        let mut calls = Vec::new();
+        let mut tools = Vec::new();
         for (index, tool) in demand.tools.iter().enumerate() {
             let (name, parameters) = function(tool).ok_or(DemandError::Malformed(index))?;
-            if demand.name.is_some_and(|wanted| wanted != name) {
-                continue;
+            if demand.name.is_none_or(|wanted| wanted == name) {
+                tools.push(Tool {
+                    index,
+                    name,
+                    parameters,
+                    schema: tool,
+                });
             }
-            let name = Value::from(name).to_string();
-            let call = [
-                self.literals(form.before),
-                quoted(&(name + form.between)),
-                format!("arguments_{index}"),
-                self.literals(form.after),
-            ];
-            rules += &format!("call_{index}: {}\n", call.join(" "));
-            rules += &format!("arguments_{index}: %json {parameters}\n");
-            calls.push(format!("call_{index}"));
         }
-        if calls.is_empty() {
+        if tools.is_empty() {
             let name = demand.name.unwrap_or_default().to_owned();
             return Err(DemandError::UnknownTool(name));
         }
-        let more = match demand.one_call || demand.name.is_some() {
-            true => String::new(),
-            false => format!(" ({} call)*", quoted(form.separator)),
-        };
+        let is_one = demand.one_call || demand.name.is_some();
+        let mut writer = Writer::new(self.parsers(), self.call_markers());
+        let forms = self.forms();
+        for (index, form) in forms.iter().enumerate() {
+            writer.form(index, form, &tools, is_one)?;
+        }
+        let calls = (0..forms.len()).map(|index| format!("calls_{index}"));
+        let calls = calls.collect::<Vec<_>>().join(" | ");
         let (start, answer) = match demand.or_json {
             None => ("calls", String::new()),
-            Some(schema) => ("calls | answer", format!("answer: %json {schema}\n")),
+            Some(schema) => {
+                let header = writer.fixed(match self.parsers().reads_harmony_calls() {
+                    true => harmony::FINAL,
+                    false => "",
+                });
+                (
+                    "calls | answer",
+                    format!("answer: {header} %json {schema}\n"),
+                )
+            }
         };
-        let calls = calls.join(" | ");
-        Ok(format!(
-            "start: {start}\ncalls: call{more}\ncall: {calls}\n{rules}{answer}"
-        ))
+        let start = match self.parsers().reads_harmony_reasoning() {
+            true => format!("{} ({start})", self.analysis(&mut writer, demand.prompt)),
+            false => start.to_owned(),
+        };
+        let rules = writer.finish();
+        Ok(format!("start: {start}\ncalls: {calls}\n{rules}{answer}"))
+    }
+
+    /// A block of reasoning as harmony writes it, as far as it is still to come.
+    fn analysis(&self, writer: &mut Writer<'_>, prompt: &[u32]) -> String {
+        let (open, close) = harmony::ANALYSIS;
+        let text = "/(?s:.*)/";
+        let rest = delimited(
+            &mut writer.rules,
+            &writer.special,
+            text,
+            &harmony::ENDS,
+            close,
+        );
+        match self.starts_in_reasoning(prompt) {
+            true => rest,
+            false => format!("({} {rest})?", writer.fixed(open)),
+        }
+    }
+
+    /// How this model writes calls: as its template shows, else every way that its parser reads.
+    fn forms(&self) -> &'static [Form] {
+        let parser = self.parsers().tool;
+        let shows_calls = (parser.openers.iter()).any(|text| self.template_sources_contain(text));
+        let shown = |form: &Form| self.template_sources_contain(form.sign);
+        let Some(first) = parser.forms.iter().position(shown).filter(|_| shows_calls) else {
+            return parser.forms;
+        };
+        let same = |form: &&Form| form.sign == parser.forms[first].sign;
+        let count = parser.forms[first..].iter().take_while(same).count();
+        &parser.forms[first..first + count]
+    }
+
+    /// Special tokens of the syntax of calls, with their ids.
+    fn call_markers(&self) -> Vec<(&str, u32)> {
+        let parser = self.parsers().tool;
+        self.tokenizer()
+            .added_tokens()
+            .filter(|token| token.special && parser.has_marker(&token.content))
+            .map(|token| (token.content.as_str(), token.id))
+            .collect()
     }
 
     /// The markers of a reasoning block that may, or does, come before the rest of an answer to this prompt: the opening
-    /// one, where the prompt has not opened the block, and the closing one. `None`: no block comes.
-    pub fn reasoning_ahead(&self, prompt: &[u32]) -> Option<(Option<&'static str>, &'static str)> {
-        let think = self.parsers().think()?;
+    /// one, where the prompt has not opened the block, and the closing one. The opening one has the newlines that the
+    /// template writes before it and the prompt does not end with. `None`: no block comes, or [`Demand`] says all.
+    pub fn reasoning_ahead(&self, prompt: &[u32]) -> Option<(Option<String>, &'static str)> {
+        let think = self
+            .parsers()
+            .think()
+            .filter(|_| !self.parsers().is_harmony())?;
         if self.starts_in_reasoning(prompt) {
             return Some((None, think.close));
         }
-        let is_over = self.prompt_tail(prompt).trim_end().ends_with(think.close);
-        (!is_over).then_some((Some(think.open), think.close))
-    }
-
-    fn literals(&self, texts: &[&str]) -> String {
-        let literal = |text: &&str| match self.tokenizer().added_token(text) {
-            Some(id) if self.tokenizer().is_special(id) => format!("<[{id}]>"),
-            _ => quoted(text),
-        };
-        let literals: Vec<String> = texts.iter().map(literal).collect();
-        literals.join(" ")
+        let tail = self.prompt_tail(prompt);
+        if tail.trim_end().ends_with(think.close) {
+            return None;
+        }
+        let written = self.answer_parser().newlines().before_open;
+        let missing = written.saturating_sub(trailing(&tail));
+        Some((Some("\n".repeat(missing) + think.open), think.close))
     }
 }
 
-/// Strings of the grammar language escape as JSON's do.
-fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
+/// A tool that may be called.
+struct Tool<'a> {
+    /// In the request.
+    index: usize,
+    name: &'a str,
+    parameters: Value,
+    /// As in the request.
+    schema: &'a Value,
+}
+
+impl Tool<'_> {
+    fn unwritable(&self, parameter: Option<&str>, problem: impl Into<String>) -> DemandError {
+        DemandError::Unwritable {
+            tool: self.name.to_owned(),
+            parameter: parameter.map(str::to_owned),
+            problem: problem.into(),
+        }
+    }
 }
 
 fn function(tool: &Value) -> Option<(&str, Value)> {

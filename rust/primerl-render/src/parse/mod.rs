@@ -32,7 +32,7 @@ mod stream;
 mod tagged;
 
 pub use choice::{ParserChoice, ParserSetting, reasoning_parsers, tool_parsers};
-pub use demand::{Demand, DemandError};
+pub use demand::{Demand, DemandError, literals};
 pub use description::{Description, DescriptionError};
 pub(crate) use stream::AnswerParser;
 pub use stream::AnswerStream;

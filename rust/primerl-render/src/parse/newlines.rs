@@ -13,6 +13,8 @@ const CONTENT: &str = "zPrimerlContentz";
 /// How many there are at most at each border. What a model writes beyond is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Newlines {
+    /// Before `<think>`, the generation prompt's included.
+    pub before_open: usize,
     /// After `<think>`.
     pub after_open: usize,
     /// Before `</think>`.
@@ -26,6 +28,7 @@ pub(crate) struct Newlines {
 impl Newlines {
     /// For templates that do not write reasoning back (DeepSeek R1).
     pub const USUAL: Self = Self {
+        before_open: 0,
         after_open: 1,
         before_close: 1,
         after_close: 2,
@@ -51,6 +54,7 @@ impl Newlines {
             && let Some((between, after)) = after.split_once(think.close)
         {
             let opened = &text[before.len() + think.open.len()..];
+            newlines.before_open = trailing(before);
             newlines.after_open = leading(opened);
             newlines.before_close = leading(between);
             newlines.after_close = leading(after);
@@ -68,6 +72,10 @@ impl Newlines {
 
 fn leading(text: &str) -> usize {
     text.bytes().take_while(|byte| *byte == b'\n').count()
+}
+
+pub(super) fn trailing(text: &str) -> usize {
+    text.bytes().rev().take_while(|byte| *byte == b'\n').count()
 }
 
 fn render(renderer: &Renderer, has_call: bool) -> Option<String> {

@@ -26,8 +26,8 @@ pub(super) struct ToolParser {
     pub special: &'static [&'static str],
     /// Newlines between content and the first call, where the template does not show them.
     pub newlines_before_call: usize,
-    /// How a call is written exactly, for answers that must call a tool.
-    pub form: Option<Form>,
+    /// How calls are written exactly, for answers that must call a tool. None: they cannot be demanded.
+    pub forms: &'static [Form],
     /// The reasoning parser that the family's models usually need.
     pub reasoning: &'static str,
 }
@@ -44,7 +44,7 @@ impl ToolParser {
         syntax: Syntax::None,
         special: &[],
         newlines_before_call: 1,
-        form: None,
+        forms: &[],
         reasoning: "think",
     };
 

@@ -45,6 +45,10 @@ impl AnswerParser {
         self.newlines = newlines;
     }
 
+    pub fn newlines(&self) -> Newlines {
+        self.newlines
+    }
+
     pub fn choice(&self) -> ParserChoice {
         self.choice
     }

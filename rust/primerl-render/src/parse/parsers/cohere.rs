@@ -4,6 +4,7 @@
 //! The number that the model gives a call is not an id: templates number the calls of a conversation by their ids, and a
 //! model that began again at 0 would answer two calls with one id.
 
+use crate::parse::demand::{Form, Part};
 use crate::parse::json::Keys;
 use crate::parse::list::{Items, ListSyntax};
 use crate::parse::protocol::{Syntax, ToolParser};
@@ -20,6 +21,24 @@ pub(super) static PARSER: ToolParser = ToolParser {
         }),
         stands_alone: false,
     }),
+    forms: &[Form {
+        open: &[Part::Text("<|START_ACTION|>["), Part::Maybe("\n    ")],
+        call: &[
+            Part::Text("{\"tool_call_id\": \""),
+            Part::Number,
+            Part::Text("\", \"tool_name\": "),
+            Part::QuotedName,
+            Part::Text(", \"parameters\": "),
+            Part::Arguments,
+            Part::Text("}"),
+        ],
+        between: Some(&[Part::Either(&[
+            &[Part::Text(",\n    ")],
+            &[Part::Text(", ")],
+        ])]),
+        close: &[Part::Maybe("\n"), Part::Text("]<|END_ACTION|>")],
+        ..Form::BARE
+    }],
     reasoning: "cohere",
     ..ToolParser::NONE
 };

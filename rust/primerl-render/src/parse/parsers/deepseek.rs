@@ -3,6 +3,7 @@
 //! `<｜tool▁calls▁end｜>`.
 
 use crate::parse::CallProblem;
+use crate::parse::demand::{Form, Part};
 use crate::parse::json::named_call;
 use crate::parse::pairs::split;
 use crate::parse::protocol::{Call, Syntax, ToolParser};
@@ -22,7 +23,36 @@ pub(super) static PARSER: ToolParser = ToolParser {
         read: Read::Own(read),
     }),
     special: &[SEPARATOR],
+    forms: &[
+        Form {
+            sign: "```json",
+            call: &[
+                Part::Text("<｜tool▁call▁begin｜>function<｜tool▁sep｜>"),
+                Part::Name,
+                Part::Text("\n```json\n"),
+                Part::Arguments,
+                Part::Text("\n```<｜tool▁call▁end｜>"),
+            ],
+            between: Some(&[Part::Text("\n")]),
+            ..PLAIN
+        },
+        PLAIN,
+    ],
     ..ToolParser::NONE
+};
+
+/// Of V3.1.
+const PLAIN: Form = Form {
+    open: &[Part::Text("<｜tool▁calls▁begin｜>")],
+    call: &[
+        Part::Text("<｜tool▁call▁begin｜>"),
+        Part::Name,
+        Part::Text(SEPARATOR),
+        Part::Arguments,
+        Part::Text("<｜tool▁call▁end｜>"),
+    ],
+    close: &[Part::Text("<｜tool▁calls▁end｜>")],
+    ..Form::BARE
 };
 
 fn read(call: &str) -> Result<Call, CallProblem> {

@@ -3,6 +3,7 @@
 //! `tool_calls`. A parameter itself says whether it is a string or JSON.
 
 use crate::parse::arguments::{Arguments, ToolTypes, quoted};
+use crate::parse::demand::{ArgumentSyntax, Form, Marked, Part};
 use crate::parse::pairs::{each_argument, split};
 use crate::parse::protocol::{Call, Syntax, ToolParser};
 use crate::parse::tagged::{Read, TaggedSyntax};
@@ -25,9 +26,49 @@ pub(super) static PARSER: ToolParser = ToolParser {
     }),
     // Of all these, the tokenizer knows the first as a token.
     special: &["｜DSML｜", PARAMETER[0], PARAMETER[1]],
+    forms: &[
+        Form {
+            sign: "｜DSML｜tool_calls",
+            open: &[Part::Maybe("\n\n"), Part::Text("<｜DSML｜tool_calls>\n")],
+            close: &[Part::Text("</｜DSML｜tool_calls>")],
+            ..V32
+        },
+        V32,
+    ],
     // DeepSeek's own code writes an empty line; its folders come without a template.
     newlines_before_call: 2,
     ..ToolParser::NONE
+};
+
+const V32: Form = Form {
+    open: &[
+        Part::Maybe("\n\n"),
+        Part::Text("<｜DSML｜function_calls>\n"),
+    ],
+    call: &[
+        Part::Text("<｜DSML｜invoke name=\""),
+        Part::Name,
+        Part::Text("\">\n"),
+        Part::Arguments,
+        Part::Text("</｜DSML｜invoke>\n"),
+    ],
+    close: &[Part::Text("</｜DSML｜function_calls>")],
+    arguments: ArgumentSyntax::Marked(Marked {
+        before: &[
+            Part::Text(PARAMETER[0]),
+            Part::Name,
+            Part::Text("\" string=\"true\">"),
+        ],
+        before_json: Some(&[
+            Part::Text(PARAMETER[0]),
+            Part::Name,
+            Part::Text("\" string=\"false\">"),
+        ]),
+        close: PARAMETER[1],
+        after: &[Part::Text("\n")],
+        without: &[PARAMETER[1], "</｜DSML｜invoke>"],
+    }),
+    ..Form::BARE
 };
 
 fn read(call: &str, types: &ToolTypes) -> Result<Call, CallProblem> {

@@ -2,11 +2,15 @@
 //! `<|"|>` and are not escaped, everything else is JSON.
 
 use crate::parse::arguments::{Arguments, quoted};
+use crate::parse::demand::{ArgumentSyntax, Form, Part, Style};
 use crate::parse::protocol::{Call, Syntax, ToolParser};
 use crate::parse::tagged::{Read, TaggedSyntax};
 use crate::parse::{CallProblem, json};
 
-const QUOTE: &str = "<|\"|>";
+/// Around a string.
+pub(in crate::parse) const QUOTE: &str = "<|\"|>";
+/// Ends a call.
+pub(in crate::parse) const CLOSE: &str = "<tool_call|>";
 /// Deeper values are refused, so that no answer can overflow the stack.
 const MAX_DEPTH: usize = 64;
 
@@ -16,10 +20,22 @@ pub(super) static PARSER: ToolParser = ToolParser {
     openers: &["<|tool_call>"],
     syntax: Syntax::Tagged(TaggedSyntax {
         sections: &[],
-        calls: &[["<|tool_call>", "<tool_call|>"]],
+        calls: &[["<|tool_call>", CLOSE]],
         read: Read::Own(read),
     }),
     special: &[QUOTE],
+    forms: &[Form {
+        call: &[
+            Part::Text("<|tool_call>call:"),
+            Part::Name,
+            Part::Text("{"),
+            Part::Arguments,
+            Part::Text("}"),
+            Part::Text(CLOSE),
+        ],
+        arguments: ArgumentSyntax::Literal(Style::Gemma),
+        ..Form::BARE
+    }],
     reasoning: "gemma4",
     ..ToolParser::NONE
 };

@@ -6,6 +6,7 @@
 
 use crate::parse::CallProblem;
 use crate::parse::cut::Cut;
+use crate::parse::demand::{Form, Part};
 use crate::parse::json::named_call;
 use crate::parse::markers::{Found, Starts, find, skip_blank, starts};
 use crate::parse::protocol::{Syntax, ToolParser};
@@ -15,7 +16,7 @@ const CHANNEL: &str = "<|channel|>";
 const START: &str = "<|start|>";
 const CONSTRAIN: &str = "<|constrain|>";
 /// What ends a message; the last one begins the next.
-const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", START];
+pub(in crate::parse) const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", START];
 /// What a header begins with. Other text is an answer without a header.
 const HEADER_BEGINNINGS: [&str; 6] = [CHANNEL, MESSAGE, START, CONSTRAIN, "to=", "assistant"];
 /// A longer text is no header.
@@ -36,9 +37,41 @@ pub(in crate::parse) static PARSER: ToolParser = ToolParser {
         "<|call|>",
         "<|return|>",
     ],
+    forms: &[Form {
+        call: &[
+            // As the model writes it, and as its template does.
+            Part::Either(&[
+                &[
+                    Part::Text("<|channel|>commentary to=functions."),
+                    Part::Name,
+                    Part::Text(" "),
+                ],
+                &[
+                    Part::Text(" to=functions."),
+                    Part::Name,
+                    Part::Text("<|channel|>commentary "),
+                ],
+            ]),
+            Part::Maybe(CONSTRAIN),
+            Part::Text("json<|message|>"),
+            Part::Arguments,
+            Part::Text("<|call|>"),
+        ],
+        // The token that ends a call ends the answer.
+        between: None,
+        ..Form::BARE
+    }],
     reasoning: "harmony",
     ..ToolParser::NONE
 };
+
+/// Around a block of reasoning, which another message of the model follows.
+pub(in crate::parse) const ANALYSIS: (&str, &str) = (
+    "<|channel|>analysis<|message|>",
+    "<|end|><|start|>assistant",
+);
+/// The header of an answer to the user.
+pub(in crate::parse) const FINAL: &str = "<|channel|>final<|message|>";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {

@@ -1,6 +1,6 @@
 //! Hermes, Qwen 2.5 and Qwen 3: `<tool_call>\n{"name": .., "arguments": {..}}\n</tool_call>`.
 
-use crate::parse::demand::Form;
+use crate::parse::demand::{Form, Part};
 use crate::parse::json::Keys;
 use crate::parse::protocol::{Syntax, ToolParser};
 use crate::parse::tagged::{Read, TaggedSyntax};
@@ -15,11 +15,16 @@ pub(super) static PARSER: ToolParser = ToolParser {
         calls: &[["<tool_call>", "</tool_call>"]],
         read: Read::Json(Keys::USUAL),
     }),
-    form: Some(Form {
-        before: &["<tool_call>", "\n{\"name\": "],
-        between: ", \"arguments\": ",
-        after: &["}\n", "</tool_call>"],
-        separator: "\n",
-    }),
+    forms: &[Form {
+        call: &[
+            Part::Text("<tool_call>\n{\"name\": "),
+            Part::QuotedName,
+            Part::Text(", \"arguments\": "),
+            Part::Arguments,
+            Part::Text("}\n</tool_call>"),
+        ],
+        between: Some(&[Part::Text("\n")]),
+        ..Form::BARE
+    }],
     ..ToolParser::NONE
 };

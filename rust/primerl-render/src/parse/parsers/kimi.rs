@@ -2,6 +2,7 @@
 //! <|tool_call_end|><|tool_calls_section_end|>`. The model numbers its calls; that text is the call's id.
 
 use crate::parse::CallProblem;
+use crate::parse::demand::{Form, Part};
 use crate::parse::json::named_call;
 use crate::parse::pairs::split;
 use crate::parse::protocol::{Call, Syntax, ToolParser};
@@ -20,6 +21,20 @@ pub(super) static PARSER: ToolParser = ToolParser {
         read: Read::Own(read),
     }),
     special: &[ARGUMENTS],
+    forms: &[Form {
+        open: &[Part::Text("<|tool_calls_section_begin|>")],
+        call: &[
+            Part::Text("<|tool_call_begin|>functions."),
+            Part::Name,
+            Part::Text(":"),
+            Part::Number,
+            Part::Text(ARGUMENTS),
+            Part::Arguments,
+            Part::Text("<|tool_call_end|>"),
+        ],
+        close: &[Part::Text("<|tool_calls_section_end|>")],
+        ..Form::BARE
+    }],
     ..ToolParser::NONE
 };
 

@@ -5,7 +5,7 @@ mod builtins;
 
 use crate::parse::CallProblem;
 use crate::parse::cut::Cut;
-use crate::parse::demand::Form;
+use crate::parse::demand::{Form, Part};
 use crate::parse::json::Keys;
 use crate::parse::markers::skip_blank;
 use crate::parse::protocol::{Begins, CallGrammar, Step, Syntax, ToolParser};
@@ -21,12 +21,17 @@ pub(super) static PARSER: ToolParser = ToolParser {
     rank: 8,
     openers: &[TAG],
     syntax: Syntax::Own(|tools| Box::new(LlamaJson::new(tools))),
-    form: Some(Form {
-        before: &["{\"name\": "],
-        between: ", \"parameters\": ",
-        after: &["}"],
-        separator: "; ",
-    }),
+    forms: &[Form {
+        call: &[
+            Part::Text("{\"name\": "),
+            Part::QuotedName,
+            Part::Text(", \"parameters\": "),
+            Part::Arguments,
+            Part::Text("}"),
+        ],
+        between: Some(&[Part::Text("; ")]),
+        ..Form::BARE
+    }],
     reasoning: "none",
     ..ToolParser::NONE
 };

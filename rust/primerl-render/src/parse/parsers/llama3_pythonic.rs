@@ -1,5 +1,6 @@
 //! Llama 3.2 and 4, LFM 2: `[f(a=1), g()]` as the whole answer, or between markers.
 
+use crate::parse::demand::{ArgumentSyntax, Form, Part, Style};
 use crate::parse::list::{Items, ListSyntax};
 use crate::parse::protocol::{Syntax, ToolParser};
 
@@ -17,5 +18,39 @@ pub(super) static PARSER: ToolParser = ToolParser {
         items: Items::Python,
         stands_alone: true,
     }),
+    forms: &[
+        Form {
+            sign: "<|tool_call_start|>",
+            open: &[Part::Text("<|tool_call_start|>[")],
+            close: &[Part::Text("]<|tool_call_end|>")],
+            ..LIST
+        },
+        Form {
+            sign: "<|python_start|>",
+            open: &[Part::Text("<|python_start|>[")],
+            close: &[Part::Text("]"), Part::Maybe("<|python_end|>")],
+            ..LIST
+        },
+        // Llama 4 often forgets the markers.
+        Form {
+            sign: "<|python_start|>",
+            ..LIST
+        },
+        LIST,
+    ],
     ..ToolParser::NONE
+};
+
+const LIST: Form = Form {
+    open: &[Part::Text("[")],
+    call: &[
+        Part::Name,
+        Part::Text("("),
+        Part::Arguments,
+        Part::Text(")"),
+    ],
+    between: Some(&[Part::Text(","), Part::Maybe(" ")]),
+    close: &[Part::Text("]")],
+    arguments: ArgumentSyntax::Literal(Style::Python),
+    ..Form::BARE
 };

@@ -1,6 +1,7 @@
 //! MiniMax M2: `<minimax:tool_call>\n<invoke name="name">\n<parameter name="key">value</parameter>\n</invoke>\n
 //! </minimax:tool_call>`.
 
+use crate::parse::demand::{ArgumentSyntax, Form, Marked, Part};
 use crate::parse::pairs::Pairs;
 use crate::parse::protocol::{Syntax, ToolParser};
 use crate::parse::tagged::{Read, TaggedSyntax};
@@ -22,5 +23,28 @@ pub(super) static PARSER: ToolParser = ToolParser {
             have_line_breaks: false,
         }),
     }),
+    forms: &[Form {
+        open: &[Part::Maybe("\n"), Part::Text("<minimax:tool_call>\n")],
+        call: &[
+            Part::Text("<invoke name=\""),
+            Part::Name,
+            Part::Text("\">\n"),
+            Part::Arguments,
+            Part::Text("</invoke>\n"),
+        ],
+        close: &[Part::Text("</minimax:tool_call>")],
+        arguments: ArgumentSyntax::Marked(Marked {
+            before: &[
+                Part::Text("<parameter name=\""),
+                Part::Name,
+                Part::Text("\">"),
+            ],
+            before_json: None,
+            close: "</parameter>",
+            after: &[Part::Text("\n")],
+            without: &["</parameter>", "</invoke>"],
+        }),
+        ..Form::BARE
+    }],
     ..ToolParser::NONE
 };

@@ -3,6 +3,7 @@
 
 use crate::parse::CallProblem;
 use crate::parse::cut::Cut;
+use crate::parse::demand::{Form, Part};
 use crate::parse::json::{Keys, named_call};
 use crate::parse::markers::{Found, find, skip_blank};
 use crate::parse::protocol::{Call, CallGrammar, Step, Syntax, ToolParser};
@@ -20,6 +21,46 @@ pub(super) static PARSER: ToolParser = ToolParser {
     openers: &[OPENER],
     syntax: Syntax::Own(|_| Box::new(Mistral::new())),
     special: &[CALL_ID, ARGUMENTS],
+    forms: &[
+        Form {
+            sign: CALL_ID,
+            call: &[
+                Part::Text(OPENER),
+                Part::Name,
+                Part::Either(&[&[Part::Text(CALL_ID), Part::Id], &[]]),
+                Part::Text(ARGUMENTS),
+                Part::Arguments,
+            ],
+            ..Form::BARE
+        },
+        Form {
+            sign: ARGUMENTS,
+            call: &[
+                Part::Text(OPENER),
+                Part::Name,
+                Part::Text(ARGUMENTS),
+                Part::Arguments,
+            ],
+            ..Form::BARE
+        },
+        Form {
+            open: &[Part::Text(OPENER), Part::Maybe(" "), Part::Text("[")],
+            call: &[
+                Part::Text("{\"name\": "),
+                Part::QuotedName,
+                Part::Text(", \"arguments\": "),
+                Part::Arguments,
+                Part::Either(&[
+                    &[Part::Text(", \"id\": \""), Part::Id, Part::Text("\"")],
+                    &[],
+                ]),
+                Part::Text("}"),
+            ],
+            between: Some(&[Part::Text(", ")]),
+            close: &[Part::Text("]")],
+            ..Form::BARE
+        },
+    ],
     reasoning: "mistral",
     ..ToolParser::NONE
 };

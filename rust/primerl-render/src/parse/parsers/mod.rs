@@ -3,7 +3,7 @@
 mod cohere;
 mod deepseek;
 mod deepseek_v32;
-mod gemma4;
+pub(super) mod gemma4;
 mod glm;
 pub(super) mod harmony;
 mod hermes;
