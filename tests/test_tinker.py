@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -31,11 +33,12 @@ from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.losses import LOSSES, LossInputError, check
 from primerl.tinker.routes import application
 from primerl.tinker.store import SAMPLER, WEIGHTS, Store
+from primerl.tinker.untied import engines_folder
 from primerl.tinker.wire import Request, datums_of, request_of
 from tinker.proto import tinker_public_pb2 as pb
 
 COMPUTATION = on_one_device(dtype="float32", threads=1)
-OPTIONS = LoraOptions(rank=4, seed=3, train_mlp=True, train_attn=True)
+OPTIONS = LoraOptions(rank=4, seed=3, train_mlp=True, train_attn=True, train_unembed=True)
 MOST = 64
 
 
@@ -48,7 +51,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(folder: Path) -> BaseModel:
+    """Its output layer is tied to its embedding."""
     return BaseModel(folder, COMPUTATION, 32.0, trusted=False)
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
+    made, size = tmp_path_factory.mktemp("models") / "untied", {"hidden_size": 32, "intermediate_size": 48}
+    write_model(made, TinyConfig(**size, num_attention_heads=2, head_dim=16, tie_word_embeddings=False), seed=4)
+    return BaseModel(made, COMPUTATION, 32.0, trusted=False)
 
 
 def tensor(values: Any, kind: Any = np.float32) -> Any:
@@ -130,7 +141,15 @@ def plain_logprobs(model: Any, token_ids: list[int], targets: Sequence[int]) -> 
 
 
 @pytest.mark.parametrize("name", list(LOSSES))
-def test_loss_and_gradient_are_those_of_plain_pytorch(name: str, base: BaseModel, folder: Path) -> None:
+def test_loss_and_gradient_are_those_of_plain_pytorch(name: str, base: BaseModel) -> None:
+    compare_with_peft(name, base)
+
+
+def test_an_output_layer_of_its_own_is_trained_too(untied: BaseModel) -> None:
+    compare_with_peft("ppo", untied)
+
+
+def compare_with_peft(name: str, base: BaseModel) -> None:
     """By peft on a model of transformers, one sequence at a time; and the formulas by hand."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -143,7 +162,9 @@ def test_loss_and_gradient_are_those_of_plain_pytorch(name: str, base: BaseModel
     output = client.forward_backward(message(name, data, config))
 
     lora = LoraConfig(r=4, lora_alpha=32, target_modules=client.adapter.peft_config.target_modules)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), lora)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Model (has|with) `tie_word_embeddings=True`")  # about merging
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32), lora)
     own = {key.replace(".default.", "."): one for key, one in model.named_parameters() if "lora_" in key}
     with torch.no_grad():
         for key, value in tensors.items():
@@ -160,11 +181,12 @@ def test_loss_and_gradient_are_those_of_plain_pytorch(name: str, base: BaseModel
         expected = by_hand(name, logprobs.detach().double().numpy(), inputs, config)
         assert elements.sum() == pytest.approx(expected, rel=1e-4, abs=1e-4)
     total.backward()
-    assert output.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5)
+    assert output.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5, abs=1e-5)  # terms of both signs
     gradients = {key: one.grad for key, one in own.items()}
     found_gradients = {
         key: parameter.grad for key, parameter in zip(sorted(tensors), _sorted_parameters(client), strict=True)
     }
+    assert {"base_model.model.lm_head.lora_A.weight", "base_model.model.lm_head.lora_B.weight"} <= tensors.keys()
     largest = max(float(one.abs().max()) for one in gradients.values() if one is not None)
     for key, gradient in gradients.items():
         assert float((found_gradients[key] - gradient).abs().max()) <= 1e-5 * largest, key
@@ -380,6 +402,60 @@ def test_published_weights_are_the_adapters_merged(base: BaseModel, tmp_path: Pa
     assert torch.allclose(load_file(file)[name], load_file(other)[name] + 32 / 4 * b @ a, atol=1e-6)
     digests = {json.loads((one / "manifest.json").read_text())["digest"] for one in (merged, plain)}
     assert len(digests) == 2
+    # The embedding that the output layer is tied to stays as it is.
+    words, head, prefix = "model.embed_tokens.weight", "lm_head.weight", "base_model.model.lm_head"
+    a, b = tensors[f"{prefix}.lora_A.weight"], tensors[f"{prefix}.lora_B.weight"]
+    assert b.abs().max() > 0
+    for one in (file, other):
+        assert torch.equal(load_file(one)[words], base.model.get_input_embeddings().weight)
+    assert torch.equal(load_file(other)[head], load_file(other)[words])
+    assert torch.allclose(load_file(file)[head], load_file(file)[words] + 32 / 4 * b @ a, atol=1e-6)
+
+
+def test_without_train_unembed_the_output_layer_stays(base: BaseModel, untied: BaseModel, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    options = replace(OPTIONS, train_unembed=False)
+    for one in (base, untied):
+        client = TrainingClient(one, options, MOST)
+        assert not any("lm_head" in name for name in client.tensors())
+        client.forward_backward(message("cross_entropy", policy_data()))
+        client.optim_step({"learning_rate": 1e-2})
+        (file,) = Published(one, tmp_path).write(1, options, client.tensors()).glob("*.safetensors")
+        assert torch.equal(load_file(file)["lm_head.weight"], one.model.get_output_embeddings().weight)
+        assert one.model.get_input_embeddings().weight.requires_grad is False
+
+
+def test_the_output_layer_alone_is_trained(base: BaseModel) -> None:
+    client = TrainingClient(base, LoraOptions(2, 0, train_mlp=False, train_attn=False, train_unembed=True), MOST)
+    assert {name.split(".")[2] for name in client.tensors()} == {"lm_head"}
+    client.forward_backward(message("cross_entropy", policy_data()))
+    assert client.optim_step({})["grad_norm:mean"] > 0
+
+
+def test_engines_load_an_output_layer_of_its_own(base: BaseModel, untied: BaseModel, tmp_path: Path) -> None:
+    """By the embedded engine and by transformers; of a model whose files are several as well."""
+    from primerl.inference.torch.step import TorchBackend
+    from transformers import AutoModelForCausalLM
+
+    assert engines_folder(untied.folder, tmp_path / "untied", trusted=False) == untied.folder
+    sharded = tmp_path / "sharded"
+    AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32).save_pretrained(
+        sharded, max_shard_size="50KB"
+    )
+    token_ids = torch.tensor([SEQUENCES[2]])
+    expected = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32)(token_ids).logits
+    for source in (base.folder, sharded):
+        for _ in range(2):  # what a former server left is replaced
+            made = engines_folder(source, tmp_path / "made", trusted=False)
+        model = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)
+        words, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        assert words is not head
+        assert torch.equal(words, head)
+        assert torch.allclose(model(token_ids).logits, expected, atol=1e-6)
+        tensors = TorchBackend(made, dtype="float32", max_num_seqs=1, max_model_len=16).decoder.tensors
+        assert torch.equal(tensors["lm_head.weight"], words)
+        assert tensors["lm_head.weight"] is not tensors["model.embed_tokens.weight"]
 
 
 # Saved states
@@ -409,6 +485,12 @@ def test_states_are_loaded_as_they_were_saved(base: BaseModel, tmp_path: Path) -
     with pytest.raises(LossInputError, match="exists; give another name, or overwrite=True"):
         store.save(client, "s:train:0", WEIGHTS, "two", **how)
     store.save(client, "s:train:0", WEIGHTS, "two", **{**how, "overwrite": True})
+    # As states were noted before there was an adapter of the output layer.
+    file = tmp_path / "s:train:0" / "sampler_weights" / "two" / "primerl.json"
+    noted = json.loads(file.read_text())
+    del noted["options"]["train_unembed"]
+    file.write_text(json.dumps(noted))
+    assert store.facts(sampler.path).options == replace(OPTIONS, train_unembed=False)
     store.delete(sampler.path)
     assert [one.path for one in store.all("s:train:0")] == [saved.path]
 

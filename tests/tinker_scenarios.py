@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import tinker
 import torch
+from safetensors.torch import load_file
 from tinker import types
 
 KEY = "tml-test"
@@ -60,6 +61,8 @@ def recomputed(server: Served, path: str, token_ids: list[int]) -> torch.Tensor:
     from transformers import AutoModelForCausalLM
 
     folder = server.output / "states" / path.removeprefix("tinker://")
+    weights = load_file(folder / "adapter_model.safetensors")
+    assert weights["base_model.model.lm_head.lora_B.weight"].abs().max() > 0  # `train_unembed` is the SDK's default
     model = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
     model = PeftModel.from_pretrained(model, str(folder)).eval()
     with torch.no_grad():
@@ -192,7 +195,7 @@ def what_users_get_wrong_is_a_result_and_the_client_goes_on(server: Served, serv
     for arguments, words in (
         ({"base_model": "gpt-9"}, "base_model 'gpt-9' is not served here; served: tiny, owner/alias,"),
         ({"base_model": "tiny", "rank": 4096}, "rank is 4096; this server takes 1 to 128"),
-        ({"base_model": "tiny", "train_mlp": False, "train_attn": False}, "nothing to train"),
+        ({"base_model": "tiny", "train_mlp": False, "train_attn": False, "train_unembed": False}, "nothing to train"),
     ):
         with pytest.raises(Exception, match=words):
             service.create_lora_training_client(**arguments).result()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from primerl.tinker.losses import LossInputError, check
+from primerl.tinker.untied import UntiedPublisher, publish_apart, tied_head
 from primerl.tinker.wire import Datum, Request, datums_of, output_of
 from primerl.train.adapters.files import folder_digest
 from primerl.train.adapters.lora import Adapter, add_adapter
@@ -27,7 +28,6 @@ from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model.loading import make_ready
 from primerl.train.model.packed_model import PackedSequences, dtype_on, load_model, output_head, predicted_hidden
 from primerl.train.settings import ALL_LINEAR, ComputationConfig, Dtype, LoraConfig
-from primerl.train.weights.publish import WeightsPublisher
 
 log = logging.getLogger("primerl.tinker")
 
@@ -39,19 +39,26 @@ DIST_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """What a client asks for. The output layer (`train_unembed`) has no adapter here."""
+    """What a client asks for."""
 
     rank: int
     seed: int
     train_mlp: bool
     train_attn: bool
+    train_unembed: bool = False
+    """The output layer, whose adapter leaves an embedding that it is tied to as it is. False: as of states that were
+    saved before there was such an adapter."""
 
     def targets(self, model: Any) -> list[str]:
-        """Raises LossInputError if there are none."""
+        """But for the output layer. Raises LossInputError if there is nothing to train."""
         if self.train_mlp and self.train_attn:
             return [ALL_LINEAR]
         if not (self.train_mlp or self.train_attn):
-            raise LossInputError("lora_config: train_mlp and train_attn are both false; there is nothing to train")
+            if self.train_unembed:
+                return []
+            raise LossInputError(
+                "lora_config: train_mlp, train_attn and train_unembed are all false; there is nothing to train"
+            )
         config = LoraConfig(rank=self.rank, alpha=1.0, dropout=0.0, target_modules=[ALL_LINEAR], adapter_path=None)
         names = choose(model, config).linear
         wanted = [name for name in names if any(part in name for part in ATTENTION) == self.train_attn]
@@ -93,6 +100,9 @@ class BaseModel:
         )
         make_ready(self.model, computation, None, folder, 0, ranks)
         self.model.requires_grad_(False)
+        head = tied_head(self.model)
+        if head is not None:
+            publish_apart(self.model, head)
         self.digest = folder_digest(folder)
         self.vocabulary = int(self.model.get_input_embeddings().num_embeddings)
         self.longest: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -109,7 +119,8 @@ class BaseModel:
             target_modules=options.targets(model),
             adapter_path=None,
         )
-        return model, add_adapter(model, config, self.folder, options.seed, self.digest)
+        adapter = add_adapter(model, config, self.folder, options.seed, self.digest, output_layer=options.train_unembed)
+        return model, adapter
 
 
 class Published:
@@ -118,15 +129,15 @@ class Published:
     def __init__(self, base: BaseModel, folder: Path) -> None:
         self._base = base
         self._folder = folder
-        self._adapted: dict[tuple[int, bool, bool], tuple[Any, Adapter]] = {}
+        self._adapted: dict[tuple[int, bool, bool, bool], tuple[Any, Adapter]] = {}
         """By what decides the adapter's shape."""
 
     def write(self, version: int, options: LoraOptions | None, tensors: Mapping[str, Tensor] | None) -> Path:
         """The folder that an engine loads; `tensors` are those of an adapter, by peft's names."""
-        publisher = WeightsPublisher(self._folder, keep_last=1, keep_all=True)
+        publisher = UntiedPublisher(self._folder, keep_last=1, keep_all=True)
         if options is None or tensors is None:
             return publisher.publish(self._base.model, version).parent
-        key = (options.rank, options.train_mlp, options.train_attn)
+        key = (options.rank, options.train_mlp, options.train_attn, options.train_unembed)
         if key not in self._adapted:
             self._adapted[key] = self._base.adapted(options)
         model, adapter = self._adapted[key]

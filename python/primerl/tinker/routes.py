@@ -199,8 +199,7 @@ class Routes:
         return {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
 
     async def _create_session(self, call: Call) -> Any:
-        session, info = self._service.begin()
-        return {"session_id": session.id, "info_message": info}
+        return {"session_id": self._service.begin().id}
 
     async def _heartbeat(self, call: Call) -> Any:
         call.need("session_id")
@@ -315,7 +314,7 @@ class Routes:
             "lora_rank": facts.options.rank,
             "train_mlp": facts.options.train_mlp,
             "train_attn": facts.options.train_attn,
-            "train_unembed": False,
+            "train_unembed": facts.options.train_unembed,
         }
 
     async def _training_runs(self, call: Call) -> Any:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from safetensors import SafetensorError
 
 from primerl.config.errors.fail import ConfigError, Problems
 from primerl.config.process_files import files
@@ -40,10 +41,13 @@ from primerl.tinker.engines import Pool
 from primerl.tinker.records import Limits
 from primerl.tinker.routes import application
 from primerl.tinker.service import Service
+from primerl.tinker.untied import engines_folder
 from primerl.train.model.packed_model import ModelError
 
 log = logging.getLogger("primerl.tinker")
 
+ENGINES_MODEL = "engines_model"
+"""Folder in output_dir: the base model with an output layer of its own, where it is tied."""
 KEY = "TINKER_API_KEY"
 KEY_BEGINS = "tml-"
 TEND_S = 30.0
@@ -66,7 +70,8 @@ def serve(config: ServeConfig) -> int:
         with _listening(config) as listener:
             if key is None and not addresses.is_loopback(listener.getsockname()[0]):
                 raise ConfigError(_exposed(config.host))
-            return asyncio.run(_Server(config, key, folder, output_dir, listener).run())
+            served = _for_engines(config, folder, output_dir)
+            return asyncio.run(_Server(config, key, folder, served, output_dir, listener).run())
 
 
 def _key(config: ServeConfig) -> str | None:
@@ -118,6 +123,16 @@ def _checked(config: ServeConfig) -> tuple[Path, Path]:
     return folder, output_dir
 
 
+def _for_engines(config: ServeConfig, folder: Path, output_dir: Path) -> Path:
+    """The folder that engines load. Raises ConfigError."""
+    try:
+        return engines_folder(folder, output_dir / ENGINES_MODEL, trusted=config.model.trust_remote_code)
+    except ModelError as error:
+        raise ConfigError(f"model.path: {error}") from None
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"output_dir: {output_dir / ENGINES_MODEL} cannot be written: {error}") from None
+
+
 def _backend(config: ServeConfig, folder: Path) -> str:
     return backends.chosen(config.inference.backend, config.inference.python, folder)
 
@@ -141,9 +156,17 @@ def _listening(config: ServeConfig) -> contextlib.closing[socket.socket]:
 
 class _Server:
     def __init__(
-        self, config: ServeConfig, key: str | None, folder: Path, output_dir: Path, listener: socket.socket
+        self,
+        config: ServeConfig,
+        key: str | None,
+        folder: Path,
+        served: Path,
+        output_dir: Path,
+        listener: socket.socket,
     ) -> None:
+        """`served`: the model's folder as engines load it."""
         self._config, self._key, self._folder, self._output_dir = config, key, folder, output_dir
+        self._served = served
         self._listener = listener
         host, port = listener.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -257,7 +280,7 @@ class _Server:
                     "start_s": self._config.timeouts.start_s,
                     "max_model_len": self._context(),
                     "logprobs_mode": "raw_logprobs",
-                    "model": EngineModel(path=os.fspath(self._folder), name=self._folder.name),
+                    "model": EngineModel(path=os.fspath(self._served), name=self._folder.name),
                     "seed": index,
                     "join": self.url,
                     "join_as": name,

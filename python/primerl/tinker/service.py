@@ -28,7 +28,6 @@ from primerl.tinker.wire import Request
 log = logging.getLogger("primerl.tinker")
 
 BASE = "base"
-NO_UNEMBED = "train_unembed: this server trains no adapter of the output layer; the layers between are trained"
 
 
 class Service:
@@ -57,10 +56,10 @@ class Service:
 
     # Sessions
 
-    def begin(self) -> tuple[Session, str]:
+    def begin(self) -> Session:
         session = Session(uuid.uuid4().hex[:12], time.monotonic())
         self.sessions[session.id] = session
-        return session, NO_UNEMBED
+        return session
 
     def heartbeat(self, session_id: str) -> None:
         self._session(session_id).heard = time.monotonic()
@@ -194,8 +193,8 @@ class Service:
             raise LossInputError(f"lora_config.rank is {rank!r}; this server takes 1 to {self.limits.max_rank}")
         seed = given.get("seed")
         seed = 0 if seed is None else int(seed) % 2**63
-        mlp, attention = given.get("train_mlp", True), given.get("train_attn", True)
-        return LoraOptions(rank, seed, bool(mlp), bool(attention))
+        parts = [bool(given.get(name, True)) for name in ("train_mlp", "train_attn", "train_unembed")]
+        return LoraOptions(rank, seed, *parts)
 
     def model(self, model_id: object) -> Model:
         if model_id not in self.models:
