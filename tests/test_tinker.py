@@ -458,6 +458,44 @@ def test_engines_load_an_output_layer_of_its_own(base: BaseModel, untied: BaseMo
         assert tensors["lm_head.weight"] is not tensors["model.embed_tokens.weight"]
 
 
+def test_losses_over_steps_are_of_the_tokens_that_are_learnt_from(base: BaseModel) -> None:
+    client = TrainingClient(base, OPTIONS, MOST)
+    for weights in ([1.0, 0.0, 2.0], [0.0, 0.0, 1.0]):
+        one = message("cross_entropy", [([4, 5, 6], {"target_tokens": [5, 6, 7], "weights": weights})])
+        total = client.forward_backward(one).metrics["loss:sum"]
+        client.forward_backward(replace(one, forward_only=True))
+    client.optim_step({})
+    first = client.stepped_loss
+    assert first is not None
+    assert total < 3 * first < 30  # the sum of both calls, over three tokens
+    client.optim_step({})
+    assert client.stepped_loss is None  # by no data
+
+
+def test_what_the_page_remembers_is_bounded() -> None:
+    from primerl.tinker.history import MOST_POINTS, MOST_SAMPLES, Curve, Samples
+
+    curve = Curve()
+    for step in range(5 * MOST_POINTS):
+        curve.add(step, float(step))
+    assert len(curve.x) <= MOST_POINTS
+    assert curve.x == sorted(curve.x) == [int(value) for value in curve.y]
+    assert curve.x[-1] == 5 * MOST_POINTS - 1
+
+    class Tokenizer:
+        def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+            return " ".join(map(str, ids))
+
+    samples, content = Samples(), {"content": [{"logprob": -1.0}, {"logprob": -3.0}]}
+    for index in range(2 * MOST_SAMPLES):
+        samples.add("s", [1] * 1000, [{"token_ids": [index, 7], "logprobs": content, "finish_reason": "stop"}] * 3)
+    described = samples.described(Tokenizer())
+    assert len(described) == MOST_SAMPLES
+    newest = described[0]
+    assert (newest["text"], newest["of"], newest["stopped"]) == (f"{2 * MOST_SAMPLES - 1} 7", 3, True)
+    assert (newest["mean_logprob"], newest["prompt_tokens"], len(newest["prompt"].split())) == (-2.0, 1000, 256)
+
+
 # Saved states
 
 

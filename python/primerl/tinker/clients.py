@@ -161,6 +161,10 @@ class TrainingClient:
         self.model, self.adapter = base.adapted(options)
         self._parameters = list(self.adapter.parameters().values())
         self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0)
+        self.stepped_loss: float | None = None
+        """Loss of the data of the last step, for each token with a weight or an advantage."""
+        self._since_step = (0.0, 0)
+        """Sum of the losses since the last step, and the tokens that they are of."""
         self._failed: str | None = None
         """Why gradients are missing, after a call that failed."""
 
@@ -199,6 +203,9 @@ class TrainingClient:
                 total += value
                 for place, own, elements in zip(places, logprobs, losses, strict=True):
                     outputs[place] = {"logprobs": own, "elementwise_loss": elements}
+        if not request.forward_only:
+            tokens = sum(datum.weighted() for datum in datums)
+            self._since_step = (self._since_step[0] + total, self._since_step[1] + tokens)
         return output_of(outputs, {"loss:sum": total})
 
     def _logprobs(self, datums: Sequence[Datum]) -> list[Tensor]:
@@ -249,6 +256,8 @@ class TrainingClient:
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.steps += 1
+        total, tokens = self._since_step
+        self.stepped_loss, self._since_step = (total / tokens if tokens else None), (0.0, 0)
         return {"grad_norm:mean": norm.item(), "learning_rate:mean": values.group["lr"]}
 
     # State ------------------------------------------------------------------------------------------------------------

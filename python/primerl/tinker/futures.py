@@ -111,6 +111,8 @@ class Queue:
         self._next = 1
         self._waiting: dict[int, tuple[Future, Work]] = {}
         self._changed = asyncio.Event()
+        self.running: str | None = None
+        """Kind of the call that is computed now."""
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -137,7 +139,11 @@ class Queue:
                 continue
             future, work = self._waiting[self._next]
             async with self._turn:
-                await future.run(work)
+                self.running = future.kind
+                try:
+                    await future.run(work)
+                finally:
+                    self.running = None
             del self._waiting[self._next]
             self._next += 1
 

@@ -10,6 +10,7 @@ from typing import Any
 from primerl.tinker.clients import LoraOptions, TrainingClient
 from primerl.tinker.engines import Weights
 from primerl.tinker.futures import Queue
+from primerl.tinker.history import Curve
 
 
 class UnknownError(Exception):
@@ -41,6 +42,8 @@ class Model:
     calls: int = 0
     loss: float | None = None
     """Sum of the last forward_backward."""
+    losses: Curve = field(default_factory=Curve)
+    """Loss a token, by steps."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from primerl.net.addresses import is_own_name
 from primerl.tinker.futures import Future
 from primerl.tinker.losses import LossInputError
+from primerl.tinker.page import Page
 from primerl.tinker.records import Model, UnknownError
 from primerl.tinker.sampling import MOST_SAMPLES
 from primerl.tinker.service import Service
@@ -67,8 +68,11 @@ class Call:
                 raise RefusedError(422, f"{'/'.join(self.parts)}: the body lacks {name}")
 
 
-def application(service: Service, key: str | None, engines_key: str, max_context: int) -> Starlette:
-    """`key`: what clients send as `X-API-Key`; None: any. `engines_key`: what this server's own engines send."""
+def application(
+    service: Service, key: str | None, engines_key: str, max_context: int, page: Page | None = None
+) -> Starlette:
+    """`key`: what clients send as `X-API-Key`, or pages as a bearer token; None: any. `engines_key`: what this server's
+    own engines send. `page`: None for a server without one."""
     routes = Routes(service, max_context)
 
     async def answer(request: Request) -> Response:
@@ -79,15 +83,16 @@ def application(service: Service, key: str | None, engines_key: str, max_context
                 return await _joined(service, request, engines_key)
             except (RefusedError, ValueError, KeyError, TypeError) as error:
                 return _refused(422, f"{path}: {error}")
-        given = request.headers.get("x-api-key", "")
         if key is None and (said := _foreign(request)) is not None:
             return _refused(403, said)
-        if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
+        if page is not None and request.method == "GET" and (asset := page.asset(path)) is not None:
+            return asset
+        if key is not None and not hmac.compare_digest(_key_of(request).encode(), key.encode()):
             return _refused(
                 401, "the key is not this server's: set TINKER_API_KEY to the value that it was started with"
             )
-        if path == "/status":
-            return JSONResponse(service.status())
+        if page is not None and (data := page.data(path)) is not None:
+            return data
         try:
             raw = await _read(request)
             is_json = raw and "json" in request.headers.get("content-type", "json")
@@ -117,6 +122,10 @@ def application(service: Service, key: str | None, engines_key: str, max_context
     return Starlette(routes=[Route("/{path:path}", answer, methods=methods)])
 
 
+def _key_of(request: Request) -> str:
+    return request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+
+
 def _foreign(request: Request) -> str | None:
     """Why a request to a server without a key is not answered: a page of a browser may have sent it."""
     host = request.headers.get("host", "")
@@ -129,7 +138,8 @@ def _foreign(request: Request) -> str | None:
 
 def _refused(status: int, detail: str) -> JSONResponse:
     log.info("refused with %d: %s", status, detail)
-    return JSONResponse({"detail": detail}, status)
+    # `error` is what pages of primerl show.
+    return JSONResponse({"detail": detail, "error": {"message": detail}}, status)
 
 
 async def _read(request: Request) -> bytes:

@@ -20,6 +20,7 @@ from primerl.tinker.clients import BaseModel, LoraOptions, Published, TrainingCl
 from primerl.tinker.engines import Pool, Weights
 from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.generation import Generation
+from primerl.tinker.history import Samples
 from primerl.tinker.losses import LossInputError
 from primerl.tinker.records import Limits, Model, Sampler, Session, UnknownError, number
 from primerl.tinker.store import SAMPLER, Facts, Store
@@ -50,6 +51,8 @@ class Service:
         for left in (self._snapshots, output_dir / "broadcasts"):
             shutil.rmtree(left, ignore_errors=True)
         self._creating = 0
+        self.tokenizer = tokenizer
+        self.samples = Samples()
         self._generation = Generation(pool, tokenizer, limits.most_samples)
         self._published = Published(base, output_dir)
         self._turn = asyncio.Lock()
@@ -214,7 +217,10 @@ class Service:
     def optim_step(self, body: Mapping[str, Any]) -> Future:
         async def work(model: Model) -> Any:
             given = body.get("adam_params") or body.get("optimizer_params") or {}
-            return {"metrics": await self._compute(model.client.optim_step, given)}
+            metrics = await self._compute(model.client.optim_step, given)
+            if model.client.stepped_loss is not None:
+                model.losses.add(model.client.steps, model.client.stepped_loss)
+            return {"metrics": metrics}
 
         return self._call(body.get("model_id"), body.get("seq_id"), "optim_step", work)
 
@@ -324,7 +330,9 @@ class Service:
 
         async def work() -> Any:
             request = sampling.request_of(body, self._base.vocabulary, self.limits.context)
-            return await self._generation.sampled(sampler.weights, request, future.id)
+            choices, scores = await self._generation.sampled(sampler.weights, request, future.id)
+            self.samples.add(sampler.id, request.prompt, choices)
+            return sampling.answer_of(request, choices, scores)
 
         self._start(self._session(sampler.id.split(":", 1)[0]), future, work)
         return future
@@ -357,36 +365,6 @@ class Service:
         task = asyncio.create_task(future.run(work))
         session.tasks[future.id] = task
         task.add_done_callback(lambda _: session.tasks.pop(future.id, None))
-
-    def status(self) -> dict[str, Any]:
-        """For `GET /status`."""
-        return {
-            "models": [
-                {
-                    "model_id": one.id,
-                    "rank": one.options.rank,
-                    "steps": one.client.steps,
-                    "calls": one.calls,
-                    "queued": one.queue.length,
-                    "loss_sum": one.loss,
-                }
-                for one in self.models.values()
-            ],
-            "sessions": len(self.sessions),
-            "samplers": len(self.samplers),
-            "waiting": len(self.futures.waiting()),
-            "engines": [
-                {
-                    "name": one.name,
-                    "url": one.url,
-                    "sampler": one.holds,
-                    "digest": one.digest,
-                    "requests": one.busy,
-                    "loads": one.loads,
-                }
-                for one in self.pool.engines.values()
-            ],
-        }
 
     async def close(self) -> None:
         self._base.is_stopping = True
