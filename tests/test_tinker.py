@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import resource
+import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +39,7 @@ from primerl.tinker.routes import application
 from primerl.tinker.store import SAMPLER, WEIGHTS, Store
 from primerl.tinker.untied import engines_folder
 from primerl.tinker.wire import Request, datums_of, request_of
+from primerl.train.checkpoint.step_folders import SavingError
 from tinker.proto import tinker_public_pb2 as pb
 
 COMPUTATION = on_one_device(dtype="float32", threads=1)
@@ -570,6 +575,83 @@ def test_states_that_cannot_be_used_are_named(base: BaseModel, tmp_path: Path) -
     assert expired.path not in {one.path for one in store.all()}
     with pytest.raises(LossInputError, match="there is no saved state"):
         store.load(expired.path)
+
+
+def test_a_state_that_was_being_replaced_when_the_server_was_killed_is_restored(
+    base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two renames, when the name is no one's."""
+    store, client = Store(tmp_path, base.digest, 32.0), TrainingClient(base, OPTIONS, MOST)
+    how: dict[str, Any] = {"base_model": "tiny", "ttl_s": None, "user_metadata": None}
+    path = store.save(client, "s:train:0", WEIGHTS, "one", overwrite=False, **how).path
+    before = store.load(path)[1]
+    client.forward_backward(message("cross_entropy", policy_data()))
+    client.optim_step({"learning_rate": 1e-2})
+    rename = Path.rename
+
+    def killed(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp" and self.is_dir():
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(client, "s:train:0", WEIGHTS, "one", overwrite=True, **how)
+    assert store.all() == []
+    store.clean()
+    assert [one.path for one in store.all()] == [path]
+    assert all(torch.equal(one, before[name]) for name, one in store.load(path)[1].items())
+    # One that was killed after both: what was replaced is gone.
+    store.save(client, "s:train:0", WEIGHTS, "one", overwrite=True, **how)
+    shutil.copytree(tmp_path / "s:train:0/weights/one", tmp_path / "s:train:0/weights/.one.7.former")
+    store.clean()
+    assert os.listdir(tmp_path / "s:train:0/weights") == ["one"]
+    assert any(not torch.equal(one, before[name]) for name, one in store.load(path)[1].items())
+
+
+@contextlib.contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """What is written beyond that many bytes fails, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 1000, 30_000])
+def test_a_full_disk_is_named_and_costs_nothing_that_was_saved(base: BaseModel, tmp_path: Path, size: int) -> None:
+    """While the optimizer's state, the adapter, or the facts are written."""
+    store, client = Store(tmp_path / "states", base.digest, 32.0), TrainingClient(base, OPTIONS, MOST)
+    client.forward_backward(message("cross_entropy", policy_data()))
+    client.optim_step({"learning_rate": 1e-2})
+    how: dict[str, Any] = {"base_model": "tiny", "ttl_s": None, "user_metadata": None}
+    path = store.save(client, "s:train:0", WEIGHTS, "one", overwrite=False, **how).path
+    adapter = (tmp_path / "states/s:train:0/weights/one/adapter_model.safetensors").stat().st_size
+    assert 1000 < adapter < 60_000
+
+    async def saved(name: str, *, overwrite: bool) -> dict[str, Any]:
+        async def work() -> Any:
+            return {"path": store.save(client, "s:train:0", WEIGHTS, name, overwrite=overwrite, **how).path}
+
+        future = Future("save_weights")
+        await future.run(work)
+        return dict(json.loads(future.body))
+
+    for name, overwrite in (("two", False), ("one", True)):
+        with no_file_above(size):
+            answer = run(saved(name, overwrite=overwrite))
+            with pytest.raises(SavingError, match=r"broadcasts/step_1 cannot be written"):
+                Published(base, tmp_path).write(1, OPTIONS, client.tensors())
+        assert answer["category"] == "server"
+        assert f"{tmp_path}/states/s:train:0/weights/{name} cannot be written" in answer["error"]
+        assert "make room on the server's disk" in answer["error"]
+        # Half of what was written would keep the disk full.
+        assert os.listdir(tmp_path / "states/s:train:0/weights") == ["one"]
+        assert store.load(path)[2] is not None
+    assert run(saved("two", overwrite=False))["path"].endswith("/two")
 
 
 # The order of calls

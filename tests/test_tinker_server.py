@@ -17,7 +17,7 @@ from typing import Any
 import browser
 import pytest
 from docs_pages import shown
-from end_to_end import REPOSITORY
+from end_to_end import REPOSITORY, until
 from primerl.cli import main
 
 pytestmark = [
@@ -27,7 +27,7 @@ pytestmark = [
 ]
 EXAMPLES = REPOSITORY / "examples" / "tinker"
 KEY = "tml-test"
-TINY = ["--inference.max-model-len", "128", "--trainer.threads", "1", "--trainer.max-tokens", "512", "--port", "0"]
+TINY = ["--inference.max-model-len", "128", "--trainer.threads", "1", "--trainer.max-tokens", "512"]
 
 
 @dataclass
@@ -44,14 +44,14 @@ class Server:
         self.process.stdout.close()
 
 
-def start(model: Path, output: Path, *more: str) -> Server:
+def start(model: Path, output: Path, *more: str, port: int = 0) -> Server:
     file = output.with_suffix(".toml")
     # JSON strings and lists are TOML's.
     names = json.dumps(["tiny", "owner/alias"])
     text = f"output_dir = {json.dumps(str(output))}\n[model]\npath = {json.dumps(str(model))}\nnames = {names}\n"
     file.write_text(text, encoding="utf-8")
     [[_, *words]] = shown(__file__, "docs/tinker.md", {"examples/tinker/serve.toml": str(file)})
-    command = [sys.executable, "-m", "primerl", *words, *TINY, *more]
+    command = [sys.executable, "-m", "primerl", *words, *TINY, "--port", str(port), *more]
     environment = {**os.environ, "TINKER_API_KEY": KEY}
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -83,13 +83,22 @@ SCENARIOS = [
 
 def scenarios(server: Server, home: Path, *names: str) -> dict[str, str | None]:
     """Why each failed, or None."""
+    with _scenario(server, home, *names) as process:
+        try:
+            printed, errors = process.communicate(timeout=240)
+        finally:
+            process.kill()
+    assert process.returncode == 0, printed + errors
+    return dict(json.loads(printed.splitlines()[-1]))
+
+
+def _scenario(server: Server, home: Path, *names: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(Path(__file__).with_name("tinker_scenarios.py"))]
     # The SDK keeps files in the user's home.
     environment = {**os.environ, "HOME": str(home), "TINKER_TELEMETRY": "0"}
     arguments = [server.url, str(server.output), str(server.model), *names]
-    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*command, *arguments], env=environment, text=True, **pipes)
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +146,52 @@ def test_states_outlive_a_killed_server(
         assert words in " ".join(capsys.readouterr().err.split())
     assert main(["page", *ids]) != 0
     assert f"{server.url}/" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_every_call_of_a_killed_server_fails_once_it_is_back(imitator: Path, tmp_path: Path) -> None:
+    """While it is away the SDK asks again, at most 30 s apart; then each call gets an error, and saved states load."""
+    server = start(imitator, tmp_path / "tinker")
+    port = int(server.url.rpartition(":")[2])
+    client = _scenario(server, tmp_path, "calls_of_a_killed_server_fail")
+    try:
+        pending = server.output / "pending"
+        until(lambda: pending.exists() or client.poll() is not None, 120, "a call of each kind that waits")
+        assert pending.exists(), client.communicate()
+        server.kill()
+        server = start(imitator, tmp_path / "tinker", port=port)
+        printed, errors = client.communicate(timeout=60)
+        assert json.loads(printed.splitlines()[-1]) == {"calls_of_a_killed_server_fail": None}, printed + errors
+        assert printed.count(" failed ") == 8
+        name = "what_was_saved_before_the_kill_is_there"
+        assert scenarios(server, tmp_path, name) == {name: None}
+    finally:
+        client.kill()
+        client.wait()
+        server.kill()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 24 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small disk needs root")
+    yield folder
+    # An engine that ends may still have a file there.
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.long
+def test_a_full_disk_is_named_and_costs_nothing(imitator: Path, small_disk: Path, tmp_path: Path) -> None:
+    server = start(imitator, small_disk / "tinker")
+    try:
+        name = "a_full_disk_is_named"
+        assert scenarios(server, tmp_path, name) == {name: None}
+    finally:
+        server.kill()
 
 
 @pytest.fixture

@@ -6,12 +6,15 @@ pytest would take for mistakes of the tests.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import signal
 import sys
+import time
 import traceback
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,6 +185,80 @@ def states_are_there(server: Served, service: tinker.ServiceClient) -> None:
     assert rest.get_weights_info_by_tinker_path(path).result().lora_rank == 4
     runs = rest.list_training_runs().result().training_runs
     assert path.split("/")[2] in {one.training_run_id for one in runs}
+
+
+PENDING = "pending"
+"""File that says that a call of each kind is at the server, and unanswered."""
+TRAINING = {"create_model", "load_weights", "forward_backward", "optim_step", "save_weights", "save_sampler_weights"}
+KINDS = TRAINING | {"asample"}
+
+
+def calls_of_a_killed_server_fail(server: Served, service: tinker.ServiceClient) -> None:
+    """The server is killed and started again by the test once a call of each kind waits, behind a long one."""
+    clients = [service.create_lora_training_client(base_model="tiny", rank=2, seed=seed).result() for seed in range(5)]
+    trained(clients[0], 2)
+    path = clients[0].save_state("before").result().path
+    expected = trained(clients[0], 1)
+    (server.output / KEPT).write_text(json.dumps({"path": path, "losses": expected}), encoding="utf-8")
+    sampler = service.create_sampling_client(model_path=path).result()
+    long = clients[0].forward_backward([datum([5 + place % 90 for place in range(500)])] * 1500, "cross_entropy")
+    while "forward_backward" not in [one["running"] for one in _status(server)["models"]]:
+        time.sleep(0.02)
+    prompt, params = types.ModelInput.from_ints(ROWS[0]), types.SamplingParams(max_tokens=6)
+    calls = {
+        "forward_backward": long,
+        "optim_step": clients[1].optim_step(ADAM),
+        "save_weights": clients[2].save_state("never"),
+        "save_sampler_weights": clients[3].save_weights_for_sampler("never"),
+        "snapshot": clients[4].save_weights_and_get_sampling_client(),
+        "create_model": service.create_lora_training_client(base_model="tiny", rank=2),
+        "load_weights": service.create_training_client_from_state(path),
+        "asample": sampler.sample(prompt, 1, params),
+    }
+    while set(_status(server)["queue"]) != KINDS:
+        assert not long.future().done(), "it was too short"
+        time.sleep(0.02)
+    (server.output / PENDING).touch()
+    for name, call in calls.items():
+        with pytest.raises(Exception, match=r"Promise expired|not known"):
+            call.result(timeout=150)
+        print(f"{name} failed {time.time() - (server.output / PENDING).stat().st_mtime:.1f} s after the kill")
+
+
+def what_was_saved_before_the_kill_is_there(server: Served, service: tinker.ServiceClient) -> None:
+    kept = json.loads((server.output / KEPT).read_text(encoding="utf-8"))
+    resumed = service.create_training_client_from_state_with_optimizer(kept["path"]).result()
+    assert trained(resumed, 1) == pytest.approx(kept["losses"], rel=1e-5)
+    rest = tinker.RestClient(base_url=server.url, api_key=KEY)
+    assert [one.tinker_path for one in rest.list_user_checkpoints().result().checkpoints] == [kept["path"]]
+
+
+def a_full_disk_is_named(server: Served, service: tinker.ServiceClient) -> None:
+    """`output` is a small disk of its own."""
+    client = service.create_lora_training_client(base_model="tiny", rank=4).result()
+    trained(client, 1)
+    path = client.save_state("one").result().path
+    filled = server.output / "filled"
+    with filled.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 12)):
+            pass
+    for save in (client.save_state, client.save_weights_for_sampler):
+        with pytest.raises(Exception, match=r"/two cannot be written: .*make room on the server's disk"):
+            save("two").result()
+    with pytest.raises(Exception, match=r"cannot be written: .*make room"):
+        client.save_weights_and_get_sampling_client().result()
+    losses = trained(client, 1)  # it trains on, and what was saved loads
+    resumed = service.create_training_client_from_state_with_optimizer(path).result()
+    assert trained(resumed, 1) == pytest.approx(losses, rel=1e-5)
+    filled.unlink()
+    assert client.save_state("two").result().path.endswith("/two")
+    assert len(_sampled(service, client.save_weights_for_sampler("two").result().path)) == 6
+
+
+def _status(server: Served) -> dict[str, Any]:
+    request = urllib.request.Request(f"{server.url}/status", headers={"X-API-Key": KEY})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return dict(json.loads(answer.read()))
 
 
 def _sampled(service: tinker.ServiceClient, path: str) -> list[int]:

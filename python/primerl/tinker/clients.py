@@ -23,6 +23,7 @@ from primerl.tinker.wire import Datum, Request, datums_of, output_of
 from primerl.train.adapters.files import folder_digest
 from primerl.train.adapters.lora import Adapter, add_adapter
 from primerl.train.adapters.targets import choose
+from primerl.train.checkpoint.step_folders import saving
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model.loading import make_ready
@@ -133,7 +134,11 @@ class Published:
         """By what decides the adapter's shape."""
 
     def write(self, version: int, options: LoraOptions | None, tensors: Mapping[str, Tensor] | None) -> Path:
-        """The folder that an engine loads; `tensors` are those of an adapter, by peft's names."""
+        """The folder that an engine loads; `tensors` are those of an adapter, by peft's names. Raises SavingError."""
+        with saving(self._folder / "broadcasts" / f"step_{version}"):
+            return self._write(version, options, tensors)
+
+    def _write(self, version: int, options: LoraOptions | None, tensors: Mapping[str, Tensor] | None) -> Path:
         publisher = UntiedPublisher(self._folder, keep_last=1, keep_all=True)
         if options is None or tensors is None:
             return publisher.publish(self._base.model, version).parent

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from primerl.tinker.losses import LossInputError
+from primerl.train.checkpoint.step_folders import SavingError
 
 log = logging.getLogger("primerl.tinker")
 
@@ -46,6 +47,9 @@ class Future:
         except asyncio.CancelledError:
             self.fail("the server is stopping", "server")
             raise
+        except SavingError as error:
+            log.error("%s failed: %s", self.kind, error)
+            self.fail(f"{error}; make room on the server's disk, and call again", "server")
         except Exception as error:
             log.exception("%s failed", self.kind)
             self.fail(f"{type(error).__name__}: {error}", "server")

@@ -339,7 +339,10 @@ class _Server:
             return
         shown = f"{KEY}=(its value here)" if self._key else f"{KEY}={KEY_BEGINS}local"
         names = ", ".join(self._limits().names)
-        note_url(self._output_dir, self.url)
+        try:
+            note_url(self._output_dir, self.url)
+        except OSError as error:
+            log.warning("the list of runs shows this server as starting, as its address cannot be noted: %s", error)
         _say(f"ready: TINKER_BASE_URL={self.url} {shown}; base models: {names}")
         _say(f"the server's page: {self.url}/")
 

@@ -25,6 +25,7 @@ from primerl.tinker.losses import LossInputError
 from primerl.tinker.records import Limits, Model, Sampler, Session, UnknownError, number
 from primerl.tinker.store import SAMPLER, Facts, Store
 from primerl.tinker.wire import Request
+from primerl.train.checkpoint.step_folders import saving
 
 log = logging.getLogger("primerl.tinker")
 
@@ -276,8 +277,9 @@ class Service:
         file = self._snapshots / model.session / f"{key}.safetensors"
 
         def keep() -> None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            save_file(model.client.tensors(), file)
+            with saving(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                save_file(model.client.tensors(), file)
 
         def write(version: int) -> Path:
             return self._published.write(version, model.options, load_file(file))

@@ -28,6 +28,8 @@ TYPES = {WEIGHTS: "training", SAMPLER: "sampler"}
 SCHEME = "tinker://"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_-]{0,200}")
+FORMER = re.compile(r"\.(.+)\.\d+\.former")
+"""Name of a state that was about to be replaced (`checkpoint.files.settle`)."""
 LONGEST_TTL_S = 10 * 365 * 86_400.0
 FACTS, STATE = "primerl.json", "optimizer.pt"
 
@@ -74,9 +76,14 @@ class Store:
         self._alpha = alpha
 
     def clean(self) -> None:
-        """Remove what a killed server was writing or deleting. No one else may be using the folder."""
+        """Remove what a killed server was writing or deleting, and restore what it was replacing. No one else may be
+        using the folder."""
         for unfinished in self._folder.glob("*/*/.*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
+            replaced = FORMER.fullmatch(unfinished.name)
+            if replaced is not None and not (state := unfinished.with_name(replaced[1])).exists():
+                unfinished.rename(state)
+            else:
+                shutil.rmtree(unfinished, ignore_errors=True)
 
     def save(
         self,
