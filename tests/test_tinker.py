@@ -40,6 +40,7 @@ from primerl.tinker.store import SAMPLER, WEIGHTS, Store
 from primerl.tinker.untied import engines_folder
 from primerl.tinker.wire import Request, datums_of, request_of
 from primerl.train.checkpoint.step_folders import SavingError
+from primerl.train.model.packed_model import PackedSequences
 from tinker.proto import tinker_public_pb2 as pb
 
 COMPUTATION = on_one_device(dtype="float32", threads=1)
@@ -398,8 +399,8 @@ def test_published_weights_are_the_adapters_merged(base: BaseModel, tmp_path: Pa
     client.forward_backward(message("cross_entropy", policy_data()))
     client.optim_step({"learning_rate": 1e-2})
     published = Published(base, tmp_path)
-    merged = published.write(1, OPTIONS, client.tensors())
-    plain = published.write(2, None, None)
+    merged = published.write(1, (OPTIONS, client.tensors()))
+    plain = published.write(2, None)
     name = "model.layers.0.self_attn.q_proj.weight"
     (file,), (other,) = merged.glob("*.safetensors"), plain.glob("*.safetensors")
     tensors, prefix = client.tensors(), "base_model.model.model.layers.0.self_attn.q_proj"
@@ -426,7 +427,7 @@ def test_without_train_unembed_the_output_layer_stays(base: BaseModel, untied: B
         assert not any("lm_head" in name for name in client.tensors())
         client.forward_backward(message("cross_entropy", policy_data()))
         client.optim_step({"learning_rate": 1e-2})
-        (file,) = Published(one, tmp_path).write(1, options, client.tensors()).glob("*.safetensors")
+        (file,) = Published(one, tmp_path).write(1, (options, client.tensors())).glob("*.safetensors")
         assert torch.equal(load_file(file)["lm_head.weight"], one.model.get_output_embeddings().weight)
         assert one.model.get_input_embeddings().weight.requires_grad is False
 
@@ -644,7 +645,7 @@ def test_a_full_disk_is_named_and_costs_nothing_that_was_saved(base: BaseModel, 
         with no_file_above(size):
             answer = run(saved(name, overwrite=overwrite))
             with pytest.raises(SavingError, match=r"broadcasts/step_1 cannot be written"):
-                Published(base, tmp_path).write(1, OPTIONS, client.tensors())
+                Published(base, tmp_path).write(1, (OPTIONS, client.tensors()))
         assert answer["category"] == "server"
         assert f"{tmp_path}/states/s:train:0/weights/{name} cannot be written" in answer["error"]
         assert "make room on the server's disk" in answer["error"]
@@ -832,6 +833,10 @@ def test_more_samplers_than_engines_are_all_answered(monkeypatch: pytest.MonkeyP
 # Requests for samples
 
 
+def table(data: list[Any], shape: list[int]) -> dict[str, Any]:
+    return {"data": data, "dtype": "int64", "shape": shape}
+
+
 def asked(**more: Any) -> sampling.SampleRequest:
     body = {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}, "num_samples": 2, **more}
     return sampling.request_of(body, 100, 16)
@@ -866,7 +871,17 @@ def test_a_request_becomes_an_engines() -> None:
         ({"sampling_params": {"temperature": float("nan")}}, "temperature is nan"),
         ({"prompt_logprobs_last_n": "x"}, "prompt_logprobs_last_n is 'x'"),
         ({"prompt": "x"}, "no list of chunks"),
-        ({"target_prompt_logprobs": {"data": []}}, "target_prompt_logprobs: this server does not give"),
+        ({"target_prompt_logprobs": {"data": []}}, "has to be a tensor of int64"),
+        ({"target_prompt_logprobs": table([1], [1, 1])}, r"shape \[1, 1\]; the prompt has 3 tokens, so .* \[2, K\]"),
+        ({"target_prompt_logprobs": table([1], [2, 1])}, "has 1 values, which are not those of its shape"),
+        ({"target_prompt_logprobs": table([1, 100], [2, 1])}, "ids that are not the model's"),
+        ({"target_prompt_logprobs": table([1, -2], [2, 1])}, "ids that are not the model's"),
+        ({"target_prompt_logprobs": table(["x", 1], [2, 1])}, "cannot be read"),
+        ({"target_prompt_logprobs": table([1, 1], [2, "1"])}, r"shape \[2, '1'\]"),
+        ({"target_prompt_logprobs": table([1], [2, 2**40])}, "has 1 values, which are not those of its shape"),
+        ({"target_prompt_logprobs": table([1], [2, 1]) | {"sparse_crow_indices": [0, 1]}}, "cannot be read"),
+        ({"prompt_alt_tokens_k": 257}, "prompt_alt_tokens_k is 257"),
+        ({"record_stability_info": True}, "record_stability_info: this server does not give"),
         ({"prompt": {"chunks": []}}, "the prompt is empty"),
         ({"prompt": {"chunks": [{"type": "image"}]}}, "a chunk is 'image'"),
         ({"prompt": {"chunks": [{"tokens": [-1]}]}}, "the id -1"),
@@ -876,6 +891,50 @@ def test_a_request_becomes_an_engines() -> None:
 def test_what_is_wrong_with_a_request_is_named(more: dict[str, Any], words: str) -> None:
     with pytest.raises(LossInputError, match=words):
         asked(**more)
+
+
+def test_named_tokens_of_a_prompt_are_scored_by_the_samplers_weights(base: BaseModel, tmp_path: Path) -> None:
+    """A table with holes, a sparse one, and tokens that are drawn, against peft's model and its whole distributions."""
+    from tinker.proto.response_conv import deserialize_sample_response
+
+    client = TrainingClient(base, OPTIONS, MOST)
+    for _ in range(3):
+        client.forward_backward(message("cross_entropy", policy_data()))
+        client.optim_step({"learning_rate": 1e-2})
+    adapter = (OPTIONS, client.tensors())
+    with torch.no_grad():
+        logprobs = client.model(torch.tensor([[1, 2, 3]]), packed=PackedSequences.from_lengths([3])).logits[0].float()
+    logprobs = logprobs.log_softmax(-1)
+    published = Published(base, tmp_path)
+
+    def answer(samplers: Any = adapter, **more: Any) -> Any:
+        made = pb.SampleResponse()
+        published.scored(samplers, asked(**more)).add_to(made)
+        return deserialize_sample_response(made.SerializeToString())
+
+    dense = answer(target_prompt_logprobs=table([5, -1, 7, 9], [2, 2])).target_prompt_logprobs
+    expected = [logprobs[0, 5].item(), 0.0, logprobs[1, 7].item(), logprobs[1, 9].item()]
+    assert dense.shape == [2, 2]
+    assert list(dense.data) == pytest.approx(expected, abs=1e-5)
+    sparse = table([7], [2, 3]) | {"sparse_crow_indices": [0, 0, 1], "sparse_col_indices": [2]}
+    found = answer(target_prompt_logprobs=sparse).target_prompt_logprobs
+    assert (list(found.sparse_crow_indices), list(found.sparse_col_indices)) == ([0, 0, 1], [2])
+    assert list(found.data) == pytest.approx([expected[2]], abs=1e-5)
+    plain = answer(None, target_prompt_logprobs=table([5, 7], [2, 1])).target_prompt_logprobs
+    assert abs(plain.data[0] - expected[0]) > 1e-3  # the base model's
+    drawn = answer(prompt_alt_tokens_k=200, sampling_params={"seed": 3, "temperature": 0.5}).prompt_alt_tokens
+    again = answer(prompt_alt_tokens_k=200, sampling_params={"seed": 3, "temperature": 0.5}).prompt_alt_tokens
+    tokens = torch.tensor(np.array(drawn.tokens.data)).view(2, 200)
+    assert list(drawn.tokens.data) == list(again.tokens.data)
+    # At temperature 1, whatever they are drawn at.
+    assert list(drawn.logprobs.data) == pytest.approx(logprobs[:2].gather(1, tokens).flatten().tolist(), abs=1e-5)
+    chances, likeliest = (2 * logprobs[:2]).softmax(-1).topk(3)
+    for row in range(2):
+        for chance, token in zip(chances[row].tolist(), likeliest[row].tolist(), strict=True):
+            share = float((tokens[row] == token).float().mean())
+            assert abs(share - chance) <= 4 * (chance * (1 - chance) / 200) ** 0.5 + 1e-3
+    (greedy,) = {tuple(answer(prompt_alt_tokens_k=1, sampling_params={"temperature": 0}).prompt_alt_tokens.tokens.data)}
+    assert greedy == tuple(logprobs[:2].argmax(-1).tolist())
 
 
 # Without a key

@@ -76,6 +76,7 @@ SCENARIOS = [
     "supervised_training_reaches_the_datas_floor",
     "samples_are_those_of_the_trained_weights",
     "texts_and_tokens_end_samples",
+    "adapters_are_exported_for_peft",
     "what_users_get_wrong_is_a_result_and_the_client_goes_on",
     "a_killed_engine_is_started_again",
 ]

@@ -11,9 +11,12 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,14 +63,18 @@ def trained(client: tinker.TrainingClient, steps: int) -> list[float]:
 
 def recomputed(server: Served, path: str, token_ids: list[int]) -> torch.Tensor:
     """By peft on a model of transformers, from what the server has saved: nothing of primerl computes here."""
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     folder = server.output / "states" / path.removeprefix("tinker://")
     weights = load_file(folder / "adapter_model.safetensors")
     assert weights["base_model.model.lm_head.lora_B.weight"].abs().max() > 0  # `train_unembed` is the SDK's default
+    return _by_peft(server, str(folder), token_ids)
+
+
+def _by_peft(server: Served, folder: str, token_ids: list[int]) -> torch.Tensor:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
-    model = PeftModel.from_pretrained(model, str(folder)).eval()
+    model = PeftModel.from_pretrained(model, folder).eval()
     with torch.no_grad():
         logits = model(torch.tensor([token_ids])).logits[0, :-1]
     return logits.log_softmax(-1).gather(-1, torch.tensor(token_ids[1:])[:, None]).squeeze(-1)
@@ -118,6 +125,17 @@ def samples_are_those_of_the_trained_weights(server: Served, service: tinker.Ser
     assert answer.prompt_logprobs is not None
     assert answer.prompt_logprobs[0] is None
     assert torch.allclose(torch.tensor(answer.prompt_logprobs[1:]), expected[: len(ROWS[0]) - 1], atol=1e-4)
+    # Of tokens that the client names, and of some that are drawn, at each place of the prompt.
+    wanted = [[row, 7] for row in ROWS[0][1:]]
+    named = types.TensorData(data=[one for pair in wanted for one in pair], dtype="int64", shape=[len(wanted), 2])
+    more = sampler.sample(prompt, 1, params, target_prompt_logprobs=named, prompt_alt_tokens_k=3).result()
+    assert more.target_prompt_logprobs is not None
+    assert more.prompt_alt_tokens is not None
+    table = torch.tensor(more.target_prompt_logprobs.data).view(len(wanted), 2)
+    assert torch.allclose(table[:, 0], torch.tensor(answer.prompt_logprobs[1:]), atol=1e-4)
+    last = recomputed(server, path, [*ROWS[0][:-1], 7])[-1]
+    assert abs(float(table[-1, 1] - last)) <= 1e-4
+    assert more.prompt_alt_tokens.tokens.shape == [len(wanted), 3]
     # Both samplers are answered, in any order, each by its own weights.
     again = base.compute_logprobs(prompt).result()
     assert again == pytest.approx(before, abs=1e-6)
@@ -153,6 +171,42 @@ def texts_and_tokens_end_samples(server: Served, service: tinker.ServiceClient) 
     (ended,) = sampler.sample(prompt, 1, params).result().sequences
     assert (ended.tokens, ended.stop_reason) == (plain.tokens[: lengths[0]], "stop")
     assert len(ended.logprobs) == len(ended.tokens)
+
+
+def adapters_are_exported_for_peft(server: Served, service: tinker.ServiceClient) -> None:
+    """By the calls of the SDK, and by its command, which loads a saved state to export it."""
+    client = service.create_lora_training_client(base_model="tiny", rank=4, seed=2).result()
+    trained(client, 2)
+    path = client.save_state("two").result().path
+    exported = client.save_weights_external("out", ttl_seconds=7200).result().path
+    assert exported == path.replace("weights/two", "external_weights/out")
+    rest = tinker.RestClient(base_url=server.url, api_key=KEY)
+    answer = rest.get_external_weights_urls(exported).result()
+    assert set(answer.urls) == {"adapter_config.json", "adapter_model.safetensors"}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, url in answer.urls.items():
+            urllib.request.urlretrieve(url, f"{folder}/{name}")  # without a key
+            for wrong in (url[:-1] + ("0" if url[-1] != "0" else "1"), url.replace("expires=", "expires=9")):
+                with pytest.raises(urllib.error.HTTPError, match="403"):
+                    urllib.request.urlopen(wrong)
+        assert torch.equal(_by_peft(server, folder, ROWS[0]), recomputed(server, path, ROWS[0]))
+        command = [f"{sys.prefix}/bin/tinker", "checkpoint", "download", path, "--output", folder]
+        environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": KEY}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (downloaded,) = [one for one in Path(folder).iterdir() if one.is_dir()]
+        assert torch.equal(_by_peft(server, str(downloaded), ROWS[0]), recomputed(server, path, ROWS[0]))
+    # What the command had exported is gone.
+    listed = [one for one in rest.list_user_checkpoints().result().checkpoints if "external" in one.tinker_path]
+    assert [(one.tinker_path, one.checkpoint_type) for one in listed] == [(exported, "external")]
+    assert listed[0].expires_at is not None
+    rest.set_checkpoint_ttl_from_tinker_path(exported, None).result()
+    assert rest.list_checkpoints(exported.split("/")[2]).result().checkpoints[0].expires_at is None
+    rest.delete_checkpoint_from_tinker_path(exported).result()
+    with pytest.raises(Exception, match="there is no saved state"):
+        rest.get_external_weights_urls(exported).result()
+    with pytest.raises(Exception, match="does not encrypt"):
+        client.save_weights_external("sealed", age_encryption_recipients=["age1x"]).result()
 
 
 KEPT = "kept.json"

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from primerl.tinker.losses import LossInputError, check
+from primerl.tinker.sampling import SampleRequest
+from primerl.tinker.scoring import Scores, scored
 from primerl.tinker.untied import UntiedPublisher, publish_apart, tied_head
 from primerl.tinker.wire import Datum, Request, datums_of, output_of
 from primerl.train.adapters.files import folder_digest
@@ -124,8 +126,13 @@ class BaseModel:
         return model, adapter
 
 
+SavedAdapter = tuple[LoraOptions, Mapping[str, Tensor]]
+"""Its tensors by peft's names."""
+
+
 class Published:
-    """Writes whole weights for engines: the base model's, or those with an adapter merged in."""
+    """Writes whole weights for engines: the base model's, or those with an adapter merged in. And computes with the
+    same what engines do not give."""
 
     def __init__(self, base: BaseModel, folder: Path) -> None:
         self._base = base
@@ -133,21 +140,27 @@ class Published:
         self._adapted: dict[tuple[int, bool, bool, bool], tuple[Any, Adapter]] = {}
         """By what decides the adapter's shape."""
 
-    def write(self, version: int, options: LoraOptions | None, tensors: Mapping[str, Tensor] | None) -> Path:
-        """The folder that an engine loads; `tensors` are those of an adapter, by peft's names. Raises SavingError."""
-        with saving(self._folder / "broadcasts" / f"step_{version}"):
-            return self._write(version, options, tensors)
+    def scored(self, adapter: SavedAdapter | None, request: SampleRequest) -> Scores:
+        """What the request asks of the prompt and engines do not give."""
+        model = self._base.model if adapter is None else self._with(*adapter)
+        temperature = float(request.sampling["temperature"])
+        return scored(model, request.prompt, request.targets, request.alternatives, temperature, request.seed)
 
-    def _write(self, version: int, options: LoraOptions | None, tensors: Mapping[str, Tensor] | None) -> Path:
-        publisher = UntiedPublisher(self._folder, keep_last=1, keep_all=True)
-        if options is None or tensors is None:
-            return publisher.publish(self._base.model, version).parent
+    def write(self, version: int, adapter: SavedAdapter | None) -> Path:
+        """The folder that an engine loads. Raises SavingError."""
+        with saving(self._folder / "broadcasts" / f"step_{version}"):
+            publisher = UntiedPublisher(self._folder, keep_last=1, keep_all=True)
+            model = self._base.model if adapter is None else self._with(*adapter)
+            return publisher.publish(model, version).parent
+
+    def _with(self, options: LoraOptions, tensors: Mapping[str, Tensor]) -> Any:
+        """The model with this adapter, until another one is asked for."""
         key = (options.rank, options.train_mlp, options.train_attn, options.train_unembed)
         if key not in self._adapted:
             self._adapted[key] = self._base.adapted(options)
         model, adapter = self._adapted[key]
         set_tensors(adapter, tensors)
-        return publisher.publish(model, version).parent
+        return model
 
 
 def set_tensors(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from primerl.tinker.clients import LoraOptions, TrainingClient
+from primerl.tinker.clients import LoraOptions, SavedAdapter, TrainingClient
 from primerl.tinker.engines import Weights
 from primerl.tinker.futures import Queue
 from primerl.tinker.history import Curve
@@ -52,6 +52,8 @@ class Sampler:
     base_model: str
     path: str | None
     weights: Weights
+    adapter: Callable[[], SavedAdapter | None]
+    """Reads it; None for the base model. Called by the thread that computes."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from primerl.tinker import sampling
-from primerl.tinker.clients import BaseModel, LoraOptions, Published, TrainingClient
+from primerl.tinker.clients import BaseModel, LoraOptions, Published, SavedAdapter, TrainingClient
 from primerl.tinker.engines import Pool, Weights
+from primerl.tinker.export import Export
 from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.generation import Generation
 from primerl.tinker.history import Samples
@@ -47,6 +48,7 @@ class Service:
         self._base = base
         self._store = Store(output_dir / "states", base.digest, base.alpha)
         self._store.clean()
+        self.export = Export(self._store)
         self._snapshots = output_dir / "snapshots"
         """Adapters of samplers that were not given a name; they end with their session."""
         for left in (self._snapshots, output_dir / "broadcasts"):
@@ -281,13 +283,18 @@ class Service:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 save_file(model.client.tensors(), file)
 
-        def write(version: int) -> Path:
-            return self._published.write(version, model.options, load_file(file))
-
         await self._compute(keep)
-        sampler = Sampler(f"{model.session}:sample:{key}", model.base_model, None, Weights(key, write))
+        name = f"{model.session}:sample:{key}"
+        sampler = self._sampler(name, model.base_model, None, key, lambda: (model.options, load_file(file)))
         self._keep(model.session, sampler)
         return sampler
+
+    def _sampler(
+        self, name: str, base_model: str, path: str | None, key: str, adapter: Callable[[], SavedAdapter | None]
+    ) -> Sampler:
+        """`key`: of its weights, which samplers may share."""
+        weights = Weights(key, lambda version: self._published.write(version, adapter()))
+        return Sampler(name, base_model, path, weights, adapter)
 
     async def create_sampler(self, body: Mapping[str, Any]) -> Sampler:
         """Raises LossInputError where there is no such model or state."""
@@ -300,16 +307,15 @@ class Service:
         path = body.get("model_path")
         if path is None:
             self._check_base(body.get("base_model"))
-            plain = partial(self._published.write, options=None, tensors=None)
-            sampler = Sampler(name, str(body["base_model"]), None, Weights(BASE, plain))
+            sampler = self._sampler(name, str(body["base_model"]), None, BASE, lambda: None)
         else:
             # Also while the trainer computes; and again when an engine is to have them.
             facts, _, _ = await asyncio.to_thread(self._store.load, str(path))
 
-            def write(version: int) -> Path:
-                return self._published.write(version, facts.options, self._store.load(str(path))[1])
+            def adapter() -> SavedAdapter:
+                return facts.options, self._store.load(str(path))[1]
 
-            sampler = Sampler(name, facts.base_model, str(path), Weights(f"{path}@{facts.saved}", write))
+            sampler = self._sampler(name, facts.base_model, str(path), f"{path}@{facts.saved}", adapter)
         self._keep(session.id, sampler)
         return sampler
 
@@ -334,7 +340,11 @@ class Service:
             request = sampling.request_of(body, self._base.vocabulary, self.limits.context)
             choices, scores = await self._generation.sampled(sampler.weights, request, future.id)
             self.samples.add(sampler.id, request.prompt, choices)
-            return sampling.answer_of(request, choices, scores)
+            answer = sampling.answer_of(request, choices, scores)
+            if request.targets is not None or request.alternatives:
+                more = await self._compute(lambda: self._published.scored(sampler.adapter(), request))
+                more.add_to(answer)
+            return answer
 
         self._start(self._session(sampler.id.split(":", 1)[0]), future, work)
         return future
@@ -352,6 +362,9 @@ class Service:
 
     async def facts(self, path: str) -> Facts:
         return await asyncio.to_thread(self._store.facts, path)
+
+    async def expire(self, path: str, ttl_s: float | None) -> None:
+        await asyncio.to_thread(self._store.expire, path, ttl_s)
 
     async def delete(self, path: str) -> None:
         await asyncio.to_thread(self._store.delete, path)
