@@ -307,21 +307,50 @@ def test_a_run_with_a_trainer_takes_no_script(model: Path, tmp_path: Path, start
 EXAMPLES = REPOSITORY / "examples" / "bring-your-own-trainer"
 
 
+SKYRL = os.environ.get("PRIMERL_TEST_SKYRL")
+"""A Python that has SkyRL and what primerl needs without its extras: the two pin different versions of transformers."""
+
+
+def example(name: str, *arguments: str, python: str = sys.executable) -> None:
+    """Trains two steps."""
+    # Another virtualenv has no primerl of its own.
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "python")} if python != sys.executable else None
+    command = [python, str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")] == ["1", "2"]
+
+
 @pytest.mark.end_to_end
 @pytest.mark.timeout(300)
-def test_examples_of_other_libraries_train(model: Path, tmp_path: Path, started: list[Any]) -> None:
-    assert all(len(file.read_text(encoding="utf-8").splitlines()) < 80 for file in EXAMPLES.glob("*.py"))
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("with_accelerate.py", "loss/mean"),
+        ("with_rl_trainer.py", "reward/all/mean"),
+        ("with_rllm_stages.py", "optim/grad_norm"),
+        ("with_skyrl.py", "clip_ratio"),
+    ],
+)
+def test_examples_of_other_libraries_train_in_their_own_process(
+    name: str, metric: str, model: Path, tmp_path: Path, started: list[Any]
+) -> None:
+    assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 80
+    if name == "with_skyrl.py" and SKYRL is None:
+        pytest.skip("PRIMERL_TEST_SKYRL names no Python with SkyRL")
     output = tmp_path / "connected"
     started.append(run := launch(model, output, *SMALL, "--trainer", "external", "--max-steps", "2"))
     run.note_mark()
-    _, file, *overrides = arguments_of(model, tmp_path / "in-process", *SMALL, "--max-steps", "2")
-    for name, arguments in (("with_accelerate.py", [str(output)]), ("with_trl.py", [file, *overrides])):
-        command = [sys.executable, str(EXAMPLES / name), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")] == ["1", "2"]
+    example(name, str(output), python=(SKYRL or "") if name == "with_skyrl.py" else sys.executable)
     assert run.ended(60)[0] == 0
-    assert all("loss/mean" in line for line in read_lines(output / "metrics.jsonl"))
+    assert all(metric in line for line in read_lines(output / "metrics.jsonl"))
+
+
+@pytest.mark.end_to_end
+@pytest.mark.timeout(300)
+def test_examples_of_other_libraries_train_in_the_process_of_the_run(model: Path, tmp_path: Path) -> None:
+    _, file, *overrides = arguments_of(model, tmp_path / "in-process", *SMALL, "--max-steps", "2")
+    example("with_trl.py", file, *overrides)
 
 
 IN_PROCESS = """

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
+import os
+import resource
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -31,11 +37,14 @@ from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.losses import LOSSES, LossInputError, check
 from primerl.tinker.routes import application
 from primerl.tinker.store import SAMPLER, WEIGHTS, Store
+from primerl.tinker.untied import engines_folder
 from primerl.tinker.wire import Request, datums_of, request_of
+from primerl.train.checkpoint.step_folders import SavingError
+from primerl.train.model.packed_model import PackedSequences
 from tinker.proto import tinker_public_pb2 as pb
 
 COMPUTATION = on_one_device(dtype="float32", threads=1)
-OPTIONS = LoraOptions(rank=4, seed=3, train_mlp=True, train_attn=True)
+OPTIONS = LoraOptions(rank=4, seed=3, train_mlp=True, train_attn=True, train_unembed=True)
 MOST = 64
 
 
@@ -48,7 +57,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(folder: Path) -> BaseModel:
+    """Its output layer is tied to its embedding."""
     return BaseModel(folder, COMPUTATION, 32.0, trusted=False)
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
+    made, size = tmp_path_factory.mktemp("models") / "untied", {"hidden_size": 32, "intermediate_size": 48}
+    write_model(made, TinyConfig(**size, num_attention_heads=2, head_dim=16, tie_word_embeddings=False), seed=4)
+    return BaseModel(made, COMPUTATION, 32.0, trusted=False)
 
 
 def tensor(values: Any, kind: Any = np.float32) -> Any:
@@ -130,7 +147,15 @@ def plain_logprobs(model: Any, token_ids: list[int], targets: Sequence[int]) -> 
 
 
 @pytest.mark.parametrize("name", list(LOSSES))
-def test_loss_and_gradient_are_those_of_plain_pytorch(name: str, base: BaseModel, folder: Path) -> None:
+def test_loss_and_gradient_are_those_of_plain_pytorch(name: str, base: BaseModel) -> None:
+    compare_with_peft(name, base)
+
+
+def test_an_output_layer_of_its_own_is_trained_too(untied: BaseModel) -> None:
+    compare_with_peft("ppo", untied)
+
+
+def compare_with_peft(name: str, base: BaseModel) -> None:
     """By peft on a model of transformers, one sequence at a time; and the formulas by hand."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -143,7 +168,9 @@ def test_loss_and_gradient_are_those_of_plain_pytorch(name: str, base: BaseModel
     output = client.forward_backward(message(name, data, config))
 
     lora = LoraConfig(r=4, lora_alpha=32, target_modules=client.adapter.peft_config.target_modules)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), lora)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Model (has|with) `tie_word_embeddings=True`")  # about merging
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32), lora)
     own = {key.replace(".default.", "."): one for key, one in model.named_parameters() if "lora_" in key}
     with torch.no_grad():
         for key, value in tensors.items():
@@ -160,11 +187,12 @@ def test_loss_and_gradient_are_those_of_plain_pytorch(name: str, base: BaseModel
         expected = by_hand(name, logprobs.detach().double().numpy(), inputs, config)
         assert elements.sum() == pytest.approx(expected, rel=1e-4, abs=1e-4)
     total.backward()
-    assert output.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5)
+    assert output.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5, abs=1e-5)  # terms of both signs
     gradients = {key: one.grad for key, one in own.items()}
     found_gradients = {
         key: parameter.grad for key, parameter in zip(sorted(tensors), _sorted_parameters(client), strict=True)
     }
+    assert {"base_model.model.lm_head.lora_A.weight", "base_model.model.lm_head.lora_B.weight"} <= tensors.keys()
     largest = max(float(one.abs().max()) for one in gradients.values() if one is not None)
     for key, gradient in gradients.items():
         assert float((found_gradients[key] - gradient).abs().max()) <= 1e-5 * largest, key
@@ -371,8 +399,8 @@ def test_published_weights_are_the_adapters_merged(base: BaseModel, tmp_path: Pa
     client.forward_backward(message("cross_entropy", policy_data()))
     client.optim_step({"learning_rate": 1e-2})
     published = Published(base, tmp_path)
-    merged = published.write(1, OPTIONS, client.tensors())
-    plain = published.write(2, None, None)
+    merged = published.write(1, (OPTIONS, client.tensors()))
+    plain = published.write(2, None)
     name = "model.layers.0.self_attn.q_proj.weight"
     (file,), (other,) = merged.glob("*.safetensors"), plain.glob("*.safetensors")
     tensors, prefix = client.tensors(), "base_model.model.model.layers.0.self_attn.q_proj"
@@ -380,6 +408,98 @@ def test_published_weights_are_the_adapters_merged(base: BaseModel, tmp_path: Pa
     assert torch.allclose(load_file(file)[name], load_file(other)[name] + 32 / 4 * b @ a, atol=1e-6)
     digests = {json.loads((one / "manifest.json").read_text())["digest"] for one in (merged, plain)}
     assert len(digests) == 2
+    # The embedding that the output layer is tied to stays as it is.
+    words, head, prefix = "model.embed_tokens.weight", "lm_head.weight", "base_model.model.lm_head"
+    a, b = tensors[f"{prefix}.lora_A.weight"], tensors[f"{prefix}.lora_B.weight"]
+    assert b.abs().max() > 0
+    for one in (file, other):
+        assert torch.equal(load_file(one)[words], base.model.get_input_embeddings().weight)
+    assert torch.equal(load_file(other)[head], load_file(other)[words])
+    assert torch.allclose(load_file(file)[head], load_file(file)[words] + 32 / 4 * b @ a, atol=1e-6)
+
+
+def test_without_train_unembed_the_output_layer_stays(base: BaseModel, untied: BaseModel, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    options = replace(OPTIONS, train_unembed=False)
+    for one in (base, untied):
+        client = TrainingClient(one, options, MOST)
+        assert not any("lm_head" in name for name in client.tensors())
+        client.forward_backward(message("cross_entropy", policy_data()))
+        client.optim_step({"learning_rate": 1e-2})
+        (file,) = Published(one, tmp_path).write(1, (options, client.tensors())).glob("*.safetensors")
+        assert torch.equal(load_file(file)["lm_head.weight"], one.model.get_output_embeddings().weight)
+        assert one.model.get_input_embeddings().weight.requires_grad is False
+
+
+def test_the_output_layer_alone_is_trained(base: BaseModel) -> None:
+    client = TrainingClient(base, LoraOptions(2, 0, train_mlp=False, train_attn=False, train_unembed=True), MOST)
+    assert {name.split(".")[2] for name in client.tensors()} == {"lm_head"}
+    client.forward_backward(message("cross_entropy", policy_data()))
+    assert client.optim_step({})["grad_norm:mean"] > 0
+
+
+def test_engines_load_an_output_layer_of_its_own(base: BaseModel, untied: BaseModel, tmp_path: Path) -> None:
+    """By the embedded engine and by transformers; of a model whose files are several as well."""
+    from primerl.inference.torch.step import TorchBackend
+    from transformers import AutoModelForCausalLM
+
+    assert engines_folder(untied.folder, tmp_path / "untied", trusted=False) == untied.folder
+    sharded = tmp_path / "sharded"
+    AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32).save_pretrained(
+        sharded, max_shard_size="50KB"
+    )
+    token_ids = torch.tensor([SEQUENCES[2]])
+    expected = AutoModelForCausalLM.from_pretrained(base.folder, dtype=torch.float32)(token_ids).logits
+    for source in (base.folder, sharded):
+        for _ in range(2):  # what a former server left is replaced
+            made = engines_folder(source, tmp_path / "made", trusted=False)
+        model = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)
+        words, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        assert words is not head
+        assert torch.equal(words, head)
+        assert torch.allclose(model(token_ids).logits, expected, atol=1e-6)
+        tensors = TorchBackend(made, dtype="float32", max_num_seqs=1, max_model_len=16).decoder.tensors
+        assert torch.equal(tensors["lm_head.weight"], words)
+        assert tensors["lm_head.weight"] is not tensors["model.embed_tokens.weight"]
+
+
+def test_losses_over_steps_are_of_the_tokens_that_are_learnt_from(base: BaseModel) -> None:
+    client = TrainingClient(base, OPTIONS, MOST)
+    for weights in ([1.0, 0.0, 2.0], [0.0, 0.0, 1.0]):
+        one = message("cross_entropy", [([4, 5, 6], {"target_tokens": [5, 6, 7], "weights": weights})])
+        total = client.forward_backward(one).metrics["loss:sum"]
+        client.forward_backward(replace(one, forward_only=True))
+    client.optim_step({})
+    first = client.stepped_loss
+    assert first is not None
+    assert total < 3 * first < 30  # the sum of both calls, over three tokens
+    client.optim_step({})
+    assert client.stepped_loss is None  # by no data
+
+
+def test_what_the_page_remembers_is_bounded() -> None:
+    from primerl.tinker.history import MOST_POINTS, MOST_SAMPLES, Curve, Samples
+
+    curve = Curve()
+    for step in range(5 * MOST_POINTS):
+        curve.add(step, float(step))
+    assert len(curve.x) <= MOST_POINTS
+    assert curve.x == sorted(curve.x) == [int(value) for value in curve.y]
+    assert curve.x[-1] == 5 * MOST_POINTS - 1
+
+    class Tokenizer:
+        def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+            return " ".join(map(str, ids))
+
+    samples, content = Samples(), {"content": [{"logprob": -1.0}, {"logprob": -3.0}]}
+    for index in range(2 * MOST_SAMPLES):
+        samples.add("s", [1] * 1000, [{"token_ids": [index, 7], "logprobs": content, "finish_reason": "stop"}] * 3)
+    described = samples.described(Tokenizer())
+    assert len(described) == MOST_SAMPLES
+    newest = described[0]
+    assert (newest["text"], newest["of"], newest["stopped"]) == (f"{2 * MOST_SAMPLES - 1} 7", 3, True)
+    assert (newest["mean_logprob"], newest["prompt_tokens"], len(newest["prompt"].split())) == (-2.0, 1000, 256)
 
 
 # Saved states
@@ -409,6 +529,12 @@ def test_states_are_loaded_as_they_were_saved(base: BaseModel, tmp_path: Path) -
     with pytest.raises(LossInputError, match="exists; give another name, or overwrite=True"):
         store.save(client, "s:train:0", WEIGHTS, "two", **how)
     store.save(client, "s:train:0", WEIGHTS, "two", **{**how, "overwrite": True})
+    # As states were noted before there was an adapter of the output layer.
+    file = tmp_path / "s:train:0" / "sampler_weights" / "two" / "primerl.json"
+    noted = json.loads(file.read_text())
+    del noted["options"]["train_unembed"]
+    file.write_text(json.dumps(noted))
+    assert store.facts(sampler.path).options == replace(OPTIONS, train_unembed=False)
     store.delete(sampler.path)
     assert [one.path for one in store.all("s:train:0")] == [saved.path]
 
@@ -450,6 +576,83 @@ def test_states_that_cannot_be_used_are_named(base: BaseModel, tmp_path: Path) -
     assert expired.path not in {one.path for one in store.all()}
     with pytest.raises(LossInputError, match="there is no saved state"):
         store.load(expired.path)
+
+
+def test_a_state_that_was_being_replaced_when_the_server_was_killed_is_restored(
+    base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two renames, when the name is no one's."""
+    store, client = Store(tmp_path, base.digest, 32.0), TrainingClient(base, OPTIONS, MOST)
+    how: dict[str, Any] = {"base_model": "tiny", "ttl_s": None, "user_metadata": None}
+    path = store.save(client, "s:train:0", WEIGHTS, "one", overwrite=False, **how).path
+    before = store.load(path)[1]
+    client.forward_backward(message("cross_entropy", policy_data()))
+    client.optim_step({"learning_rate": 1e-2})
+    rename = Path.rename
+
+    def killed(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp" and self.is_dir():
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.save(client, "s:train:0", WEIGHTS, "one", overwrite=True, **how)
+    assert store.all() == []
+    store.clean()
+    assert [one.path for one in store.all()] == [path]
+    assert all(torch.equal(one, before[name]) for name, one in store.load(path)[1].items())
+    # One that was killed after both: what was replaced is gone.
+    store.save(client, "s:train:0", WEIGHTS, "one", overwrite=True, **how)
+    shutil.copytree(tmp_path / "s:train:0/weights/one", tmp_path / "s:train:0/weights/.one.7.former")
+    store.clean()
+    assert os.listdir(tmp_path / "s:train:0/weights") == ["one"]
+    assert any(not torch.equal(one, before[name]) for name, one in store.load(path)[1].items())
+
+
+@contextlib.contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """What is written beyond that many bytes fails, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 1000, 30_000])
+def test_a_full_disk_is_named_and_costs_nothing_that_was_saved(base: BaseModel, tmp_path: Path, size: int) -> None:
+    """While the optimizer's state, the adapter, or the facts are written."""
+    store, client = Store(tmp_path / "states", base.digest, 32.0), TrainingClient(base, OPTIONS, MOST)
+    client.forward_backward(message("cross_entropy", policy_data()))
+    client.optim_step({"learning_rate": 1e-2})
+    how: dict[str, Any] = {"base_model": "tiny", "ttl_s": None, "user_metadata": None}
+    path = store.save(client, "s:train:0", WEIGHTS, "one", overwrite=False, **how).path
+    adapter = (tmp_path / "states/s:train:0/weights/one/adapter_model.safetensors").stat().st_size
+    assert 1000 < adapter < 60_000
+
+    async def saved(name: str, *, overwrite: bool) -> dict[str, Any]:
+        async def work() -> Any:
+            return {"path": store.save(client, "s:train:0", WEIGHTS, name, overwrite=overwrite, **how).path}
+
+        future = Future("save_weights")
+        await future.run(work)
+        return dict(json.loads(future.body))
+
+    for name, overwrite in (("two", False), ("one", True)):
+        with no_file_above(size):
+            answer = run(saved(name, overwrite=overwrite))
+            with pytest.raises(SavingError, match=r"broadcasts/step_1 cannot be written"):
+                Published(base, tmp_path).write(1, (OPTIONS, client.tensors()))
+        assert answer["category"] == "server"
+        assert f"{tmp_path}/states/s:train:0/weights/{name} cannot be written" in answer["error"]
+        assert "make room on the server's disk" in answer["error"]
+        # Half of what was written would keep the disk full.
+        assert os.listdir(tmp_path / "states/s:train:0/weights") == ["one"]
+        assert store.load(path)[2] is not None
+    assert run(saved("two", overwrite=False))["path"].endswith("/two")
 
 
 # The order of calls
@@ -630,6 +833,10 @@ def test_more_samplers_than_engines_are_all_answered(monkeypatch: pytest.MonkeyP
 # Requests for samples
 
 
+def table(data: list[Any], shape: list[int]) -> dict[str, Any]:
+    return {"data": data, "dtype": "int64", "shape": shape}
+
+
 def asked(**more: Any) -> sampling.SampleRequest:
     body = {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]}, "num_samples": 2, **more}
     return sampling.request_of(body, 100, 16)
@@ -664,7 +871,17 @@ def test_a_request_becomes_an_engines() -> None:
         ({"sampling_params": {"temperature": float("nan")}}, "temperature is nan"),
         ({"prompt_logprobs_last_n": "x"}, "prompt_logprobs_last_n is 'x'"),
         ({"prompt": "x"}, "no list of chunks"),
-        ({"target_prompt_logprobs": {"data": []}}, "target_prompt_logprobs: this server does not give"),
+        ({"target_prompt_logprobs": {"data": []}}, "has to be a tensor of int64"),
+        ({"target_prompt_logprobs": table([1], [1, 1])}, r"shape \[1, 1\]; the prompt has 3 tokens, so .* \[2, K\]"),
+        ({"target_prompt_logprobs": table([1], [2, 1])}, "has 1 values, which are not those of its shape"),
+        ({"target_prompt_logprobs": table([1, 100], [2, 1])}, "ids that are not the model's"),
+        ({"target_prompt_logprobs": table([1, -2], [2, 1])}, "ids that are not the model's"),
+        ({"target_prompt_logprobs": table(["x", 1], [2, 1])}, "cannot be read"),
+        ({"target_prompt_logprobs": table([1, 1], [2, "1"])}, r"shape \[2, '1'\]"),
+        ({"target_prompt_logprobs": table([1], [2, 2**40])}, "has 1 values, which are not those of its shape"),
+        ({"target_prompt_logprobs": table([1], [2, 1]) | {"sparse_crow_indices": [0, 1]}}, "cannot be read"),
+        ({"prompt_alt_tokens_k": 257}, "prompt_alt_tokens_k is 257"),
+        ({"record_stability_info": True}, "record_stability_info: this server does not give"),
         ({"prompt": {"chunks": []}}, "the prompt is empty"),
         ({"prompt": {"chunks": [{"type": "image"}]}}, "a chunk is 'image'"),
         ({"prompt": {"chunks": [{"tokens": [-1]}]}}, "the id -1"),
@@ -674,6 +891,50 @@ def test_a_request_becomes_an_engines() -> None:
 def test_what_is_wrong_with_a_request_is_named(more: dict[str, Any], words: str) -> None:
     with pytest.raises(LossInputError, match=words):
         asked(**more)
+
+
+def test_named_tokens_of_a_prompt_are_scored_by_the_samplers_weights(base: BaseModel, tmp_path: Path) -> None:
+    """A table with holes, a sparse one, and tokens that are drawn, against peft's model and its whole distributions."""
+    from tinker.proto.response_conv import deserialize_sample_response
+
+    client = TrainingClient(base, OPTIONS, MOST)
+    for _ in range(3):
+        client.forward_backward(message("cross_entropy", policy_data()))
+        client.optim_step({"learning_rate": 1e-2})
+    adapter = (OPTIONS, client.tensors())
+    with torch.no_grad():
+        logprobs = client.model(torch.tensor([[1, 2, 3]]), packed=PackedSequences.from_lengths([3])).logits[0].float()
+    logprobs = logprobs.log_softmax(-1)
+    published = Published(base, tmp_path)
+
+    def answer(samplers: Any = adapter, **more: Any) -> Any:
+        made = pb.SampleResponse()
+        published.scored(samplers, asked(**more)).add_to(made)
+        return deserialize_sample_response(made.SerializeToString())
+
+    dense = answer(target_prompt_logprobs=table([5, -1, 7, 9], [2, 2])).target_prompt_logprobs
+    expected = [logprobs[0, 5].item(), 0.0, logprobs[1, 7].item(), logprobs[1, 9].item()]
+    assert dense.shape == [2, 2]
+    assert list(dense.data) == pytest.approx(expected, abs=1e-5)
+    sparse = table([7], [2, 3]) | {"sparse_crow_indices": [0, 0, 1], "sparse_col_indices": [2]}
+    found = answer(target_prompt_logprobs=sparse).target_prompt_logprobs
+    assert (list(found.sparse_crow_indices), list(found.sparse_col_indices)) == ([0, 0, 1], [2])
+    assert list(found.data) == pytest.approx([expected[2]], abs=1e-5)
+    plain = answer(None, target_prompt_logprobs=table([5, 7], [2, 1])).target_prompt_logprobs
+    assert abs(plain.data[0] - expected[0]) > 1e-3  # the base model's
+    drawn = answer(prompt_alt_tokens_k=200, sampling_params={"seed": 3, "temperature": 0.5}).prompt_alt_tokens
+    again = answer(prompt_alt_tokens_k=200, sampling_params={"seed": 3, "temperature": 0.5}).prompt_alt_tokens
+    tokens = torch.tensor(np.array(drawn.tokens.data)).view(2, 200)
+    assert list(drawn.tokens.data) == list(again.tokens.data)
+    # At temperature 1, whatever they are drawn at.
+    assert list(drawn.logprobs.data) == pytest.approx(logprobs[:2].gather(1, tokens).flatten().tolist(), abs=1e-5)
+    chances, likeliest = (2 * logprobs[:2]).softmax(-1).topk(3)
+    for row in range(2):
+        for chance, token in zip(chances[row].tolist(), likeliest[row].tolist(), strict=True):
+            share = float((tokens[row] == token).float().mean())
+            assert abs(share - chance) <= 4 * (chance * (1 - chance) / 200) ** 0.5 + 1e-3
+    (greedy,) = {tuple(answer(prompt_alt_tokens_k=1, sampling_params={"temperature": 0}).prompt_alt_tokens.tokens.data)}
+    assert greedy == tuple(logprobs[:2].argmax(-1).tolist())
 
 
 # Without a key

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from primerl.train.loss.logprobs import OutputHead, token_logprobs
+from primerl.train.loss.logprobs import LowRank, OutputHead, token_logprobs
 from torch import Tensor
 
 TOKENS, HIDDEN, VOCABULARY = 23, 16, 57
+LOW_RANK_SCALE = 1.5
 
 
-def inputs(dtype: torch.dtype, *, bias: bool = False) -> dict[str, Any]:
+def inputs(dtype: torch.dtype, *, bias: bool = False, rank: int = 0) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     made = {
         "hidden": torch.randn(TOKENS, HIDDEN, generator=generator),
@@ -20,6 +21,9 @@ def inputs(dtype: torch.dtype, *, bias: bool = False) -> dict[str, Any]:
     }
     if bias:
         made["bias"] = torch.randn(VOCABULARY, generator=generator)
+    if rank:
+        made["a"] = 0.5 * torch.randn(rank, HIDDEN, generator=generator)
+        made["b"] = 0.5 * torch.randn(VOCABULARY, rank, generator=generator)
     return {
         **{name: tensor.to(dtype).requires_grad_() for name, tensor in made.items()},
         "token_ids": torch.randint(0, VOCABULARY, (TOKENS,), generator=generator),
@@ -32,6 +36,8 @@ def inputs(dtype: torch.dtype, *, bias: bool = False) -> dict[str, Any]:
 def plain(given: dict[str, Any], scale: float, softcap: float | None, kept: Tensor | None) -> tuple[Tensor, Tensor]:
     """All logits at once."""
     logits = torch.nn.functional.linear(given["hidden"], given["weight"], given.get("bias"))
+    if "a" in given:
+        logits = logits + LOW_RANK_SCALE * given["hidden"] @ given["a"].T @ given["b"].T
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) * scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
@@ -51,13 +57,14 @@ def compare(given: dict[str, Any], tolerance: float, with_entropy: bool, **head:
         assert logits.shape == (rows.stop - rows.start, VOCABULARY)
         return logits.masked_fill(~kept[rows], -torch.inf)
 
-    leaves = [given[name] for name in ("hidden", "weight", "bias") if name in given]
+    leaves = [given[name] for name in ("hidden", "weight", "bias", "a", "b") if name in given]
+    adapter = LowRank(given["a"], given["b"], LOW_RANK_SCALE) if "a" in given else None
     results = []
     for chunk_tokens in (None, 1, 5, TOKENS):
         if chunk_tokens is None:
             logprobs, entropy = plain(given, head.get("scale", 1.0), head.get("softcap"), kept)
         else:
-            made = OutputHead(given["weight"], given.get("bias"), **head)
+            made = OutputHead(given["weight"], given.get("bias"), adapter=adapter, **head)
             logprobs, entropy = token_logprobs(
                 given["hidden"],
                 made,
@@ -92,6 +99,12 @@ def compare(given: dict[str, Any], tolerance: float, with_entropy: bool, **head:
 def test_chunks_equal_the_whole(bias: bool, head: dict[str, Any], with_entropy: bool) -> None:
     compare(inputs(torch.float64, bias=bias), 1e-12, with_entropy, **head)
     compare(inputs(torch.float32, bias=bias), 1e-5, with_entropy, **head)
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_an_adapter_of_the_output_layer_is_differentiated(with_entropy: bool) -> None:
+    compare(inputs(torch.float64, bias=True, rank=3), 1e-12, with_entropy, scale=3.0, softcap=5.0)
+    compare(inputs(torch.float32, rank=3), 1e-5, with_entropy)
 
 
 def test_chunks_equal_the_whole_in_bfloat16() -> None:

@@ -71,6 +71,7 @@ def page(arguments: list[str]) -> int:
     parser.add_argument("run", help="output folder of a run, or its id")
     parser.add_argument("--port", type=port, default=0, help="port to serve it at (any free one)")
     chosen = parser.parse_args(arguments)
+    from primerl.runs import served
     from primerl.runs.registry import UnknownRunError, folder_of
     from primerl.runs.state import StateError
 
@@ -78,6 +79,9 @@ def page(arguments: list[str]) -> int:
         folder = folder_of(meant(chosen.run))
     except (UnknownRunError, StateError) as error:
         return fail(str(error), title="No page")
+    if (address := served.noted_url(folder)) is not None:
+        why = f"{folder} is of a server of the Tinker API, which serves its page itself while it runs: {address}/"
+        return fail(why, title="No page")
     from primerl._core import PageServer, PrimerlError
 
     try:

@@ -62,7 +62,7 @@ class Run:
     environments: list[str]
     output_dir: Path
     kind: str
-    """`rl`, `sft` or `eval`: the command that it was started by."""
+    """`rl`, `sft`, `eval` or `serve`: the command that it was started by."""
     form: str
     """The form its config was given in: `full` or `hosted`."""
     folder: Path

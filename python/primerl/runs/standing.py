@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from primerl.runs import served
 from primerl.runs.registry import Run
 from primerl.train.checkpoint.files import last_line
 
@@ -20,7 +22,7 @@ class Standing:
     reason: str
     """What is wrong with the run; empty if nothing is."""
     step: int | None
-    """Steps trained; None where the folder, which knows it, is gone."""
+    """Steps trained; None where the folder, which knows it, is gone, and of a server."""
 
 
 def standing(run: Run) -> Standing:
@@ -28,7 +30,8 @@ def standing(run: Run) -> Standing:
     from primerl.launch.supervise.lock import in_use
 
     folder = run.output_dir
-    step = int(last_line(folder / "metrics.jsonl").get("step", 0))
+    # A server's clients count steps of their own.
+    step = None if run.kind == served.KIND else int(last_line(folder / "metrics.jsonl").get("step", 0))
     try:
         used = in_use(folder)
     except OSError as error:
@@ -52,7 +55,7 @@ def standing(run: Run) -> Standing:
     return Standing(_by_code(code), reason if code else "", step)
 
 
-def _without_code(run: Run, step: int) -> Standing:
+def _without_code(run: Run, step: int | None) -> Standing:
     """A run whose launcher has noted no end: it was killed, or its job of Slurm never began, or waits where the list of
     jobs does not have it."""
     from primerl.launch.slurm import jobs
@@ -82,9 +85,10 @@ def summary_of(run: Run) -> dict[str, Any] | None:
 
 
 def _has_started(run: Run) -> bool:
-    """Whether this launcher's orchestrator listens."""
+    """Whether this launcher's orchestrator, or this server of the Tinker API, listens."""
+    file = served.FILE if run.kind == served.KIND else Path("run") / "orchestrator.json"
     try:
-        return (run.output_dir / "run" / "orchestrator.json").stat().st_mtime >= run.session_started
+        return (run.output_dir / file).stat().st_mtime >= run.session_started
     except OSError:
         return False
 

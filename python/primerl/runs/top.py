@@ -18,7 +18,7 @@ from rich.text import Text
 from primerl.launch.report.evaluations import mark
 from primerl.net import requests
 from primerl.run_key import FILE, VARIABLE, learn
-from primerl.runs import report
+from primerl.runs import report, served
 from primerl.runs.registry import UnknownRunError, folder_of
 from primerl.runs.state import StateError
 
@@ -64,6 +64,8 @@ def find(run: str) -> str:
         folder = folder_of(run)
     except (UnknownRunError, StateError) as error:
         raise NoRunError(str(error)) from None
+    if (server := served.noted_url(folder)) is not None:
+        raise NoRunError(f"{folder} is of a server of the Tinker API, which has a page of its own: {server}/")
     file = folder / "run" / "orchestrator.json"
     try:
         url = str(json.loads(file.read_text(encoding="utf-8"))["url"])

@@ -18,16 +18,19 @@ import torch
 from torch import Tensor
 
 from primerl.tinker.losses import LossInputError, check
+from primerl.tinker.sampling import SampleRequest
+from primerl.tinker.scoring import Scores, scored
+from primerl.tinker.untied import UntiedPublisher, publish_apart, tied_head
 from primerl.tinker.wire import Datum, Request, datums_of, output_of
 from primerl.train.adapters.files import folder_digest
 from primerl.train.adapters.lora import Adapter, add_adapter
 from primerl.train.adapters.targets import choose
+from primerl.train.checkpoint.step_folders import saving
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model.loading import make_ready
 from primerl.train.model.packed_model import PackedSequences, dtype_on, load_model, output_head, predicted_hidden
 from primerl.train.settings import ALL_LINEAR, ComputationConfig, Dtype, LoraConfig
-from primerl.train.weights.publish import WeightsPublisher
 
 log = logging.getLogger("primerl.tinker")
 
@@ -39,19 +42,26 @@ DIST_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """What a client asks for. The output layer (`train_unembed`) has no adapter here."""
+    """What a client asks for."""
 
     rank: int
     seed: int
     train_mlp: bool
     train_attn: bool
+    train_unembed: bool = False
+    """The output layer, whose adapter leaves an embedding that it is tied to as it is. False: as of states that were
+    saved before there was such an adapter."""
 
     def targets(self, model: Any) -> list[str]:
-        """Raises LossInputError if there are none."""
+        """But for the output layer. Raises LossInputError if there is nothing to train."""
         if self.train_mlp and self.train_attn:
             return [ALL_LINEAR]
         if not (self.train_mlp or self.train_attn):
-            raise LossInputError("lora_config: train_mlp and train_attn are both false; there is nothing to train")
+            if self.train_unembed:
+                return []
+            raise LossInputError(
+                "lora_config: train_mlp, train_attn and train_unembed are all false; there is nothing to train"
+            )
         config = LoraConfig(rank=self.rank, alpha=1.0, dropout=0.0, target_modules=[ALL_LINEAR], adapter_path=None)
         names = choose(model, config).linear
         wanted = [name for name in names if any(part in name for part in ATTENTION) == self.train_attn]
@@ -93,6 +103,9 @@ class BaseModel:
         )
         make_ready(self.model, computation, None, folder, 0, ranks)
         self.model.requires_grad_(False)
+        head = tied_head(self.model)
+        if head is not None:
+            publish_apart(self.model, head)
         self.digest = folder_digest(folder)
         self.vocabulary = int(self.model.get_input_embeddings().num_embeddings)
         self.longest: int | None = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -109,29 +122,45 @@ class BaseModel:
             target_modules=options.targets(model),
             adapter_path=None,
         )
-        return model, add_adapter(model, config, self.folder, options.seed, self.digest)
+        adapter = add_adapter(model, config, self.folder, options.seed, self.digest, output_layer=options.train_unembed)
+        return model, adapter
+
+
+SavedAdapter = tuple[LoraOptions, Mapping[str, Tensor]]
+"""Its tensors by peft's names."""
 
 
 class Published:
-    """Writes whole weights for engines: the base model's, or those with an adapter merged in."""
+    """Writes whole weights for engines: the base model's, or those with an adapter merged in. And computes with the
+    same what engines do not give."""
 
     def __init__(self, base: BaseModel, folder: Path) -> None:
         self._base = base
         self._folder = folder
-        self._adapted: dict[tuple[int, bool, bool], tuple[Any, Adapter]] = {}
+        self._adapted: dict[tuple[int, bool, bool, bool], tuple[Any, Adapter]] = {}
         """By what decides the adapter's shape."""
 
-    def write(self, version: int, options: LoraOptions | None, tensors: Mapping[str, Tensor] | None) -> Path:
-        """The folder that an engine loads; `tensors` are those of an adapter, by peft's names."""
-        publisher = WeightsPublisher(self._folder, keep_last=1, keep_all=True)
-        if options is None or tensors is None:
-            return publisher.publish(self._base.model, version).parent
-        key = (options.rank, options.train_mlp, options.train_attn)
+    def scored(self, adapter: SavedAdapter | None, request: SampleRequest) -> Scores:
+        """What the request asks of the prompt and engines do not give."""
+        model = self._base.model if adapter is None else self._with(*adapter)
+        temperature = float(request.sampling["temperature"])
+        return scored(model, request.prompt, request.targets, request.alternatives, temperature, request.seed)
+
+    def write(self, version: int, adapter: SavedAdapter | None) -> Path:
+        """The folder that an engine loads. Raises SavingError."""
+        with saving(self._folder / "broadcasts" / f"step_{version}"):
+            publisher = UntiedPublisher(self._folder, keep_last=1, keep_all=True)
+            model = self._base.model if adapter is None else self._with(*adapter)
+            return publisher.publish(model, version).parent
+
+    def _with(self, options: LoraOptions, tensors: Mapping[str, Tensor]) -> Any:
+        """The model with this adapter, until another one is asked for."""
+        key = (options.rank, options.train_mlp, options.train_attn, options.train_unembed)
         if key not in self._adapted:
             self._adapted[key] = self._base.adapted(options)
         model, adapter = self._adapted[key]
         set_tensors(adapter, tensors)
-        return publisher.publish(model, version).parent
+        return model
 
 
 def set_tensors(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
@@ -150,6 +179,10 @@ class TrainingClient:
         self.model, self.adapter = base.adapted(options)
         self._parameters = list(self.adapter.parameters().values())
         self._optimizer = torch.optim.AdamW(self._parameters, lr=0.0)
+        self.stepped_loss: float | None = None
+        """Loss of the data of the last step, for each token with a weight or an advantage."""
+        self._since_step = (0.0, 0)
+        """Sum of the losses since the last step, and the tokens that they are of."""
         self._failed: str | None = None
         """Why gradients are missing, after a call that failed."""
 
@@ -188,6 +221,9 @@ class TrainingClient:
                 total += value
                 for place, own, elements in zip(places, logprobs, losses, strict=True):
                     outputs[place] = {"logprobs": own, "elementwise_loss": elements}
+        if not request.forward_only:
+            tokens = sum(datum.weighted() for datum in datums)
+            self._since_step = (self._since_step[0] + total, self._since_step[1] + tokens)
         return output_of(outputs, {"loss:sum": total})
 
     def _logprobs(self, datums: Sequence[Datum]) -> list[Tensor]:
@@ -238,6 +274,8 @@ class TrainingClient:
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.steps += 1
+        total, tokens = self._since_step
+        self.stepped_loss, self._since_step = (total / tokens if tokens else None), (0.0, 0)
         return {"grad_norm:mean": norm.item(), "learning_rate:mean": values.group["lr"]}
 
     # State ------------------------------------------------------------------------------------------------------------

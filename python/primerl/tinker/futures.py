@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from primerl.tinker.losses import LossInputError
+from primerl.train.checkpoint.step_folders import SavingError
 
 log = logging.getLogger("primerl.tinker")
 
@@ -46,6 +47,9 @@ class Future:
         except asyncio.CancelledError:
             self.fail("the server is stopping", "server")
             raise
+        except SavingError as error:
+            log.error("%s failed: %s", self.kind, error)
+            self.fail(f"{error}; make room on the server's disk, and call again", "server")
         except Exception as error:
             log.exception("%s failed", self.kind)
             self.fail(f"{type(error).__name__}: {error}", "server")
@@ -111,6 +115,8 @@ class Queue:
         self._next = 1
         self._waiting: dict[int, tuple[Future, Work]] = {}
         self._changed = asyncio.Event()
+        self.running: str | None = None
+        """Kind of the call that is computed now."""
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -137,7 +143,11 @@ class Queue:
                 continue
             future, work = self._waiting[self._next]
             async with self._turn:
-                await future.run(work)
+                self.running = future.kind
+                try:
+                    await future.run(work)
+                finally:
+                    self.running = None
             del self._waiting[self._next]
             self._next += 1
 

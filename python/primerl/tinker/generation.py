@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from primerl.tinker.engines import Pool, Weights
-from primerl.tinker.sampling import SampleRequest, answer_of
+from primerl.tinker.sampling import SampleRequest
 
 
 class Generation:
@@ -15,8 +15,11 @@ class Generation:
         """`most_samples`: of one request to an engine."""
         self._pool, self._tokenizer, self._most_samples = pool, tokenizer, most_samples
 
-    async def sampled(self, weights: Weights, request: SampleRequest, name: str) -> Any:
-        """The answer, as a message. `name`: of the request, for its engines."""
+    async def sampled(
+        self, weights: Weights, request: SampleRequest, name: str
+    ) -> tuple[list[dict[str, Any]], list[Any] | None]:
+        """Samples, and scores of the prompt where they were asked for, as engines give them. `name`: of the request,
+        for its engines."""
         generate = partial(self._pool.generate, weights)
         body = {"token_ids": request.prompt, "sampling_params": request.sampling, "request_id": name}
         if not request.stop_texts:
@@ -28,7 +31,7 @@ class Generation:
                 parts.append(generate(body | {"sampling_params": params, "request_id": f"{name}-{first}"}))
             answers = await asyncio.gather(*parts)
             choices = [choice for answer in answers for choice in answer["choices"]]
-            return answer_of(request, choices, answers[0].get("prompt_logprobs"))
+            return choices, answers[0].get("prompt_logprobs")
         # Engines know ids of tokens only; a text that ends a sample is looked for here.
         until = partial(self._ended_by, request.stop_texts)
         scores, ended = None, []
@@ -41,7 +44,7 @@ class Generation:
         if request.prompt_logprobs:
             params = request.sampling | {"max_tokens": 1}
             scores = (await generate(body | {"sampling_params": params}))["prompt_logprobs"]
-        return answer_of(request, [answer["choices"][0] for answer in done], scores)
+        return [answer["choices"][0] for answer in done], scores
 
     def _ended_by(self, texts: list[str], token_ids: list[int]) -> int | None:
         """How many tokens there are up to the one that completes a text; None where none is complete."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from primerl.tinker.clients import LoraOptions, TrainingClient
+from primerl.tinker.clients import LoraOptions, SavedAdapter, TrainingClient
 from primerl.tinker.engines import Weights
 from primerl.tinker.futures import Queue
+from primerl.tinker.history import Curve
 
 
 class UnknownError(Exception):
@@ -41,6 +42,8 @@ class Model:
     calls: int = 0
     loss: float | None = None
     """Sum of the last forward_backward."""
+    losses: Curve = field(default_factory=Curve)
+    """Loss a token, by steps."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Sampler:
     base_model: str
     path: str | None
     weights: Weights
+    adapter: Callable[[], SavedAdapter | None]
+    """Reads it; None for the base model. Called by the thread that computes."""
 
 
 @dataclass(frozen=True)

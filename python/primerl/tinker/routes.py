@@ -10,8 +10,7 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,12 +19,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from primerl.net.addresses import is_own_name
+from primerl.tinker.calls import NOT_HERE, Body, Call, RefusedError
+from primerl.tinker.export import FILES
 from primerl.tinker.futures import Future
 from primerl.tinker.losses import LossInputError
-from primerl.tinker.records import Model, UnknownError
+from primerl.tinker.page import Page
+from primerl.tinker.records import UnknownError
 from primerl.tinker.sampling import MOST_SAMPLES
 from primerl.tinker.service import Service
-from primerl.tinker.store import SAMPLER, WEIGHTS, Facts
+from primerl.tinker.state_routes import StateRoutes
+from primerl.tinker.store import EXTERNAL, SAMPLER, WEIGHTS
 from primerl.tinker.wire import request_of
 
 log = logging.getLogger("primerl.tinker")
@@ -38,37 +41,13 @@ OLD_SDK = (
     "forward_backward is read as application/x-protobuf only, which the Tinker SDK sends from version 0.25 on; this "
     "one is older: pip install -U tinker"
 )
-NOT_HERE = "{method} {path} is not part of this server: what it has is in docs/tinker.md"
-Body = dict[str, Any]
 
 
-class RefusedError(Exception):
-    """An answer that is no result."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-
-
-@dataclass(frozen=True)
-class Call:
-    method: str
-    parts: list[str]
-    """The path's, after the prefix."""
-    body: Body
-    raw: bytes
-    headers: Mapping[str, str]
-    query: Mapping[str, str]
-
-    def need(self, *names: str) -> None:
-        """Raises RefusedError for a body without one of these."""
-        for name in names:
-            if self.body.get(name) is None:
-                raise RefusedError(422, f"{'/'.join(self.parts)}: the body lacks {name}")
-
-
-def application(service: Service, key: str | None, engines_key: str, max_context: int) -> Starlette:
-    """`key`: what clients send as `X-API-Key`; None: any. `engines_key`: what this server's own engines send."""
+def application(
+    service: Service, key: str | None, engines_key: str, max_context: int, page: Page | None = None
+) -> Starlette:
+    """`key`: what clients send as `X-API-Key`, or pages as a bearer token; None: any. `engines_key`: what this server's
+    own engines send. `page`: None for a server without one."""
     routes = Routes(service, max_context)
 
     async def answer(request: Request) -> Response:
@@ -79,15 +58,19 @@ def application(service: Service, key: str | None, engines_key: str, max_context
                 return await _joined(service, request, engines_key)
             except (RefusedError, ValueError, KeyError, TypeError) as error:
                 return _refused(422, f"{path}: {error}")
-        given = request.headers.get("x-api-key", "")
         if key is None and (said := _foreign(request)) is not None:
             return _refused(403, said)
-        if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
+        if page is not None and request.method == "GET" and (asset := page.asset(path)) is not None:
+            return asset
+        if request.method == "GET" and path.startswith(FILES):
+            raw = request.scope["raw_path"].decode()
+            return service.export.answer(raw.partition("?")[0], path, request.query_params) or _refused(404, path)
+        if key is not None and not hmac.compare_digest(_key_of(request).encode(), key.encode()):
             return _refused(
                 401, "the key is not this server's: set TINKER_API_KEY to the value that it was started with"
             )
-        if path == "/status":
-            return JSONResponse(service.status())
+        if page is not None and (data := page.data(path)) is not None:
+            return data
         try:
             raw = await _read(request)
             is_json = raw and "json" in request.headers.get("content-type", "json")
@@ -117,6 +100,10 @@ def application(service: Service, key: str | None, engines_key: str, max_context
     return Starlette(routes=[Route("/{path:path}", answer, methods=methods)])
 
 
+def _key_of(request: Request) -> str:
+    return request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+
+
 def _foreign(request: Request) -> str | None:
     """Why a request to a server without a key is not answered: a page of a browser may have sent it."""
     host = request.headers.get("host", "")
@@ -129,7 +116,8 @@ def _foreign(request: Request) -> str | None:
 
 def _refused(status: int, detail: str) -> JSONResponse:
     log.info("refused with %d: %s", status, detail)
-    return JSONResponse({"detail": detail}, status)
+    # `error` is what pages of primerl show.
+    return JSONResponse({"detail": detail, "error": {"message": detail}}, status)
 
 
 async def _read(request: Request) -> bytes:
@@ -158,6 +146,7 @@ class Routes:
     def __init__(self, service: Service, max_context: int) -> None:
         self._service = service
         self._max_context = max_context
+        states = StateRoutes(service)
         simple: dict[str, Callable[[Call], Awaitable[Any]]] = {
             "client": self._client,
             "create_session": self._create_session,
@@ -174,13 +163,14 @@ class Routes:
             "load_weights": self._load_weights,
             "save_weights": self._save_weights,
             "save_weights_for_sampler": self._save_for_sampler,
+            "save_weights_external": self._export,
             "create_sampling_session": self._create_sampler,
             "samplers": self._samplers,
             "asample": self._asample,
             "retrieve_future": self._retrieve,
-            "weights_info": self._weights_info,
-            "training_runs": self._training_runs,
-            "checkpoints": self._checkpoints,
+            "weights_info": states.weights_info,
+            "training_runs": states.training_runs,
+            "checkpoints": states.checkpoints,
         }
         self._by_name = simple
 
@@ -199,8 +189,7 @@ class Routes:
         return {"refresh_interval_sec": 300, "sample_cancel_enabled": True}
 
     async def _create_session(self, call: Call) -> Any:
-        session, info = self._service.begin()
-        return {"session_id": session.id, "info_message": info}
+        return {"session_id": self._service.begin().id}
 
     async def _heartbeat(self, call: Call) -> Any:
         call.need("session_id")
@@ -273,6 +262,12 @@ class Routes:
     async def _save_for_sampler(self, call: Call) -> Any:
         return _promise(self._service.save(call.body, SAMPLER))
 
+    async def _export(self, call: Call) -> Any:
+        call.need("path")
+        if call.body.get("age_encryption_recipients"):
+            raise RefusedError(422, "age_encryption_recipients: this server does not encrypt what it exports; omit it")
+        return _promise(self._service.save(call.body, EXTERNAL))
+
     # Sampling
 
     async def _create_sampler(self, call: Call) -> Any:
@@ -302,81 +297,6 @@ class Routes:
             return JSONResponse({"type": "try_again", "request_id": future.id, "queue_state": "active"}, 408)
         return Response(future.body, media_type=future.media_type)
 
-    # States
-
-    async def _weights_info(self, call: Call) -> Any:
-        try:
-            facts = await self._service.facts(str(call.body.get("tinker_path")))
-        except LossInputError as error:
-            raise RefusedError(404, str(error)) from None
-        return {
-            "base_model": facts.base_model,
-            "is_lora": True,
-            "lora_rank": facts.options.rank,
-            "train_mlp": facts.options.train_mlp,
-            "train_attn": facts.options.train_attn,
-            "train_unembed": False,
-        }
-
-    async def _training_runs(self, call: Call) -> Any:
-        parts = call.parts[1:]
-        if call.method == "DELETE" and len(parts) == 4 and parts[1] == "checkpoints":
-            try:
-                await self._service.delete(f"tinker://{parts[0]}/{parts[2]}/{parts[3]}")
-            except LossInputError as error:
-                raise RefusedError(404, str(error)) from None
-            return Response(status_code=204)
-        if len(parts) >= 2 and parts[1] == "checkpoints":
-            return _listed(await self._service.states(parts[0]), call)
-        runs = _runs(self._service.models, await self._service.states())
-        if not parts:
-            page, cursor = _page(list(runs.values()), call)
-            return {"training_runs": page, "cursor": cursor}
-        if parts[0] not in runs:
-            raise RefusedError(404, f"training run {parts[0]!r} is not known")
-        return runs[parts[0]]
-
-    async def _checkpoints(self, call: Call) -> Any:
-        return _listed(await self._service.states(), call)
-
 
 def _promise(future: Future) -> Body:
     return {"request_id": future.id, "model_id": future.model_id}
-
-
-def _page(found: list[Any], call: Call) -> tuple[list[Any], Body]:
-    offset, limit = int(call.query.get("offset", 0)), int(call.query.get("limit", 100))
-    cursor = {"offset": offset, "limit": limit, "total_count": len(found)}
-    return found[offset : offset + limit], cursor
-
-
-def _listed(states: list[Facts], call: Call) -> Body:
-    page, cursor = _page([one.as_json() for one in states], call)
-    return {"checkpoints": page, "cursor": cursor}
-
-
-def _runs(models: Mapping[str, Model], states: list[Facts]) -> dict[str, Body]:
-    """Those that train, and those that have saved something, the last first."""
-    from datetime import UTC, datetime
-
-    found: dict[str, tuple[float, Body]] = {}
-
-    def add(name: str, at: float, base_model: str, rank: int, metadata: Any) -> None:
-        last = max(at, found[name][0]) if name in found else at
-        run = {
-            "training_run_id": name,
-            "base_model": base_model,
-            "model_owner": "local",
-            "is_lora": True,
-            "corrupted": False,
-            "lora_rank": rank,
-            "last_request_time": datetime.fromtimestamp(last, UTC).isoformat(),
-            "user_metadata": metadata,
-        }
-        found[name] = (last, run)
-
-    for state in states:
-        add(state.model_id, state.saved, state.base_model, state.options.rank, state.user_metadata)
-    for model in models.values():
-        add(model.id, model.last_call, model.base_model, model.options.rank, model.user_metadata)
-    return {name: run for name, (_, run) in sorted(found.items(), key=lambda entry: -entry[1][0])}

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from primerl.tinker.losses import LossInputError
+from primerl.tinker.scoring import Targets, alternatives_of, targets_of
 from primerl.tinker.wire import Sampled, samples_of
 
 NOT_SUPPORTED = {
-    "target_prompt_logprobs": "log-probabilities of given tokens in place of the prompt's",
-    "prompt_alt_tokens_k": "alternatives of the prompt's tokens",
     "record_stability_info": "stability_info, which only the loss stable_reinforce reads",
 }
 MOST_TOP = 19
@@ -37,6 +36,9 @@ class SampleRequest:
     prompt_top: int
     prompt_last: int | None
     """Only so many of the prompt's last tokens are wanted."""
+    targets: Targets | None = None
+    alternatives: int = 0
+    """Tokens to draw at each place of the prompt."""
 
 
 def request_of(body: Mapping[str, Any], vocabulary: int, most_tokens: int) -> SampleRequest:
@@ -81,7 +83,10 @@ def request_of(body: Mapping[str, Any], vocabulary: int, most_tokens: int) -> Sa
     last = body.get("prompt_logprobs_last_n")
     if last is not None and (not _is_count(last) or last < 0):
         raise LossInputError(f"prompt_logprobs_last_n is {last!r}; it has to be a count")
-    return SampleRequest(prompt, samples, sampling, seed, texts, top, scored, prompt_top, last or None)
+    targets = targets_of(body, len(prompt), vocabulary)
+    return SampleRequest(
+        prompt, samples, sampling, seed, texts, top, scored, prompt_top, last or None, targets, alternatives_of(body)
+    )
 
 
 def _is_count(value: object) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from safetensors import SafetensorError
 
 from primerl.config.errors.fail import ConfigError, Problems
 from primerl.config.process_files import files
@@ -29,21 +30,30 @@ from primerl.inference.backend import UnservableError
 from primerl.launch.placement.commands import plan, start
 from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.preflight import hub, model_folder
+from primerl.launch.registration import registered
 from primerl.launch.report.logs import describe_end
 from primerl.launch.supervise.lock import LOCK, take
 from primerl.launch.supervise.watching import Restarts
 from primerl.net import addresses
 from primerl.process.log_levels import LEVELS
 from primerl.run_key import VARIABLE
+from primerl.runs.served import note_url
 from primerl.tinker.clients import BaseModel, on_one_device
 from primerl.tinker.engines import Pool
+from primerl.tinker.page import Page
 from primerl.tinker.records import Limits
 from primerl.tinker.routes import application
 from primerl.tinker.service import Service
+from primerl.tinker.untied import engines_folder
 from primerl.train.model.packed_model import ModelError
 
 log = logging.getLogger("primerl.tinker")
+said = logging.getLogger("primerl.tinker.said")
+"""What is printed as well: for the log's file alone."""
 
+ENGINES_MODEL = "engines_model"
+"""Folder in output_dir: the base model with an output layer of its own, where it is tied."""
+LOG = "server.log"
 KEY = "TINKER_API_KEY"
 KEY_BEGINS = "tml-"
 TEND_S = 30.0
@@ -56,17 +66,40 @@ def serve(config: ServeConfig) -> int:
     """Serves until it is asked to stop. Raises ConfigError before anything starts."""
     key = _key(config)
     folder, output_dir = _checked(config)
-    logging.basicConfig(level=LEVELS[config.log.level], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     lock = output_dir / LOCK
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w", encoding="utf-8") as file:
         if not take(file):
             raise ConfigError(f"output_dir: another process is using {output_dir}; choose another output_dir")
+        _start_logging(config, output_dir)
         with _listening(config) as listener:
             if key is None and not addresses.is_loopback(listener.getsockname()[0]):
                 raise ConfigError(_exposed(config.host))
-            return asyncio.run(_Server(config, key, folder, output_dir, listener).run())
+            served = _for_engines(config, folder, output_dir)
+            with registered(config, output_dir, _say, goes_on=True) as session:
+                try:
+                    code = asyncio.run(_Server(config, key, folder, served, output_dir, listener).run())
+                except ConfigError:
+                    session.exit_code = BAD_INPUT
+                    raise
+                # One that was asked to stop is listed as stopped.
+                session.exit_code = INTERRUPTED if code == 0 else code
+            return code
+
+
+def _start_logging(config: ServeConfig, output_dir: Path) -> None:
+    """To the terminal, and to a file that `primerl run logs` reads."""
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=LEVELS[config.log.level], format=form)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    folder = output_dir / "logs"
+    folder.mkdir(exist_ok=True)
+    to_file = logging.FileHandler(folder / LOG, encoding="utf-8", delay=True)
+    to_file.setFormatter(logging.Formatter(form))
+    log.addHandler(to_file)
+    said.propagate = False
+    said.setLevel(logging.INFO)
+    said.addHandler(to_file)
 
 
 def _key(config: ServeConfig) -> str | None:
@@ -118,6 +151,16 @@ def _checked(config: ServeConfig) -> tuple[Path, Path]:
     return folder, output_dir
 
 
+def _for_engines(config: ServeConfig, folder: Path, output_dir: Path) -> Path:
+    """The folder that engines load. Raises ConfigError."""
+    try:
+        return engines_folder(folder, output_dir / ENGINES_MODEL, trusted=config.model.trust_remote_code)
+    except ModelError as error:
+        raise ConfigError(f"model.path: {error}") from None
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"output_dir: {output_dir / ENGINES_MODEL} cannot be written: {error}") from None
+
+
 def _backend(config: ServeConfig, folder: Path) -> str:
     return backends.chosen(config.inference.backend, config.inference.python, folder)
 
@@ -141,9 +184,17 @@ def _listening(config: ServeConfig) -> contextlib.closing[socket.socket]:
 
 class _Server:
     def __init__(
-        self, config: ServeConfig, key: str | None, folder: Path, output_dir: Path, listener: socket.socket
+        self,
+        config: ServeConfig,
+        key: str | None,
+        folder: Path,
+        served: Path,
+        output_dir: Path,
+        listener: socket.socket,
     ) -> None:
+        """`served`: the model's folder as engines load it."""
         self._config, self._key, self._folder, self._output_dir = config, key, folder, output_dir
+        self._served = served
         self._listener = listener
         host, port = listener.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -161,10 +212,7 @@ class _Server:
                 files.write(process)
                 start(placement, process)
             loop = asyncio.get_running_loop()
-            print(
-                f"loading {self._folder}; {len(described)} engines start, logs in {self._output_dir / 'logs'}",
-                flush=True,
-            )
+            _say(f"loading {self._folder}; {len(described)} engines start, logs in {self._output_dir / 'logs'}")
             try:
                 base = await loop.run_in_executor(thread, self._base)
             except ModelError as error:
@@ -172,7 +220,7 @@ class _Server:
             pool = Pool(list(described), str(described["engine_0"].config.model.name), thread)  # type: ignore[attr-defined]
             context = self._context()
             service = Service(base, pool, self._output_dir, self._limits(), self._tokenizer())
-            app = application(service, self._key, self._engines_key, context)
+            app = application(service, self._key, self._engines_key, context, Page(service, self._about()))
             server = _Uvicorn(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_keep_alive=75))
             tasks = [
                 asyncio.create_task(self._watch(placement, described, pool, server)),
@@ -193,12 +241,15 @@ class _Server:
                 thread.shutdown(wait=False, cancel_futures=True)
                 placement.stop(grace_s=STOP_S)
         if self._failure is not None:
-            print(f"error: {self._failure}", flush=True)
+            _say(f"error: {self._failure}")
             return FAILED
-        print(
-            "stopped; saved states stay, and a server that is started again in the same output_dir has them", flush=True
-        )
+        _say("stopped; saved states stay, and a server that is started again in the same output_dir has them")
         return INTERRUPTED if self._interrupted else 0
+
+    def _about(self) -> dict[str, Any]:
+        """What the page says of the server."""
+        names = self._limits().names
+        return {"folder": self._output_dir.name, "output_dir": os.fspath(self._output_dir), "model": names[0]}
 
     def _stop(self, number: int, server: uvicorn.Server) -> None:
         self._interrupted = number == signal.SIGINT
@@ -257,7 +308,7 @@ class _Server:
                     "start_s": self._config.timeouts.start_s,
                     "max_model_len": self._context(),
                     "logprobs_mode": "raw_logprobs",
-                    "model": EngineModel(path=os.fspath(self._folder), name=self._folder.name),
+                    "model": EngineModel(path=os.fspath(self._served), name=self._folder.name),
                     "seed": index,
                     "join": self.url,
                     "join_as": name,
@@ -288,7 +339,12 @@ class _Server:
             return
         shown = f"{KEY}=(its value here)" if self._key else f"{KEY}={KEY_BEGINS}local"
         names = ", ".join(self._limits().names)
-        print(f"ready: TINKER_BASE_URL={self.url} {shown}; base models: {names}", flush=True)
+        try:
+            note_url(self._output_dir, self.url)
+        except OSError as error:
+            log.warning("the list of runs shows this server as starting, as its address cannot be noted: %s", error)
+        _say(f"ready: TINKER_BASE_URL={self.url} {shown}; base models: {names}")
+        _say(f"the server's page: {self.url}/")
 
     def _check(self, ended: asyncio.Task[None], server: uvicorn.Server) -> None:
         error = None if ended.cancelled() else ended.exception()
@@ -314,6 +370,12 @@ class _Server:
                     return
                 log.warning("%s %s; it is started again", process.name, process.describe_end())
                 start(placement, described[process.name])
+
+
+def _say(text: str) -> None:
+    """Prints it, and writes it to the log."""
+    print(text, flush=True)
+    said.info(text)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -16,19 +16,21 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from primerl.tinker import sampling
-from primerl.tinker.clients import BaseModel, LoraOptions, Published, TrainingClient
+from primerl.tinker.clients import BaseModel, LoraOptions, Published, SavedAdapter, TrainingClient
 from primerl.tinker.engines import Pool, Weights
+from primerl.tinker.export import Export
 from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.generation import Generation
+from primerl.tinker.history import Samples
 from primerl.tinker.losses import LossInputError
 from primerl.tinker.records import Limits, Model, Sampler, Session, UnknownError, number
 from primerl.tinker.store import SAMPLER, Facts, Store
 from primerl.tinker.wire import Request
+from primerl.train.checkpoint.step_folders import saving
 
 log = logging.getLogger("primerl.tinker")
 
 BASE = "base"
-NO_UNEMBED = "train_unembed: this server trains no adapter of the output layer; the layers between are trained"
 
 
 class Service:
@@ -46,21 +48,24 @@ class Service:
         self._base = base
         self._store = Store(output_dir / "states", base.digest, base.alpha)
         self._store.clean()
+        self.export = Export(self._store)
         self._snapshots = output_dir / "snapshots"
         """Adapters of samplers that were not given a name; they end with their session."""
         for left in (self._snapshots, output_dir / "broadcasts"):
             shutil.rmtree(left, ignore_errors=True)
         self._creating = 0
+        self.tokenizer = tokenizer
+        self.samples = Samples()
         self._generation = Generation(pool, tokenizer, limits.most_samples)
         self._published = Published(base, output_dir)
         self._turn = asyncio.Lock()
 
     # Sessions
 
-    def begin(self) -> tuple[Session, str]:
+    def begin(self) -> Session:
         session = Session(uuid.uuid4().hex[:12], time.monotonic())
         self.sessions[session.id] = session
-        return session, NO_UNEMBED
+        return session
 
     def heartbeat(self, session_id: str) -> None:
         self._session(session_id).heard = time.monotonic()
@@ -194,8 +199,8 @@ class Service:
             raise LossInputError(f"lora_config.rank is {rank!r}; this server takes 1 to {self.limits.max_rank}")
         seed = given.get("seed")
         seed = 0 if seed is None else int(seed) % 2**63
-        mlp, attention = given.get("train_mlp", True), given.get("train_attn", True)
-        return LoraOptions(rank, seed, bool(mlp), bool(attention))
+        parts = [bool(given.get(name, True)) for name in ("train_mlp", "train_attn", "train_unembed")]
+        return LoraOptions(rank, seed, *parts)
 
     def model(self, model_id: object) -> Model:
         if model_id not in self.models:
@@ -215,7 +220,10 @@ class Service:
     def optim_step(self, body: Mapping[str, Any]) -> Future:
         async def work(model: Model) -> Any:
             given = body.get("adam_params") or body.get("optimizer_params") or {}
-            return {"metrics": await self._compute(model.client.optim_step, given)}
+            metrics = await self._compute(model.client.optim_step, given)
+            if model.client.stepped_loss is not None:
+                model.losses.add(model.client.steps, model.client.stepped_loss)
+            return {"metrics": metrics}
 
         return self._call(body.get("model_id"), body.get("seq_id"), "optim_step", work)
 
@@ -271,16 +279,22 @@ class Service:
         file = self._snapshots / model.session / f"{key}.safetensors"
 
         def keep() -> None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            save_file(model.client.tensors(), file)
-
-        def write(version: int) -> Path:
-            return self._published.write(version, model.options, load_file(file))
+            with saving(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                save_file(model.client.tensors(), file)
 
         await self._compute(keep)
-        sampler = Sampler(f"{model.session}:sample:{key}", model.base_model, None, Weights(key, write))
+        name = f"{model.session}:sample:{key}"
+        sampler = self._sampler(name, model.base_model, None, key, lambda: (model.options, load_file(file)))
         self._keep(model.session, sampler)
         return sampler
+
+    def _sampler(
+        self, name: str, base_model: str, path: str | None, key: str, adapter: Callable[[], SavedAdapter | None]
+    ) -> Sampler:
+        """`key`: of its weights, which samplers may share."""
+        weights = Weights(key, lambda version: self._published.write(version, adapter()))
+        return Sampler(name, base_model, path, weights, adapter)
 
     async def create_sampler(self, body: Mapping[str, Any]) -> Sampler:
         """Raises LossInputError where there is no such model or state."""
@@ -293,16 +307,15 @@ class Service:
         path = body.get("model_path")
         if path is None:
             self._check_base(body.get("base_model"))
-            plain = partial(self._published.write, options=None, tensors=None)
-            sampler = Sampler(name, str(body["base_model"]), None, Weights(BASE, plain))
+            sampler = self._sampler(name, str(body["base_model"]), None, BASE, lambda: None)
         else:
             # Also while the trainer computes; and again when an engine is to have them.
             facts, _, _ = await asyncio.to_thread(self._store.load, str(path))
 
-            def write(version: int) -> Path:
-                return self._published.write(version, facts.options, self._store.load(str(path))[1])
+            def adapter() -> SavedAdapter:
+                return facts.options, self._store.load(str(path))[1]
 
-            sampler = Sampler(name, facts.base_model, str(path), Weights(f"{path}@{facts.saved}", write))
+            sampler = self._sampler(name, facts.base_model, str(path), f"{path}@{facts.saved}", adapter)
         self._keep(session.id, sampler)
         return sampler
 
@@ -325,7 +338,13 @@ class Service:
 
         async def work() -> Any:
             request = sampling.request_of(body, self._base.vocabulary, self.limits.context)
-            return await self._generation.sampled(sampler.weights, request, future.id)
+            choices, scores = await self._generation.sampled(sampler.weights, request, future.id)
+            self.samples.add(sampler.id, request.prompt, choices)
+            answer = sampling.answer_of(request, choices, scores)
+            if request.targets is not None or request.alternatives:
+                more = await self._compute(lambda: self._published.scored(sampler.adapter(), request))
+                more.add_to(answer)
+            return answer
 
         self._start(self._session(sampler.id.split(":", 1)[0]), future, work)
         return future
@@ -344,6 +363,9 @@ class Service:
     async def facts(self, path: str) -> Facts:
         return await asyncio.to_thread(self._store.facts, path)
 
+    async def expire(self, path: str, ttl_s: float | None) -> None:
+        await asyncio.to_thread(self._store.expire, path, ttl_s)
+
     async def delete(self, path: str) -> None:
         await asyncio.to_thread(self._store.delete, path)
 
@@ -358,36 +380,6 @@ class Service:
         task = asyncio.create_task(future.run(work))
         session.tasks[future.id] = task
         task.add_done_callback(lambda _: session.tasks.pop(future.id, None))
-
-    def status(self) -> dict[str, Any]:
-        """For `GET /status`."""
-        return {
-            "models": [
-                {
-                    "model_id": one.id,
-                    "rank": one.options.rank,
-                    "steps": one.client.steps,
-                    "calls": one.calls,
-                    "queued": one.queue.length,
-                    "loss_sum": one.loss,
-                }
-                for one in self.models.values()
-            ],
-            "sessions": len(self.sessions),
-            "samplers": len(self.samplers),
-            "waiting": len(self.futures.waiting()),
-            "engines": [
-                {
-                    "name": one.name,
-                    "url": one.url,
-                    "sampler": one.holds,
-                    "digest": one.digest,
-                    "requests": one.busy,
-                    "loads": one.loads,
-                }
-                for one in self.pool.engines.values()
-            ],
-        }
 
     async def close(self) -> None:
         self._base.is_stopping = True

@@ -3,6 +3,7 @@ optimizer's state where it was asked for. Whole or not there; checksums are veri
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -18,18 +19,24 @@ from torch import Tensor
 
 from primerl.tinker.clients import LoraOptions, TrainingClient
 from primerl.tinker.losses import LossInputError
-from primerl.train.adapters.files import ADAPTER_FILE, BASE_DIGEST, base_digest
-from primerl.train.checkpoint.files import whole_folder
+from primerl.train.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE, BASE_DIGEST, base_digest
+from primerl.train.checkpoint.files import whole_folder, write_text
 from primerl.train.checkpoint.proof import damaged, write_sums
 from primerl.train.checkpoint.step_folders import saving
 
-WEIGHTS, SAMPLER = "weights", "sampler_weights"
-TYPES = {WEIGHTS: "training", SAMPLER: "sampler"}
+WEIGHTS, SAMPLER, EXTERNAL = "weights", "sampler_weights", "external_weights"
+TYPES = {WEIGHTS: "training", SAMPLER: "sampler", EXTERNAL: "external"}
+PEFT_FILES = (ADAPTER_CONFIG, ADAPTER_FILE)
+"""Files of an exported adapter, which peft loads."""
 SCHEME = "tinker://"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_-]{0,200}")
+FORMER = re.compile(r"\.(.+)\.\d+\.former")
+"""Name of a state that was about to be replaced (`checkpoint.files.settle`)."""
 LONGEST_TTL_S = 10 * 365 * 86_400.0
 FACTS, STATE = "primerl.json", "optimizer.pt"
+EXPIRY = "expiry.json"
+"""Replaces the expiry in the facts, where it was set again; in no checksum, so that it can be."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +81,14 @@ class Store:
         self._alpha = alpha
 
     def clean(self) -> None:
-        """Remove what a killed server was writing or deleting. No one else may be using the folder."""
+        """Remove what a killed server was writing or deleting, and restore what it was replacing. No one else may be
+        using the folder."""
         for unfinished in self._folder.glob("*/*/.*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
+            replaced = FORMER.fullmatch(unfinished.name)
+            if replaced is not None and not (state := unfinished.with_name(replaced[1])).exists():
+                unfinished.rename(state)
+            else:
+                shutil.rmtree(unfinished, ignore_errors=True)
 
     def save(
         self,
@@ -95,13 +107,11 @@ class Store:
             raise LossInputError(
                 f"the name {name!r} cannot be used: give letters, digits, dots, dashes and underscores"
             )
-        if ttl_s is not None and not 0 < ttl_s <= LONGEST_TTL_S:
-            raise LossInputError(f"ttl_seconds is {ttl_s:g}; give a time of at most ten years, or none")
+        expires = _expiry(ttl_s)
         target = self._folder_of(model_id, kind, name)
         now = time.time()
         if target.exists() and not overwrite and self._is_kept(target, now):
             raise LossInputError(f"{SCHEME}{model_id}/{kind}/{name} exists; give another name, or overwrite=True")
-        expires = None if ttl_s is None else now + ttl_s
         has_optimizer = kind == WEIGHTS
         facts = Facts(
             model_id, kind, name, base_model, client.options, now, expires, user_metadata, has_optimizer, self._alpha
@@ -140,6 +150,20 @@ class Store:
         if base_digest(folder / ADAPTER_FILE) != self._digest:
             raise LossInputError(f"{path} was trained on other weights than this server's base model ({BASE_DIGEST})")
         return facts, tensors, state
+
+    def expire(self, path: str, ttl_s: float | None) -> None:
+        """Sets when a state expires; None: never. Raises LossInputError; SavingError where it cannot be written."""
+        file = self._found(path) / EXPIRY
+        expires = _expiry(ttl_s)
+        with saving(file):
+            write_text(file, json.dumps({"expires": expires}) + "\n")
+
+    def exported(self, path: str) -> Path:
+        """The folder of an exported adapter, which holds `PEFT_FILES`. Raises LossInputError."""
+        folder = self._found(path)
+        if folder.parent.name != EXTERNAL:
+            raise LossInputError(f"{path} is no exported adapter; save_weights_external makes one")
+        return folder
 
     def facts(self, path: str) -> Facts:
         """Raises LossInputError."""
@@ -191,6 +215,17 @@ class Store:
         return self._folder / model_id / kind / name
 
 
+def _expiry(ttl_s: float | None) -> float | None:
+    """Raises LossInputError."""
+    if ttl_s is None:
+        return None
+    if not 0 < ttl_s <= LONGEST_TTL_S:
+        raise LossInputError(f"ttl_seconds is {ttl_s:g}; give a time of at most ten years, or none")
+    return time.time() + ttl_s
+
+
 def _facts(folder: Path) -> Facts:
     values = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    with contextlib.suppress(FileNotFoundError):
+        values |= json.loads((folder / EXPIRY).read_text(encoding="utf-8"))
     return Facts(**{**values, "options": LoraOptions(**values["options"])})

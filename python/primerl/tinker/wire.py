@@ -28,6 +28,11 @@ class Datum:
     columns: dict[str, Tensor]
     """Each has the shape of the targets; fp32."""
 
+    def weighted(self) -> int:
+        """Targets with a weight or an advantage: those that are learnt from."""
+        given = self.columns.get("weights", self.columns.get("advantages"))
+        return self.targets.numel() if given is None else int(given.count_nonzero())
+
 
 @dataclass(frozen=True)
 class Request:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from primerl.cli.run.common import add_json, gone, parser_of, show, size, with_run
 from primerl.config.errors.fail import fail
+from primerl.runs import served
 from primerl.runs.registry import Run
 from primerl.runs.saved import Saved, local_checkpoints
 
@@ -40,6 +41,11 @@ def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
         results = run.output_dir / "results.jsonl"
         return fail(
             f"{run.id} is an evaluation, which trains nothing and saves no checkpoints; its results are in {results}",
+            title="No checkpoints",
+        )
+    if run.kind == served.KIND:
+        return fail(
+            f"{run.id} serves training clients; what they have saved is in {run.output_dir / 'states'}",
             title="No checkpoints",
         )
     from primerl.stores.choice import store_of_run

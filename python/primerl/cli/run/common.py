@@ -8,6 +8,7 @@ from typing import Any
 
 from primerl.cli.arguments import CommandParser
 from primerl.config.errors.fail import fail
+from primerl.runs import served
 from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.state import StateError
 
@@ -80,6 +81,8 @@ def can_go_on(run: Run) -> bool:
     from primerl.train.checkpoint.step_folders import saved_steps
 
     folder = run.output_dir
+    if run.kind == served.KIND:
+        return folder.is_dir()
     if run.kind == "sft":
         return bool(saved_steps(folder / "checkpoints"))
     # One that was stopped before it had begun begins; one that has lost its journal goes back to a checkpoint.

@@ -22,7 +22,7 @@ HEADER = ["id", "name", "kind", "status", "step", "model", "environments", "star
 
 def main(arguments: list[str]) -> int:
     parser = parser_of(
-        "list", "Lists the runs, fine-tunings and evaluations of this user, the newest first.", of_run=False
+        "list", "Lists the runs, fine-tunings, evaluations and servers of this user, the newest first.", of_run=False
     )
     add_json(parser)
     parser.add_argument(

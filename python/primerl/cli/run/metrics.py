@@ -13,6 +13,7 @@ from typing import Any
 from primerl.cli.run.common import FAILED, add_json, natural, parser_of, show, with_run
 from primerl.config.errors.fail import fail
 from primerl.launch.report.evaluations import mark, measured
+from primerl.runs import served
 from primerl.runs.registry import Run
 
 SCORE = re.compile(r"(avg|pass)@\d+")
@@ -35,6 +36,8 @@ def main(arguments: list[str]) -> int:
 def _metrics(run: Run, chosen: argparse.Namespace) -> int:
     from primerl.runs.report import DamagedRunError, read_lines
 
+    if run.kind == served.KIND:
+        return fail(f"{run.id} serves training clients; its page shows their losses while it runs", title="No metrics")
     try:
         # An evaluation has no steps: a line is an environment's.
         steps = read_lines(run.output_dir / ("evals.jsonl" if run.kind == "eval" else "metrics.jsonl"))

@@ -11,6 +11,7 @@ from primerl.config.errors.fail import fail
 from primerl.launch.resume.restoring import is_gone
 from primerl.launch.slurm import jobs
 from primerl.launch.supervise.lock import in_use
+from primerl.runs import served
 from primerl.runs.registry import Run
 
 
@@ -45,6 +46,7 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
     if comes_back and (code := _fetch(run, [*given, *overrides])) != 0:
         return code
     from primerl.cli.evaluation import evaluate
+    from primerl.cli.serve import serve
     from primerl.cli.sft import sft
 
     os.chdir(run.folder)
@@ -52,6 +54,8 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
         return sft([*given, "--ckpt.resume-step", "-1", *overrides])
     if run.kind == "eval":
         return evaluate([*given, *overrides])
+    if run.kind == served.KIND:
+        return serve(["--tinker", *given, *overrides])
     return start_rl([*given, *overrides], form=run.form)
 
 

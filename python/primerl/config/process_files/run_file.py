@@ -17,6 +17,7 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files.files import absolute, dump_toml, write_text
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.serve import ServeConfig
 from primerl.config.schema.sft import SFTConfig
 
 C = TypeVar("C", RLConfig, SFTConfig, EvalConfig)
@@ -91,7 +92,7 @@ def to_toml(config: RLConfig | EvalConfig) -> str:
     return dump_toml(settings(config))
 
 
-def settings(config: RLConfig | EvalConfig | SFTConfig) -> dict[str, Any]:
+def settings(config: RLConfig | EvalConfig | SFTConfig | ServeConfig) -> dict[str, Any]:
     """The keys that were given, so that unset ones are decided again (some defaults depend on their being unset).
     Without one-time requests."""
     exclude: dict[str, Any] = {"dry_run": True, "clean_output_dir": True, "retry_errors": True, "skip_event": True}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primerl._core import PrimerlError, inspect_run
+from primerl.runs import served
 from primerl.train.checkpoint.files import last_line
 from primerl.train.checkpoint.step_folders import saved_steps
 
@@ -54,6 +55,8 @@ def goes_on_from(folder: Path) -> str:
     """Where a run that was stopped begins again."""
     if (folder / "configs" / "eval.toml").is_file():
         return "with what is not measured yet"
+    if (folder / served.FILE).is_file():
+        return "with the states that its clients have saved"
     if saved := saved_steps(folder / "checkpoints"):
         return f"from the checkpoint of step {saved[-1]}"
     return "from step 1, for lack of a checkpoint" if trained_steps(folder) else "from its beginning"

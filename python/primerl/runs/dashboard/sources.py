@@ -16,7 +16,9 @@ from typing import Generic, TypeVar
 
 from primerl._core import PageServer, PrimerlError, RunCurves
 from primerl.cli.looking import model_of
+from primerl.launch.supervise.lock import in_use
 from primerl.net.requests import open_url
+from primerl.runs import served
 
 MOST_CURVES = 64
 """Runs whose columns are in memory: about 2 MB each with 10,000 steps of 40 metrics."""
@@ -81,6 +83,10 @@ class Sources:
         if not folder.is_dir():
             self._pages.drop(folder)
             raise SourceError(f"its folder {folder} is gone")
+        if (address := served.noted_url(folder)) is not None:
+            if not in_use(folder):
+                raise SourceError("it serves its page itself while it runs, and it has ended")
+            return address
         try:
             return self._pages.of(folder).url
         except (PrimerlError, OSError) as error:

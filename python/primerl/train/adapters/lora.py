@@ -139,9 +139,18 @@ class Adapter:
             log.warning("%s does not say which weights it was trained on; its shapes fit", file)
 
 
-def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_digest: str | None = None) -> Adapter:
+def add_adapter(
+    model: Any,
+    config: LoraConfig,
+    base: Path,
+    seed: int,
+    base_digest: str | None = None,
+    *,
+    output_layer: bool = False,
+) -> Adapter:
     """Freeze the model's own weights, loaded from the folder `base`, and give it an adapter to train. Where the model
     has its shape only (torch's meta device), so has the adapter. `base_digest`: of the folder, where it is known.
+    `output_layer`: it gets an adapter as well, of its own where it is tied to the embedding, which stays as it is.
 
     Raises:
         ConfigError: layers that are not there or cannot have one; an adapter to begin with that does not fit.
@@ -153,7 +162,7 @@ def add_adapter(model: Any, config: LoraConfig, base: Path, seed: int, base_dige
             import peft
         except ImportError as error:
             raise ModelError(f"model.lora needs the package peft ({error}); install it with pip") from error
-    targets = choose(model, config)
+    targets = choose(model, config, output_layer=output_layer)
     saved = targets.for_peft(model, saved=True)
     library: Any = peft  # whose own types differ from what it takes
     peft_config = library.LoraConfig(

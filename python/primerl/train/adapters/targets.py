@@ -2,7 +2,8 @@
 
 linear layers      of attention, linear attention, feed-forward layers and shared experts: peft's `target_modules`
 stacks of experts  one tensor for all experts of a layer: peft's `target_parameters`
-neither            embedding and output layer, routers, kernels of convolutions, the last matrix of a Mamba layer
+output layer       only where the caller asks for it (`primerl serve --tinker`): it may be tied to the embedding
+none               embedding, routers, kernels of convolutions, the last matrix of a Mamba layer
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def _shortest(names: list[str], all_names: Sequence[str], parts: int) -> list[st
     return last if meant == set(names) else sorted(names)
 
 
-def choose(model: Any, config: LoraConfig) -> Targets:
-    """Raises ConfigError."""
+def choose(model: Any, config: LoraConfig, *, output_layer: bool = False) -> Targets:
+    """`output_layer`: it gets an adapter as well. Raises ConfigError."""
     found = _Model.of(model)
     experts = found.stacks
     if config.target_modules == [ALL_LINEAR]:
@@ -77,6 +78,9 @@ def choose(model: Any, config: LoraConfig) -> Targets:
             f"{KEY}dropout is {config.dropout:g}, but adapters of a mixture's experts have none, as in peft; set it "
             f"to 0, or name linear layers in {KEY}target_modules"
         )
+    if output_layer:
+        head = model.get_output_embeddings()
+        linear = [*linear, *(name for name, one in found.modules.items() if one is head)]
     return Targets(linear, experts, bool(found.stacks or found.others))
 
 

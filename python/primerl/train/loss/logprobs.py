@@ -38,6 +38,19 @@ change no value but to minus infinity, for the gradient of what it leaves is tak
 
 
 @dataclass(frozen=True, slots=True)
+class LowRank:
+    """An adapter of the output layer, of rank R, which adds `scale * B A h` to `W h`. Differentiable by A and B."""
+
+    a: Tensor  # [R, H]
+    b: Tensor  # [V, R]
+    scale: float
+
+    def factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """`scale * A h`, [n, R], in the dtype of the states, and B: what is added is the first times B transposed."""
+        return self.scale * torch.nn.functional.linear(hidden, self.a.to(hidden.dtype)), self.b
+
+
+@dataclass(frozen=True, slots=True)
 class OutputHead:
     """What a model makes of its last hidden states: `softcap * tanh(scale * (W h + b) / softcap)`."""
 
@@ -45,11 +58,19 @@ class OutputHead:
     bias: Tensor | None = None  # [V]
     scale: float = 1.0
     softcap: float | None = None
+    adapter: LowRank | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, H] -> [n, V], in fp32 (fp64 stays as it is)."""
+        return self.logits_with(hidden, None if self.adapter is None else self.adapter.factors(hidden))
+
+    def logits_with(self, hidden: Tensor, factors: tuple[Tensor, Tensor] | None) -> Tensor:
+        """`factors`: of what an adapter adds, [n, R] and [V, R]."""
         logits = torch.nn.functional.linear(hidden, self.weight, self.bias)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if factors is not None:
+            narrow, b = factors
+            logits = logits + torch.nn.functional.linear(narrow, b.to(narrow.dtype))
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
@@ -79,7 +100,9 @@ def token_logprobs(
     if chunk_tokens is None:
         chunk_tokens = max(1, CHUNK_ELEMENTS // head.weight.shape[0])
     plan = _Plan(head.scale, head.softcap, hook, chunk_tokens, entropy)
-    given = (hidden, head.weight, head.bias, token_ids, temperatures, plan)
+    # Few numbers a token, so that torch differentiates A; the Function does B, whose product has a row a word.
+    narrow, b = (None, None) if head.adapter is None else head.adapter.factors(hidden)
+    given = (hidden, head.weight, head.bias, narrow, b, token_ids, temperatures, plan)
     return _TokenLogprobs.apply(*given)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -95,11 +118,19 @@ class _Plan:
         return [slice(start, min(start + self.chunk_tokens, tokens)) for start in range(0, tokens, self.chunk_tokens)]
 
     def logits(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor | None, rows: slice
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        narrow: Tensor | None,
+        b: Tensor | None,
+        temperatures: Tensor | None,
+        rows: slice,
     ) -> tuple[Tensor, Tensor | None]:
         """z of the chunk, [n, V], and the derivative of the cap, if there is one."""
+        adds = None if narrow is None or b is None else (narrow[rows], b)
         head = OutputHead(weight, bias, self.scale, self.softcap)
-        logits, slope = head.logits(hidden[rows]), None
+        logits, slope = head.logits_with(hidden[rows], adds), None
         if self.softcap is not None:
             slope = (logits / self.softcap).square_().neg_().add_(1.0)
         if temperatures is not None:
@@ -116,6 +147,8 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        narrow: Tensor | None,
+        b: Tensor | None,
         token_ids: Tensor,
         temperatures: Tensor | None,
         plan: _Plan,
@@ -124,7 +157,7 @@ class _TokenLogprobs(torch.autograd.Function):
         logprobs, normalizers = (torch.empty(token_ids.shape, dtype=dtype, device=hidden.device) for _ in range(2))
         entropies = torch.empty(token_ids.shape if plan.entropy else 0, dtype=dtype, device=hidden.device)
         for rows in plan.chunks(token_ids.shape[0]):
-            logits, _ = plan.logits(hidden, weight, bias, temperatures, rows)
+            logits, _ = plan.logits(hidden, weight, bias, narrow, b, temperatures, rows)
             normalizer = torch.logsumexp(logits, dim=1)
             normalizers[rows] = normalizer
             logprobs[rows] = logits.gather(1, token_ids[rows].unsqueeze(1)).squeeze(1) - normalizer
@@ -132,7 +165,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 log_shares = logits.sub_(normalizer.unsqueeze(1))
                 entropies[rows] = -log_shares.exp().mul_(log_shares).sum(dim=1)
         ctx.plan = plan
-        ctx.save_for_backward(hidden, weight, bias, token_ids, temperatures, normalizers, entropies)
+        ctx.save_for_backward(hidden, weight, bias, narrow, b, token_ids, temperatures, normalizers, entropies)
         ctx.set_materialize_grads(False)
         if not plan.entropy:
             ctx.mark_non_differentiable(entropies)
@@ -141,15 +174,18 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         by_logprob, by_entropy = gradients
-        hidden, weight, bias, token_ids, temperatures, normalizers, entropies = ctx.saved_tensors
-        wanted_hidden, wanted_weight, wanted_bias = ctx.needs_input_grad[:3]
+        hidden, weight, bias, narrow, b, token_ids, temperatures, normalizers, entropies = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
         dtype = normalizers.dtype
-        for_hidden = torch.empty_like(hidden) if wanted_hidden else None
+        for_hidden = torch.empty_like(hidden) if wanted[0] else None
+        for_narrow = torch.empty_like(narrow) if wanted[3] else None
         # Summed over the chunks in fp32, whatever dtype the weights have.
-        for_weight = torch.zeros(weight.shape, dtype=dtype, device=weight.device) if wanted_weight else None
-        for_bias = torch.zeros(bias.shape, dtype=dtype, device=bias.device) if wanted_bias else None
+        for_weight, for_bias, for_b = (
+            torch.zeros(one.shape, dtype=dtype, device=one.device) if wanted[place] else None
+            for place, one in ((1, weight), (2, bias), (4, b))
+        )
         for rows in ctx.plan.chunks(token_ids.shape[0]):
-            logits, slope = ctx.plan.logits(hidden, weight, bias, temperatures, rows)
+            logits, slope = ctx.plan.logits(hidden, weight, bias, narrow, b, temperatures, rows)
             gradient = _logits_gradient(
                 logits.sub_(normalizers[rows].unsqueeze(1)),
                 token_ids[rows].unsqueeze(1),
@@ -169,20 +205,28 @@ class _TokenLogprobs(torch.autograd.Function):
             gradient = gradient.to(weight.dtype)
             if for_hidden is not None:
                 for_hidden[rows] = gradient @ weight
-            if for_weight is None:
-                continue
-            if for_weight.dtype == gradient.dtype:
-                for_weight.addmm_(gradient.T, hidden[rows])
-            else:
-                for_weight += gradient.T @ hidden[rows]
+            if for_narrow is not None:
+                for_narrow[rows] = gradient @ b.to(gradient.dtype)
+            if for_weight is not None:
+                _add_product(for_weight, gradient, hidden[rows])
+            if for_b is not None:
+                _add_product(for_b, gradient, narrow[rows])
+        totals = ((for_weight, weight), (for_bias, bias), (for_narrow, narrow), (for_b, b))
         return (
             for_hidden,
-            None if for_weight is None else for_weight.to(weight.dtype),
-            None if for_bias is None else for_bias.to(bias.dtype),
+            *(None if total is None else total.to(one.dtype) for total, one in totals),
             None,
             None,
             None,
         )
+
+
+def _add_product(total: Tensor, gradient: Tensor, rows: Tensor) -> None:
+    """Adds `gradient^T rows`, [V, n] [n, H], to a total that may be in fp32."""
+    if total.dtype == gradient.dtype:
+        total.addmm_(gradient.T, rows)
+    else:
+        total += gradient.T @ rows
 
 
 def _logits_gradient(

@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from primerl.train.loss.logprobs import OutputHead
+from primerl.train.adapters.merging import NAME as ADAPTER
+from primerl.train.loss.logprobs import LowRank, OutputHead
 from primerl.train.model import experts, norms, support
 from primerl.train.model.architectures import (
     annotate,
@@ -390,6 +391,10 @@ def output_head(model: Any) -> OutputHead:
     """What the model makes of its last hidden states. Raises ModelError where that is not known; `prove` compares it
     with what the model computes itself."""
     layer, config = model.get_output_embeddings(), model.config.get_text_config()
+    adapter = None
+    if hasattr(layer, "lora_A"):
+        adapter = LowRank(layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, float(layer.scaling[ADAPTER]))
+        layer = layer.get_base_layer()
     if not isinstance(layer, torch.nn.Linear):
         raise ModelError(f"{type(model).__name__} has no linear output layer; not supported")
     scale = 1.0
@@ -399,4 +404,4 @@ def output_head(model: Any) -> OutputHead:
     elif getattr(config, "logits_scaling", None) is not None:
         scale = 1.0 / float(config.logits_scaling)
     softcap = getattr(config, "final_logit_softcapping", None)
-    return OutputHead(layer.weight, layer.bias, scale, None if softcap is None else float(softcap))
+    return OutputHead(layer.weight, layer.bias, scale, None if softcap is None else float(softcap), adapter)
