@@ -14,8 +14,9 @@ from typing import Any
 import forks
 import pytest
 import slurm_helpers
+from cluster_commands import ENGINES, FINE_TUNING, an_engine_is_killed_and_comes_back, running, write_rows
 from docs_pages import shown
-from end_to_end import Started, find, primerl, start, steps_of, until
+from end_to_end import find, primerl, start, steps_of, until
 from long_runs import LongRuns
 from primerl.launch.slurm import jobs
 from run_helpers import write_run
@@ -344,29 +345,14 @@ def test_a_folder_that_nodes_do_not_share_is_named(slurm: Cluster, tmp_path: Pat
 
 @pytest.mark.long
 def test_a_fine_tuning_on_two_nodes_resumes_after_its_time_limit(slurm: Cluster, tmp_path: Path) -> None:
-    rows = [
-        {"messages": [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "x"}]} for i in range(64)
-    ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "sft.toml").write_text(
-        'output_dir = "o"\nmax_steps = 60\nranks = 2\n[model]\npath = "tiny"\n[data]\npath = "rows.jsonl"\n'
-        "batch_size = 512\nseq_len = 256\n[ckpt]\ninterval = 1000\n[deployment]\nnum_train_nodes = 2\n"
-        "[slurm]\nexclusive = false\n"
-    )
-    import subprocess
-    import sys
-
-    command = [sys.executable, "-m", "primerl", "sft", "@", "sft.toml"]
-    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    run = Started(launcher, tmp_path / "o")
-    try:
+    write_rows(tmp_path / "rows.jsonl")
+    (tmp_path / "sft.toml").write_text(f"{FINE_TUNING}[slurm]\nexclusive = false\n")
+    with running(tmp_path / "o", "sft", "@", "sft.toml") as run:
         until(lambda: run.steps() >= 5, WAIT_S, "its first steps")
         job = job_of(run.output)
         slurm.run("scancel", "--batch", "--signal=USR1", str(job))
         back_from_the_queue(slurm, job)
         code, printed = run.ended(LIMIT_S)
-    finally:
-        run.kill()
     assert code == 0, printed
     assert steps_of(run.output) == list(range(1, 61))
     assert slurm.job(job)["Restarts"] == "1"
@@ -379,3 +365,21 @@ def test_an_evaluation_over_two_nodes(slurm: Cluster, tmp_path: Path) -> None:
     printed = primerl("eval", "reverse-text", "-m", "tiny", "-n", "4", "--max-tokens", "16", "--seq-len", "128", *nodes)
     assert "4 rollouts are in" in printed
     assert "inference: n2: process" in (tmp_path / "e" / "logs" / "node_1.log").read_text()
+
+
+@pytest.mark.long
+def test_engines_on_two_nodes_serve_until_they_are_stopped(slurm: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "inference.toml").write_text(f"{ENGINES}[slurm]\nexclusive = false\n")
+    with running(tmp_path / "i", "inference", "@", "inference.toml") as run:
+        an_engine_is_killed_and_comes_back(run, "inference_1", WAIT_S)
+        job = job_of(run.output)
+        assert (listed := one_listed(job))["kind"] == "inference"
+        assert listed["status"] == "RUNNING"
+        assert "inference_0: n1: process" in (run.output / "logs" / "node_0.log").read_text()
+        assert "inference_1: n2: process" in (run.output / "logs" / "node_1.log").read_text()
+        assert f"stopped job {job}" in primerl("run", "stop", listed["id"])
+        code, printed = run.ended(LIMIT_S)
+    assert code == 130, printed
+    assert "inference_1 was killed by SIGKILL; it is started again" in printed
+    assert not (run.output / "engines.json").exists()
+    assert one_listed(job)["status"] == "STOPPED"

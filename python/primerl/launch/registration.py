@@ -12,8 +12,9 @@ from pathlib import Path
 
 from primerl.config.process_files import files, run_file
 from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.launched import Launched
 from primerl.config.schema.rl import RLConfig
-from primerl.config.schema.sft import SFTConfig
+from primerl.config.schema.serving import ServingConfig
 from primerl.launch.supervise import detached
 from primerl.launch.supervise.failures import BAD_INPUT, INTERRUPTED
 from primerl.runs.registry import Registry, Run
@@ -30,7 +31,7 @@ class Session:
 
 @contextlib.contextmanager
 def registered(
-    config: RLConfig | SFTConfig | EvalConfig,
+    config: Launched,
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -77,7 +78,7 @@ def _former(folder: Path) -> tuple[Run, str] | None:
 
 
 def begin(
-    config: RLConfig | SFTConfig | EvalConfig,
+    config: Launched,
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -103,18 +104,20 @@ def begin(
         return None
 
 
-def _described(config: RLConfig | SFTConfig | EvalConfig) -> tuple[str, list[str], str]:
+def _described(config: Launched) -> tuple[str, list[str], str]:
     """Kind, environments, and the model: its folder, or its name at an endpoint."""
     if isinstance(config, EvalConfig):
         model = config.model if config.base_url is not None else files.absolute(config.model)
         return "eval", [entry.label for entry in config.env], model
+    if isinstance(config, ServingConfig):
+        return "inference", [], files.absolute(config.model.path)
     path = "tiny" if config.model.path is None else files.absolute(config.model.path)
     if isinstance(config, RLConfig):
         return "rl", [entry.label for entry in config.orchestrator.train.env], path
     return "sft", [], path
 
 
-def stored_copy(config: RLConfig | SFTConfig | EvalConfig) -> str:
+def stored_copy(config: Launched) -> str:
     """TOML to resume with: what was given, without what was asked of this start only."""
     settings = run_file.settings(config)
     for section in (settings, settings.get("trainer", {})):

@@ -9,14 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import files
 from primerl.config.process_files.run_file import with_folder
 from primerl.config.schema.deployment import Deployment, Slurm
-from primerl.config.schema.evaluation import EvalConfig
-from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.launched import C, Launched
 from primerl.config.schema.sft import SFTConfig
 from primerl.launch.placement.registry import SLURM
 from primerl.launch.placement.slurm.placement import SlurmPlacement
@@ -26,7 +24,6 @@ from primerl.launch.slurm import follow, jobs, script, within
 from primerl.launch.supervise import detached
 from primerl.launch.supervise.failures import BAD_INPUT
 
-C = TypeVar("C", RLConfig, EvalConfig, SFTConfig)
 CONFIG = Path("configs") / "job.toml"
 # `sbatch` says what it has submitted by this, without a sentence around it.
 SUBMIT = ("sbatch", "--parsable")
@@ -37,7 +34,7 @@ RESUMES_SFT = ("--ckpt.resume-step", "-1")
 PLACED_BY_SLURM = ("local", SLURM)
 
 
-def is_wanted(config: RLConfig | EvalConfig | SFTConfig) -> bool:
+def is_wanted(config: Launched) -> bool:
     """Whether this command is to submit a job, and is not the launcher within it."""
     return config.slurm is not None and not within.is_within()
 
@@ -70,7 +67,7 @@ def begun(config: C) -> C:
     return found
 
 
-def check(config: RLConfig | EvalConfig | SFTConfig) -> None:
+def check(config: Launched) -> None:
     """Raises ConfigError for what Slurm would refuse, or would wait for in vain."""
     slurm = config.slurm
     if slurm is None:
@@ -166,7 +163,7 @@ def _check_time(signal_s: int, limit_s: float, what: str) -> None:
 
 
 def submit(
-    config: RLConfig | EvalConfig | SFTConfig,
+    config: Launched,
     say: Callable[[str], None],
     *,
     command: str,
@@ -257,7 +254,7 @@ def _submitted(folder: Path, nodes: int) -> jobs.Job:
     return job
 
 
-def once(config: RLConfig | EvalConfig | SFTConfig) -> Sequence[str]:
+def once(config: Launched) -> Sequence[str]:
     """Arguments of the first start alone: a job that is put back into the queue resumes where it was."""
     found: list[str] = []
     # By the name that the stored config has: of the two that `primerl rl` knows, only one may be given.
@@ -274,7 +271,7 @@ def once(config: RLConfig | EvalConfig | SFTConfig) -> Sequence[str]:
     return found
 
 
-def later(config: RLConfig | EvalConfig | SFTConfig) -> Sequence[str]:
+def later(config: Launched) -> Sequence[str]:
     """Arguments of the starts after it. A run or an evaluation finds out by itself that there is something to resume; a
     fine-tuning that saves no checkpoints begins again."""
     if not isinstance(config, SFTConfig) or config.ckpt is None or config.ckpt.weights_only:

@@ -142,6 +142,7 @@ class SlurmPlacement:
             self._unstarted.append(process)
             witness.unlink()
             return
+        process.node = self.address(slot.nodes[0])
         self._steps[role.name] = step
         if self._heart is None:
             self._heart = threading.Thread(target=self._beat, name="agents", daemon=True)
