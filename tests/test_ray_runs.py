@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -315,3 +316,14 @@ def test_an_evaluation_over_two_nodes(ray: Cluster, tmp_path: Path) -> None:
     printed = primerl("eval", "reverse-text", "-m", "tiny", *size, "--deployment.type", "ray", "--output-dir", "e")
     assert "4 rollouts are in" in printed
     assert any("inference: process" in log.read_text() for log in (tmp_path / "e" / "logs").glob("node_*.log"))
+
+
+def test_a_port_that_is_taken_on_another_node_is_named(ray: Cluster, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        run = start(tmp_path / "o", "@", "rl.toml", "--output-dir", "o", "--inference.port", port)
+        code, printed = run.ended(LIMIT_S)
+    assert code == 1, printed
+    assert re.search(rf"inference exited with code 2.*0\.0\.0\.0:{port}", printed, re.DOTALL), printed

@@ -18,6 +18,7 @@ from primerl.config.schema.serving import ServingConfig
 from primerl.launch import on_ray
 from primerl.launch.placement.protocol import Placement
 from primerl.launch.placement.registry import SLURM, chosen
+from primerl.launch.placement.slurm.placement import SlurmPlacement
 from primerl.launch.slurm import submission, within
 
 
@@ -37,9 +38,11 @@ def begun(config: C, say: Callable[[str], None], *, saves: bool) -> Begun[C]:
     config = on_nodes(config)
     if submission.is_wanted(config):
         config = submission.begun(config)
-        return Begun(config, submission.placement(config.deployment), submits=True, limit=None)
+        return Begun(config, submission.placement(config.deployment, config.slurm), submits=True, limit=None)
     config, limit = within.begun(config, say, saves=saves)
-    placement = chosen(config.deployment, config.ray)
+    placement = chosen(config.deployment, config.ray, config.slurm)
+    if isinstance(placement, SlurmPlacement):
+        placement.say = say
     return Begun(on_ray.placed(config, placement), placement, submits=False, limit=limit)
 
 

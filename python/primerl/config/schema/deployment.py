@@ -78,6 +78,26 @@ class Ray(Section):
         return self
 
 
+class SlurmInferNodes(Section):
+    """The nodes of the engines (`deployment.num_infer_nodes`), where they are to be others than the trainer's: the job
+    is a heterogeneous one then. Keys that are unset are those of `[slurm]`, but for `nodelist`."""
+
+    partition: Word | None = None
+    """Partition of these nodes."""
+    nodelist: Word | None = None
+    """Nodes that have to be among them, such as `n[1-4]`."""
+    exclude: Word | None = None
+    """Nodes that must not be among them."""
+    constraint: Word | None = None
+    """Features that they must have."""
+    cpus_per_node: Count | None = None
+    """CPUs of each of them."""
+    mem: Word | None = None
+    """Memory of each of them, as Slurm writes it."""
+    gpus_per_node: CountOrZero | None = None
+    """GPUs that each of them has for the run; `deployment.gpus_per_node` if unset."""
+
+
 class Slurm(Section):
     """A Slurm job that runs it instead (docs/slurm.md)."""
 
@@ -103,6 +123,7 @@ class Slurm(Section):
     """Memory of each node, as Slurm writes it (`64G`, `0` for all); the cluster's default if unset."""
     exclusive: bool = True
     """Share the nodes with no other job."""
+    infer: SlurmInferNodes | None = None
     options: list[str] = []
     """More options of sbatch, such as `--reservation=mine`."""
     project_dir: str = Field(default=".", min_length=1)
@@ -155,6 +176,7 @@ def check_places(
     check_nodes(deployment, slurm, ray, is_sft=is_sft)
     check_ray(deployment, slurm, ray)
     check_sharing(deployment, slurm)
+    check_infer_nodes(deployment, slurm, trains=trains and not is_sft)
     if not trains and "num_train_nodes" in deployment.model_fields_set:
         raise BadKeysError(
             "deployment.num_train_nodes is of a trainer, and engines alone are started here; set "
@@ -190,6 +212,23 @@ def check_ray(deployment: Deployment, slurm: Slurm | None, ray: Ray | None) -> N
             "deployment.engine_share shares GPUs of this machine alone: on Ray the trainer and each engine have GPUs "
             "of their own; omit it",
             "deployment.engine_share",
+        )
+
+
+def check_infer_nodes(deployment: Deployment, slurm: Slurm | None, *, trains: bool) -> None:
+    """Raises BadKeysError where nodes are described that the job does not have."""
+    if slurm is None or slurm.infer is None:
+        return
+    if not trains:
+        raise BadKeysError(
+            "slurm.infer describes nodes other than a trainer's, and there is no trainer; set the keys in [slurm]",
+            "slurm.infer",
+        )
+    if not deployment.num_infer_nodes:
+        raise BadKeysError(
+            "slurm.infer describes nodes of the engines, and deployment.num_infer_nodes is 0: engines are on the "
+            "trainer's nodes; set it, or omit slurm.infer",
+            "slurm.infer",
         )
 
 

@@ -16,7 +16,7 @@ from primerl.config.process_files.run_file import with_folder
 from primerl.config.schema.deployment import Deployment, Slurm
 from primerl.config.schema.launched import C, Launched
 from primerl.config.schema.sft import SFTConfig
-from primerl.launch.placement.registry import SLURM
+from primerl.launch.placement.registry import SLURM, infer_gpus
 from primerl.launch.placement.slurm.placement import SlurmPlacement
 from primerl.launch.preflight.training import claimed
 from primerl.launch.registration import begin, end, stored_copy
@@ -39,7 +39,7 @@ def is_wanted(config: Launched) -> bool:
     return config.slurm is not None and not within.is_within()
 
 
-def placement(deployment: Deployment) -> SlurmPlacement:
+def placement(deployment: Deployment, slurm: Slurm | None = None) -> SlurmPlacement:
     """Which plans for a job that is to be submitted. Raises ConfigError for a deployment that is not on Slurm."""
     if deployment.type not in PLACED_BY_SLURM:
         raise ConfigError(f"deployment.type: {deployment.type!r} does not run in a Slurm job; omit it, or [slurm]")
@@ -47,6 +47,7 @@ def placement(deployment: Deployment) -> SlurmPlacement:
         num_train_nodes=deployment.num_train_nodes,
         num_infer_nodes=deployment.num_infer_nodes,
         gpus_per_node=deployment.gpus_per_node,
+        **infer_gpus(slurm),
         ahead=True,
     )
 
@@ -80,7 +81,8 @@ def check(config: Launched) -> None:
         found = partitions(jobs.command("sinfo", "-h", "-o", "%P|%D|%l|%L"))
     except jobs.SlurmError as error:
         raise ConfigError(f"slurm: {error}") from None
-    _check_partition(slurm, config.deployment, found)
+    for part in script.parts(slurm, config.deployment):
+        _check_partition(part, slurm, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,24 +126,23 @@ def seconds(text: str) -> float:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + more
 
 
-def _check_partition(slurm: Slurm, deployment: Deployment, found: list[Partition]) -> None:
-    names = [] if slurm.partition is None else slurm.partition.split(",")
+def _check_partition(part: script.Part, slurm: Slurm, found: list[Partition]) -> None:
+    names = [] if part.partition is None else part.partition.split(",")
     known = {one.name: one for one in found}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ConfigError(
-            f"slurm.partition: there is no partition {unknown[0]!r}; there {'is' if len(known) == 1 else 'are'} "
+            f"{part.key}.partition: there is no partition {unknown[0]!r}; there {'is' if len(known) == 1 else 'are'} "
             f"{', '.join(sorted(known))}"
         )
     chosen = [known[name] for name in names] or [one for one in found if one.is_default]
     if not chosen:
         return
     largest, longest = max(chosen, key=lambda one: one.nodes), max(chosen, key=lambda one: one.limit_s)
-    nodes = deployment.num_train_nodes + deployment.num_infer_nodes
-    if nodes > largest.nodes:
+    if part.nodes > largest.nodes:
         raise ConfigError(
-            f"deployment: {nodes} nodes are asked for (num_train_nodes + num_infer_nodes), and partition "
-            f"{largest.name} has {largest.nodes}; lower one, or choose another slurm.partition"
+            f"deployment: {part.nodes} nodes are asked for ({part.counted}), and partition {largest.name} has "
+            f"{largest.nodes}; lower {'one' if '+' in part.counted else 'it'}, or choose another {part.key}.partition"
         )
     if slurm.time is not None and seconds(slurm.time) > longest.limit_s:
         raise ConfigError(

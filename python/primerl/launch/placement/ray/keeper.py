@@ -27,6 +27,7 @@ if __name__ == "__main__":
     for _ in range(5):
         _file = os.path.dirname(_file)
     sys.path.append(_file)
+from primerl.launch.placement import alike
 from primerl.launch.placement.slurm import agent
 
 FACTS, IN = "--facts", "--in"
@@ -77,9 +78,7 @@ def detach() -> None:
 
 
 def facts(path: str, text: str) -> dict[str, Any]:
-    from primerl._core import __version__
-
-    return {"primerl": __version__, "python": sys.version.split()[0], "sees": agent.sees(path, text)}
+    return {**alike.versions(), "sees": agent.sees(path, text)}
 
 
 def main(arguments: list[str]) -> int:
