@@ -5,7 +5,8 @@ it). `python tests/ray_helpers.py` is the process that has the cluster, so that 
 not the tests' own; Ray's reaper ends all of it with that process. One JSON object a line:
 
     test -> it      {"kill": address} {"add": address} {"nodes": true}
-    it -> test      {"address": "127.0.0.2:port"}, then {"nodes": [[address, free CPUs], ..]} after each line
+    it -> test      {"address": "127.0.0.2:port", "dashboard": URL or ""}
+                    {"nodes": [[address, free CPUs], ..]}   after each line
 """
 
 from __future__ import annotations
@@ -37,11 +38,21 @@ def missing() -> str | None:
     return None if importlib.util.find_spec("ray") is not None else "no ray here: run scripts/ray_install.sh"
 
 
+def no_jobs() -> str | None:
+    """The same of a server that `ray job submit` talks to."""
+    absent = missing()
+    if absent is None and importlib.util.find_spec("opencensus") is None:
+        absent = "no ray[default] here: run scripts/ray_install.sh"
+    return absent
+
+
 @dataclass
 class Cluster:
     process: subprocess.Popen[str]
     folder: Path
     address: str = ""
+    dashboard: str = ""
+    """URL of the server for jobs, where there is one."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -66,11 +77,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
+def cluster(*, takes_jobs: bool = False) -> Iterator[Cluster]:
     # Sockets below it have paths of at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="ray.", dir="/tmp"))
     process = subprocess.Popen(
-        [sys.executable, __file__],
+        [sys.executable, __file__, *(["--jobs"] if takes_jobs else [])],
         env={**os.environ, **VARIABLES, "RAY_TMPDIR": str(folder)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -80,7 +91,8 @@ def cluster() -> Iterator[Cluster]:
     )
     try:
         found = Cluster(process, folder)
-        found.address = found.hear()["address"]
+        told = found.hear()
+        found.address, found.dashboard = told["address"], told["dashboard"]
         yield found
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -112,10 +124,14 @@ def main() -> None:
     def options(address: str) -> dict[str, Any]:
         return {"node_ip_address": address, "num_cpus": CPUS, "num_gpus": 0, "object_store_memory": 80_000_000}
 
-    made = RayCluster(initialize_head=True, head_node_args={**options(HEAD), "include_dashboard": False})
-    by_address = {HEAD: made.head_node, SECOND: made.add_node(**options(SECOND))}
+    takes_jobs = "--jobs" in sys.argv
+    head = {"include_dashboard": takes_jobs, **({"dashboard_host": HEAD, "dashboard_port": 0} if takes_jobs else {})}
+    made = RayCluster(initialize_head=True, head_node_args={**options(HEAD), **head})
+    # Where two nodes share a folder, the second one deletes what was uploaded for a job, and unpacks it again.
+    own = {"temp_dir": os.path.join(os.environ["RAY_TMPDIR"], "2")} if takes_jobs else {}
+    by_address = {HEAD: made.head_node, SECOND: made.add_node(**options(SECOND), **own)}
     ray.init(address=made.address, log_to_driver=False)
-    tell(address=made.address)
+    tell(address=made.address, dashboard=f"http://{made.head_node.webui_url}" if takes_jobs else "")
     for line in sys.stdin:
         request = json.loads(line)
         if "kill" in request:

@@ -55,8 +55,13 @@ KillWait=5
 SlurmdParameters=config_overrides
 MinJobAge=300
 SlurmdTimeout=300
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=8 RealMemory=1000 State=UNKNOWN
-PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=FORCE:4
+PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=FORCE:4 PriorityTier=1
+PartitionName=left Nodes=n1 MaxTime=60 State=UP OverSubscribe=FORCE:4 PriorityTier=1
+PartitionName=right Nodes=n2 MaxTime=60 State=UP OverSubscribe=FORCE:4 PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=60 State=UP OverSubscribe=EXCLUSIVE PriorityTier=10
 """
 
 
@@ -103,11 +108,12 @@ class Cluster:
             for line in CONF.splitlines()
             if line.startswith("NodeName")
         )
-        rest = "\n".join(line for line in CONF.splitlines() if not line.startswith("NodeName"))
+        rest = [line for line in CONF.splitlines() if not line.startswith("NodeName")]
+        partitions = [line for line in rest if line.startswith("PartitionName")]
         conf = self.folder / "slurm.conf"
-        text = rest.format(host=host, folder=self.folder, controller=controller)
-        head, partition = text.rsplit("\n", 1)
-        conf.write_text(f"{head}\n{lines}\n{partition}\n")
+        head = "\n".join(line for line in rest if line not in partitions)
+        text = head.format(host=host, folder=self.folder, controller=controller)
+        conf.write_text("\n".join([text, lines, *partitions, ""]))
         self._munge()
         # All of them answer `-c`: without the state of an earlier one.
         self._begin("slurmctld", "slurmctld", "-c", "-f", str(conf))
@@ -146,12 +152,13 @@ class Cluster:
         self.daemons[name] = self.folder / "run" / f"{name}.pid"
 
     def states(self) -> dict[str, str]:
-        found = self.run("sinfo", "-h", "-N", "-o", "%N %t")
+        found = self.run("sinfo", "-h", "-N", "-p", "debug", "-o", "%N %t")
         return dict(line.split() for line in found.splitlines())
 
     def job(self, number: int) -> dict[str, str]:
         """What the controller knows of it."""
-        return dict(re.findall(r"(\w+)=(\S*)", self.run("scontrol", "show", "job", "-o", str(number))))
+        # The first line is that of the leader, where the job has several components.
+        return dict(re.findall(r"(\w+)=(\S*)", self.run("scontrol", "show", "job", "-o", str(number)).splitlines()[0]))
 
     def is_over(self, number: int) -> bool:
         return self.job(number)["JobState"] in (

@@ -41,6 +41,7 @@ from primerl.config.hosted.load_run import keys_of_one_form, load_run
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.serve import ServeConfig
+from primerl.config.schema.serving import ServingConfig
 from primerl.config.schema.sft import SFTConfig
 from primerl.config.schema.simulate import SimulateConfig
 from primerl.evals import endpoints
@@ -334,6 +335,7 @@ def test_a_config_is_valid(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
         load_run(files, program="primerl rl")
     else:
         classes = {"sft": SFTConfig, "simulate": SimulateConfig, "eval": EvalConfig, "serve": ServeConfig}
+        classes["inference"] = ServingConfig
         load(classes[form], files, program=f"primerl {form}")
 
 
@@ -350,7 +352,7 @@ def form_of(block: Block, given: dict[str, Any]) -> tuple[str, str | None]:
         if "subsets" in given.get("data", {}):  # in place of a single dataset
             base = base.replace('path = "data/chats.jsonl"\n', "")
         return "sft" if named == "sft.toml" else "rl", base
-    if block.file in ("eval.toml", "serve.toml"):
+    if block.file in ("eval.toml", "serve.toml", "inference.toml"):
         return block.file.removesuffix(".toml"), None
     if given.keys() & {"data"} and "orchestrator" not in given:
         return "sft", None

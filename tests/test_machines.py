@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from run_helpers import write_run
 KEY = "the-runs-key"
 WAIT_S = 150.0
 ORCHESTRATOR, WORKERS = "10.77.0.1", "10.77.0.2"
+PAGE = "docs/recipes/several-machines.md"
 URL = f"http://{ORCHESTRATOR}:8000"
 
 
@@ -146,6 +148,13 @@ def status(machine: Machine) -> dict[str, Any]:
     return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
 
 
+def config_of_the_page(folder: Path) -> Path:
+    [config] = [block.text for block in page_of(PAGE).blocks if block.file == "machines.toml"]
+    file = folder / "machines.toml"
+    file.write_text(config)
+    return file
+
+
 @pytest.mark.end_to_end
 @pytest.mark.timeout(600)
 def test_a_run_over_two_machines_outlives_a_cable_that_is_cut(
@@ -154,11 +163,7 @@ def test_a_run_over_two_machines_outlives_a_cable_that_is_cut(
     here, there = machines
     write_run(tmp_path)
     output = tmp_path / "run"
-    [config] = [
-        block.text for block in page_of("docs/recipes/several-machines.md").blocks if block.file == "machines.toml"
-    ]
-    file = tmp_path / "machines.toml"
-    file.write_text(config)
+    file = config_of_the_page(tmp_path)
     changes = {
         "--model.path": os.fspath(tmp_path / "tiny"),
         "--output-dir": os.fspath(output),
@@ -169,7 +174,7 @@ def test_a_run_over_two_machines_outlives_a_cable_that_is_cut(
     }
     # The key is in the environment of both, as it is on the page.
     meant = {"PRIMERL_API_KEY=...": None, "machines.toml": os.fspath(file), "http://node-1:8000": URL, "4": "1"}
-    (_, *first), (_, *second) = shown(__file__, "docs/recipes/several-machines.md", meant)
+    (_, *first), (_, *second), *_ = shown(__file__, "docs/recipes/several-machines.md", meant)
     run = here.start(tmp_path, "rl.log", *first, *[word for pair in changes.items() for word in pair])
     # Of the run's folder the other machine has nothing.
     output.mkdir(exist_ok=True)
@@ -200,4 +205,53 @@ def test_a_run_over_two_machines_outlives_a_cable_that_is_cut(
     assert workers.wait(WAIT_S) == 0, (tmp_path / "workers.log").read_text()
     trained = steps_of(output)
     assert trained == list(range(1, len(trained) + 1))
+    assert "every invariant holds" in primerl("trace", "--check", os.fspath(output))
+
+
+@pytest.mark.end_to_end
+@pytest.mark.timeout(600)
+def test_an_engine_that_shares_no_folder_pulls_the_weights(machines: tuple[Machine, Machine], tmp_path: Path) -> None:
+    here, there = machines
+    write_run(tmp_path)
+    output, pulled = tmp_path / "run", tmp_path / "pulled"
+    copy = shutil.copytree(tmp_path / "tiny", tmp_path / "local" / "tiny")
+    meant = {"PRIMERL_API_KEY=...": None, "machines.toml": os.fspath(config_of_the_page(tmp_path))}
+    meant |= {"http://node-1:8000": URL, "/local/model": os.fspath(copy), "/local/weights": os.fspath(pulled)}
+    (_, *first), _, (_, *dry), (_, *engine) = shown(__file__, "docs/recipes/several-machines.md", meant)
+    changes = {
+        "--model.path": os.fspath(tmp_path / "tiny"),
+        "--output-dir": os.fspath(output),
+        "--max-steps": "3",
+        "--orchestrator.batch-size": "8",
+        "--orchestrator.group-size": "4",
+        "--orchestrator.train.env.0.num-workers": "1",
+        "--inference.replicas": "0",
+        "--orchestrator.engines": json.dumps([f"http://{WORKERS}:8001"]),
+    }
+    output.mkdir()
+    there.run("mount", "-t", "tmpfs", "none", os.fspath(output))
+    there.run("mount", "-t", "tmpfs", "none", os.fspath(tmp_path / "tiny"))
+    # Before there is an orchestrator, and as one that it could not reach.
+    early = there.start(tmp_path, "early.log", *dry)
+    assert early.wait(WAIT_S) == 2
+    assert f"no orchestrator answers at {URL}" in (tmp_path / "early.log").read_text()
+    run = here.start(tmp_path, "rl.log", *first, *[word for pair in changes.items() for word in pair])
+    until(lambda: run.poll() is not None or status(here), WAIT_S, "the orchestrator")
+    there.run("ip", "address", "add", "10.78.0.9/24", "dev", "lo")
+    for host, code, said in [
+        ("0.0.0.0", 0, f"{URL} is reached from here, and reaches this machine at http://{WORKERS}:8001"),
+        ("127.0.0.1", 2, "127.0.0.1 is reached from this machine alone"),
+        ("10.78.0.9", 2, f"the orchestrator at {URL} does not reach this machine at http://10.78.0.9:8001"),
+    ]:
+        asked = there.start(tmp_path, "dry.log", *[host if word == "0.0.0.0" else word for word in dry])
+        assert asked.wait(WAIT_S) == code, (tmp_path / "dry.log").read_text()
+        assert said in (tmp_path / "dry.log").read_text()
+    serving = there.start(tmp_path, "engine.log", *engine)
+    assert run.wait(WAIT_S) == 0, (tmp_path / "rl.log").read_text() + (tmp_path / "engine.log").read_text()
+    assert steps_of(output) == [1, 2, 3]
+    serving.terminate()
+    assert serving.wait(WAIT_S) == 0, (tmp_path / "engine.log").read_text()
+    # Each of them was proved by its hashes, or it had sampled nothing.
+    assert {path.name for path in pulled.iterdir()} <= {".lock", "step_1", "step_2", "step_3"}
+    assert "bytes pulled from" in (tmp_path / "engine.log").read_text()
     assert "every invariant holds" in primerl("trace", "--check", os.fspath(output))

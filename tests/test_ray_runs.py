@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import forks
 import pytest
 import ray_helpers
+from cluster_commands import ENGINES, FINE_TUNING, an_engine_is_killed_and_comes_back, running, write_rows
 from docs_pages import shown
 from end_to_end import primerl, start, steps_of, until
 from long_runs import LongRuns
@@ -259,3 +261,69 @@ def test_a_run_that_is_ended_leaves_nothing_and_can_be_resumed(ray: Cluster, tmp
     found = steps_of(run.output)
     assert found == list(range(1, len(found) + 1))
     assert "every invariant holds" in primerl("trace", str(run.output), "--check")
+
+
+def test_engines_on_two_nodes_serve_until_they_are_stopped(ray: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "inference.toml").write_text(
+        f"threads = {CPUS - 2}\n{ENGINES}[ray]\n".replace("= 2\n[ray]", "= 0\n[ray]")
+    )
+    with running(tmp_path / "i", "inference", "@", "inference.toml") as run:
+        an_engine_is_killed_and_comes_back(run, "inference_1", WAIT_S)
+        for node in (HEAD, SECOND):
+            assert "process" in (run.output / "logs" / f"node_{node}.log").read_text()
+        run.launcher.send_signal(signal.SIGTERM)
+        code, printed = run.ended(LIMIT_S)
+    assert code == 130, printed
+    assert "inference_1 was killed by SIGKILL; it is started again" in printed
+
+
+def test_a_fine_tuning_on_two_nodes(ray: Cluster, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    (tmp_path / "sft.toml").write_text(f"{FINE_TUNING}[ray]\n")
+    planned = primerl("sft", "@", "sft.toml", "--dry-run")
+    assert re.search(rf"sft +({HEAD}, {SECOND}|{SECOND}, {HEAD}) ", planned)
+    assert "2 ranks on 2 nodes" in primerl("sft", "@", "sft.toml")
+    assert steps_of(tmp_path / "o") == list(range(1, 61))
+    assert (tmp_path / "o" / "logs" / "sft" / "node_1.log").is_file()
+    # All ranks on one node: what is started there starts them.
+    one = ["--deployment.num-train-nodes", "1", "--output-dir", "one", "--max-steps", "3"]
+    assert "2 ranks on 1 node" in primerl("sft", "@", "sft.toml", *one)
+    assert steps_of(tmp_path / "one") == [1, 2, 3]
+
+
+def test_a_fine_tuning_that_fails_says_so(ray: Cluster, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    (tmp_path / "sft.toml").write_text(f"{FINE_TUNING}[ray]\n")
+    with running(tmp_path / "o", "sft", "@", "sft.toml", "--max-steps", "100000") as run:
+        until(lambda: run.steps() >= 2, WAIT_S, "its first steps")
+        [rank] = [pid for pid in processes_of("configs/sft.toml") if variable(pid, "RANK") == "1"]
+        os.kill(rank, signal.SIGKILL)
+        code, printed = run.ended(LIMIT_S)
+    assert code not in (0, 2), printed
+    assert "sft was killed by SIGKILL" in printed
+
+
+def variable(pid: int, name: str) -> str | None:
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(f"{name}=".encode()):
+                return entry.partition(b"=")[2].decode()
+    return None
+
+
+def test_an_evaluation_over_two_nodes(ray: Cluster, tmp_path: Path) -> None:
+    size = ["-n", "4", "--max-tokens", "16", "--seq-len", "128", "--inference.threads", str(CPUS - 1)]
+    printed = primerl("eval", "reverse-text", "-m", "tiny", *size, "--deployment.type", "ray", "--output-dir", "e")
+    assert "4 rollouts are in" in printed
+    assert any("inference: process" in log.read_text() for log in (tmp_path / "e" / "logs").glob("node_*.log"))
+
+
+def test_a_port_that_is_taken_on_another_node_is_named(ray: Cluster, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        run = start(tmp_path / "o", "@", "rl.toml", "--output-dir", "o", "--inference.port", port)
+        code, printed = run.ended(LIMIT_S)
+    assert code == 1, printed
+    assert re.search(rf"inference exited with code 2.*0\.0\.0\.0:{port}", printed, re.DOTALL), printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tomllib
 from pathlib import Path
@@ -13,7 +14,7 @@ from primerl import run_key
 from primerl.config.command_line.load import load
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import resolve
-from primerl.config.schema.deployment import Deployment, Slurm
+from primerl.config.schema.deployment import Deployment, Slurm, SlurmInferNodes
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.sft import SFTConfig
@@ -206,14 +207,68 @@ def test_the_script_asks_for_what_the_config_says() -> None:
     assert found == [
         "--job-name=primerl", "--partition=gpu", "--account=me", "--qos=high", "--time=1-00:00:00", "--exclude=n[1-2]",
         "--nodes=3", "--ntasks-per-node=1", "--cpus-per-task=8", "--gpus-per-node=8", "--mem=64G",
-        "--output=/o/logs/job.log", "--open-mode=append", "--export=ALL", "--signal=B:USR1@120", "--exclusive",
-        "--no-requeue", "--reservation=mine",
+        "--exclusive", "--no-requeue", "--output=/o/logs/job.log", "--open-mode=append", "--export=ALL",
+        "--signal=B:USR1@120", "--reservation=mine",
     ]  # fmt: skip
     assert "cd '/my project'" in lines
     assert lines.index("ulimit -n 65536") == lines.index("module load cuda") + 1
     assert "    more=(--ckpt.resume-step 3)" in lines
     assert lines[-1].startswith("exec ")
     assert lines[-1].endswith(' -m primerl rl @ /o/configs/job.toml "${more[@]}"')
+
+
+def test_engines_on_other_nodes_are_a_component_of_their_own() -> None:
+    slurm = Slurm(
+        partition="big", constraint="h100", nodelist="b1", mem="0", exclusive=False,
+        infer=SlurmInferNodes(partition="small", constraint="l40", gpus_per_node=2),
+    )  # fmt: skip
+    text = text_of(slurm, Deployment(num_train_nodes=2, num_infer_nodes=4, gpus_per_node=8))
+    first, second = text.split("#SBATCH hetjob\n")
+    options = [set(re.findall(r"^#SBATCH --(\S+)$", part, re.MULTILINE)) for part in (first, second)]
+    assert {"partition=big", "constraint=h100", "nodelist=b1", "nodes=2", "gpus-per-node=8", "mem=0"} <= options[0]
+    assert {"partition=small", "constraint=l40", "nodes=4", "gpus-per-node=2", "mem=0", "requeue"} <= options[1]
+    assert not any(option.startswith(("nodelist", "output", "signal")) for option in options[1])
+    assert "hetjob" not in text_of(Slurm(), Deployment(num_infer_nodes=1))
+
+
+def test_a_template_has_to_have_a_place_for_the_other_nodes(tmp_path: Path) -> None:
+    own = tmp_path / "own.sbatch"
+    own.write_text("#!/bin/sh\n{% for option in options %}\n#SBATCH {{ option }}\n{% endfor %}\n{{ command }}\n")
+    slurm = Slurm(template_path=str(own), infer=SlurmInferNodes(partition="small"))
+    with pytest.raises(ConfigError, match=r"has no line `#SBATCH hetjob` for the nodes of slurm\.infer"):
+        text_of(slurm, Deployment(num_infer_nodes=1))
+
+
+def test_nodes_of_engines_have_gpus_of_their_own() -> None:
+    shape = Shape(1, 2, 8, infer_gpus_per_node=2)
+    found = slots(shape, roles(8, 3))
+    assert found["trainer"] == ("a1", *range(8))
+    assert [found[f"inference_{index}"] for index in range(3)] == [("a2", 0), ("a3", 0), ("a2", 1)]
+    with pytest.raises(PlacementError, match=r"inference needs 4 GPUs, more than slurm.infer.gpus_per_node \(2\)"):
+        slots(shape, roles(8, 1, gpus=4))
+    # A trainer on CPUs, engines on GPUs, and the other way round.
+    assert slots(Shape(1, 1, 0, infer_gpus_per_node=1), roles(1, 1))["inference"] == ("a2", 0)
+    assert slots(Shape(1, 1, 1, infer_gpus_per_node=0), roles(1, 1))["inference"] == ("a2",)
+
+
+def test_a_step_names_the_component_that_its_nodes_are_of() -> None:
+    environ = {
+        "SLURM_JOB_ID": "9", "SLURM_HET_SIZE": "2", "SLURMD_NODENAME": "b1", "SLURM_JOB_NODELIST": "b1",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "b[1-2]", "SLURM_JOB_NODELIST_HET_GROUP_1": "s7",
+    }  # fmt: skip
+    found = allocation.current(environ)
+    assert found is not None
+    assert found.nodes == ("b1", "b2", "s7")
+    assert found.groups == {"b1": 0, "b2": 0, "s7": 1}
+    assert "--het-group=1" in step.command_line("inference", ("s7",), found.job, found.groups["s7"])
+
+
+def test_a_heterogeneous_job_is_in_the_state_of_its_leader() -> None:
+    found = jobs.parsed(
+        "JobId=3 HetJobId=3 JobState=RUNNING Reason=None NodeList=b[1-2] ExitCode=0:0 Restarts=1\n"
+        "JobId=4 HetJobId=3 JobState=COMPLETING Reason=None NodeList=s7 ExitCode=0:0 Restarts=0\n"
+    )
+    assert (found.state, found.nodes, found.restarts) == ("RUNNING", "b[1-2],s7", 1)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +330,11 @@ def test_a_template_that_cannot_be_used_is_named(text: str | None, said: str, tm
         ("options", '["--requeue"]', "options has --requeue, which is not to be given there: slurm.requeue sets it"),
         ("partition", "a b", "slurm.partition"),
         ("max_nodes", "3", "slurm.max_nodes"),
+        (
+            "infer",
+            '{"partition": "small"}',
+            "slurm.infer describes nodes of the engines, and deployment.num_infer_nodes is",
+        ),
     ],
 )
 def test_a_bad_setting_is_named(key: str, value: str, said: str, tmp_path: Path) -> None:
@@ -509,16 +569,32 @@ def test_times_as_slurm_writes_them(text: str, expected: float) -> None:
             r"slurm.signal_s: the limit of partition short \(5:00\) is no more than the 300 s",
         ),
         ({"partition": "short", "time": "10:00"}, {}, None),
+        ({"partition": "gpu", "infer": {"partition": "cpu"}}, {"num_train_nodes": 2, "num_infer_nodes": 4}, None),
+        (
+            {"partition": "gpu", "infer": {"partition": "cpu"}},
+            {"num_infer_nodes": 5},
+            r"5 nodes are asked for \(num_infer_nodes\), and partition cpu has 4; lower it, or choose",
+        ),
+        (
+            {"infer": {"partition": "cpus"}},
+            {"num_infer_nodes": 1},
+            "slurm.infer.partition: there is no partition 'cpus'",
+        ),
     ],
 )
 def test_what_a_partition_does_not_have(slurm: dict[str, Any], deployment: dict[str, Any], said: str | None) -> None:
     found = submission.partitions("cpu*|3|infinite|n/a\ncpu*|1|infinite|n/a\ngpu|2|1:00:00|n/a\nshort|1|1-00|5:00\n")
-    given = Slurm(**slurm), Deployment(**deployment), found
+    given = Slurm(**slurm)
+
+    def check() -> None:
+        for part in script.parts(given, Deployment(**deployment)):
+            submission._check_partition(part, given, found)
+
     if said is None:
-        submission._check_partition(*given)
+        check()
         return
     with pytest.raises(ConfigError, match=said):
-        submission._check_partition(*given)
+        check()
 
 
 @pytest.mark.parametrize(("time", "signal_s"), [("5", 300), ("0:30", 300), ("10:00", 600)])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from end_to_end import until
 from primerl.forking.exit_status import NOT_KNOWN
+from primerl.launch.placement import alike
 from primerl.launch.placement.protocol import Command, Process, Resources, Role
 from primerl.launch.placement.slurm import agent, step
 from primerl.launch.placement.slurm import placement as slurm_placement
@@ -233,6 +234,32 @@ def test_without_srun_the_start_fails(job: SlurmPlacement, tmp_path: Path, monke
     process = job.start(ENGINE, command(tmp_path, "inference", SLEEPS))
     assert job.watch(0.0) == [process]
     assert "srun" in process.describe_end()
+
+
+def test_a_node_with_another_version_is_named(
+    job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = alike.versions()
+    monkeypatch.setattr(alike, "versions", lambda: {**own, "primerl": "0.0.1"})
+    process = job.start(ENGINE, command(tmp_path, "inference", SLEEPS))
+    ends(job, process)
+    assert process.failure == f"node n1 has primerl {own['primerl']}, and the launcher's has 0.0.1; install the same"
+    assert not process.log.exists()
+
+
+def test_a_clock_that_is_far_off_is_named_once_for_each_node(
+    job: SlurmPlacement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert alike.skew("node n1", 29) is None
+    assert alike.skew("node n1", -29) is None
+    assert "the clock of node n1 is 45 s ahead of this one's" in str(alike.skew("node n1", 45))
+    assert "the clock of node n1 is 45 s behind this one's" in str(alike.skew("node n1", -45))
+    said: list[str] = []
+    job.say = said.append
+    monkeypatch.setattr(alike, "MOST_SKEW_S", -1.0)
+    for role in (TRAINER, ENGINE):
+        ends(job, job.start(role, command(tmp_path, role.name, "pass")))
+    assert sorted(text.partition(" is ")[0] for text in said) == ["the clock of node n1", "the clock of node n2"]
 
 
 def test_parts_on_two_nodes_end_together(job: SlurmPlacement, tmp_path: Path) -> None:

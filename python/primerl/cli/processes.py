@@ -17,6 +17,7 @@ import tempfile
 import threading
 import tomllib
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,10 +32,15 @@ from primerl.process.setting_checks import from_mapping
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from primerl.inference.settings import InferenceConfig as EngineSettings
+
 BAD_INPUT = 2
 PUBLISHED_INFERENCE = {"--server.port": "--port", "--server.host": "--host"}
 """Flags of prime-rl's `inference` that are spelt otherwise here."""
 Settings = TypeVar("Settings")
+
+
+SERVING = "primerl.config.schema.serving:ServingConfig"
 
 
 class BadInputError(Exception):
@@ -66,13 +72,44 @@ def inference(arguments: list[str]) -> int:
     if not any(argument.startswith(("@", "--model.path")) for argument in arguments):
         arguments = with_long_names(arguments, {"--model.name": "--model.path"})  # prime-rl's name is a path
     try:
-        config = settings_of(InferenceConfig, arguments, "primerl.config.schema.inference:InferenceConfig", "inference")
+        if is_resolved_file(arguments) and is_checked():
+            config = settings_of(InferenceConfig, arguments, SERVING, "inference")
+        else:
+            given = served(arguments)
+            if isinstance(given, int):
+                return given
+            config = given
     except BadInputError as error:
         return refuse(error)
     with importing():
         from primerl.inference.server import serve
 
     return int(serve(config))
+
+
+def served(arguments: list[str]) -> EngineSettings | int:
+    """Settings of an engine that is this process, or the exit code of engines that this process has started."""
+    from primerl.config.command_line.load import load
+    from primerl.config.errors.error_locations import placed
+    from primerl.config.errors.fail import ConfigError
+    from primerl.config.process_files import run_file
+    from primerl.config.process_files.files import keys_of
+    from primerl.config.schema.serving import ServingConfig
+    from primerl.inference.settings import InferenceConfig
+
+    try:
+        config = load(ServingConfig, arguments, program="primerl inference")
+        if config.is_this_process:
+            return from_mapping(InferenceConfig, own_keys(InferenceConfig, keys_of(config)))
+        with placed(config, arguments):
+            config = run_file.located(config)
+        keep_state(config.output_dir)
+        from primerl.launch import serving
+
+        with placed(config, arguments):
+            return serving.run(config, partial(print, flush=True))
+    except ConfigError as error:
+        raise BadInputError(str(error)) from None
 
 
 def env_worker(arguments: list[str]) -> int:
@@ -213,8 +250,13 @@ def settings_of(cls: type[Settings], arguments: list[str], schema: str, command:
                     "--dry-run` write it, or install primerl's config library, which fills in defaults"
                 ) from None
         # Written by hand, for ranks that `torchrun` started, say.
-    values, own = checked(arguments, schema, command), {field.name for field in fields(cls)}  # type: ignore[arg-type]
-    return from_mapping(cls, {name: value for name, value in values.items() if name in own})
+    return from_mapping(cls, own_keys(cls, checked(arguments, schema, command)))
+
+
+def own_keys(cls: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
+    """Those that a process has a part in."""
+    own = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    return {name: value for name, value in values.items() if name in own}
 
 
 def checked(arguments: list[str], schema: str, command: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from primerl.cli.arguments import keep_state
@@ -11,7 +12,7 @@ from primerl.forking import servers
 from primerl.process.imports import importing
 from primerl.process.rank_variables import is_rank
 from primerl.process.setting_checks import from_mapping
-from primerl.train.distributed.torchrun import RENDEZVOUS
+from primerl.train.distributed.torchrun import NODE_RANK, RENDEZVOUS
 
 if TYPE_CHECKING:
     from primerl.config.schema.sft import SFTConfig
@@ -28,6 +29,8 @@ def sft(arguments: list[str]) -> int:
         from primerl.train.distributed import torchrun
 
         return torchrun.run(0, ["sft", *arguments])
+    if NODE_RANK in os.environ and arguments[:1] == ["@"]:
+        return sft_on_node(arguments)
     arguments = with_long_names(arguments, PUBLISHED)
     try:
         config = load(SFTConfig, arguments, program="primerl sft")
@@ -38,27 +41,27 @@ def sft(arguments: list[str]) -> int:
         with placed(config, arguments):
             given = run_file.located(config)
         keep_state(given.output_dir)
-        from primerl.launch import monitors
+        from primerl.launch import monitors, placing, sft_ranks
         from primerl.launch.preflight import sft, training
         from primerl.launch.registration import registered
-        from primerl.launch.slurm import sft_ranks, submission, within
+        from primerl.launch.slurm import submission, within
         from primerl.train.distributed import torchrun
 
-        limit = None
         with placed(given, arguments):
-            submits = submission.is_wanted(given)
-            if submits:
-                given = submission.begun(given)
-            else:
-                given, limit = within.begun(given, print, saves=given.ckpt is not None and not given.ckpt.weights_only)
+            begun = placing.begun(given, print, saves=given.ckpt is not None and not given.ckpt.weights_only)
+            given, limit = begun.config, begun.limit
             config, settings = sft.prepared(given)
-            if submits:
-                sft_ranks.plan(config, submission.placement(config.deployment))
+            elsewhere = sft_ranks.are_elsewhere(config)
+            if begun.submits or elsewhere:
+                plan = sft_ranks.plan(config, begun.placement)
+            if begun.submits:
                 return submission.submit(config, print, command="sft", goes_on=lambda _: _resumes(config))
         with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
             goes_on = _resumes(config) or limit is not None
             write_text(folder / sft.CONFIG_FILE, dump_toml(settings))
             if config.dry_run:
+                if elsewhere:
+                    print(f"where the ranks would run:\n{plan.table()}")
                 print(f"everything checked; the resolved config is {folder / sft.CONFIG_FILE}")
                 return 0
             # Read when torch is loaded.
@@ -68,8 +71,8 @@ def sft(arguments: list[str]) -> int:
                 monitors.beside(config, folder, print) as ended,
                 within.InBackground(limit),
             ):
-                if limit is not None and config.deployment.num_train_nodes > 1:
-                    session.exit_code = sft_ranks.run(config, folder, print)
+                if elsewhere:
+                    session.exit_code = sft_ranks.run(config, folder, begun.placement, print)
                 elif torchrun.are_wanted(config.ranks):
                     if not config.fork_server:
                         os.environ[servers.VARIABLE] = servers.OFF
@@ -89,6 +92,20 @@ def sft(arguments: list[str]) -> int:
 
 def _resumes(config: SFTConfig) -> bool:
     return config.ckpt is not None and config.ckpt.resume_step is not None
+
+
+def sft_on_node(arguments: list[str]) -> int:
+    """All ranks on the node of a cluster on which a placement has started this process, by a resolved file."""
+    from primerl.cli.processes import BadInputError, read_toml, refuse
+    from primerl.train.distributed import torchrun
+
+    try:
+        ranks = read_toml(Path(arguments[1])).get("ranks", 1) if len(arguments) == 2 else 1
+    except BadInputError as error:
+        return refuse(error)
+    # Not for what is started from here.
+    os.environ.pop(NODE_RANK)
+    return torchrun.run(ranks, ["sft", *arguments]) if torchrun.are_wanted(ranks) else sft_rank(arguments)
 
 
 def sft_rank(arguments: list[str]) -> int:

@@ -29,7 +29,7 @@ from primerl.process.redaction import note
 # Keys that may differ in a later start of the same command: they change nothing that is measured.
 MAY_CHANGE = (
     *("dry_run", "clean_output_dir", "retry_errors", "output_dir", "restarts", "timeouts", "log", "env_files"),
-    *("api_key_env", "concurrency", "deployment", "slurm"),
+    *("api_key_env", "concurrency", "deployment", "slurm", "ray"),
     *("inference.host", "inference.port", "inference.replicas", "inference.threads", "inference.log"),
     *("inference.device", "inference.python", "inference.max_num_seqs", "inference.kv_cache_tokens"),
     *("env.num_workers", "env.max_concurrent", "env.memory_mb", "env.cpus", "env.rollout_s"),

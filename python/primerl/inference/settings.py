@@ -3,10 +3,12 @@ says what they mean, and has their defaults and bounds."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from primerl.inference.pulling import Pulled
 from primerl.process.log_levels import LogLevel
 
 
@@ -42,6 +44,7 @@ class InferenceConfig:
     port: int
     join: str | None
     join_as: str | None
+    pull_to: str | None
     max_model_len: int | None
     max_num_seqs: int
     kv_cache_tokens: int | None
@@ -54,6 +57,11 @@ class InferenceConfig:
     enable_return_routed_experts: bool
     lora: LoraConfig | None
     log: LogConfig
+
+    @property
+    def pulled(self) -> Pulled | None:
+        """Where weights are pulled from, and to."""
+        return None if self.pull_to is None or self.join is None else Pulled(self.join, os.path.abspath(self.pull_to))
 
     @property
     def served_name(self) -> str:

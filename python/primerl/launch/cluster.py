@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TypeVar
 
 from primerl import run_key
 from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.launched import C, Launched
 from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.serving import ServingConfig
+from primerl.config.schema.sft import SFTConfig
 
-C = TypeVar("C", RLConfig, EvalConfig)
 EVERYWHERE = "0.0.0.0"
+
+
+def has_orchestrator(config: Launched) -> bool:
+    return isinstance(config, RLConfig | EvalConfig)
+
+
+def serves_others(config: Launched) -> bool:
+    """Whether the processes are there for clients on other machines, also where they are on a single node."""
+    return isinstance(config, ServingConfig)
 
 
 def reachable(config: C, address: str) -> C:
     """With an orchestrator that listens at `address`, and engines that listen everywhere, unless the user has said
     where. The stored config has neither."""
+    if isinstance(config, SFTConfig):
+        return config
+    if isinstance(config, ServingConfig):
+        return config if "host" in config.model_fields_set else config.implied(host=EVERYWHERE)
     if isinstance(config, RLConfig) and "host" not in config.orchestrator.model_fields_set:
         config = config.implied(orchestrator=config.orchestrator.implied(host=address))
     if "host" not in config.inference.model_fields_set:
         config = config.implied(inference=config.inference.implied(host=EVERYWHERE))
+    if isinstance(config, EvalConfig):
+        config._host = address
     return config
 
 

@@ -22,10 +22,10 @@ from primerl.config.process_files.files import ProcessConfig
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.evals import checkpoint, preflight, results
 from primerl.forking import servers
+from primerl.launch import on_ray, placing
 from primerl.launch.configs import NOWHERE
 from primerl.launch.interpreters import lookup
 from primerl.launch.placement.protocol import Placement, Process
-from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight.training import claimed, holds_run
 from primerl.launch.recovery import Recovery
 from primerl.launch.registration import registered
@@ -64,20 +64,15 @@ LONG_WAIT_S = 10.0
 def run(config: EvalConfig, console: Console | None = None) -> int:
     """Runs to the end. Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] before anything starts."""
     console = console or Console()
-    submits, limit = submission.is_wanted(config), None
-    if submits:
-        config = submission.begun(config)
-        placement: Placement = submission.placement(config.deployment)
-    else:
-        config, limit = within.begun(config, console.say, saves=False)
-        placement = chosen(config.deployment)
+    begun = placing.begun(config, console.say, saves=False)
+    config, placement = begun.config, begun.placement
     console.say("checking the model, the environments and the folder")
     config = preflight.with_model(config)
     variables = preflight.check(config, console.say, placement)
-    if submits:
+    if begun.submits:
         return submission.submit(config, console.say, command="eval", goes_on=_has_begun)
-    code = _measure(config, console, variables, placement, limit)
-    return within.ended(config, code, limit, console.say)
+    code = _measure(config, console, variables, placement, begun.limit)
+    return within.ended(config, code, begun.limit, console.say)
 
 
 def _has_begun(folder: Path) -> bool:
@@ -221,6 +216,7 @@ class Evaluation:
         """Returns whether there is something to do."""
         doing = "resuming the evaluation" if holds_run(self.folder) else "starting"
         self.console.say(f"{'measuring again what has failed' if self.again else doing} in {self.folder}")
+        on_ray.prepare(self.placement, self.folder, self.console.say, self.interrupts.check)
         orchestrator = evaluation.orchestrator(self.config)
         started = self.recovery.start(orchestrator, *(["--measure-again"] if self.again else []))
         url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)

@@ -23,9 +23,10 @@ def show(config: RLConfig, *, as_json: bool) -> int:
     Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] where the processes cannot be placed.
     """
     config, said = sharing.applied(hub.with_model(config, weights=False))
-    on_slurm = submission.is_wanted(config)
-    placement: Placement
-    placement = submission.placement(config.deployment) if on_slurm else chosen(config.deployment, config.ray)
+    if submission.is_wanted(config):
+        placement: Placement = submission.placement(config.deployment, config.slurm)
+    else:
+        placement = chosen(config.deployment, config.ray, config.slurm)
     config = on_ray.placed(config, placement)
     found = fits(config, placement, commands.plan(placement, configs.processes(config)))
     if as_json:

@@ -12,17 +12,16 @@ from pathlib import Path
 
 from primerl.config.process_files import files, run_file
 from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.launched import Registered
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.serve import ServeConfig
-from primerl.config.schema.sft import SFTConfig
+from primerl.config.schema.serving import ServingConfig
 from primerl.launch.preflight import hub
 from primerl.launch.supervise import detached
 from primerl.launch.supervise.failures import BAD_INPUT, INTERRUPTED
 from primerl.runs import served
 from primerl.runs.registry import Registry, Run
 from primerl.runs.state import StateError
-
-RegisteredConfig = RLConfig | SFTConfig | EvalConfig | ServeConfig
 
 
 class Session:
@@ -35,7 +34,7 @@ class Session:
 
 @contextlib.contextmanager
 def registered(
-    config: RegisteredConfig,
+    config: Registered,
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -82,7 +81,7 @@ def _former(folder: Path) -> tuple[Run, str] | None:
 
 
 def begin(
-    config: RegisteredConfig,
+    config: Registered,
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -108,7 +107,7 @@ def begin(
         return None
 
 
-def _described(config: RegisteredConfig) -> tuple[str, list[str], str]:
+def _described(config: Registered) -> tuple[str, list[str], str]:
     """Kind, environments, and the model: its folder, or its name at an endpoint."""
     if isinstance(config, EvalConfig):
         model = config.model if config.base_url is not None else files.absolute(config.model)
@@ -116,13 +115,15 @@ def _described(config: RegisteredConfig) -> tuple[str, list[str], str]:
     if isinstance(config, ServeConfig):
         is_of_hub = hub.is_hub_name(config.model.path)
         return served.KIND, [], config.model.path if is_of_hub else files.absolute(config.model.path)
+    if isinstance(config, ServingConfig):
+        return "inference", [], files.absolute(config.model.path)
     path = "tiny" if config.model.path is None else files.absolute(config.model.path)
     if isinstance(config, RLConfig):
         return "rl", [entry.label for entry in config.orchestrator.train.env], path
     return "sft", [], path
 
 
-def stored_copy(config: RegisteredConfig) -> str:
+def stored_copy(config: Registered) -> str:
     """TOML to resume with: what was given, without what was asked of this start only."""
     settings = run_file.settings(config)
     for section in (settings, settings.get("trainer", {})):

@@ -24,7 +24,7 @@ from primerl.config.errors import error_locations, resume_refusal
 from primerl.config.process_files import files, resolve, run_file
 from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
-from primerl.launch import configs, on_ray, plan, remote_workers, secrets, storing
+from primerl.launch import configs, on_ray, placing, plan, remote_workers, secrets, storing
 from primerl.launch.external_trainer import ExternalTrainer, is_trained
 from primerl.launch.monitors import MonitorWatch, wanted
 from primerl.launch.placement import commands, sharing
@@ -62,14 +62,8 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     """
     console = console or Console()
     extras.require("`primerl rl`", "torch", "transformers")
-    submits, limit = submission.is_wanted(config), None
-    if submits:
-        config = submission.begun(config)
-        placement: Placement = submission.placement(config.deployment)
-    else:
-        config, limit = within.begun(config, console.say, saves=config.trainer.can_go_on)
-        placement = chosen(config.deployment, config.ray)
-        config = on_ray.placed(config, placement)
+    begun = placing.begun(config, console.say, saves=config.trainer.can_go_on)
+    config, placement = begun.config, begun.placement
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
     training.check_ahead(config, placement)
@@ -82,15 +76,15 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     if not config.dry_run:
         for problem in fitted.problems:
             console.say(f"this may not fit: {problem}")
-    if submits:
+    if begun.submits:
         if config.dry_run:
             with training.claimed(config.output_dir, clean=False) as folder:
                 end_dry_run(config, folder, console, variables, fitted)
         else:
             console.say(f"where the processes will run:\n{fitted.text()}")
         return submission.submit(config, console.say, command="rl", goes_on=training.begun_in, form=form)
-    code = _started(config, console, variables, fitted, placement, limit, form)
-    return within.ended(config, code, limit, console.say)
+    code = _started(config, console, variables, fitted, placement, begun.limit, form)
+    return within.ended(config, code, begun.limit, console.say)
 
 
 def _started(

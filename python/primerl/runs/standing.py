@@ -12,6 +12,8 @@ from primerl.runs.registry import Run
 from primerl.train.checkpoint.files import last_line
 
 PENDING, RUNNING, STOPPED, FAILED, COMPLETED = "PENDING", "RUNNING", "STOPPED", "FAILED", "COMPLETED"
+WITHOUT_ORCHESTRATOR = ("sft", "inference")
+"""Kinds of runs that have begun once their folder is in use."""
 INTERRUPTED = (129, 130, 143)
 """A launcher says 130 whatever it was interrupted by; a fine-tuning 128 and the signal's number."""
 
@@ -38,7 +40,7 @@ def standing(run: Run) -> Standing:
         return Standing(FAILED, f"its folder cannot be looked at: {error}", step)
     in_queue = jobs.queued(folder)
     if used or (in_queue is not None and not in_queue[1].is_waiting):
-        return Standing(RUNNING if run.kind == "sft" or _has_started(run) else PENDING, "", step)
+        return Standing(RUNNING if run.kind in WITHOUT_ORCHESTRATOR or _has_started(run) else PENDING, "", step)
     if in_queue is not None:
         job, found = in_queue
         return Standing(PENDING, f"job {job.id} is {found.told()}", step)
@@ -66,7 +68,7 @@ def _without_code(run: Run, step: int | None) -> Standing:
         return Standing(STOPPED, "", step)
     if found is not None and job is not None and not found.is_over:
         reason = "" if found.state in jobs.ACTIVE else f"job {job.id} is {found.told()}"
-        begun = not found.is_waiting and (run.kind == "sft" or _has_started(run))
+        begun = not found.is_waiting and (run.kind in WITHOUT_ORCHESTRATOR or _has_started(run))
         return Standing(RUNNING if begun else PENDING, reason, step)
     ended = "" if found is None or job is None else f"job {job.id} is {found.told()}: "
     return Standing(FAILED, f"{ended}its launcher was killed; `primerl run resume` continues it", step)

@@ -4,6 +4,7 @@ use crate::batch::Batch;
 use crate::checkpoint::Checkpoint;
 use crate::experts::ExpertRows;
 use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
 
 /// Name, dtype (safetensors' names: `F32`, `BF16`) and shape of one tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,6 +84,15 @@ pub trait Backend: Send + 'static {
     /// # Errors
     /// Any error ends the engine: after half a step it is unknown which KV entries are right.
     fn forward(&mut self, batch: &Batch) -> Result<StepOutput, BackendError>;
+
+    /// Where the folder of a version, which the orchestrator names by its own path, is on this machine: it may have to
+    /// be fetched.
+    ///
+    /// # Errors
+    /// [`BackendError::Refused`] where it cannot be had.
+    fn locate(&mut self, folder: &Path) -> Result<PathBuf, BackendError> {
+        Ok(folder.to_owned())
+    }
 
     /// Replaces the weights, between two steps. The checkpoint has been validated against its manifest and
     /// [`ModelInfo::loadable`].

@@ -47,6 +47,13 @@ impl Engines {
         Ok(id)
     }
 
+    /// Whether an engine that would join at this address could be reached. The outer error says what is wrong with the
+    /// URL, the inner one why it is not reached.
+    pub async fn reach(url: &str) -> Result<Result<(), String>, String> {
+        let client = client_of(url)?;
+        Ok(client.health().await.map_err(|error| described(&error)))
+    }
+
     /// Looks for an engine that had joined before a restart.
     pub fn restore(self: &Arc<Self>, record: &EngineRecord) -> Result<(), String> {
         let name = record.name.as_deref();
@@ -79,6 +86,18 @@ impl Engines {
 }
 
 /// The client for an engine at this URL, or what is wrong with the URL.
+/// With its causes: the last one is that of the network.
+fn described(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |all, cause| {
+        let cause = cause.to_string();
+        match all.contains(&cause) {
+            true => all,
+            false => format!("{all}: {cause}"),
+        }
+    })
+}
+
 fn client_of(url: &str) -> Result<EngineClient, String> {
     EngineClient::new(parse_url(url)?).map_err(|error| error.to_string())
 }

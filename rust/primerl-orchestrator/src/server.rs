@@ -35,6 +35,8 @@ pub(crate) fn routes(app: &App) -> Routes<Arc<App>> {
         .route(wire::LEAVE, post(endpoints::envs::leave))
         .route(wire::CONFIG, get(endpoints::config))
         .route("/engines/join", post(endpoints::engines::join))
+        .route("/engines/reach", post(endpoints::engines::reach))
+        .route("/weights/{version}/{file}", get(endpoints::weights::part))
         .route("/trainer/begin", post(endpoints::trainer::begin))
         .route("/trainer/starting", post(endpoints::trainer::starting))
         .route("/trainer/batch", post(endpoints::trainer::batch))

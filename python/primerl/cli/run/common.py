@@ -13,6 +13,8 @@ from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.state import StateError
 
 FAILED, BAD_INPUT = 1, 2
+STEPLESS = ("eval", "inference")
+"""Kinds of runs that train no steps."""
 
 
 def parser_of(word: str, description: str, *, of_run: bool = True) -> CommandParser:
@@ -81,7 +83,7 @@ def can_go_on(run: Run) -> bool:
     from primerl.train.checkpoint.step_folders import saved_steps
 
     folder = run.output_dir
-    if run.kind == served.KIND:
+    if run.kind in ("inference", served.KIND):
         return folder.is_dir()
     if run.kind == "sft":
         return bool(saved_steps(folder / "checkpoints"))

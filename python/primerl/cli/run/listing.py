@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from primerl.cli.run.common import add_json, ago, natural, parser_of, show
+from primerl.cli.run.common import STEPLESS, add_json, ago, natural, parser_of, show
 from primerl.config.errors.fail import fail
 from primerl.launch.secrets import note_stored
 from primerl.launch.slurm import jobs
@@ -94,7 +94,7 @@ def _row(run: Run, how: Standing) -> list[Any]:
     # `weights/step_60` alone names no model; of one that was fetched from a store the run is before the step.
     parts = [part for part in run.model.split("/") if part != "weights"]
     model = "/".join(parts[-2:] if parts[-1].startswith("step_") else parts[-1:])
-    step = None if run.kind == "eval" else how.step
+    step = None if run.kind in STEPLESS else how.step
     return [run.id, run.name, run.kind, how.status, step, model, environments, began, run.output_dir]
 
 

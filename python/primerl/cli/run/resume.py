@@ -46,12 +46,15 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
     if comes_back and (code := _fetch(run, [*given, *overrides])) != 0:
         return code
     from primerl.cli.evaluation import evaluate
+    from primerl.cli.processes import inference
     from primerl.cli.serve import serve
     from primerl.cli.sft import sft
 
     os.chdir(run.folder)
     if run.kind == "sft":
         return sft([*given, "--ckpt.resume-step", "-1", *overrides])
+    if run.kind == "inference":
+        return inference([*given, *overrides])
     if run.kind == "eval":
         return evaluate([*given, *overrides])
     if run.kind == served.KIND:

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-from primerl.cli.run.common import FAILED, can_go_on, gone, parser_of, with_run
+from primerl.cli.run.common import FAILED, STEPLESS, can_go_on, gone, parser_of, with_run
 from primerl.launch.resume.position import goes_on_from
 from primerl.launch.slurm import jobs
 from primerl.launch.supervise.lock import in_use
@@ -81,7 +81,7 @@ def _stop_job(run: Run, job: jobs.Job, found: jobs.State, *, kill: bool) -> int:
 
 def _at(run: Run, how: Standing, before: str = "") -> str:
     """An evaluation has no steps, and of a run whose folder is gone they are not known."""
-    return "" if run.kind == "eval" or how.step is None else f"{before} at step {how.step}"
+    return "" if run.kind in STEPLESS or how.step is None else f"{before} at step {how.step}"
 
 
 def send(run: Run, number: signal.Signals) -> bool:

@@ -10,9 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from primerl.config.schema.evaluation import EvalConfig
-from primerl.config.schema.rl import RLConfig
-from primerl.config.schema.sft import SFTConfig
+from primerl.config.schema.launched import Launched
 
 Kind = Literal["orchestrator", "inference", "env-worker", "trainer", "monitor", "store-worker"]
 
@@ -34,7 +32,7 @@ class ProcessConfig:
 
 
 def process(
-    config: RLConfig | EvalConfig | SFTConfig,
+    config: Launched,
     kind: Kind,
     name: str,
     resolved: BaseModel,

@@ -11,16 +11,16 @@ import re
 import secrets
 import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files.files import absolute, dump_toml, write_text
 from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.launched import C, Launched, Registered
 from primerl.config.schema.rl import RLConfig
-from primerl.config.schema.serve import ServeConfig
+from primerl.config.schema.serving import ServingConfig
 from primerl.config.schema.sft import SFTConfig
 
-C = TypeVar("C", RLConfig, SFTConfig, EvalConfig)
 LONGEST = 40
 TIME = "%Y-%m-%d_%H-%M-%S"
 STAMP = r"\d{4}(-\d\d){2}_\d\d(-\d\d){2}"
@@ -39,7 +39,7 @@ def located(config: C) -> C:
     return found
 
 
-def with_folder(message: str, config: RLConfig | SFTConfig | EvalConfig) -> str:
+def with_folder(message: str, config: Launched) -> str:
     """Adds `--output-dir` to the command that a message says resumes the run: if the folder was not given, the same
     command alone would start another run. (With `--retry-errors`, for instance, it finds the folder.)"""
     if not config._chosen:
@@ -47,20 +47,24 @@ def with_folder(message: str, config: RLConfig | SFTConfig | EvalConfig) -> str:
     return re.sub("the same command(?! with)", f"the same command with --output-dir {config.output_dir}", message)
 
 
-def label_of(config: RLConfig | SFTConfig | EvalConfig) -> str:
-    """The first environment, or the file of rows."""
+def label_of(config: Launched) -> str:
+    """The first environment, the file of rows, or the model that is served."""
     if isinstance(config, SFTConfig):
         text = Path(config.data.path or "").stem
+    elif isinstance(config, ServingConfig):
+        text = Path(absolute(config.model.path)).name
     else:
         entries = config.env if isinstance(config, EvalConfig) else config.orchestrator.train.env
         text = entries[0].label if entries else ""
     return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip("-.")[:LONGEST] or "run"
 
 
-def goes_on(config: RLConfig | SFTConfig | EvalConfig) -> str | None:
+def goes_on(config: Launched) -> str | None:
     """The key that asks for resuming, if any."""
     if isinstance(config, EvalConfig):
         return "retry_errors" if config.retry_errors else None
+    if isinstance(config, ServingConfig):
+        return None
     return "ckpt.resume_step" if config.ckpt is not None and config.ckpt.resume_step is not None else None
 
 
@@ -92,7 +96,7 @@ def to_toml(config: RLConfig | EvalConfig) -> str:
     return dump_toml(settings(config))
 
 
-def settings(config: RLConfig | EvalConfig | SFTConfig | ServeConfig) -> dict[str, Any]:
+def settings(config: Registered) -> dict[str, Any]:
     """The keys that were given, so that unset ones are decided again (some defaults depend on their being unset).
     Without one-time requests."""
     exclude: dict[str, Any] = {"dry_run": True, "clean_output_dir": True, "retry_errors": True, "skip_event": True}

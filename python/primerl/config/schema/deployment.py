@@ -78,6 +78,26 @@ class Ray(Section):
         return self
 
 
+class SlurmInferNodes(Section):
+    """The nodes of the engines (`deployment.num_infer_nodes`), where they are to be others than the trainer's: the job
+    is a heterogeneous one then. Keys that are unset are those of `[slurm]`, but for `nodelist`."""
+
+    partition: Word | None = None
+    """Partition of these nodes."""
+    nodelist: Word | None = None
+    """Nodes that have to be among them, such as `n[1-4]`."""
+    exclude: Word | None = None
+    """Nodes that must not be among them."""
+    constraint: Word | None = None
+    """Features that they must have."""
+    cpus_per_node: Count | None = None
+    """CPUs of each of them."""
+    mem: Word | None = None
+    """Memory of each of them, as Slurm writes it."""
+    gpus_per_node: CountOrZero | None = None
+    """GPUs that each of them has for the run; `deployment.gpus_per_node` if unset."""
+
+
 class Slurm(Section):
     """A Slurm job that runs it instead (docs/slurm.md)."""
 
@@ -103,6 +123,7 @@ class Slurm(Section):
     """Memory of each node, as Slurm writes it (`64G`, `0` for all); the cluster's default if unset."""
     exclusive: bool = True
     """Share the nodes with no other job."""
+    infer: SlurmInferNodes | None = None
     options: list[str] = []
     """More options of sbatch, such as `--reservation=mine`."""
     project_dir: str = Field(default=".", min_length=1)
@@ -143,6 +164,32 @@ class Slurm(Section):
         return self
 
 
+def check_places(
+    deployment: Deployment, slurm: Slurm | None, ray: Ray | None, *, is_sft: bool = False, trains: bool = True
+) -> None:
+    """Raises BadKeysError for places of processes that contradict each other, or that no one would look at.
+
+    Args:
+        is_sft: Whether the processes are the ranks of a fine-tuning alone.
+        trains: Whether there are a trainer and engines, which could share GPUs or be on nodes of their own.
+    """
+    check_nodes(deployment, slurm, ray, is_sft=is_sft)
+    check_ray(deployment, slurm, ray)
+    check_sharing(deployment, slurm)
+    check_infer_nodes(deployment, slurm, trains=trains and not is_sft)
+    if not trains and "num_train_nodes" in deployment.model_fields_set:
+        raise BadKeysError(
+            "deployment.num_train_nodes is of a trainer, and engines alone are started here; set "
+            "deployment.num_infer_nodes",
+            "deployment.num_train_nodes",
+        )
+    if not trains and deployment.engine_share is not None:
+        raise BadKeysError(
+            "deployment.engine_share is a part of a trainer's GPUs, and engines alone are started here; set gpu_share",
+            "deployment.engine_share",
+        )
+
+
 def on_ray(deployment: Deployment, ray: Ray | None) -> Ray | None:
     """How the run is on Ray, if it is."""
     return Ray() if ray is None and deployment.type == "ray" else ray
@@ -168,6 +215,23 @@ def check_ray(deployment: Deployment, slurm: Slurm | None, ray: Ray | None) -> N
         )
 
 
+def check_infer_nodes(deployment: Deployment, slurm: Slurm | None, *, trains: bool) -> None:
+    """Raises BadKeysError where nodes are described that the job does not have."""
+    if slurm is None or slurm.infer is None:
+        return
+    if not trains:
+        raise BadKeysError(
+            "slurm.infer describes nodes other than a trainer's, and there is no trainer; set the keys in [slurm]",
+            "slurm.infer",
+        )
+    if not deployment.num_infer_nodes:
+        raise BadKeysError(
+            "slurm.infer describes nodes of the engines, and deployment.num_infer_nodes is 0: engines are on the "
+            "trainer's nodes; set it, or omit slurm.infer",
+            "slurm.infer",
+        )
+
+
 def check_sharing(deployment: Deployment, slurm: Slurm | None) -> None:
     """Raises BadKeysError where GPUs of a job would be shared, which its plan does not do."""
     if deployment.engine_share is not None and (slurm is not None or deployment.type == "slurm"):
@@ -180,12 +244,12 @@ def check_sharing(deployment: Deployment, slurm: Slurm | None) -> None:
 
 def check_nodes(deployment: Deployment, slurm: Slurm | None, ray: Ray | None = None, *, is_sft: bool = False) -> None:
     """Nodes are Slurm's or Ray's to give. Raises BadKeysError where they are asked for, and no one would look."""
-    if slurm is not None or (not is_sft and on_ray(deployment, ray) is not None):
+    if slurm is not None or on_ray(deployment, ray) is not None:
         return
     if is_sft and deployment.type != "local":
         raise BadKeysError(
             f"deployment.type is {deployment.type!r}, and `primerl sft` trains on this machine unless a section "
-            "[slurm] submits it as a job; add one, or omit deployment.type",
+            "[slurm] submits it as a job, or [ray] starts it on a cluster; add one, or omit deployment.type",
             "deployment.type",
         )
     key = "num_train_nodes" if deployment.num_train_nodes > 1 else "num_infer_nodes"
@@ -193,7 +257,7 @@ def check_nodes(deployment: Deployment, slurm: Slurm | None, ray: Ray | None = N
     if deployment.type != "slurm" and (deployment.num_train_nodes > 1 or deployment.num_infer_nodes):
         also = "" if is_sft else ', set deployment.type = "slurm" within a job of your own'
         raise BadKeysError(
-            f"deployment.{key} is {count}, and without Slurm{'' if is_sft else ' or Ray'} all processes are on this "
-            f"machine; add a section [slurm]{'' if is_sft else ' or [ray]'}{also}, or omit it",
+            f"deployment.{key} is {count}, and without Slurm or Ray all processes are on this machine; add a section "
+            f"[slurm] or [ray]{also}, or omit it",
             f"deployment.{key}",
         )

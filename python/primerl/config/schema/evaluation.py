@@ -21,7 +21,7 @@ from primerl.config.schema.base import (
     Settings,
     check_dry_run,
 )
-from primerl.config.schema.deployment import Deployment, Slurm, check_nodes
+from primerl.config.schema.deployment import Deployment, Ray, Slurm, check_places
 from primerl.config.schema.environment import Environment, Workers
 from primerl.config.schema.environment_checks import check_distinct, check_rollout_times, numbered
 from primerl.config.schema.orchestrator import Parsers
@@ -138,6 +138,7 @@ class EvalConfig(Section):
     """Name under which environments see a checkpoint; default: the folder's."""
     deployment: Deployment = Deployment()
     slurm: Slurm | None = None
+    ray: Ray | None = None
     inference: RunInference = RunInference()
     parsers: Parsers = Parsers()
     control_tokens: ControlTokens = "keep"
@@ -149,7 +150,7 @@ class EvalConfig(Section):
 
     @model_validator(mode="after")
     def _has_its_nodes(self) -> Self:
-        check_nodes(self.deployment, self.slurm)
+        check_places(self.deployment, self.slurm, self.ray)
         return self
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from primerl.config.errors.foreign_keys import INFERENCE, Names
-from primerl.config.schema.base import Log, Name, Port, Seconds, Section, Seed, Settings, Threads
+from primerl.config.schema.base import BadKeysError, Log, Name, Port, Seconds, Section, Seed, Settings, Threads
 from primerl.config.schema.trainer import EngineLora
 from primerl.inference import backends
 from primerl.process.setting_checks import MOST_COUNT, MOST_LARGE_COUNT
@@ -91,6 +91,15 @@ class InferenceConfig(InferenceSettings):
     """Time until the engine has generated a token, in seconds; in `primerl rl` the run's timeouts.start_s."""
     join: str | None = None
     """URL of an orchestrator to join once the engine is ready."""
+    pull_to: str | None = Field(default=None, min_length=1)
+    """Folder of this machine into which the engine pulls each version of the weights from the orchestrator (`join`), by
+    HTTP: for machines that do not share the run's output folder. If unset, weights are read from that."""
     join_as: Name | None = None
     """Name to join by: when the engine is started again, by the same name and at whatever port, it takes its old place
     in the run."""
+
+    @model_validator(mode="after")
+    def _can_pull(self) -> Self:
+        if self.pull_to is not None and self.join is None:
+            raise BadKeysError("pull_to needs join, the orchestrator that the weights are pulled from", "pull_to")
+        return self

@@ -21,7 +21,7 @@ from primerl.config.schema.base import (
     Seed,
     check_dry_run,
 )
-from primerl.config.schema.deployment import Deployment, Ray, Slurm, check_nodes, check_ray, check_sharing
+from primerl.config.schema.deployment import Deployment, Ray, Slurm, check_places
 from primerl.config.schema.inference import InferenceSettings
 from primerl.config.schema.monitors import Monitored, OrchestratorWandb, PrimeMonitor, RunWandb, TrainerWandb
 from primerl.config.schema.orchestrator import OrchestratorSettings
@@ -162,9 +162,7 @@ class RLConfig(Monitored):
 
     @model_validator(mode="after")
     def _has_its_nodes(self) -> Self:
-        check_nodes(self.deployment, self.slurm, self.ray)
-        check_ray(self.deployment, self.slurm, self.ray)
-        check_sharing(self.deployment, self.slurm)
+        check_places(self.deployment, self.slurm, self.ray)
         return self
 
     @model_validator(mode="after")

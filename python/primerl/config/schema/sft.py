@@ -19,7 +19,7 @@ from primerl.config.schema.base import (
     Seed,
     check_dry_run,
 )
-from primerl.config.schema.deployment import Deployment, Slurm, check_nodes
+from primerl.config.schema.deployment import Deployment, Ray, Slurm, check_places
 from primerl.config.schema.monitors import Monitored
 from primerl.config.schema.trainer import CheckpointWeights, Computation, Lora, Optimizer, TrainerLog, check_resume
 from primerl.process.setting_checks import MOST_COUNT, MOST_LARGE_COUNT
@@ -207,11 +207,12 @@ class SFTConfig(Monitored, Computation):
     ckpt: SFTCheckpoints | None = None
     deployment: Deployment = Deployment()
     slurm: Slurm | None = None
+    ray: Ray | None = None
     log: TrainerLog = TrainerLog()
 
     @model_validator(mode="after")
     def _has_its_nodes(self) -> Self:
-        check_nodes(self.deployment, self.slurm, is_sft=True)
+        check_places(self.deployment, self.slurm, self.ray, is_sft=True)
         return self
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primerl.inference.backend import Engine, EngineBackend, EngineEndedError, UnservableError
+from primerl.inference.pulling import Puller
 from primerl.train.model import support
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class EmbeddedBackend(EngineBackend):
         torch.set_num_threads(config.threads)
         keep_to(config.gpu_share, device_of(config.device))
         backend = self.load(config)
+        backend.puller = None if config.pulled is None else Puller(config.pulled)
         log.info("the model computes in %s on %s", str(backend.decoder.dtype).removeprefix("torch."), backend.device)
         settings = engine_settings(config, backend.decoder.max_len)
         return EmbeddedEngine(_core.InferenceEngine(settings, backend, host=config.host, port=config.port))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from primerl.inference.torch.shape import Shape
 from primerl.train.loss.bitmasks import unpacked
 from primerl.train.weights.digest import digest_of, hash_of
 from primerl.train.weights.tensors import LOADABLE, NAMES, as_bytes, tensor_hash
+
+if TYPE_CHECKING:
+    from primerl.inference.pulling import Puller
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -134,6 +138,12 @@ class StepBackend:
         }
 
     # Weights ------------------------------------------------------------------------------------------------------
+
+    puller: Puller | None = None
+
+    def locate(self, folder: str | os.PathLike[str]) -> str:
+        """Where the folder of a version, as the orchestrator names it, is on this machine. Raises PullError."""
+        return os.fspath(folder if self.puller is None else self.puller.folder(folder))
 
     @torch.inference_mode()
     def load_tensor(self, name: str, dtype: str, data: Columns) -> None:

@@ -39,6 +39,14 @@ class VllmBackend(EngineBackend):
 
         flags.check(options)
 
+    def check_settings(self, config: InferenceConfig) -> None:
+        super().check_settings(config)
+        if config.pull_to is not None and config.lora is not None:
+            raise UnservableError(
+                "pull_to: vLLM reads adapters from the run's own folder, so they cannot be pulled; share that folder, "
+                'or let the run publish whole weights (trainer.model.lora.broadcast = "merged")'
+            )
+
     def check_model(self, folder: Path, python: str | None) -> None:
         installation.check_model(folder, installation.find(python).device)
 

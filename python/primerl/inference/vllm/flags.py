@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from primerl.inference import pulling
 from primerl.inference.vllm import serve
 from primerl.inference.vllm.as_numbers import LOAD_FORMAT
 from primerl.inference.vllm.installation import Installation, default_dtype, head_size, lora_rank, model_config
@@ -221,6 +222,7 @@ def environment(config: InferenceConfig, installation: Installation) -> dict[str
     if config.lora is not None:
         said = {"rank": config.lora.rank, "target_modules": config.lora.target_modules}
         variables |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", serve.LORA: json.dumps(said)}
+    variables |= pulling.as_variables(config.pulled)
     if installation.device == "cpu":
         variables |= {"VLLM_TARGET_DEVICE": "cpu", "OMP_NUM_THREADS": str(config.threads)}
         # In whole GiB, and takes precedence over --kv-cache-memory-bytes.

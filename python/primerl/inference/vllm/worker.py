@@ -31,8 +31,9 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from primerl.inference import pulling
 from primerl.inference.vllm import loader  # noqa: F401 - vLLM finds it by its name
-from primerl.inference.vllm.checkpoint import Checkpoint, CheckpointError, Frozen, read, tensors_of
+from primerl.inference.vllm.checkpoint import Checkpoint, CheckpointError, Frozen, Receive, read, tensors_of
 from primerl.inference.vllm.computed import compare, forget_packed_experts, refresh_packed_heads
 from primerl.inference.vllm.gpt_oss import copy_sinks, for_reload
 from primerl.inference.vllm.serve import LORA
@@ -79,6 +80,7 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
         self.compared = 0
         self.received = 0
         self.prepared: tuple[Path, Future[Checkpoint]] | None = None
+        self.puller = pulling.from_variables(os.environ)
         self.reader = ThreadPoolExecutor(1, "primerl-reader")
         # Not where a user's own server has adapters of its own (--enable-lora).
         self.adapts = LORA in os.environ
@@ -99,7 +101,7 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
 
         What is received from the trainer comes over a process group, which one thread alone may use: not that.
         """
-        reading = self.reader.submit(read, folder, self.expected, _refuse_to_receive, frozen=self.frozen)
+        reading = self.reader.submit(self._read, folder, _refuse_to_receive)
         self.prepared = (folder, reading)
 
     def is_prepared(self) -> bool:
@@ -110,7 +112,11 @@ class FolderTransfer(WeightTransferEngine[FolderInit, FolderUpdate]):
         if prepared is not None and prepared[0] == folder:
             with contextlib.suppress(_ToBeReceivedError):
                 return prepared[1].result()
-        return read(folder, self.expected, self._receive, frozen=self.frozen)
+        return self._read(folder, self._receive)
+
+    def _read(self, folder: Path, receive: Receive) -> Checkpoint:
+        here = folder if self.puller is None else self.puller.folder(folder)
+        return read(here, self.expected, receive, frozen=self.frozen)
 
     def receive_weights(self, update_info: FolderUpdate) -> None:
         if self.adapts:

@@ -135,6 +135,8 @@ class Process:
     """On its own machine; None until it runs."""
     code: int | None = None
     """Exit code; below 0 the number of the signal that ended it, or `NOT_KNOWN`."""
+    node: str | None = None
+    """Address of its machine, as other machines reach it; None where it is the launcher's, or not known."""
     cpu_s: float = 0.0
     """CPU seconds, known when it has ended; 0 where the placement cannot tell."""
     failure: str | None = None

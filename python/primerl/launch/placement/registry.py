@@ -6,7 +6,7 @@ from collections.abc import Callable
 from inspect import signature
 
 from primerl.config.errors.fail import ConfigError
-from primerl.config.schema.deployment import Deployment, Ray, on_ray
+from primerl.config.schema.deployment import Deployment, Ray, Slurm, on_ray
 from primerl.launch.placement.protocol import Placement
 from primerl.process import extras, plugins
 
@@ -21,8 +21,8 @@ BUILT_IN = {
 }
 
 
-def chosen(deployment: Deployment, ray: Ray | None = None) -> Placement:
-    """`ray`: the config's section, if it has one. Raises
+def chosen(deployment: Deployment, ray: Ray | None = None, slurm: Slurm | None = None) -> Placement:
+    """`ray`, `slurm`: the config's sections, if it has them. Raises
     [`ConfigError`][primerl.config.errors.fail.ConfigError] for one that does not exist, or does not take its
     arguments."""
     ray = on_ray(deployment, ray)
@@ -31,7 +31,7 @@ def chosen(deployment: Deployment, ray: Ray | None = None) -> Placement:
     args = deployment.args
     if kind == SLURM:
         names = ("num_train_nodes", "num_infer_nodes", "gpus_per_node")
-        args = {**{name: getattr(deployment, name) for name in names}, **args}
+        args = {**{name: getattr(deployment, name) for name in names}, **infer_gpus(slurm), **args}
     if ray is not None:
         extras.require("`[ray]`", "ray")
         nodes = {name: getattr(deployment, name) for name in ("num_train_nodes", "num_infer_nodes")}
@@ -48,6 +48,13 @@ def chosen(deployment: Deployment, ray: Ray | None = None) -> Placement:
     if missing:
         raise ConfigError(f"deployment.type: {kind!r} has no {', '.join(missing)}, as a placement has")
     return placement
+
+
+def infer_gpus(slurm: Slurm | None) -> dict[str, int]:
+    """The placement's argument for nodes of engines that have other GPUs than the trainer's."""
+    if slurm is None or slurm.infer is None or slurm.infer.gpus_per_node is None:
+        return {}
+    return {"infer_gpus_per_node": slurm.infer.gpus_per_node}
 
 
 def _find(name: str) -> Callable[..., Placement]:

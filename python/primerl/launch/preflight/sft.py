@@ -25,7 +25,9 @@ from primerl.train.sft_settings import RowsConfig
 from primerl.train.sft_settings import SFTConfig as Settings
 
 CONFIG_FILE = Path("configs") / "sft.toml"
-LAUNCHER_ONLY = {"clean_output_dir", "dry_run", "fork_server", "wandb", "monitors", "monitor", "deployment", "slurm"}
+LAUNCHER_ONLY = frozenset(
+    {"clean_output_dir", "dry_run", "fork_server", "wandb", "monitors", "monitor", "deployment", "slurm", "ray"}
+)
 """Settings that the process which trains has no part in."""
 READ_AT_ONCE = 64 * 2**20
 """Bytes of a file that are read within a second or two; what is longer is read once, when it is tokenised."""

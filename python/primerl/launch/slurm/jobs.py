@@ -126,8 +126,10 @@ def state(job: Job) -> State:
 
 
 def parsed(text: str) -> State:
-    """One line of `scontrol show job -o`."""
-    found = dict(FIELD.findall(text))
+    """Output of `scontrol show job -o`: a line for each component of the job, the first for the one that counts."""
+    lines = [dict(FIELD.findall(line)) for line in text.splitlines() if line.strip()]
+    found = lines[0] if lines else {}
+    nodes = [line["NodeList"] for line in lines if line.get("NodeList") not in (None, "(null)")]
     code, _, number = found.get("ExitCode", "").partition(":")
     exit_code = int(code) if code.isdigit() else None
     if number.isdigit() and int(number) and not exit_code:
@@ -137,7 +139,7 @@ def parsed(text: str) -> State:
         found.get("JobState", UNKNOWN),
         found.get("Reason", ""),
         exit_code,
-        "" if found.get("NodeList") in (None, "(null)") else found["NodeList"],
+        ",".join(nodes),
         int(restarts) if restarts.isdigit() else 0,
     )
 

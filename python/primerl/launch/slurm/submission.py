@@ -9,16 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import files
 from primerl.config.process_files.run_file import with_folder
 from primerl.config.schema.deployment import Deployment, Slurm
-from primerl.config.schema.evaluation import EvalConfig
-from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.launched import C, Launched
 from primerl.config.schema.sft import SFTConfig
-from primerl.launch.placement.registry import SLURM
+from primerl.launch.placement.registry import SLURM, infer_gpus
 from primerl.launch.placement.slurm.placement import SlurmPlacement
 from primerl.launch.preflight.training import claimed
 from primerl.launch.registration import begin, end, stored_copy
@@ -26,7 +24,6 @@ from primerl.launch.slurm import follow, jobs, script, within
 from primerl.launch.supervise import detached
 from primerl.launch.supervise.failures import BAD_INPUT
 
-C = TypeVar("C", RLConfig, EvalConfig, SFTConfig)
 CONFIG = Path("configs") / "job.toml"
 # `sbatch` says what it has submitted by this, without a sentence around it.
 SUBMIT = ("sbatch", "--parsable")
@@ -37,12 +34,12 @@ RESUMES_SFT = ("--ckpt.resume-step", "-1")
 PLACED_BY_SLURM = ("local", SLURM)
 
 
-def is_wanted(config: RLConfig | EvalConfig | SFTConfig) -> bool:
+def is_wanted(config: Launched) -> bool:
     """Whether this command is to submit a job, and is not the launcher within it."""
     return config.slurm is not None and not within.is_within()
 
 
-def placement(deployment: Deployment) -> SlurmPlacement:
+def placement(deployment: Deployment, slurm: Slurm | None = None) -> SlurmPlacement:
     """Which plans for a job that is to be submitted. Raises ConfigError for a deployment that is not on Slurm."""
     if deployment.type not in PLACED_BY_SLURM:
         raise ConfigError(f"deployment.type: {deployment.type!r} does not run in a Slurm job; omit it, or [slurm]")
@@ -50,6 +47,7 @@ def placement(deployment: Deployment) -> SlurmPlacement:
         num_train_nodes=deployment.num_train_nodes,
         num_infer_nodes=deployment.num_infer_nodes,
         gpus_per_node=deployment.gpus_per_node,
+        **infer_gpus(slurm),
         ahead=True,
     )
 
@@ -70,7 +68,7 @@ def begun(config: C) -> C:
     return found
 
 
-def check(config: RLConfig | EvalConfig | SFTConfig) -> None:
+def check(config: Launched) -> None:
     """Raises ConfigError for what Slurm would refuse, or would wait for in vain."""
     slurm = config.slurm
     if slurm is None:
@@ -83,7 +81,8 @@ def check(config: RLConfig | EvalConfig | SFTConfig) -> None:
         found = partitions(jobs.command("sinfo", "-h", "-o", "%P|%D|%l|%L"))
     except jobs.SlurmError as error:
         raise ConfigError(f"slurm: {error}") from None
-    _check_partition(slurm, config.deployment, found)
+    for part in script.parts(slurm, config.deployment):
+        _check_partition(part, slurm, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,24 +126,23 @@ def seconds(text: str) -> float:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + more
 
 
-def _check_partition(slurm: Slurm, deployment: Deployment, found: list[Partition]) -> None:
-    names = [] if slurm.partition is None else slurm.partition.split(",")
+def _check_partition(part: script.Part, slurm: Slurm, found: list[Partition]) -> None:
+    names = [] if part.partition is None else part.partition.split(",")
     known = {one.name: one for one in found}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ConfigError(
-            f"slurm.partition: there is no partition {unknown[0]!r}; there {'is' if len(known) == 1 else 'are'} "
+            f"{part.key}.partition: there is no partition {unknown[0]!r}; there {'is' if len(known) == 1 else 'are'} "
             f"{', '.join(sorted(known))}"
         )
     chosen = [known[name] for name in names] or [one for one in found if one.is_default]
     if not chosen:
         return
     largest, longest = max(chosen, key=lambda one: one.nodes), max(chosen, key=lambda one: one.limit_s)
-    nodes = deployment.num_train_nodes + deployment.num_infer_nodes
-    if nodes > largest.nodes:
+    if part.nodes > largest.nodes:
         raise ConfigError(
-            f"deployment: {nodes} nodes are asked for (num_train_nodes + num_infer_nodes), and partition "
-            f"{largest.name} has {largest.nodes}; lower one, or choose another slurm.partition"
+            f"deployment: {part.nodes} nodes are asked for ({part.counted}), and partition {largest.name} has "
+            f"{largest.nodes}; lower {'one' if '+' in part.counted else 'it'}, or choose another {part.key}.partition"
         )
     if slurm.time is not None and seconds(slurm.time) > longest.limit_s:
         raise ConfigError(
@@ -166,7 +164,7 @@ def _check_time(signal_s: int, limit_s: float, what: str) -> None:
 
 
 def submit(
-    config: RLConfig | EvalConfig | SFTConfig,
+    config: Launched,
     say: Callable[[str], None],
     *,
     command: str,
@@ -257,7 +255,7 @@ def _submitted(folder: Path, nodes: int) -> jobs.Job:
     return job
 
 
-def once(config: RLConfig | EvalConfig | SFTConfig) -> Sequence[str]:
+def once(config: Launched) -> Sequence[str]:
     """Arguments of the first start alone: a job that is put back into the queue resumes where it was."""
     found: list[str] = []
     # By the name that the stored config has: of the two that `primerl rl` knows, only one may be given.
@@ -274,7 +272,7 @@ def once(config: RLConfig | EvalConfig | SFTConfig) -> Sequence[str]:
     return found
 
 
-def later(config: RLConfig | EvalConfig | SFTConfig) -> Sequence[str]:
+def later(config: Launched) -> Sequence[str]:
     """Arguments of the starts after it. A run or an evaluation finds out by itself that there is something to resume; a
     fine-tuning that saves no checkpoints begins again."""
     if not isinstance(config, SFTConfig) or config.ckpt is None or config.ckpt.weights_only:

@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 
 from primerl.config.process_files.files import absolute
-from primerl.config.schema.evaluation import EvalConfig
-from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.launched import C, Launched
 from primerl.config.schema.sft import SFTConfig
-from primerl.launch.cluster import make_key, reachable
+from primerl.launch.cluster import has_orchestrator, make_key, reachable, serves_others
 from primerl.launch.placement.registry import SLURM
 from primerl.launch.placement.slurm import allocation
 from primerl.launch.slurm import jobs
@@ -24,7 +22,6 @@ from primerl.launch.supervise.watching import Interrupted
 from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import saved_steps
 
-C = TypeVar("C", RLConfig, EvalConfig, SFTConfig)
 REASON = "the job's time limit was near"
 LOOK_EVERY_S = 0.2
 LAST_S = 30.0
@@ -50,15 +47,10 @@ def placed(config: C) -> C:
     not have them."""
     deployment = config.deployment.model_copy(update={"type": SLURM})
     found = config.implied(deployment=deployment)
-    if isinstance(found, SFTConfig):
-        return found
     here = allocation.current()
-    if here is None or len(here.nodes) < 2:
+    if isinstance(found, SFTConfig) or here is None or (len(here.nodes) < 2 and not serves_others(found)):
         return found
-    address = allocation.addresses(here.nodes)[here.nodes[0]]
-    if isinstance(found, EvalConfig):
-        found._host = address
-    return reachable(found, address)
+    return reachable(found, allocation.addresses(here.nodes)[here.nodes[0]])
 
 
 def begun(config: C, say: Callable[[str], None], *, saves: bool) -> tuple[C, TimeLimit | None]:
@@ -68,13 +60,12 @@ def begun(config: C, say: Callable[[str], None], *, saves: bool) -> tuple[C, Tim
     folder = Path(absolute(config.output_dir))
     limit = TimeLimit(folder, config.slurm.signal_s, say, saves=saves)
     limit.listen()
-    make_key(folder)
+    if has_orchestrator(config):
+        make_key(folder)
     return placed(config), limit
 
 
-def ended(
-    config: RLConfig | EvalConfig | SFTConfig, code: int, limit: TimeLimit | None, say: Callable[[str], None]
-) -> int:
+def ended(config: Launched, code: int, limit: TimeLimit | None, say: Callable[[str], None]) -> int:
     """The launcher's exit code, after what is to be done about a time limit."""
     slurm = config.slurm
     if limit is not None and slurm is not None and limit.is_up and slurm.requeue:

@@ -61,16 +61,19 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
+    fn read_and_load(&mut self, path: &Path) -> Result<(), BackendError> {
+        let folder = self.backend.locate(path)?;
+        let expected = self.backend.info().loadable.as_ref();
+        let checkpoint = Checkpoint::read(&folder, expected)
+            .map_err(|error| BackendError::Refused(error.to_string()))?;
+        self.backend.load_weights(&checkpoint)
+    }
+
     fn load_weights(&mut self, path: &Path) -> Result<Result<(), CommandError>, BackendError> {
         if let Err(error) = self.scheduler.versions.check_started() {
             return Ok(Err(CommandError(error.to_string())));
         }
-        let expected = self.backend.info().loadable.as_ref();
-        let loaded = match Checkpoint::read(path, expected) {
-            Ok(checkpoint) => self.backend.load_weights(&checkpoint),
-            Err(error) => Err(BackendError::Refused(error.to_string())),
-        };
-        match loaded {
+        match self.read_and_load(path) {
             Ok(()) => {
                 self.scheduler.weights_changed();
                 Ok(Ok(()))

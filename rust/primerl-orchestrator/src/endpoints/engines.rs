@@ -1,9 +1,10 @@
-//! The endpoint where engines join.
+//! The endpoints where engines join, and where it is asked whether they could be reached.
 
 use crate::app::App;
 use axum::extract::State;
 use axum::response::Response;
 use primerl_core::EngineId;
+use primerl_engines::Engines;
 use primerl_service::http::{ApiError, Wire};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -39,4 +40,28 @@ pub async fn join(
         );
     }
     Ok(encoding.ok(&JoinAnswer { engine }))
+}
+
+#[derive(Debug, Deserialize)]
+pub struct ReachRequest {
+    url: String,
+}
+
+#[derive(Debug, Serialize)]
+struct ReachAnswer {
+    reached: bool,
+    /// Why it is not reached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+}
+
+/// For the dry run of an engine: nothing joins.
+pub async fn reach(Wire { body, encoding }: Wire<ReachRequest>) -> Result<Response, ApiError> {
+    let reached = Engines::reach(&body.url)
+        .await
+        .map_err(|problem| ApiError::invalid(problem).param("url"))?;
+    Ok(encoding.ok(&ReachAnswer {
+        reached: reached.is_ok(),
+        why: reached.err(),
+    }))
 }

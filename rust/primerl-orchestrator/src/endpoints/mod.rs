@@ -7,5 +7,6 @@ mod metrics;
 mod rollout_waits;
 pub(crate) mod status;
 pub(crate) mod trainer;
+pub(crate) mod weights;
 
 pub(crate) use joining::config;

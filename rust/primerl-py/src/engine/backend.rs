@@ -13,6 +13,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyByteArray, PyDict, PyTuple};
+use std::path::{Path, PathBuf};
 
 pub struct PythonBackend {
     object: Py<PyAny>,
@@ -88,6 +89,15 @@ impl Backend for PythonBackend {
             ids: ids.to_vec(),
         });
         Ok(output)
+    }
+
+    fn locate(&mut self, folder: &Path) -> Result<PathBuf, BackendError> {
+        Python::attach(|py| {
+            self.object
+                .call_method1(py, intern!(py, "locate"), (folder,))?
+                .extract(py)
+        })
+        .map_err(|error: PyErr| BackendError::Refused(error.to_string()))
     }
 
     fn load_weights(&mut self, checkpoint: &Checkpoint) -> Result<(), BackendError> {

@@ -52,6 +52,10 @@ class Agent:
         except (TimeoutError, OSError, ValueError) as error:
             return {**found, "error": f"{type(error).__name__}: {error}"}
 
+    async def clock(self) -> float:
+        """Seconds since 1970, as this node has it."""
+        return time.time()
+
     async def port(self) -> int:
         """A free one, at the moment."""
         with socket.socket() as opened:

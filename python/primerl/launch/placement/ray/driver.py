@@ -31,6 +31,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -186,6 +187,10 @@ class Driver:
             found = await asyncio.gather(
                 *(answer(seat.agent.facts.remote(command), START_S) for seat in seats.values())
             )
+            # Once all are there: an answer takes milliseconds, the start of an actor seconds.
+            for fact, seat in zip(found, seats.values(), strict=True):
+                asked = time.time()
+                fact["ahead_s"] = await answer(seat.agent.clock.remote(), START_S) - (asked + time.time()) / 2
         except (TimeoutError, self.ray.exceptions.RayError) as error:
             why = str(error).strip().partition("\n")[0] or f"an agent did not start within {START_S:.0f} s"
             for seat in seats.values():

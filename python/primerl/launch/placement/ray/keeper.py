@@ -6,6 +6,7 @@ agent on Slurm (`placement/slurm/agent.py`), one JSON object a line. Standard li
 A Ray worker that ends kills its children at once, and them alone. So this is two processes: the worker's child only
 waits. The other one sees its input end, stops what it has started, and ends.
 
+`keeper.py --in FOLDER` starts it in the launcher's folder, where relative paths begin, if the node has that.
 `keeper.py --facts PATH TEXT` prints what a launcher compares before anything starts.
 """
 
@@ -26,9 +27,10 @@ if __name__ == "__main__":
     for _ in range(5):
         _file = os.path.dirname(_file)
     sys.path.append(_file)
+from primerl.launch.placement import alike
 from primerl.launch.placement.slurm import agent
 
-FACTS = "--facts"
+FACTS, IN = "--facts", "--in"
 NAME = "PRIMERL_RAY_NODE"
 PR_SET_NAME = 15
 
@@ -76,15 +78,17 @@ def detach() -> None:
 
 
 def facts(path: str, text: str) -> dict[str, Any]:
-    from primerl._core import __version__
-
-    return {"primerl": __version__, "python": sys.version.split()[0], "sees": agent.sees(path, text)}
+    return {**alike.versions(), "sees": agent.sees(path, text)}
 
 
 def main(arguments: list[str]) -> int:
     if arguments[:1] == [FACTS]:
         print(json.dumps(facts(*arguments[1:])))
         return 0
+    if arguments[:1] == [IN]:
+        # Only what is given relative paths needs it, such as an environment's files.
+        with suppress(OSError):
+            os.chdir(arguments[1])
     detach()
     for number in agent.IGNORED:
         # What it starts would inherit that a signal is ignored, but not this.

@@ -135,6 +135,7 @@ class RayPlacement:
     def _begin(self, role: Role, command: Command, process: Process) -> None:
         seats = [self.seats[name] for name in self._seats_of[role.name]]
         slot = self._slots[role.name]
+        process.node = seats[0].address
         logs = log_files(command.log, role.name, [seat.name for seat in seats])
         environment = self._environment(role, command, seats)
         parts = [Part(f"{role.name}.{secrets.token_hex(4)}", seat.key, seat.address) for seat in seats]
@@ -344,7 +345,7 @@ class RayPlacement:
 
 
 def keeper_command() -> list[str]:
-    return [sys.executable, "-I", "-S", keeper.__file__]
+    return [sys.executable, "-I", "-S", keeper.__file__, keeper.IN, os.getcwd()]
 
 
 def nodes_of(found: Sequence[Mapping[str, object]], which: str) -> list[Node]:

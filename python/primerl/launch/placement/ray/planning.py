@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from primerl.launch.placement.protocol import Place, PlacementError, Plan, Role
 
-PLACED = ("trainer", "inference", "env-worker")
+PLACED = ("trainer", "sft", "inference", "env-worker")
 """Kinds of roles that Ray's nodes get."""
 ROUNDING = 1e-6
 
@@ -150,7 +150,8 @@ def _tried(
 
 def _slot(role: Role, room: Room, slots: dict[str, Slot], own: str, shape: Shape, has_gpus: bool) -> Slot | str:
     """Or why there is none."""
-    count = shape.train_nodes if role.kind == "trainer" else 1
+    trains = role.kind in ("trainer", "sft")
+    count = shape.train_nodes if trains else 1
     if role.ranks % count:
         raise PlacementError(
             f"trainer.ranks ({role.ranks}) is no multiple of deployment.num_train_nodes ({count}), and each node gets "
@@ -160,7 +161,7 @@ def _slot(role: Role, room: Room, slots: dict[str, Slot], own: str, shape: Shape
     gpus = -(-role.resources.gpus // count) if has_gpus else 0
     allowed = _allowed(role, room, slots, shape)
     able = [node for node in allowed if room.fits(node, cpus, gpus)]
-    if role.kind == "trainer":
+    if trains:
         able.sort(key=lambda node: (gpus == 0 and node != own, room.nodes[node].gpus))
     else:
         able.sort(key=lambda node: (room.nodes[node].gpus if gpus else 0, -room.nodes[node].cpus))

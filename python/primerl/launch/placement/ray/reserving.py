@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from primerl._core import __version__
+from primerl.launch.placement import alike
 from primerl.launch.placement.protocol import PlacementError
 from primerl.launch.placement.ray import keeper
 from primerl.launch.placement.ray.connection import Connection
@@ -91,6 +91,8 @@ def reserved(
         raise PlacementError("\n".join(problems))
     for key, fact in found["facts"].items():
         wanted[key].gpus = tuple(fact["gpus"])
+        if (remark := alike.skew(f"node {wanted[key].address}", float(fact.get("ahead_s", 0.0)))) is not None:
+            say(remark)
     say(f"Ray has reserved {total}")
     return wanted
 
@@ -103,10 +105,8 @@ def difference(seat: Seat, fact: Mapping[str, Any], folder: Path) -> str | None:
             f"ray: {node} cannot run {sys.executable} with this primerl ({fact['error'].strip()}); install the same "
             "Python environment at the same path on all nodes"
         )
-    own = {"primerl": __version__, "python": sys.version.split()[0]}
-    for name, version in own.items():
-        if fact.get(name) != version:
-            return f"ray: {node} has {name} {fact.get(name)}, and the launcher's has {version}; install the same"
+    if (other := alike.difference(node, fact, alike.versions())) is not None:
+        return f"ray: {other}"
     if not fact["sees"]:
         return f"output_dir: {folder} is not the same folder on {node} as here; give an output_dir that all nodes share"
     return None

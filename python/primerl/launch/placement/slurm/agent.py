@@ -4,7 +4,7 @@ Run as `python -I -S agent.py`; standard library only. Its standard input and ou
 `srun`, which copies the input to the tasks of all nodes. One JSON object a line:
 
     launcher -> agent   {"start": name, "command": [..], "environment": {..}, "logs": [path, ..], "hide": [..],
-                         "gpus": [..], "witness": [path, text]}
+                         "gpus": [..], "witness": [path, text], "versions": {name: text}}
                         environment: on top of the task's own; with the run's key, which so is in no script, no file
                         and no process list
                         logs: by the number of the task
@@ -12,7 +12,7 @@ Run as `python -I -S agent.py`; standard library only. Its standard input and ou
                         {"signal": number}
                         {"stop": grace seconds}          SIGTERM, then SIGKILL
                         {"alive": true}                  every ALIVE_S
-    agent -> launcher   {"at": node, "step": "17.3"}     it is there
+    agent -> launcher   {"at": node, "step": "17.3", "clock": seconds since 1970}     it is there
                         {"at": node, "started": pid}
                         {"at": node, "exited": code, "cpu_s": float}
                         {"at": node, "failed": reason}   it could not be started
@@ -42,6 +42,7 @@ if __name__ == "__main__":
     sys.path.append(_file)
 from pathlib import Path
 
+from primerl.launch.placement import alike
 from primerl.launch.supervise.processes import Processes
 
 ALIVE_S = 5.0
@@ -69,7 +70,7 @@ class Agent:
 
     def run(self) -> int:
         step = f"{os.environ.get('SLURM_JOB_ID', '')}.{os.environ.get('SLURM_STEP_ID', '')}"
-        self.tell(step=step)
+        self.tell(step=step, clock=time.time())
         with self.processes:
             while self.turn():
                 pass
@@ -143,6 +144,9 @@ class Agent:
 
     def start(self, request: dict[str, Any]) -> str | None:
         """Why it cannot be started, if so."""
+        own = alike.versions()
+        if (other := alike.difference(f"node {self.node}", own, request.get("versions", own))) is not None:
+            return other
         path, text = request["witness"]
         if not sees(path, text):
             return (

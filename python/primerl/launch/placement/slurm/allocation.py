@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from primerl.launch.placement.protocol import PlacementError
 from primerl.launch.placement.slurm import hostlist
@@ -24,6 +24,19 @@ class Shape:
     infer_nodes: int = 0
     """0: the engines are on the trainer's nodes."""
     gpus_per_node: int = 0
+    infer_gpus_per_node: int | None = None
+    """On the nodes of the engines; None: as many."""
+
+    def gpus_of(self, index: int) -> int:
+        """On the node of that number in the job."""
+        if index < self.train_nodes or self.infer_gpus_per_node is None:
+            return self.gpus_per_node
+        return self.infer_gpus_per_node
+
+    @property
+    def engine_gpus(self) -> int:
+        """On each of the nodes that engines are on."""
+        return self.gpus_of(self.train_nodes if self.infer_nodes else 0)
 
     @property
     def nodes(self) -> int:
@@ -37,6 +50,8 @@ class Allocation:
     job: str
     """Its id; empty where there is none yet."""
     nodes: tuple[str, ...]
+    groups: Mapping[str, int] = field(default_factory=dict)
+    """The component of a heterogeneous job that each node is of; empty for other jobs."""
 
     @property
     def is_real(self) -> bool:
@@ -54,18 +69,22 @@ def current(environ: Mapping[str, str] = os.environ) -> Allocation | None:
     job = environ.get(JOB, "")
     if not job:
         return None
-    given = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
+    size = environ.get("SLURM_HET_SIZE", "")
+    groups = range(int(size)) if size.isdigit() else range(0)
+    given = [environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{group}", "") for group in groups]
+    given = given or [environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""]
     try:
-        nodes = hostlist.expanded(given)
+        lists = [hostlist.expanded(text) for text in given]
     except ValueError as error:
         raise PlacementError(
             f"deployment: the nodes of Slurm job {job} are not known (SLURM_NODELIST): {error}"
         ) from None
+    nodes = [node for names in lists for node in names]
     own = environ.get("SLURMD_NODENAME")
     if own in nodes:
         nodes.remove(own)
         nodes.insert(0, own)
-    return Allocation(job, tuple(nodes))
+    return Allocation(job, tuple(nodes), {node: group for group in groups for node in lists[group]})
 
 
 def addresses(nodes: tuple[str, ...]) -> dict[str, str]:

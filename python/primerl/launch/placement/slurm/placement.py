@@ -14,13 +14,14 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from primerl.forking import servers
+from primerl.launch.placement import alike
 from primerl.launch.placement.local import LocalPlacement, unusable
 from primerl.launch.placement.node_logs import log_files, note
 from primerl.launch.placement.protocol import Command, PlacementError, Plan, Process, Role
@@ -53,11 +54,20 @@ class SlurmPlacement:
     """Outside of a job it only plans. Use as a context manager: leaving it leaves no process behind on any node."""
 
     def __init__(
-        self, *, num_train_nodes: int = 1, num_infer_nodes: int = 0, gpus_per_node: int = 0, ahead: bool = False
+        self,
+        *,
+        num_train_nodes: int = 1,
+        num_infer_nodes: int = 0,
+        gpus_per_node: int = 0,
+        infer_gpus_per_node: int | None = None,
+        ahead: bool = False,
     ) -> None:
         """`ahead`: for a job that is yet to be submitted, whatever job this process may be in."""
         self.by_name: dict[str, Process] = {}
-        self.shape = Shape(num_train_nodes, num_infer_nodes, gpus_per_node)
+        self.say: Callable[[str], None] = lambda text: None
+        """Gets what the user is to know of the nodes."""
+        self._remarked: set[str] = set()
+        self.shape = Shape(num_train_nodes, num_infer_nodes, gpus_per_node, infer_gpus_per_node)
         self._ahead = ahead
         self._slots: dict[str, Slot] = {}
         self._steps: dict[str, Step] = {}
@@ -134,7 +144,8 @@ class SlurmPlacement:
         witness = command.log.parent / f".{role.name}.{secrets.token_hex(8)}"
         text = secrets.token_hex(16)
         witness.write_text(text, encoding="utf-8")
-        srun = command_line(role.name, slot.nodes, self.allocation.job)
+        found = self.allocation
+        srun = command_line(role.name, slot.nodes, found.job, found.groups.get(slot.nodes[0]))
         try:
             step = Step(process, slot.nodes, srun, environment_of_srun(os.environ, frozenset({VARIABLE})))
         except OSError as error:
@@ -142,6 +153,7 @@ class SlurmPlacement:
             self._unstarted.append(process)
             witness.unlink()
             return
+        process.node = self.address(slot.nodes[0])
         self._steps[role.name] = step
         if self._heart is None:
             self._heart = threading.Thread(target=self._beat, name="agents", daemon=True)
@@ -157,6 +169,7 @@ class SlurmPlacement:
                 "hide": list(command.hide),
                 "gpus": list(slot.gpus),
                 "witness": [os.fspath(witness), text],
+                "versions": alike.versions(),
             }
         )
 
@@ -205,6 +218,7 @@ class SlurmPlacement:
         for name, step in list(self._steps.items()):
             step.look(now)
             self._note(step)
+            self._remark(step)
             if step.witness is not None and (step.process.ended or step.is_started):
                 step.witness.unlink(missing_ok=True)
                 step.witness = None
@@ -229,6 +243,15 @@ class SlurmPlacement:
         for descriptor in self._local.descriptors():
             poller.register(descriptor, select.POLLIN)
         poller.poll(timeout_s * 1000)
+
+    def _remark(self, step: Step) -> None:
+        """Once for each node."""
+        remarks, step.remarks = step.remarks, []
+        for remark in remarks:
+            node = remark.partition(" is ")[0]
+            if node not in self._remarked:
+                self._remarked.add(node)
+                self.say(remark)
 
     def _note(self, step: Step) -> None:
         """In the log of each of its nodes."""

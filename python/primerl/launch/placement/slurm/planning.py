@@ -52,7 +52,7 @@ def placed(roles: Sequence[Role], allocation: Allocation, shape: Shape) -> tuple
             f"deployment: {shape.nodes} nodes are asked for (num_train_nodes {shape.train_nodes} + num_infer_nodes "
             f"{shape.infer_nodes}), and the Slurm job {allocation.job} has {len(allocation.nodes)}"
         )
-    state = _Nodes({node: list(range(shape.gpus_per_node)) for node in allocation.nodes})
+    state = _Nodes({node: list(range(shape.gpus_of(at))) for at, node in enumerate(allocation.nodes)})
     places: list[Place] = []
     slots: dict[str, Slot] = {}
     workers = 0
@@ -90,15 +90,16 @@ def _nodes_of(role: Role, allocation: Allocation, shape: Shape, state: _Nodes) -
     if role.kind == "inference":
         own = allocation.nodes[shape.train_nodes : shape.nodes] or train
         needed = role.resources.gpus
-        if needed > shape.gpus_per_node > 0:
+        if needed > shape.engine_gpus > 0:
+            key = "deployment" if shape.infer_gpus_per_node is None else "slurm.infer"
             state.problems.append(
-                f"{role.name} needs {needed} GPUs, more than deployment.gpus_per_node ({shape.gpus_per_node}); an "
+                f"{role.name} needs {needed} GPUs, more than {key}.gpus_per_node ({shape.engine_gpus}); an "
                 "engine runs on one node, so lower its tensor-parallel-size"
             )
         # The one with the most that are free: without GPUs, in turn.
         index = int(role.name.rpartition("_")[2]) if role.name[-1].isdigit() else 0
         turn = [*own[index % len(own) :], *own[: index % len(own)]]
-        return (max(turn, key=lambda node: len(state.free[node])),) if shape.gpus_per_node else (turn[0],)
+        return (max(turn, key=lambda node: len(state.free[node])),) if shape.engine_gpus else (turn[0],)
     return allocation.nodes[:1]
 
 
@@ -115,7 +116,8 @@ def _slot(role: Role, wanted: tuple[str, ...], allocation: Allocation, shape: Sh
         elif allocation.is_real:
             wanted = chosen
     count = role.resources.gpus
-    if not count or not shape.gpus_per_node:
+    gpus = shape.engine_gpus if role.kind == "inference" else shape.gpus_per_node
+    if not count or not gpus:
         return Slot(wanted), ""
     each = -(-count // len(wanted))
     taken = state.take(wanted, each)

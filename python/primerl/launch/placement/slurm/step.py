@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.forking.exit_status import NOT_KNOWN
+from primerl.launch.placement import alike
 from primerl.launch.placement.protocol import Process
 from primerl.launch.placement.slurm import agent
 
@@ -46,13 +47,14 @@ NOT_OF_STEPS = (
 )
 
 
-def command_line(name: str, nodes: Sequence[str], job: str) -> list[str]:
+def command_line(name: str, nodes: Sequence[str], job: str, group: int | None = None) -> list[str]:
     """`srun` of one task on each of the nodes, which shares the job's resources with the other steps: the plan, not
-    Slurm, says which GPUs are whose."""
+    Slurm, says which GPUs are whose. `group`: the component of a heterogeneous job that the nodes are of."""
     count = str(len(nodes))
     return [
         "srun",
         f"--jobid={job}",
+        *([] if group is None else [f"--het-group={group}"]),
         f"--job-name={name}",
         f"--nodes={count}",
         f"--ntasks={count}",
@@ -96,6 +98,8 @@ class Step:
         """Its id, as `17.3`."""
         self.witness: Path | None = None
         self.errors: deque[str] = deque(maxlen=KEPT_LINES)
+        self.remarks: list[str] = []
+        """What the launcher's user is to read."""
         self.first_end: Task | None = None
         self.was_in_vain = False
         """Whether Slurm has not created it within CREATED_S."""
@@ -183,6 +187,8 @@ class Step:
         task.heard = time.monotonic()
         if "step" in message:
             self.step = message["step"]
+            if (remark := alike.skew(f"node {task.node}", message["clock"] - time.time())) is not None:
+                self.remarks.append(remark)
         elif "started" in message:
             task.pid = message["started"]
             self._said.append(f"{task.node}: process {task.pid} was started")

@@ -1,0 +1,56 @@
+"""What every command that starts processes begins with: a job that it submits, or the placement that it starts them by.
+
+begun = placing.begun(config, say, saves=True)
+if begun.submits:      # after the checks: `submission.submit`, and the same command runs within the job
+    ...
+else:                  # `begun.placement` starts the processes
+    ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic
+
+from primerl.config.schema.launched import C
+from primerl.config.schema.serving import ServingConfig
+from primerl.launch import on_ray
+from primerl.launch.placement.protocol import Placement
+from primerl.launch.placement.registry import SLURM, chosen
+from primerl.launch.placement.slurm.placement import SlurmPlacement
+from primerl.launch.slurm import submission, within
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Generic[C]):
+    config: C
+    """With the addresses of the nodes that this command is on, where it is on some."""
+    placement: Placement
+    submits: bool
+    """Whether this command submits a job, which the placement plans for."""
+    limit: within.TimeLimit | None
+    """The time limit of the job that this command runs in."""
+
+
+def begun(config: C, say: Callable[[str], None], *, saves: bool) -> Begun[C]:
+    """`saves`: whether there is a trainer that saves checkpoints. Raises ConfigError."""
+    config = on_nodes(config)
+    if submission.is_wanted(config):
+        config = submission.begun(config)
+        return Begun(config, submission.placement(config.deployment, config.slurm), submits=True, limit=None)
+    config, limit = within.begun(config, say, saves=saves)
+    placement = chosen(config.deployment, config.ray, config.slurm)
+    if isinstance(placement, SlurmPlacement):
+        placement.say = say
+    return Begun(on_ray.placed(config, placement), placement, submits=False, limit=limit)
+
+
+def on_nodes(config: C) -> C:
+    """Engines that only serve are on nodes of engines, of which a job has one at least; there is no trainer's."""
+    if not isinstance(config, ServingConfig):
+        return config
+    asked = config.deployment.num_infer_nodes
+    on_slurm = config.slurm is not None or config.deployment.type == SLURM
+    nodes = {"num_train_nodes": 0, "num_infer_nodes": max(1, asked) if on_slurm else asked}
+    return config.implied(deployment=config.deployment.implied(**nodes))

@@ -1,0 +1,51 @@
+"""The ranks of a supervised fine-tuning on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from primerl.config.errors.fail import ConfigError
+from primerl.config.schema.deployment import on_ray
+from primerl.config.schema.sft import SFTConfig
+from primerl.launch.placement.protocol import Command, Placement, PlacementError, Plan, Resources, Role
+from primerl.launch.preflight.sft import CONFIG_FILE
+from primerl.launch.role_watch import RoleWatch
+from primerl.launch.slurm import within
+
+NAME = "sft"
+LOG = Path("logs") / f"{NAME}.log"
+STOP_S = 15.0
+
+
+def are_elsewhere(config: SFTConfig) -> bool:
+    """Whether they are started through a placement: on Ray, or on several nodes of the Slurm job that this is in."""
+    if on_ray(config.deployment, config.ray) is not None:
+        return True
+    return within.is_within() and config.slurm is not None and config.deployment.num_train_nodes > 1
+
+
+def plan(config: SFTConfig, placement: Placement) -> Plan:
+    """Raises ConfigError where they cannot be placed."""
+    try:
+        return placement.plan([_role(config)])
+    except PlacementError as error:
+        raise ConfigError(str(error).replace("trainer.ranks", "ranks")) from None
+
+
+def _role(config: SFTConfig) -> Role:
+    return Role(NAME, "sft", Resources(gpus=config.ranks, cpus=config.ranks), config.ranks)
+
+
+def run(config: SFTConfig, folder: Path, placement: Placement, say: Callable[[str], None]) -> int:
+    """Returns the exit code. `placement`: which has planned them."""
+    argv = [sys.executable, "-m", "primerl", "sft", "@", os.fspath(folder / CONFIG_FILE)]
+    nodes, ranks = config.deployment.num_train_nodes, config.ranks
+    say(
+        f"{ranks} rank{'' if ranks == 1 else 's'} on {nodes} node{'' if nodes == 1 else 's'}, logs in "
+        f"{folder / LOG.parent}"
+    )
+    watch = RoleWatch(placement, folder, say)
+    return watch.run([(_role(config), Command(argv, os.environ, folder / LOG))], grace_s=STOP_S)

@@ -1,0 +1,87 @@
+"""Commands other than `primerl rl` on the nodes of a cluster: what they are given, and what is asked of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+from end_to_end import Started, find, until
+
+ENGINES = """\
+output_dir = "i"
+replicas = 2
+max_model_len = 128
+[model]
+path = "tiny"
+[deployment]
+num_infer_nodes = 2
+"""
+FINE_TUNING = """\
+output_dir = "o"
+max_steps = 60
+ranks = 2
+[model]
+path = "tiny"
+[data]
+path = "rows.jsonl"
+batch_size = 512
+seq_len = 256
+[ckpt]
+interval = 1000
+[deployment]
+num_train_nodes = 2
+"""
+
+
+def write_rows(file: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "x"}]} for i in range(64)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@contextlib.contextmanager
+def running(output: Path, *arguments: str) -> Iterator[Started]:
+    """A command in the foreground, which is killed where the test has not ended it."""
+    command = [sys.executable, "-m", "primerl", *arguments]
+    launcher = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    run = Started(launcher, output)
+    try:
+        yield run
+    finally:
+        run.kill()
+
+
+def engines_serve(run: Started, count: int, wait_s: float, but: str | None = None) -> dict[str, str]:
+    """Addresses of so many engines by name, each of which has generated. `but`: an address that is gone."""
+
+    def listed() -> dict[str, str]:
+        assert run.launcher.poll() is None, run.launcher.communicate()
+        with contextlib.suppress(OSError):
+            found = {one["name"]: one["url"] for one in json.loads((run.output / "engines.json").read_text())}
+            return found if len(found) == count and but not in found.values() else {}
+        return {}
+
+    found: dict[str, str] = until(listed, wait_s, f"{count} engines")
+    body = {"model": "tiny", "token_ids": [5, 6], "sampling_params": {"max_tokens": 3, "ignore_eos": True}}
+    for url in found.values():
+        answer = httpx.post(f"{url}/inference/v1/generate", json=body, timeout=30)
+        assert len(answer.json()["choices"][0]["token_ids"]) == 3, answer.text
+    return found
+
+
+def an_engine_is_killed_and_comes_back(run: Started, name: str, wait_s: float) -> None:
+    before = engines_serve(run, 2, wait_s)
+    pid = find(str(run.output / "configs" / f"{name}.toml"))
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    engines_serve(run, 2, wait_s, but=before[name])
