@@ -20,16 +20,22 @@ from primerl.envs.interface import sendable
 
 # A key is a hash of the whole example: of more than so many, evenly spaced ones are looked at.
 MOST_KEYS = 1024
+# Evaluations send the keys of so many: 64 kB of the request by which a worker registers.
+MOST_PAIRED = 4096
 # The address in an object's default repr, which differs from process to process.
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
-def listing_of(environment_id: str, examples: Sequence[Any], key: Callable[[Any], str]) -> dict[str, Any]:
-    """`Listing` of the wire: digest, first, last, packages.
+def listing_of(
+    environment_id: str, examples: Sequence[Any], key: Callable[[Any], str], *, paired: bool = False
+) -> dict[str, Any]:
+    """`Listing` of the wire: digest, first, last, packages, and keys.
 
     Args:
         examples: At least one, in the worker's order.
         key: Of an example, the same in every process.
+        paired: Also a key of each of the first `MOST_PAIRED` examples, by which two evaluations are paired, whatever
+            their order.
     """
     keys = [sendable(key(examples[index])) for index in looked_at(len(examples))]
     digest = hashlib.sha256(f"{len(examples)}\n".encode())
@@ -40,7 +46,13 @@ def listing_of(environment_id: str, examples: Sequence[Any], key: Callable[[Any]
         "first": keys[0],
         "last": keys[-1],
         "packages": packages_of(environment_id),
+        "keys": [short(key(examples[index])) for index in range(min(len(examples), MOST_PAIRED))] if paired else [],
     }
+
+
+def short(key: str) -> str:
+    """64 bits of it, which is enough to tell a few thousand apart."""
+    return hashlib.sha256(sendable(key).encode()).hexdigest()[:16]
 
 
 def comparable(value: Any) -> Any:

@@ -166,7 +166,8 @@ def _load(config: WorkerConfig, root: str) -> _Loaded:
         log_to_stderr(config.log)
         listed = generation.list_examples(env, config.id, config.seed, config.role, config.held_out)
         examples = asked.applied(generation, config.id, listed)
-        return _Loaded(generation, env, examples, listing_of(config.id, examples, generation.key))
+        listing = listing_of(config.id, examples, generation.key, paired=config.role == "eval")
+        return _Loaded(generation, env, examples, listing)
 
 
 def _describe(config: WorkerConfig, loaded: _Loaded, cores: list[int]) -> None:

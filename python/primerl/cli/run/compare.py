@@ -60,7 +60,10 @@ def _print(found: dict[str, Any]) -> None:
     else:
         print("\nconfigs: nothing differs")
     if found["evaluations"]:
-        print("\nevaluations: the newest of each environment, with 95 % intervals; differences to the first")
+        print(
+            "\nevaluations: the newest of each environment, with 95 % intervals; differences to the first, tested by "
+            "pairs of examples where p is given"
+        )
         show(["environment", "score", *names], [_scores(row) for row in found["evaluations"]])
     for run in runs:
         if run["problem"]:
@@ -112,7 +115,9 @@ def _score(value: dict[str, Any] | None, difference: dict[str, Any] | None) -> s
     if difference is None:
         return text
     text += f", {difference['by']:+.3f}"
-    if difference["low"] is None:
+    if difference["low"] is not None:
+        text += f" [{difference['low']:+.3f}, {difference['high']:+.3f}]"
+    if difference["significant"] is None:
         return text
-    text += f" [{difference['low']:+.3f}, {difference['high']:+.3f}]"
-    return f"{text} {'significant' if difference['significant'] else 'not significant'}"
+    text += " significant" if difference["significant"] else " not significant"
+    return text if difference["p"] is None else f"{text} (p {difference['p']:.2g}, {difference['pairs']} pairs)"

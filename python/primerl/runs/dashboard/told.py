@@ -65,6 +65,7 @@ def compared(runs: Sequence[Run], sources: Sources | None = None) -> dict[str, A
     sources = sources or Sources()
     with ThreadPoolExecutor(READERS) as pool:
         told = list(pool.map(lambda run: _told(run, sources), runs))
+    folders = [run.output_dir for run in runs]
     configs, lines = [one.pop("_config") for one in told], [one.pop("_evaluations") for one in told]
     # A config that cannot be read does not differ in everything.
     known = [config for config in configs if config]
@@ -73,7 +74,7 @@ def compared(runs: Sequence[Run], sources: Sources | None = None) -> dict[str, A
     for row in rows:
         values = dict(zip(places, row["values"], strict=True))
         row["values"] = [values.get(number) for number in range(len(runs))]
-    return {"runs": told, "config": rows, "evaluations": compare.side_by_side(lines)}
+    return {"runs": told, "config": rows, "evaluations": compare.side_by_side(lines, folders)}
 
 
 def _told(run: Run, sources: Sources) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 use super::wire::{Listing, RegisterRequest};
 use parking_lot::Mutex;
-use primerl_core::EnvironmentId;
 use primerl_core::machine::Listed;
+use primerl_core::{EnvironmentId, ExampleIndex};
 use primerl_service::files::write_whole;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -56,6 +56,18 @@ impl FirstWorkers {
         let examples = known.listed.get(&environment)?.examples;
         let listing = known.listings.get(&environment).cloned();
         Some(First { examples, listing })
+    }
+
+    /// The keys of these examples of an environment, `None` where workers have sent none.
+    pub(crate) fn keys(
+        &self,
+        environment: EnvironmentId,
+        examples: &[ExampleIndex],
+    ) -> Vec<Option<String>> {
+        let known = self.known.lock();
+        let keys = known.listings.get(&environment).map(|known| &known.keys);
+        let key = |example: &ExampleIndex| keys?.get(example.0 as usize).cloned();
+        examples.iter().map(key).collect()
     }
 
     /// Accepts the worker: as the first one, if there is none, or if it equals that one.
@@ -269,6 +281,7 @@ mod tests {
             first: first.into(),
             last: last.into(),
             packages: packages.into(),
+            keys: vec![first.into(), last.into()],
         }
     }
 
@@ -303,6 +316,12 @@ mod tests {
         let found = read(folder.path());
         let found = &found[&EnvironmentId(1)];
         assert_eq!((&*found.digest, found.packages.len()), ("ab", 0));
+        let workers = FirstWorkers::default();
+        workers.restore(std::iter::empty(), folder.path());
+        let keys =
+            |environment| workers.keys(EnvironmentId(environment), &[1, 0, 2].map(ExampleIndex));
+        assert_eq!(keys(1), [Some("b".into()), Some("a".into()), None]);
+        assert_eq!(keys(0), [None, None, None], "an older worker sent none");
     }
 
     #[test]

@@ -75,6 +75,9 @@ pub struct Listing {
     pub last: String,
     /// Versions by name: the environment's package, if it is installed as one, and verifiers.
     pub packages: BTreeMap<String, String>,
+    /// A digest of each of the first examples, by which evaluations of two runs are paired; none for training.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
