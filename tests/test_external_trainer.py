@@ -49,7 +49,6 @@ def test_a_word_is_short_for_the_key() -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        ("trainer.ranks", "2"),
         ("trainer.model.lora.rank", "4"),
         ("trainer.weights.transport", "collective"),
         ("checkpoint_id", "run/step_3"),

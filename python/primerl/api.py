@@ -85,7 +85,10 @@ class Run(TrainingLoop):
         trainer = self.config.trainer.model_copy(update={"model": AdaptedModel()})
         self.config = self.config.model_copy(update={"trainer": trainer})
         if self.config.trainer.ranks != 1:
-            raise ConfigError("trainer.ranks: a training script gets whole batches; omit it")
+            raise ConfigError(
+                "trainer.ranks: a run in the script's own process has one rank, which gets whole batches; for several, "
+                "start it with `primerl rl ... --trainer external`, and the script by torchrun, with primerl.connect"
+            )
         if self.config.checkpoint_id is not None:
             raise ConfigError(
                 "checkpoint_id: a training script begins from the model that it loads; give its folder as model.path"
