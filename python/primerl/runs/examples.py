@@ -30,7 +30,7 @@ class Examples:
 
 
 def examples_of(folder: Path, line: dict[str, Any], version: Any) -> Examples | None:
-    """The scores behind this line of `evals.jsonl`; None where there are none, as in runs of earlier versions, or they are damaged."""
+    """The scores behind this line of `evals.jsonl`; None where they are damaged, or missing as in older runs."""
     try:
         text = (folder / "evaluations" / f"v{version}" / f"{line['environment']}.json").read_text(encoding="utf-8")
         content = json.loads(text)
