@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from primerl._core import RunCurves
-from primerl.launch.report import summary
 from primerl.process.redaction import MARK, redacted
 from primerl.runs.differences import Difference, Score, by_intervals, by_pairs
 from primerl.runs.examples import Examples, Key, examples_of, paired
@@ -113,27 +112,6 @@ def version_of(line: dict[str, Any]) -> Any:
     return line.get("version", line.get("policy_at_the_time"))
 
 
-def cost(folder: Path, curves: RunCurves) -> dict[str, float | None]:
-    """Seconds, tokens, CPU and GPU hours, over all sessions whose launchers wrote a summary; None of what is not known.
-
-    GPU hours are wall time times the GPUs that the launcher gave to the run's processes, busy or not.
-    """
-    try:
-        content = json.loads((folder / summary.FILE).read_bytes())
-        sums = summary.sums(content)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        sums = {}
-    trained = json.loads(curves.curves(["progress/num_tokens"], points=3))["curves"]["progress/num_tokens"]["y"]
-    hours = 3600.0
-    return {
-        "wall_s": sums.get("wall_s"),
-        "sampled_tokens": sums.get("sampled_tokens"),
-        "trained_tokens": trained[-1] if trained else None,
-        "cpu_hours": sums["cpu_s"] / hours if sums.get("cpu_s") is not None else None,
-        "gpu_hours": sums["gpu_s"] / hours if sums.get("gpu_s") is not None else None,
-    }
-
-
 def checkpoints(folder: Path, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """`{step, kinds, ready, bytes, scores}` by step: what is saved, with evaluations of that very version."""
     from primerl.runs.saved import local_checkpoints
@@ -144,11 +122,20 @@ def checkpoints(folder: Path, lines: Sequence[dict[str, Any]]) -> list[dict[str,
         row["kinds"].append(saved.kind)
         row["ready"] = row["ready"] and saved.ready
         row["bytes"] += saved.bytes
+    measured = scores_by_version(lines)
+    for step, row in by_step.items():
+        row["scores"] = measured.get(step, {})
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def scores_by_version(lines: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """`{version: {environment: {score: {mean, low, high}}}}`; the last one where a version was measured again."""
+    found: dict[int, dict[str, Any]] = {}
     for line in lines:
         version = version_of(line)
-        if isinstance(version, int) and version in by_step:
-            by_step[version]["scores"][line["environment"]] = as_json(scores(line))
-    return [by_step[step] for step in sorted(by_step)]
+        if isinstance(version, int):
+            found.setdefault(version, {})[line["environment"]] = as_json(scores(line))
+    return found
 
 
 def as_json(found: dict[str, Score]) -> dict[str, dict[str, float | None]]:

@@ -18,6 +18,7 @@ from primerl._core import RunCurves
 from primerl.launch.secrets import note_of_run
 from primerl.process.redaction import redact
 from primerl.runs import compare
+from primerl.runs.costs import cost
 from primerl.runs.dashboard.sources import SourceError, Sources
 from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.standing import standing
@@ -87,7 +88,7 @@ def _told(run: Run, sources: Sources) -> dict[str, Any]:
         read = json.loads(curves.curves([]))
         lines = compare.evaluations_of(curves)
         found["reward"] = _last_reward(curves, read["steps"][1])
-        found["cost"] = compare.cost(run.output_dir, curves)
+        found["cost"] = cost(run.output_dir)
         found["checkpoints"] = compare.checkpoints(run.output_dir, lines)
         found["health"] = json.loads(curves.health())["findings"]
         problems.append(damage(read["damaged"]))
