@@ -154,6 +154,45 @@ def test_rollouts_of_the_same_example(runs: Runs) -> None:
     assert "primerl" in httpx.get(page).text
 
 
+def test_the_same_example_is_found_whatever_its_number_is(runs: Runs) -> None:
+    asked = {"runs": runs.named("base", "other"), "environment": "task"}
+    base, other = runs.ids["base"], runs.ids["other"]
+    every = runs.ask("/api/rollouts", **asked)["runs"]
+    numbers = sorted({row["example"] for row in every[base]["rollouts"]})
+    first, last = numbers[0], numbers[-1]
+    assert first != last
+    keys = [f"key-{number}" for number in range(last + 1)]
+    turned = {**dict(enumerate(keys)), first: keys[last], last: keys[first]}
+    files = [runs.folder / name / "run" / "listings.json" for name in ("base", "other")]
+
+    def write(file: Path, keys: list[str]) -> None:
+        file.write_text(json.dumps([[0, {"digest": "d", "environment": "task", "keys": keys}], [1, {"digest": "e"}]]))
+
+    def found(**more: object) -> tuple[dict[str, set[int]], dict[str, str]]:
+        answer = runs.ask("/api/rollouts", example=first, of=base, **asked | more)
+        listed = answer["runs"].items()
+        return {run: {row["example"] for row in one["rollouts"]} for run, one in listed}, answer["problems"]
+
+    try:
+        write(files[0], keys)
+        # Of an earlier version, which wrote no keys: the same number, and a word of it.
+        shown, problems = found()
+        assert shown == {base: {first}, other: {first}}
+        assert set(problems) == {other}
+        assert "it has no keys" in problems[other]
+        write(files[1], [turned[number] for number in range(last + 1)])
+        assert found() == ({base: {first}, other: {last}}, {})
+        # Of any environment a number is nothing but that.
+        assert found(environment="") == ({base: {first}, other: {first}}, {})
+        write(files[1], ["key-unknown"])
+        assert found() == ({base: {first}}, {other: "this example is not among the first 1 of its 'task'"})
+        files[1].write_text("[3")
+        assert "it has no keys" in found()[1][other]
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+
+
 def test_no_secret_is_shown(runs: Runs) -> None:
     ids = ",".join(runs.ids.values())
     answers = [runs.ask("/api/runs"), runs.ask("/api/compare", runs=ids)]

@@ -20,24 +20,23 @@ from primerl.envs.interface import sendable
 
 # A key is a hash of the whole example: of more than so many, evenly spaced ones are looked at.
 MOST_KEYS = 1024
-# Evaluations send the keys of so many: 64 kB of the request by which a worker registers.
+# The keys of so many are sent, by which the same example is found in other runs, whatever the order is that their seeds
+# make: 64 kB of the request by which a worker registers.
 MOST_PAIRED = 4096
 # The address in an object's default repr, which differs from process to process.
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
-def listing_of(
-    environment_id: str, examples: Sequence[Any], key: Callable[[Any], str], *, paired: bool = False
-) -> dict[str, Any]:
+def listing_of(environment_id: str, examples: Sequence[Any], key: Callable[[Any], str]) -> dict[str, Any]:
     """`Listing` of the wire: digest, first, last, packages, and keys.
 
     Args:
         examples: At least one, in the worker's order.
         key: Of an example, the same in every process.
-        paired: Also a key of each of the first `MOST_PAIRED` examples, by which two evaluations are paired, whatever
-            their order.
     """
-    keys = [sendable(key(examples[index])) for index in looked_at(len(examples))]
+    first = range(min(len(examples), MOST_PAIRED))
+    known = {index: sendable(key(examples[index])) for index in sorted({*looked_at(len(examples)), *first})}
+    keys = [known[index] for index in looked_at(len(examples))]
     digest = hashlib.sha256(f"{len(examples)}\n".encode())
     for one in keys:
         digest.update(one.encode() + b"\n")
@@ -46,13 +45,13 @@ def listing_of(
         "first": keys[0],
         "last": keys[-1],
         "packages": packages_of(environment_id),
-        "keys": [short(key(examples[index])) for index in range(min(len(examples), MOST_PAIRED))] if paired else [],
+        "keys": [short(known[index]) for index in first],
     }
 
 
 def short(key: str) -> str:
     """64 bits of it, which is enough to tell a few thousand apart."""
-    return hashlib.sha256(sendable(key).encode()).hexdigest()[:16]
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def comparable(value: Any) -> Any:

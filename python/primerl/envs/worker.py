@@ -166,8 +166,7 @@ def _load(config: WorkerConfig, root: str) -> _Loaded:
         log_to_stderr(config.log)
         listed = generation.list_examples(env, config.id, config.seed, config.role, config.held_out)
         examples = asked.applied(generation, config.id, listed)
-        listing = listing_of(config.id, examples, generation.key, paired=config.role == "eval")
-        return _Loaded(generation, env, examples, listing)
+        return _Loaded(generation, env, examples, listing_of(config.id, examples, generation.key))
 
 
 def _describe(config: WorkerConfig, loaded: _Loaded, cores: list[int]) -> None:

@@ -13,7 +13,7 @@ use std::path::Path;
 #[derive(Serialize)]
 pub(crate) struct First {
     examples: u32,
-    /// `None`: it registered with a version that reports none, or before a restart.
+    /// Without its keys, which are many. `None`: it registered with a version that reports none, or before a restart.
     listing: Option<Listing>,
 }
 
@@ -54,7 +54,10 @@ impl FirstWorkers {
     pub(crate) fn first(&self, environment: EnvironmentId) -> Option<First> {
         let known = self.known.lock();
         let examples = known.listed.get(&environment)?.examples;
-        let listing = known.listings.get(&environment).cloned();
+        let listing = known.listings.get(&environment).map(|known| Listing {
+            keys: Vec::new(),
+            ..known.clone()
+        });
         Some(First { examples, listing })
     }
 
@@ -137,6 +140,7 @@ impl Known {
         let is_new = known.packages.is_empty();
         if is_new {
             known.clone_from(listing);
+            known.environment.clone_from(&asked.environment);
         }
         is_new
     }
@@ -267,8 +271,17 @@ mod tests {
         let differs = admit(&other).expect_err("another last one");
         assert!(matches!(differs, Difference::Examples(said) if said.contains("another last one")));
         let known = workers.first(environment).expect("there is one");
-        assert_eq!((known.examples, known.listing), (7, first.listing));
-        assert_eq!(read(folder.path())[&environment].digest, "ab");
+        let told = known.listing.expect("was registered");
+        assert_eq!(
+            (known.examples, &*told.digest, told.keys.len()),
+            (7, "ab", 0)
+        );
+        let saved = &read(folder.path())[&environment];
+        assert_eq!(
+            (&*saved.digest, &*saved.environment),
+            ("ab", "reverse-text")
+        );
+        assert_eq!(saved.keys, ["a", "b"]);
     }
 
     fn listing(first: &str, last: &str, version: &str) -> Listing {
@@ -282,6 +295,7 @@ mod tests {
             last: last.into(),
             packages: packages.into(),
             keys: vec![first.into(), last.into()],
+            environment: String::new(),
         }
     }
 

@@ -3,7 +3,7 @@
 import { el, get, replace, short, signed, span, table, whole } from "/page/assets/common.js";
 import { chosen, nameOf, problems, sign, status } from "./choice.js";
 
-const GIGA = 1e9;
+const UNITS = ["B", "kB", "MB", "GB", "TB"];
 const TESTS = { mcnemar: "McNemar's test", paired_t: "Student's test", sign: "sign test" };
 const hours = (value) => (value === null || value === undefined ? "–" : `${short(value)} h`);
 const text = (value) => (value === null || value === undefined ? el("span", { class: "faint", text: "–" }) : el("code", { text: typeof value === "string" ? value : JSON.stringify(value) }));
@@ -19,9 +19,14 @@ export function measured(value, difference) {
     el("span", { class: "interval", text: `v${value.version ?? "–"}, ${whole(value.rollouts)} rollouts${value.complete ? "" : ", incomplete"}` }));
 }
 
+function size(bytes) {
+  const unit = bytes < 1 ? 0 : Math.min(UNITS.length - 1, Math.floor(Math.log10(bytes) / 3));
+  return `${short(bytes / 1000 ** unit)} ${UNITS[unit]}`;
+}
+
 function saved(row) {
-  const scores = Object.entries(row.scores).flatMap(([environment, found]) => Object.entries(found).map(([name, one]) => `${environment} ${name} ${short(one.mean)}${one.low === null ? "" : ` (${short(one.low)} to ${short(one.high)})`}`));
-  return el("div", {}, `step ${whole(row.step)}: ${row.kinds.join(", ")}${row.ready ? "" : " (incomplete)"}, ${short(row.bytes / GIGA)} GB`, scores.length ? el("span", { class: "interval", text: scores.join("; ") }) : "");
+  const scores = Object.entries(row.scores).flatMap(([environment, found]) => Object.entries(found).map(([name, one]) => el("span", { class: "interval", text: `${environment} ${name} ${short(one.mean)}${one.low === null ? "" : ` (${short(one.low)} to ${short(one.high)})`}` })));
+  return el("div", {}, `step ${whole(row.step)}: ${row.kinds.join(", ")}${row.ready ? "" : " (incomplete)"}, ${size(row.bytes)}`, scores);
 }
 
 export class Compare {
