@@ -35,8 +35,8 @@ MOST_RUNS = 30
 MOST_NAMES = 16
 MOST_ROLLOUTS = 200
 UNSURE = (
-    "it has no keys of its examples, as runs of earlier versions: what is shown has the same number, and may be another "
-    "example"
+    "it has no keys of its examples, as runs of earlier versions: what is shown has the same number, and may be "
+    "another example"
 )
 
 
