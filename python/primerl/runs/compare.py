@@ -46,7 +46,7 @@ def flat(config: Config) -> Config:
     found: Config = {}
 
     def add(prefix: str, value: Any) -> None:
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):  # an empty table says what a missing one does
             for key, inner in value.items():
                 add(f"{prefix}.{key}" if prefix else str(key), inner)
         elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):

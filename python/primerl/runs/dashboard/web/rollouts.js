@@ -40,8 +40,8 @@ export class Rollouts {
       const place = el("div", { hidden: true });
       const open = el("button", { text: "Read", "aria-expanded": "false", on: { click: () => this.read(run, one, place, open) } });
       const same = el("a", { href: addressOf("rollouts", this.ids, { environment: one.environment, example: one.example, of: run.id }), text: `example ${whole(one.example)}`, title: "only this example, in all these runs" });
-      return el("div", { class: "turn" }, el("div", { class: "row" }, el("b", { text: one.step !== null ? `step ${whole(one.step)}` : one.evaluates !== null ? `evaluates v${one.evaluates}` : "not trained" }), fate(one), el("span", { class: "end number", text: `reward ${short(one.reward)}` })),
-        el("div", { class: "row" }, el("span", { class: "note" }, same, `, rollout ${one.rollout}, ${whole(one.turns)} turn${one.turns === 1 ? "" : "s"}, advantage `, advantage(one.advantage)), open), place);
+      return el("div", { class: "turn" }, el("div", { class: "row" }, el("b", { text: one.step !== null ? `step ${whole(one.step)}` : one.evaluates !== null ? `evaluates v${one.evaluates}` : "not trained" }), one.fate === "evaluated" ? "" : fate(one), el("span", { class: "end number", text: `reward ${short(one.reward)}` })),
+        el("div", { class: "row" }, el("span", { class: "note" }, same, `, rollout ${one.rollout}, ${whole(one.turns)} turn${one.turns === 1 ? "" : "s"}`, one.advantage === null ? "" : [", advantage ", advantage(one.advantage)]), open), place);
     });
     const fit = `${whole(list.matching)} of ${whole(list.known)} fit${list.matching > rows.length ? `, the newest ${rows.length} are shown` : ""}`;
     const known = list.is_up_to_date ? fit : `${fit}; the journal is still being read`;
