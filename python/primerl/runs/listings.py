@@ -23,6 +23,16 @@ def keys_of(folder: Path, environment: str) -> list[str] | None:
     return None
 
 
+def environments_of(folder: Path) -> list[str]:
+    """Names of the environments whose workers have registered, those of evaluations too; empty where they are not
+    known, as in runs of earlier versions."""
+    try:
+        listings = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return sorted({str(listing["environment"]) for _, listing in listings if listing.get("environment")})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return []
+
+
 class UnknownExampleError(Exception):
     """The run does not have the example; the message says which."""
 

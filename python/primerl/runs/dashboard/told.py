@@ -20,7 +20,7 @@ from primerl.process.redaction import redact
 from primerl.runs import compare
 from primerl.runs.costs import cost
 from primerl.runs.dashboard.sources import SourceError, Sources
-from primerl.runs.listings import UnknownExampleError, keys_of, number_in
+from primerl.runs.listings import UnknownExampleError, environments_of, keys_of, number_in
 from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.standing import standing
 
@@ -178,8 +178,8 @@ class Board:
     def rollouts(
         self, runs: Sequence[Run], *, environment: str, example: int | None, of: Run | None, limit: int
     ) -> dict[str, Any]:
-        """`{runs: {id: page's list}, problems: {id: why}}`: rollouts of an environment, and of one example of it: the
-        one that has this number in the run `of`, whatever it is in the others."""
+        """`{environments, runs: {id: page's list}, problems: {id: why}}`: rollouts of an environment, and of one
+        example of it: the one that has this number in the run `of`, whatever it is in the others."""
         query: dict[str, Any] = {"limit": limit}
         query |= {"environment": environment} if environment else {}
         keys = None if of is None or example is None else keys_of(of.output_dir, environment)
@@ -201,7 +201,8 @@ class Board:
         problems |= {
             run: f"the journal cannot be read: {one['problem']}" for run, one in found.items() if one["problem"]
         }
-        return {"runs": found, "problems": problems}
+        environments = {name for run in runs for name in (*run.environments, *environments_of(run.output_dir))}
+        return {"environments": sorted(environments), "runs": found, "problems": problems}
 
     def _each(self, runs: Sequence[Run], read: Callable[[Run], Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """What is read of each, and why it cannot be."""

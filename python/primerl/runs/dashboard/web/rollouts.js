@@ -20,19 +20,27 @@ export class Rollouts {
 
   async goTo(query, runs) {
     this.ids = chosen(query, runs);
-    const environments = [...new Set(this.ids.flatMap((id) => runs.find((run) => run.id === id).environments))].sort();
-    this.environment.replaceChildren(el("option", { value: "", text: "all" }), ...environments.map((name) => el("option", { value: name, text: name })));
-    this.environment.value = query.get("environment") ?? "";
+    const environment = query.get("environment") ?? "";
+    const trained = this.ids.flatMap((id) => runs.find((run) => run.id === id).environments);
+    this.offer([...trained, environment], environment);
     this.example.value = query.get("example") ?? "";
     this.of = this.ids.includes(query.get("of")) ? query.get("of") : this.ids[0];
     this.whose.textContent = this.ids.length > 1 ? `by its number in ${nameOf(runs.find((run) => run.id === this.of), runs)}` : "";
     if (this.ids.length === 0) return replace(this.body, el("p", { class: "card empty", text: "Choose runs first." }));
     const serial = (this.serial = (this.serial ?? 0) + 1);
-    const found = await get("/api/rollouts", { runs: this.ids.join(","), environment: this.environment.value, example: this.example.value, of: this.example.value && this.of, limit: LIMIT });
+    const found = await get("/api/rollouts", { runs: this.ids.join(","), environment, example: this.example.value, of: this.example.value && this.of, limit: LIMIT });
     if (serial !== this.serial) return undefined;
+    this.offer([...found.environments, environment], environment);
     const columns = this.ids.filter((id) => found.runs[id]).map((id) => this.column(runs.find((run) => run.id === id), found.runs[id], runs));
     replace(this.body, problems(found.problems, runs), el("div", { class: "columns" }, columns));
     return undefined;
+  }
+
+  /** Environments to choose from: those that are trained, and those of evaluations once they are known. */
+  offer(names, chosen) {
+    const known = [...new Set(names)].filter(Boolean).sort();
+    this.environment.replaceChildren(el("option", { value: "", text: "all" }), ...known.map((name) => el("option", { value: name, text: name })));
+    this.environment.value = chosen;
   }
 
   column(run, list, runs) {
