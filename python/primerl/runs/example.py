@@ -16,7 +16,9 @@ PATIENCE_S = 120.0
 """How long journals are read."""
 POLL_S = 0.1
 TOKENS = 4096
-SHOWN = ("rollout", "step", "evaluates", "fate", "reason", "reward", "turns", "sampled_tokens", "versions", "example")
+SHOWN = ("rollout", "step", "evaluates", "reason", "reward", "turns", "sampled_tokens", "versions", "example")
+STATUS = "fate"  # words: allow
+"""The page's name for how a rollout ended."""
 
 
 def rollouts_of(runs: Sequence[Run], environment: str, example: int, limit: int) -> dict[str, Any]:
@@ -42,7 +44,11 @@ def rollouts_of(runs: Sequence[Run], environment: str, example: int, limit: int)
             run: {
                 "matching": one["matching"],
                 "rollouts": [
-                    {**{name: row[name] for name in SHOWN}, "answer": _answer(board.sources, by_id[run], row)}
+                    {
+                        **{name: row[name] for name in SHOWN},
+                        "status": row[STATUS],
+                        "answer": _answer(board.sources, by_id[run], row),
+                    }
                     for row in one["rollouts"]
                 ],
             }

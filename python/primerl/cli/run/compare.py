@@ -80,12 +80,12 @@ def _example(runs: list[Run], chosen: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
         return 0 if found["runs"] else BAD_INPUT
     rows = [
-        [_name(run), _when(one), one["fate"], one["reward"], one["sampled_tokens"], _line(one["answer"])]
+        [_name(run), _when(one), one["status"], one["reward"], one["sampled_tokens"], _line(one["answer"])]
         for run in runs
         for one in found["runs"].get(run.id, {"rollouts": []})["rollouts"]
     ]
     if rows:
-        show(["run", "at", "fate", "reward", "tokens", "answer"], rows, right=(3, 4))
+        show(["run", "at", "status", "reward", "tokens", "answer"], rows, right=(3, 4))
     elif found["runs"]:
         print(f"no rollout of example {chosen.example} of {chosen.env!r} is known")
     for run in runs:
