@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from primerl._core import RunCurves
 from primerl.process import redaction
 from primerl.process.redaction import MARK
 from primerl.runs import compare
-from primerl.runs.compare import Score, difference, differing, flat
+from primerl.runs.compare import differing, flat
 from run_helpers import begin, end, told
 
 
@@ -22,29 +21,6 @@ from run_helpers import begin, end, told
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(redaction, "_known", set())
-
-
-def wilson(passed: int, of: int) -> Score:
-    share, z = passed / of, 1.959964
-    middle = (share + z**2 / (2 * of)) / (1 + z**2 / of)
-    half = z * math.sqrt(share * (1 - share) / of + z**2 / (4 * of**2)) / (1 + z**2 / of)
-    return Score(share, middle - half, middle + half)
-
-
-def test_the_interval_of_a_difference_is_newcombes() -> None:
-    # Newcombe 1998, Table II, method 10: 56/70 - 48/80, 9/10 - 3/10, 10/10 - 0/10.
-    for first, second, low, high in (
-        ((48, 80), (56, 70), 0.0524, 0.3339),
-        ((3, 10), (9, 10), 0.1705, 0.8090),
-        ((0, 10), (10, 10), 0.6075, 1.0),
-    ):
-        found = difference(wilson(*first), wilson(*second))
-        assert found.low is not None
-        assert (found.low, found.high) == pytest.approx((low, high), abs=1e-4)
-        assert found.is_significant is True
-    alike = difference(wilson(5, 10), wilson(6, 10))
-    assert alike.is_significant is False
-    assert difference(Score(0.5, None, None), wilson(6, 10)).is_significant is None
 
 
 def test_only_what_differs_is_told_and_no_secret() -> None:
@@ -78,6 +54,15 @@ def line(version: int, reward: float, *, complete: bool = True) -> dict[str, Any
         "mean_reward": reward,
         **more,
     }
+
+
+def with_examples(folder: Path, one: dict[str, Any], by_key: dict[str, float], **others: Any) -> None:
+    """The file that belongs to a line, as the orchestrator writes it: scores by key."""
+    content = {"rollouts": one["rollouts"], "mean_reward": one["mean_reward"], "examples": list(range(len(by_key)))}
+    content |= {"keys": list(by_key), "scores": {"avg@2": list(by_key.values())}, **others}
+    file = folder / "evaluations" / f"v{one['version']}" / "math.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(content))
 
 
 def trained(folder: Path, lines: list[dict[str, Any]], *, seed: int = 1) -> str:
@@ -114,6 +99,72 @@ def test_runs_are_compared_in_the_terminal(tmp_path: Path, capsys: pytest.Captur
         "cpu_hours": 1.0,
         "gpu_hours": 4.0,
     }
+
+
+def test_runs_that_measured_the_same_examples_are_compared_by_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hardness = {f"key-{number}": number / 40 for number in range(40)}
+    before, after = line(4, 0.5), line(4, 0.55)
+    first, second = trained(tmp_path / "first", [before]), trained(tmp_path / "second", [after])
+    with_examples(tmp_path / "first", before, hardness)
+    # In another order, since another seed made it; each is 0.04 or 0.06 better.
+    better = {key: score + 0.05 + 0.01 * (-1) ** at for at, (key, score) in enumerate(hardness.items())}
+    with_examples(tmp_path / "second", after, dict(reversed(better.items())))
+    found = json.loads(told("run", "compare", first, second, "--json", capsys=capsys))
+    reward, passed = found["evaluations"]
+    assert reward["score"] == "reward"
+    difference = reward["differences"][1]
+    assert (difference["test"], difference["pairs"], difference["unpaired"]) == ("paired_t", 40, None)
+    assert difference["by"] == pytest.approx(0.05)
+    assert difference["p"] < 1e-20
+    assert difference["significant"] is True
+    assert 0.046 < difference["low"] < 0.05 < difference["high"] < 0.054
+    # Of pass@2 there are none, so it is compared by the intervals.
+    other = passed["differences"][1]
+    assert (other["test"], other["p"], other["unpaired"]) == (
+        "intervals",
+        None,
+        "scores of single examples were not kept",
+    )
+    printed = told("run", "compare", first, second, capsys=capsys)
+    assert "+0.050 [+0.047, +0.053] significant (p " in printed
+    assert ", 40 pairs)" in printed
+
+
+@pytest.mark.parametrize(
+    ("keys", "others", "why"),
+    [
+        ([f"key-{number}" for number in range(5, 15)], {}, None),
+        ([f"key-{number}" for number in range(6, 16)], {}, "4 of 10 examples are the same"),
+        ([f"other-{number}" for number in range(10)], {}, "0 of 10 examples are the same"),
+        ([None] * 10, {}, "scores of single examples were not kept"),
+        # Of another line: an evaluation that was measured again, while it is looked at.
+        ([f"key-{number}" for number in range(10)], {"mean_reward": 0.1}, "scores of single examples were not kept"),
+        ([f"key-{number}" for number in range(10)], {"keys": 3}, "scores of single examples were not kept"),
+        ([f"key-{number}" for number in range(10)], {"scores": []}, "scores of single examples were not kept"),
+    ],
+)
+def test_only_the_same_examples_are_paired(
+    tmp_path: Path, keys: list[Any], others: dict[str, Any], why: str | None
+) -> None:
+    before, after = line(4, 0.5), line(4, 0.6)
+    with_examples(tmp_path / "first", before, {f"key-{number}": number / 10 for number in range(10)})
+    listed = {"keys": keys, "scores": {"avg@2": [number / 20 for number in range(10)]}, **others}
+    with_examples(tmp_path / "second", after, {}, **listed)
+    (reward, _) = compare.side_by_side([[before], [after]], [tmp_path / "first", tmp_path / "second"])
+    difference = reward["differences"][1]
+    assert difference["unpaired"] == why
+    assert difference["pairs"] == (5 if why is None else None)
+
+
+def test_an_example_that_is_listed_twice_is_two(tmp_path: Path) -> None:
+    one = line(4, 0.5)
+    keys = ["same", "same", "other"]
+    with_examples(tmp_path, one, {}, keys=keys, scores={"avg@2": [1.0, 0.0, None]})
+    found = compare.examples_of(tmp_path, one, 4)
+    assert found is not None
+    assert found.of("avg@2") == {("same", 1): 1.0, ("same", 2): 0.0}
 
 
 def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

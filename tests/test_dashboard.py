@@ -13,10 +13,11 @@ import browser
 import httpx
 import page_journal as journal
 import pytest
+from docs_pages import shown
 from primerl.process import redaction
 from primerl.runs import secrets as stored_secrets
 from primerl.runs.dashboard.server import Dashboard
-from run_helpers import begin, end
+from run_helpers import begin, end, told
 
 CHROMIUM = browser.installed()
 STEPS = 200
@@ -154,6 +155,79 @@ def test_rollouts_of_the_same_example(runs: Runs) -> None:
     assert "primerl" in httpx.get(page).text
 
 
+def test_the_same_example_is_found_whatever_its_number_is(runs: Runs) -> None:
+    asked = {"runs": runs.named("base", "other"), "environment": "task"}
+    base, other = runs.ids["base"], runs.ids["other"]
+    every = runs.ask("/api/rollouts", **asked)["runs"]
+    numbers = sorted({row["example"] for row in every[base]["rollouts"]})
+    first, last = numbers[0], numbers[-1]
+    assert first != last
+    keys = [f"key-{number}" for number in range(last + 1)]
+    turned = {**dict(enumerate(keys)), first: keys[last], last: keys[first]}
+    files = [runs.folder / name / "run" / "listings.json" for name in ("base", "other")]
+
+    def write(file: Path, keys: list[str]) -> None:
+        file.write_text(json.dumps([[0, {"digest": "d", "environment": "task", "keys": keys}], [1, {"digest": "e"}]]))
+
+    def found(**more: object) -> tuple[dict[str, set[int]], dict[str, str]]:
+        answer = runs.ask("/api/rollouts", example=first, of=base, **asked | more)
+        listed = answer["runs"].items()
+        return {run: {row["example"] for row in one["rollouts"]} for run, one in listed}, answer["problems"]
+
+    try:
+        write(files[0], keys)
+        # Of an earlier version, which wrote no keys: the same number, and a word of it.
+        shown, problems = found()
+        assert shown == {base: {first}, other: {first}}
+        assert set(problems) == {other}
+        assert "it has no keys" in problems[other]
+        write(files[1], [turned[number] for number in range(last + 1)])
+        assert found() == ({base: {first}, other: {last}}, {})
+        # Of any environment a number is nothing but that.
+        assert found(environment="") == ({base: {first}, other: {first}}, {})
+        write(files[1], ["key-unknown"])
+        assert found() == ({base: {first}}, {other: "this example is not among the first 1 of its 'task'"})
+        files[1].write_text("[3")
+        assert "it has no keys" in found()[1][other]
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+
+
+def test_rollouts_of_an_example_in_the_terminal(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    (shown_command,) = shown(__file__, "docs/dashboard.md")
+    every = runs.ask("/api/rollouts", runs=runs.named("base"), environment="task")["runs"][runs.ids["base"]]
+    example = str(every["rollouts"][0]["example"])
+    names = {"first": "base", "second": "other", "reverse-text": "task", "3": example}
+    command = [names.get(word, word) for word in shown_command[1:]]
+    three = [*command[:4], "damaged", *command[4:]]
+    found = json.loads(told(*three, "--json", capsys=capsys))
+    assert (found["environment"], found["example"]) == ("task", int(example))
+    assert "its journal cannot be read" in found["problems"][runs.ids["damaged"]]
+    for name in ("base", "other"):
+        one = found["runs"][runs.ids[name]]
+        assert len(one["rollouts"]) == one["matching"] > 0
+        assert all(rollout["example"] == int(example) for rollout in one["rollouts"])
+    printed = told(*three, capsys=capsys)
+    assert "its journal cannot be read" in printed
+    for name in ("base", "other"):
+        rollouts = found["runs"][runs.ids[name]]["rollouts"]
+        rows = [line for line in printed.splitlines() if line.startswith(f"{name} (")]
+        assert len(rows) == len(rollouts)
+        assert all(f"{one['reward']:.3f}" in row for one, row in zip(rollouts, rows, strict=True))
+    listings = runs.folder / "base" / "run" / "listings.json"
+    try:
+        listings.write_text(json.dumps([[0, {"environment": "task"}]]))
+        assert "'other-task': " in told(
+            "run", "compare", "base", "other", "--env", "other-task", "--example", "1", code=2, capsys=capsys
+        )
+    finally:
+        listings.unlink()
+    assert "go together" in told("run", "compare", "base", "other", "--example", "1", code=2, capsys=capsys)
+    nothing = told(*command[:-1], "99999", capsys=capsys)
+    assert nothing.startswith("no rollout of example 99999 of 'task' is known")
+
+
 def test_no_secret_is_shown(runs: Runs) -> None:
     ids = ",".join(runs.ids.values())
     answers = [runs.ask("/api/runs"), runs.ask("/api/compare", runs=ids)]
@@ -245,10 +319,10 @@ def test_the_keyboard_is_enough(runs: Runs, window: browser.Tab) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1280, True)])
 def test_nothing_is_pushed_off_the_page(runs: Runs, window: browser.Tab, width: int, dark: bool) -> None:
-    for view, shown in (("", ".chart path"), ("compare", ".compare table"), ("rollouts", ".columns .turn")):
+    for view, drawn in (("", ".chart path"), ("compare", ".compare table"), ("rollouts", ".columns .turn")):
         window.size(width, 844, dark=dark)
         window.goto(f"{runs.board.url}/#/{view}")
-        window.until(f"document.querySelector('{shown}') !== null")
+        window.until(f"document.querySelector('{drawn}') !== null")
         assert window.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
     back = window.evaluate("getComputedStyle(document.body).backgroundColor")
     assert back == ("rgb(16, 19, 23)" if dark else "rgb(246, 247, 249)")

@@ -23,6 +23,9 @@ from primerl.launch.external_trainer import MARGIN_S, ExternalTrainer
 from primerl.launch.supervise.failures import RunFailedError
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.own_trainer.checkpoints import ScriptCheckpoints
+from primerl.runs.costs import cost
+from primerl.runs.registry import Registry
+from primerl.runs.standing import standing
 from primerl.train.checkpoint.state import CheckpointError, Checkpoints
 
 FILE = str(REPOSITORY / "examples" / "reverse-text" / "rl-ci.toml")
@@ -49,7 +52,6 @@ def test_a_word_is_short_for_the_key() -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        ("trainer.ranks", "2"),
         ("trainer.model.lora.rank", "4"),
         ("trainer.weights.transport", "collective"),
         ("checkpoint_id", "run/step_3"),
@@ -374,7 +376,9 @@ with primerl.Run(*sys.argv[1:]) as run:
 
 @pytest.mark.end_to_end
 @pytest.mark.timeout(300)
-def test_a_script_resumes_in_the_process_of_the_run(model: Path, tmp_path: Path) -> None:
+def test_a_script_resumes_in_the_process_of_the_run(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`primerl.Run` has the same checkpoints."""
     output, script = tmp_path / "run", tmp_path / "script.py"
     script.write_text(IN_PROCESS, encoding="utf-8")
@@ -389,3 +393,14 @@ def test_a_script_resumes_in_the_process_of_the_run(model: Path, tmp_path: Path)
     assert steps_of(output) == [1, 2, 3, 4, 5]
     assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["step_4", "step_5"]
     assert any((output / "checkpoints" / "step_4" / "orchestrator").iterdir())
+    # In the list as one run, which it alone can resume.
+    with Registry(reading=True) as registry:
+        (run,) = (run for run in registry.all() if run.output_dir == output)
+    assert (standing(run).status, run.exit_code) == ("COMPLETED", 0)
+    costs = cost(output)
+    assert costs["wall_s"] is not None
+    assert costs["wall_s"] > 0
+    assert costs["trained_tokens"] == read_lines(output / "metrics.jsonl")[-1]["progress/num_tokens"]
+    assert read_lines(output / "metrics.jsonl")[-1]["progress/num_samples"] == 80
+    assert main(["run", "resume", run.id]) == 2
+    assert "start that again" in " ".join(capsys.readouterr().err.split())

@@ -62,6 +62,16 @@ def test_a_listing_changes_with_any_example_that_is_looked_at() -> None:
     assert many == sorted(set(many))
 
 
+def test_examples_have_keys_by_which_they_are_found_in_other_runs() -> None:
+    keys = listing.listing_of("reverse-text", [0, 1, 0], str)["keys"]
+    assert keys[0] == keys[2] != keys[1]
+    assert all(len(key) == 16 for key in keys)
+    turned = listing.listing_of("reverse-text", [1, 0], str)["keys"]
+    assert turned == [keys[1], keys[0]]
+    many = listing.listing_of("reverse-text", range(5000), str)["keys"]
+    assert len(many) == len(set(many)) == listing.MOST_PAIRED
+
+
 def test_keys_hold_nothing_that_is_another_in_each_process() -> None:
     class Board:
         pass

@@ -16,6 +16,8 @@ from end_to_end import REPOSITORY, arguments_of, find, read_lines, steps_of, unt
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from primerl import notebook
+from primerl.runs.registry import Registry
+from primerl.runs.standing import standing
 
 NOTEBOOK = REPOSITORY / "examples" / "notebook" / "reverse.ipynb"
 SMALL = ("--orchestrator.eval.env", "[]", "--orchestrator.batch-size", "16")
@@ -59,6 +61,13 @@ def with_config(given: list[str]) -> tuple[Any, int]:
     return read, places[0]
 
 
+def stands(output: Path) -> str:
+    """As `primerl run list` says it of the one run in this folder."""
+    with Registry(reading=True) as registry:
+        (run,) = (run for run in registry.all() if run.output_dir == output)
+    return standing(run).status
+
+
 @pytest.mark.end_to_end
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
@@ -88,11 +97,13 @@ def test_the_example_is_interrupted_and_resumes(
                 await client.async_execute_cell(read.cells[training], training)
             await interrupting
             until(lambda: find(str(output / "configs" / "inference.toml")) is None, 20, "the engine to end")
+            assert stands(output) == "STOPPED"
             source, trained = read.cells[training].source, len(read_lines(output / "metrics.jsonl"))
             # The same cell again, with an end in sight, which is first before what is trained.
             read.cells[training].source = source.replace("*CONFIG", f"*{arguments(trained - 1)!r}")
             with pytest.raises(CellExecutionError, match=r"max_steps is \d+, but the batches of \d+ steps are cut"):
                 await client.async_execute_cell(read.cells[training], training)
+            assert stands(output) == "STOPPED", "what was refused is no start"
             read.cells[training].source = source.replace("*CONFIG", f"*{arguments(trained + 4)!r}")
             cell = await client.async_execute_cell(read.cells[training], training)
         steps = steps_of(output)
@@ -104,4 +115,5 @@ def test_the_example_is_interrupted_and_resumes(
     assert "all steps are trained" in shown[0]
     assert "<polyline" in shown[0]
     assert find(str(output)) is None
+    assert stands(output) == "COMPLETED"
     assert not os.environ.get("PRIMERL_RUN_MARK")

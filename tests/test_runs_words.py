@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from primerl.cli import main
 from primerl.cli.evaluation_arguments import written_out
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.schema.rl import RLConfig
@@ -87,6 +89,42 @@ def test_lists_as_json_and_a_part_of_them(run: str, tmp_path: Path, capsys: pyte
         assert [one["step"] for one in found] == steps
     (tmp_path / "empty").mkdir()
     assert isinstance(json.loads(told("rl", "models", str(tmp_path / "empty"), "-o", "json", capsys=capsys)), list)
+
+
+def test_what_a_run_is_cost_and_saved_as_json(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    summary = {"exit_code": 0, "wall_s": 7200.0, "start_s": 1.0, "run_s": 7000.0, "gpus": 2}
+    summary |= {"processes": {"trainer": {"cpu_s": 3500.0}}, "launcher_cpu_s": 100.0}
+    (folder / "run" / "summary.json").write_text(json.dumps(summary))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 8, "progress/num_tokens": 700}) + "\n")
+    costs = {"wall_s": 7200.0, "sampled_tokens": 0, "trained_tokens": 700, "cpu_hours": 1.0, "gpu_hours": 4.0}
+    assert json.loads(told("rl", "get", run, "--json", capsys=capsys))["cost"] == costs
+    assert json.loads(told("rl", "list", "--json", capsys=capsys))[0]["cost"] == costs
+    saved(folder / "checkpoints" / "step_2")
+    saved(folder / "checkpoints" / "step_4")
+    evaluated = {"environment": "held", "version": 2, "avg@1": 0.5, "avg@1/low": 0.25, "avg@1/high": 0.75}
+    (folder / "evals.jsonl").write_text(json.dumps(evaluated) + "\n")
+    found = json.loads(told("rl", "checkpoints", run, "--json", capsys=capsys))
+    assert [one["scores"] for one in found] == [{"held": {"reward": {"mean": 0.5, "low": 0.25, "high": 0.75}}}, {}]
+    assert "held 0.500" in told("rl", "checkpoints", run, capsys=capsys)
+    logs = json.loads(told("rl", "components", run, "--json", capsys=capsys))
+    assert [one["name"] for one in logs][-1] == "trainer"
+    assert logs[-1]["bytes"] == (folder / "logs" / "trainer.log").stat().st_size
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"run {word}" for word in ("list", "get", "components", "checkpoints", "metrics", "rollouts", "progress")),
+        *("run distributions", "run models", "run compare", "env list", "env prune", "env secret list", "secret list"),
+        *("store list", "deployments list", "buffer", "trace", "doctor", "template check", "models check"),
+    ],
+)
+def test_what_lists_does_so_as_json_too(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        main([*command.split(), "--help"])
+    assert "--json" in capsys.readouterr().out
 
 
 def test_metrics_of_some_steps(run: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,6 +153,9 @@ def test_environments_are_listed_and_what_is_none_is_not_installed(
     (folder / "environments" / "broken" / "pyproject.toml").write_text("= 1", encoding="utf-8")
     listed = told("env", "list", capsys=capsys).splitlines()
     assert [line.split() for line in listed[1:]] == [["my-env", "0.1.0", "no", "environments/my_env"]]
+    assert json.loads(told("env", "list", "--json", capsys=capsys)) == [
+        {"environment": "my-env", "version": "0.1.0", "installed": False, "folder": "environments/my_env"}
+    ]
     for arguments, said in (
         (["install", "absent"], "there is no package 'absent' in environments"),
         (["install", "my-env", "absent"], "there are my-env"),

@@ -2,6 +2,8 @@
 
 primerl rl @ examples/reverse-text/rl.toml --trainer external --output-dir outputs/own
 python examples/bring-your-own-trainer/with_accelerate.py outputs/own
+
+With --trainer.ranks 2, and `torchrun --nproc-per-node 2` in place of `python`, it trains on two.
 """
 
 import sys
@@ -18,7 +20,7 @@ def rows(column: torch.Tensor, packed: primerl.MicroBatch) -> torch.Tensor:
     return pad_sequence(column.split(list(packed.sequence_lengths)), batch_first=True)
 
 
-accelerator = Accelerator()
+accelerator = Accelerator(cpu=not torch.cuda.is_available())
 with primerl.connect(sys.argv[1]) as run:
     model = AutoModelForCausalLM.from_pretrained(run.model_path, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, betas=(0.9, 0.95), weight_decay=0.0)
@@ -37,7 +39,7 @@ with primerl.connect(sys.argv[1]) as run:
             logprobs = logits.log_softmax(-1).gather(-1, token_ids[:, 1:, None]).squeeze(-1)
             ratio = torch.exp(logprobs - engine[:, 1:])
             loss = -(ratio * advantages[:, 1:])[mask[:, 1:] == 1].sum() / batch.loss_tokens
-            accelerator.backward(loss)
+            accelerator.backward(loss * run.ranks)  # Accelerate takes the mean of the ranks' gradients
             total += loss.item()
         norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -162,7 +162,8 @@ class EnvClient:
             role: "train" or "eval".
             name: Unique to this process.
             examples: How many there are; all workers of an environment must agree.
-            listing: `{"digest", "first", "last", "packages": {name: version}}`: what else they must agree on.
+            listing: `{"digest", "first", "last", "packages": {name: version}, "keys": [...]}`: what else they must
+                agree on; `keys` are those of single examples, by which the same one is found in other runs.
             max_concurrent: Most rollouts held at once.
             give_up_s: Ends when the orchestrator answered nothing for this long.
             whole_groups: Rewards come from all rollouts of a group together: each `Leased` holds whole groups only.

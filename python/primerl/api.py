@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 import warnings
@@ -27,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from primerl._core import PrimerlError
 from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import load_run
 from primerl.config.process_files import files, resolve, run_file
@@ -36,17 +38,28 @@ from primerl.config.schema.trainer import AdaptedModel
 from primerl.forking import preload, servers
 from primerl.launch import configs
 from primerl.launch.interpreters import lookup
+from primerl.launch.placement import gpus
 from primerl.launch.placement.commands import start
 from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight import checker, hub, training
+from primerl.launch.registration import registered
+from primerl.launch.report import summary
 from primerl.launch.report.logs import describe_end
 from primerl.launch.report.status import finished
 from primerl.launch.resume import going_back
-from primerl.launch.supervise.failures import RefusedError, RunFailedError, check_placement
+from primerl.launch.supervise.failures import (
+    BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
+    RefusedError,
+    RunFailedError,
+    check_placement,
+)
 from primerl.own_trainer.connection import Connection, connect
 from primerl.own_trainer.loop import TrainingLoop
-from primerl.process.redaction import redact
+from primerl.process.redaction import redact, redacted
 from primerl.runs import state
+from primerl.runs.registry import SCRIPT
 from primerl.train.data.batch import Batch, MicroBatch, decode_batch
 
 if TYPE_CHECKING:
@@ -85,7 +98,10 @@ class Run(TrainingLoop):
         trainer = self.config.trainer.model_copy(update={"model": AdaptedModel()})
         self.config = self.config.model_copy(update={"trainer": trainer})
         if self.config.trainer.ranks != 1:
-            raise ConfigError("trainer.ranks: a training script gets whole batches; omit it")
+            raise ConfigError(
+                "trainer.ranks: a run in the script's own process has one rank, which gets whole batches; for several, "
+                "start it with `primerl rl ... --trainer external`, and the script by torchrun, with primerl.connect"
+            )
         if self.config.checkpoint_id is not None:
             raise ConfigError(
                 "checkpoint_id: a training script begins from the model that it loads; give its folder as model.path"
@@ -134,7 +150,16 @@ class Run(TrainingLoop):
             placement = chosen(self.config.deployment)
             variables = training.check(self.config, placement=placement)
             servers.begin(self.config.fork_server, preload.TORCH)
-            resources.enter_context(training.claimed(self.config.output_dir, clean=self.config.clean_output_dir))
+            self._began = time.monotonic()
+            clean = self.config.clean_output_dir
+            folder = resources.enter_context(training.claimed(self.config.output_dir, clean=clean))
+            # In the list like any other run: the dashboard, `primerl run compare` and `primerl run stop` find it.
+            goes_on = not clean and training.begun_in(folder)
+            self._session = resources.enter_context(
+                registered(self.config, folder, log.warning, goes_on=goes_on, form=SCRIPT)
+            )
+            # Until everything has started: what is refused leaves the run as it was noted before.
+            self._session.exit_code = BAD_INPUT
             resources.callback(self._close_metrics)
             described = resolve.orchestrator(self.config, own_trainer=True)
             files.write(described)
@@ -147,12 +172,15 @@ class Run(TrainingLoop):
                 raise ConfigError(str(refusal)) from None
             self._placement = resources.enter_context(placement)
             url = self._orchestrator.url
+            self._kinds: dict[str, str] = {}
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
                 files.write(process)
+                self._kinds[process.name] = process.kind
                 start(self._placement, lookup.equipped(configs.entries(self.config), process, variables))
             self._watcher = threading.Thread(target=self._watch, name="primerl-watch", daemon=True)
             self._watcher.start()
             self._resources = resources.pop_all()
+        self._session.exit_code = FAILED
         return self
 
     def __exit__(
@@ -165,8 +193,12 @@ class Run(TrainingLoop):
             # From here on an engine or worker that ends is no failure.
             self._leaving.set()
             self._watcher.join()
+            status: dict[str, Any] = {}
+            with contextlib.suppress(PrimerlError):
+                status = self.status()
             self._orchestrator.shutdown("the training script has ended")
             self._placement.stop(grace_s=self.config.timeouts.stop_s)
+            self._note_end(sys.exception() or error, status)
             self._resources.close()
 
     def publish(self, model: Any, metrics: Mapping[str, float] | None = None) -> int:
@@ -217,6 +249,30 @@ class Run(TrainingLoop):
             if time.monotonic() > deadline:
                 raise RunFailedError(f"the last evaluation did not begin in time: {status.get('waits')}")
             self._leaving.wait(WATCH_EVERY_S)
+
+    def _note_end(self, error: BaseException | None, status: dict[str, Any]) -> None:
+        """In the list of runs and in `run/summary.json`, as a launcher does."""
+        code, reason = 0, "finished"
+        if isinstance(error, KeyboardInterrupt):
+            code, reason = INTERRUPTED, "interrupted"
+        elif error is not None:
+            code, reason = FAILED, self._failure or f"the training script: {type(error).__name__}: {error}"
+        elif self._failure is not None:
+            code, reason = FAILED, self._failure
+        self._session.exit_code = code
+        processes = [(self._kinds[name], process) for name, process in self._placement.by_name.items()]
+        content = {
+            "exit_code": code,
+            "reason": redact(reason),
+            **summary.times(self._began, self._began),
+            **summary.processor(processes),
+            "gpus": len(gpus.found()),
+            "status": redacted(status),
+        }
+        try:
+            summary.write(self.output_dir, content, has_run=True)
+        except OSError as problem:
+            log.warning("%s was not written: %s", self.output_dir / summary.FILE, problem)
 
     def _check(self) -> None:
         if self._failure is not None:

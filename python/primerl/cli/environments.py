@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ TITLE = "Nothing was changed"
 USAGE = """usage: primerl env init NAME [--path DIR] [--force]    write a new environment package, with a test
        primerl env install NAME... [--path DIR]        install packages of ./environments into this Python
        primerl env uninstall NAME...                   remove them from this Python again
-       primerl env list [--path DIR]                   list the packages of ./environments
+       primerl env list [--path DIR] [--json]          list the packages of ./environments
        primerl env secret {list,set,delete} ENVIRONMENT [NAME] [--json]
        primerl env prune [--dry-run]                   remove virtualenvs that no run needs"""
 
@@ -137,14 +138,18 @@ def uninstall(arguments: list[str]) -> int:
 def listed(arguments: list[str]) -> int:
     parser = _parser("list", "Lists the packages of ./environments, and whether this Python has them.")
     _add_path(parser)
-    chosen = parser.parse_args(arguments)
-    from primerl.cli.run.common import show
+    from primerl.cli.run.common import add_json, show
     from primerl.workspace import installing
 
-    rows = [
-        [one.name, one.version, "yes" if one.installed else "no", one.folder] for one in installing.found(chosen.path)
-    ]
-    if rows:
+    add_json(parser)
+    chosen = parser.parse_args(arguments)
+    packages = installing.found(chosen.path)
+    rows = [[one.name, one.version, "yes" if one.installed else "no", one.folder] for one in packages]
+    if chosen.json:
+        names = ("environment", "version", "installed", "folder")
+        told = [(one.name, one.version, one.installed, str(one.folder)) for one in packages]
+        print(json.dumps([dict(zip(names, values, strict=True)) for values in told], indent=2))
+    elif rows:
         show(["environment", "version", "installed", "folder"], rows)
     else:
         print(f"no packages in {chosen.path}; `primerl env init NAME` writes one", file=sys.stderr)

@@ -20,18 +20,23 @@ from primerl.envs.interface import sendable
 
 # A key is a hash of the whole example: of more than so many, evenly spaced ones are looked at.
 MOST_KEYS = 1024
+# The keys of so many are sent, by which the same example is found in other runs, whatever the order is that their seeds
+# make: 64 kB of the request by which a worker registers.
+MOST_PAIRED = 4096
 # The address in an object's default repr, which differs from process to process.
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 def listing_of(environment_id: str, examples: Sequence[Any], key: Callable[[Any], str]) -> dict[str, Any]:
-    """`Listing` of the wire: digest, first, last, packages.
+    """`Listing` of the wire: digest, first, last, packages, and keys.
 
     Args:
         examples: At least one, in the worker's order.
         key: Of an example, the same in every process.
     """
-    keys = [sendable(key(examples[index])) for index in looked_at(len(examples))]
+    first = range(min(len(examples), MOST_PAIRED))
+    known = {index: sendable(key(examples[index])) for index in sorted({*looked_at(len(examples)), *first})}
+    keys = [known[index] for index in looked_at(len(examples))]
     digest = hashlib.sha256(f"{len(examples)}\n".encode())
     for one in keys:
         digest.update(one.encode() + b"\n")
@@ -40,7 +45,13 @@ def listing_of(environment_id: str, examples: Sequence[Any], key: Callable[[Any]
         "first": keys[0],
         "last": keys[-1],
         "packages": packages_of(environment_id),
+        "keys": [short(known[index]) for index in first],
     }
+
+
+def short(key: str) -> str:
+    """64 bits of it, which is enough to tell a few thousand apart."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def comparable(value: Any) -> Any:

@@ -37,9 +37,11 @@ class ExternalTrainer:
 
     def announcement(self) -> str:
         variable = f"{gpus.VARIABLE}={','.join(self._devices)} " if self._devices else ""
+        ranks = self._config.trainer.ranks
+        program = "python" if ranks == 1 else f"torchrun --nproc-per-node {ranks}"
         return (
             f"waiting for your training script, for at most timeouts.join_s = {self._config.timeouts.join_s:g} s: "
-            f"{variable}python SCRIPT, with primerl.connect({str(self._folder)!r})"
+            f"{variable}{program} SCRIPT, with primerl.connect({str(self._folder)!r})"
         )
 
     def waits(self, status: dict[str, Any], url: str, now: float) -> bool:

@@ -11,13 +11,15 @@ import logging
 import os
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from primerl.launch.report.status import fetch
 from primerl.launch.supervise.failures import RunFailedError
-from primerl.own_trainer.loop import TrainingLoop
+from primerl.own_trainer.loop import TrainingLoop, counts
+from primerl.own_trainer.peers import Peers
 from primerl.process.setting_checks import from_mapping
 from primerl.run_key import learn
 from primerl.train.data.batch import Batch, BatchError
@@ -38,23 +40,38 @@ log = logging.getLogger("primerl")
 
 POLL_S = 0.5
 REMIND_S = 30.0
+THERE, OVER, AGAIN = "there", "over", "again"
+"""What a rank got when it asked for a batch."""
+Value = TypeVar("Value")
 
 
 def connect(output_dir: str | os.PathLike[str], *, wait_s: float = 600.0) -> Connection:
     """The run in `output_dir`, for which this process trains. Waits up to `wait_s` seconds until it listens, so that
     script and run may be started in either order.
 
+    If `torchrun` starts the script as several ranks, as many as `trainer.ranks` says, each one connects and gets its
+    part of every batch.
+
     Raises:
-        RunFailedError: no run without a trainer listens there; it has another trainer, which is named.
+        RunFailedError: no run without a trainer listens there; it has another trainer, which is named; it is for
+            another number of ranks.
     """
-    return Connection(_found(Path(output_dir).expanduser().absolute(), wait_s))
+    settings = _found(Path(output_dir).expanduser().absolute(), wait_s)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size != settings.ranks:
+        raise RunFailedError(
+            f"this script has {_ranks(size)}, and the run packs its batches for trainer.ranks = {settings.ranks}: "
+            f"start the script as `torchrun --nproc-per-node {settings.ranks} SCRIPT`, or the run with "
+            f"--trainer.ranks {size}"
+        )
+    return Connection(settings, Peers.join())
 
 
 class Connection(TrainingLoop):
     """One run, as its trainer sees it; see `connect`. A context manager: leaving it says goodbye."""
 
-    def __init__(self, settings: TrainerConfig) -> None:
-        self._settings = settings
+    def __init__(self, settings: TrainerConfig, peers: Peers) -> None:
+        self._settings, self._peers = settings, peers
         super().__init__(
             Path(settings.output_dir),
             settings.model.path,
@@ -63,18 +80,39 @@ class Connection(TrainingLoop):
             settings.ckpt,
             keep_all=settings.weights.keep_all,
         )
+        self._client = OrchestratorClient(settings.orchestrator_url, settings.orchestrator_timeout_s)
+        identity: dict[str, object] = self._together("registering for the run", self._begin)
+        self._client.identity = identity
+        self._fetched = Batches(self._client, peers.rank, peers.size)
+        self._heartbeat = Heartbeat(settings.orchestrator_url, active=peers.leads, identity=identity)
+        self._published_model: Any = None
+        self._sums = (0, 0)
+        """Samples and tokens of the batch, over all ranks."""
+        self._published_again: int | None = None
+        self.doing("preparing")
+
+    def _begin(self) -> dict[str, object]:
         identity = own_identity()
-        self._client = OrchestratorClient(settings.orchestrator_url, settings.orchestrator_timeout_s, identity=identity)
         try:
             self._client.begin(identity)
         except OrchestratorError as error:
             self._client.close()
             raise RunFailedError(str(error)) from None
-        self._fetched = Batches(self._client, 0, 1)
-        self._heartbeat = Heartbeat(settings.orchestrator_url, identity=identity)
-        self._published_model: Any = None
-        self._published_again: int | None = None
-        self.doing("preparing")
+        return identity
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among those of the script; 0 publishes and saves."""
+        return self._peers.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many there are. `Batch.loss_tokens` is of all of them, so gradients are to be summed: multiply the loss
+        by this number where a library takes their mean, as DDP does."""
+        return self._peers.size
+
+    def _together(self, name: str, do: Callable[[], Value]) -> Value:
+        return self._peers.agree(name, do)
 
     @property
     def url(self) -> str:
@@ -89,14 +127,19 @@ class Connection(TrainingLoop):
         """Reports what this process does from now on: the run's page shows it, and so does the message about a script
         that has fallen silent. The methods of this class report themselves; call it before work that takes minutes."""
         self._heartbeat.doing(self._next_version, what)
+        self._peers.at(f"{what}, after policy {self._next_version - 1}")
 
     def close(self) -> None:
         """Says goodbye: the silence of this script is no failure from now on."""
+        self._close(orderly=True)
+
+    def _close(self, *, orderly: bool) -> None:
         self._heartbeat.leave()
         self._heartbeat.close()
         self._fetched.close()
         self._client.close()
         self._close_metrics()
+        self._peers.leave(orderly=orderly)
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +147,10 @@ class Connection(TrainingLoop):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        named = None if error is None else self._peers.named(error)
+        self._close(orderly=error is None)
+        if named is not None:
+            raise named from error
 
     @property
     def _dtype(self) -> str:
@@ -121,27 +167,50 @@ class Connection(TrainingLoop):
                 log.info("step %d: waiting for %s", step, reason)
 
         self.doing("waiting for a batch")
+        attempt = 0
         while True:
-            try:
-                batch = self._fetched.take(step, self._settings.batch_timeout_s, waiting).batch
-            except NoMoreBatches:
-                return None
-            except PublishAgain as asked:
-                self._publish_again(step - 1, str(asked))
+            batch, why = self._ask(step, waiting)
+            # When a run is stopped, or no engine can load a policy, some ranks may have their batch already.
+            outcome = THERE if batch is not None else OVER if why is None else AGAIN
+            own = (0, 0) if batch is None else counts(batch)
+            told = self._peers.all_of(f"batch of step {step}, attempt {attempt}", json.dumps([outcome, *own]))
+            outcomes, samples, tokens = zip(*(json.loads(one) for one in told), strict=True)
+            self._sums = (sum(samples), sum(tokens))
+            attempt += 1
+            if AGAIN in outcomes:
+                self._publish_again(step - 1, why or "another rank got that answer")
                 continue
-            except (OrchestratorError, BatchTimeout, BatchError) as error:
-                raise RunFailedError(str(error)) from None
+            if OVER in outcomes:
+                return None
             self.doing("training")
             if step < self.max_steps:
                 self._fetched.ask_ahead(step + 1)
             return batch
+
+    def _counts(self, batch: Batch) -> tuple[int, int]:
+        return self._sums
+
+    def _ask(self, step: int, waiting: Callable[[str], None]) -> tuple[Batch | None, str | None]:
+        """The batch; without one, why the last policy is to be published again, or None: there are no more."""
+        try:
+            return self._fetched.take(step, self._settings.batch_timeout_s, waiting).batch, None
+        except NoMoreBatches:
+            return None, None
+        except PublishAgain as asked:
+            return None, str(asked)
+        except (OrchestratorError, BatchTimeout, BatchError) as error:
+            raise RunFailedError(str(error)) from None
 
     def _publish_again(self, version: int, why: str) -> None:
         if self._published_again == version:
             raise RunFailedError(f"no engine can load policy {version}, though its weights were written again: {why}")
         self._published_again = version
         log.warning("no engine can load policy %d, its weights are written again: %s", version, why)
-        self._announce(version, self._publisher.publish(self._published_model, version), self._published_model)
+
+        def again() -> None:
+            self._announce(version, self._publisher.publish(self._published_model, version), self._published_model)
+
+        self._together(f"publishing policy {version} again", again)
 
     def _announce(self, version: int, manifest: Path, model: Any) -> None:
         self._published_model = model
@@ -213,3 +282,7 @@ def _settings(folder: Path) -> TrainerConfig | None:
     except (OSError, ValueError):
         return None
     return from_mapping(TrainerConfig, content)
+
+
+def _ranks(size: int) -> str:
+    return "one process" if size == 1 else f"{size} ranks (WORLD_SIZE)"

@@ -4,9 +4,11 @@ and saves checkpoints."""
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from primerl.own_trainer.checkpoints import ScriptCheckpoints
 from primerl.train.checkpoint import on_request
@@ -23,11 +25,43 @@ if TYPE_CHECKING:
     from primerl.train.settings import CheckpointConfig, WeightsConfig
 
 
+Value = TypeVar("Value")
+SAMPLES, TOKENS = "progress/num_samples", "progress/num_tokens"
+
+
+@dataclass
+class Trained:
+    """What was trained since the run began, as a run's own trainer counts it."""
+
+    samples: float = 0.0
+    tokens: float = 0.0
+
+    @classmethod
+    def until(cls, output_dir: Path, step: int) -> Trained:
+        """As the metrics of that step say, which is the last one that has any."""
+        found = cls()
+        if step > 0:
+            for text in (output_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1:]:
+                line = json.loads(text)
+                if line.get("step") == step:
+                    found = cls(line.get(SAMPLES) or 0.0, line.get(TOKENS) or 0.0)
+        return found
+
+    def add(self, samples: int, tokens: int) -> None:
+        self.samples += samples
+        self.tokens += tokens
+
+    def metrics(self) -> dict[str, float]:
+        return {SAMPLES: self.samples, TOKENS: self.tokens}
+
+
 class TrainingLoop(abc.ABC):
     """Base of `primerl.Run` and `primerl.Connection`.
 
     A loop begins with `restore`, if it saves checkpoints, and `publish`: the weights that the run begins with, or
     resumes with. Then comes one `publish` for each of `batches`.
+
+    If a script has several ranks, each makes the same calls; rank 0 publishes and saves what it has.
     """
 
     output_dir: Path
@@ -64,6 +98,9 @@ class TrainingLoop(abc.ABC):
         self._next_version = 0
         self._resumed = self._owes_weights = False
         self._batch: Batch | None = None
+        self._trained = Trained()
+        self._asked: tuple[int, bool] | None = None
+        """Whether a checkpoint was asked for, as of a step."""
 
     def batches(self) -> Iterator[Batch]:
         """Batches of steps 1, 2, ... to `max_steps`, or of those after the one that was resumed from. The weights of a
@@ -83,6 +120,7 @@ class TrainingLoop(abc.ABC):
             if batch is None:
                 return
             self._batch = batch
+            self._trained.add(*self._counts(batch))
             yield batch
             if self._next_version == step:
                 raise RuntimeError(
@@ -99,14 +137,19 @@ class TrainingLoop(abc.ABC):
         if not self._resumed:
             # In a folder with an earlier run, a script that does not resume from a checkpoint starts over.
             self.resume_after(0)
-        version = self._next_version
-        manifest = self._publisher.publish(model, version)
-        if self._batch is not None:
-            # Before the run can end, which the last version does: it is over when all steps are written here.
-            assert self._metrics is not None
-            self._metrics.write(self._batch.step, {**self._batch.metrics, **(metrics or {})})
-            self._batch = None
-        self._announce(version, manifest, model)
+        version, batch = self._next_version, self._batch
+        whole = _whole(model)
+
+        def announce() -> None:
+            manifest = self._publisher.publish(whole, version)
+            if batch is not None:
+                # Before the run can end, which the last version does: it is over when all steps are written here.
+                assert self._metrics is not None
+                self._metrics.write(batch.step, {**batch.metrics, **self._trained.metrics(), **(metrics or {})})
+            self._announce(version, manifest, whole)
+
+        self._together(f"publishing policy {version}", announce)
+        self._batch = None
         self._next_version += 1
         self._owes_weights = False
         return version
@@ -137,8 +180,10 @@ class TrainingLoop(abc.ABC):
             SavingError: it cannot be written.
         """
         step = self._published()
-        oldest = self._checkpoints.save(step, state)
-        self._report_saved(oldest, step)
+        self._together(
+            f"saving the checkpoint of step {step}",
+            lambda: self._report_saved(self._checkpoints.save(step, state), step),
+        )
 
     @property
     def checkpoint_due(self) -> bool:
@@ -147,14 +192,21 @@ class TrainingLoop(abc.ABC):
         step = self._next_version - 1
         if step < 1:
             return False
-        is_due = step == self.max_steps or (self._interval is not None and step % self._interval == 0)
-        return is_due or (self.output_dir / on_request.FILE).exists()
+        if step == self.max_steps or (self._interval is not None and step % self._interval == 0):
+            return True
+        if self._asked is None or self._asked[0] != step:
+            # Once a step: it may be asked for between two looks.
+            wanted = self._together(
+                f"looking whether step {step} is to be saved", lambda: (self.output_dir / on_request.FILE).exists()
+            )
+            self._asked = (step, wanted)
+        return self._asked[1]
 
     def checkpoint_saved(self) -> None:
         """For scripts that save by other means than `save`: what was published last is on disk, with all that training
         needs. Earlier batches may be deleted."""
         step = self._published()
-        self._report_saved(step, None)
+        self._together(f"reporting the checkpoint of step {step}", lambda: self._report_saved(step, None))
 
     def resume_after(self, step: int) -> None:
         """For such scripts: training resumes after `step`; publish its weights next, as version `step`.
@@ -162,12 +214,16 @@ class TrainingLoop(abc.ABC):
         Raises:
             PrimerlError: there is no such step, or the batches after it are gone.
         """
-        self._resume(step)
-        # A script that starts over, or resumes from an earlier one, saves these steps again.
-        set_aside_later(self.output_dir, step)
-        if self._metrics is not None:
-            self._metrics.close()
-        self._metrics = MetricsWriter(self.output_dir, after=step)
+
+        def resume() -> None:
+            self._resume(step)
+            # A script that starts over, or resumes from an earlier one, saves these steps again.
+            set_aside_later(self.output_dir, step)
+            self._close_metrics()
+            self._metrics = MetricsWriter(self.output_dir, after=step)
+            self._trained = Trained.until(self.output_dir, step)
+
+        self._together(f"resuming after step {step}", resume)
         self._next_version = step
         self._resumed, self._owes_weights = True, step > 0
 
@@ -179,6 +235,14 @@ class TrainingLoop(abc.ABC):
     def _close_metrics(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
+
+    def _together(self, name: str, do: Callable[[], Value]) -> Value:
+        """What is done once, whatever the number of ranks, and returned in each."""
+        return do()
+
+    def _counts(self, batch: Batch) -> tuple[int, int]:
+        """Samples and tokens of a step, over all ranks."""
+        return counts(batch)
 
     @property
     @abc.abstractmethod
@@ -199,3 +263,27 @@ class TrainingLoop(abc.ABC):
     def _report_saved(self, oldest: int, saved: int | None) -> None:
         """Batches up to `oldest` are not asked for again; `saved`: the checkpoint that was just written, to which the
         orchestrator adds its part."""
+
+
+def _whole(model: Any) -> Any:
+    """The model within DDP's wrapper, if there is one. Raises ValueError if its weights are divided among ranks."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model = model.module
+    if isinstance(model, torch.nn.Module):
+        divided = [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
+        if divided:
+            raise ValueError(
+                f"{divided[0]} is divided among the ranks, and a policy is published whole: load "
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+                "options=StateDictOptions(full_state_dict=True)) into a model on rank 0's CPU, and publish that"
+            )
+    return model
+
+
+def counts(batch: Batch) -> tuple[int, int]:
+    """Samples and tokens of a rank's batch."""
+    lengths = [length for packed in batch.micro_batches for length in packed.sequence_lengths]
+    return len(lengths), sum(lengths)

@@ -10,14 +10,14 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from primerl._core import RunCurves
-from primerl.launch.report import summary
 from primerl.process.redaction import MARK, redacted
+from primerl.runs.differences import Difference, Score, by_intervals, by_pairs
+from primerl.runs.examples import Examples, Key, examples_of, paired
 from primerl.runs.registry import Run
 
 SCORE = re.compile(r"(avg|pass)@\d+")
@@ -27,46 +27,6 @@ VARIABLES = re.compile(r"(^|\.)(env_vars|variables|headers|environment_variables
 """Tables whose values are given to processes or servers: any may be a secret."""
 REWARD = "reward"
 Config = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A mean over examples, with the ends of its interval of 95 %; None where there is none (a single example)."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    by: float
-    low: float | None
-    high: float | None
-
-    @property
-    def is_significant(self) -> bool | None:
-        """Whether 0 is outside of the interval; None where there is none."""
-        return None if self.low is None or self.high is None else not self.low <= 0 <= self.high
-
-
-def difference(before: Score, after: Score) -> Difference:
-    """`after - before` with its interval of 95 %, made of the intervals of both.
-
-    With means a and b, and their intervals (la, ua) and (lb, ub), it is
-    `b - a - sqrt((b - lb)**2 + (ua - a)**2)` to `b - a + sqrt((ub - b)**2 + (a - la)**2)`: Newcombe's hybrid score
-    interval (Statistics in Medicine 17:873, 1998, method 10), which Zou and Donner (Statistics in Medicine 27:1693,
-    2008) extend to any two independent estimates. Where both were measured on the same examples, the difference is
-    known better than this says: it errs on the side of "not significant".
-    """
-    by = after.mean - before.mean
-    ends = (before.low, before.high, after.low, after.high)
-    if any(end is None or not math.isfinite(end) for end in ends):
-        return Difference(by, None, None)
-    la, ua, lb, ub = (float(end) for end in ends if end is not None)
-    down = math.hypot(after.mean - lb, ua - before.mean)
-    up = math.hypot(ub - after.mean, before.mean - la)
-    return Difference(by, by - down, by + up)
 
 
 def config_of(run: Run) -> tuple[Config, str | None]:
@@ -86,7 +46,7 @@ def flat(config: Config) -> Config:
     found: Config = {}
 
     def add(prefix: str, value: Any) -> None:
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):  # an empty table says what a missing one does
             for key, inner in value.items():
                 add(f"{prefix}.{key}" if prefix else str(key), inner)
         elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
@@ -152,27 +112,6 @@ def version_of(line: dict[str, Any]) -> Any:
     return line.get("version", line.get("policy_at_the_time"))
 
 
-def cost(folder: Path, curves: RunCurves) -> dict[str, float | None]:
-    """Seconds, tokens, CPU and GPU hours, over all sessions whose launchers wrote a summary; None of what is not known.
-
-    GPU hours are wall time times the GPUs that the launcher gave to the run's processes, busy or not.
-    """
-    try:
-        content = json.loads((folder / summary.FILE).read_bytes())
-        sums = summary.sums(content)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        sums = {}
-    trained = json.loads(curves.curves(["progress/num_tokens"], points=3))["curves"]["progress/num_tokens"]["y"]
-    hours = 3600.0
-    return {
-        "wall_s": sums.get("wall_s"),
-        "sampled_tokens": sums.get("sampled_tokens"),
-        "trained_tokens": trained[-1] if trained else None,
-        "cpu_hours": sums["cpu_s"] / hours if sums.get("cpu_s") is not None else None,
-        "gpu_hours": sums["gpu_s"] / hours if sums.get("gpu_s") is not None else None,
-    }
-
-
 def checkpoints(folder: Path, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """`{step, kinds, ready, bytes, scores}` by step: what is saved, with evaluations of that very version."""
     from primerl.runs.saved import local_checkpoints
@@ -183,37 +122,69 @@ def checkpoints(folder: Path, lines: Sequence[dict[str, Any]]) -> list[dict[str,
         row["kinds"].append(saved.kind)
         row["ready"] = row["ready"] and saved.ready
         row["bytes"] += saved.bytes
+    measured = scores_by_version(lines)
+    for step, row in by_step.items():
+        row["scores"] = measured.get(step, {})
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def scores_by_version(lines: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """`{version: {environment: {score: {mean, low, high}}}}`; the last one where a version was measured again."""
+    found: dict[int, dict[str, Any]] = {}
     for line in lines:
         version = version_of(line)
-        if isinstance(version, int) and version in by_step:
-            by_step[version]["scores"][line["environment"]] = as_json(scores(line))
-    return [by_step[step] for step in sorted(by_step)]
+        if isinstance(version, int):
+            found.setdefault(version, {})[line["environment"]] = as_json(scores(line))
+    return found
 
 
 def as_json(found: dict[str, Score]) -> dict[str, dict[str, float | None]]:
     return {name: {"mean": one.mean, "low": one.low, "high": one.high} for name, one in found.items()}
 
 
-def side_by_side(lines: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def side_by_side(lines: Sequence[list[dict[str, Any]]], folders: Sequence[Path]) -> list[dict[str, Any]]:
     """`{environment, score, values, differences}` of the newest evaluation of each run, in the order of `lines`.
 
-    A value is `{mean, low, high, version, rollouts, complete}` or None; a difference is `{by, low, high, significant}`
-    to the first run that has the score, and None for that one.
+    A value is `{mean, low, high, version, rollouts, complete}` or None. A difference is to the first run that has the
+    score, and None for that one: `{by, low, high, significant, test, p, pairs, unpaired}`. Where both measured the same
+    examples it is tested by pairs of them; `unpaired` says why it is not.
     """
     measured = [newest(one) for one in lines]
     rows = []
     for environment in dict.fromkeys(name for one in measured for name in one):
         given = [one.get(environment) for one in measured]
         found = [scores(line) if line else {} for line in given]
+        kept = [
+            examples_of(folder, line, version_of(line)) if line else None
+            for folder, line in zip(folders, given, strict=True)
+        ]
         for name in dict.fromkeys(name for one in found for name in one):
-            first = next(one[name] for one in found if name in one)
+            first = next(number for number, one in enumerate(found) if name in one)
             values, differences = [], []
-            for line, one in zip(given, found, strict=True):
+            for number, (line, one) in enumerate(zip(given, found, strict=True)):
                 score = one.get(name)
+                is_compared = score is not None and number != first
                 values.append(None if score is None or line is None else _value(score, line))
-                differences.append(None if score is None or score is first else _told(difference(first, score)))
+                differences.append(_difference(name, found, kept, first, number) if is_compared else None)
             rows.append({"environment": environment, "score": name, "values": values, "differences": differences})
     return rows
+
+
+def _difference(
+    name: str, found: Sequence[dict[str, Score]], kept: Sequence[Examples | None], first: int, number: int
+) -> dict[str, Any]:
+    pairs = paired(_examples(kept[first], name), _examples(kept[number], name))
+    if isinstance(pairs, str):
+        return _told(by_intervals(found[first][name], found[number][name]), pairs)
+    return _told(by_pairs(*pairs), None)
+
+
+def _examples(kept: Examples | None, name: str) -> Mapping[Key, float]:
+    """The mean reward has the name of `avg@n`, whatever n is."""
+    if kept is None:
+        return {}
+    own = next((one for one in kept.scores if one.startswith("avg@")), name) if name == REWARD else name
+    return kept.of(own)
 
 
 def _value(score: Score, line: dict[str, Any]) -> dict[str, Any]:
@@ -227,5 +198,14 @@ def _value(score: Score, line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _told(found: Difference) -> dict[str, Any]:
-    return {"by": found.by, "low": found.low, "high": found.high, "significant": found.is_significant}
+def _told(found: Difference, unpaired: str | None) -> dict[str, Any]:
+    return {
+        "by": found.by,
+        "low": found.low,
+        "high": found.high,
+        "significant": found.is_significant,
+        "test": found.test,
+        "p": found.p,
+        "pairs": found.pairs,
+        "unpaired": unpaired,
+    }

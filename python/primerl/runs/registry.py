@@ -24,6 +24,8 @@ from primerl.runs.state import StateError, private_folder, process_started, stat
 
 FILE = "runs.db"
 VERSION = 2
+SCRIPT = "script"
+"""Form of a run that a training script has started (`primerl.Run`), which alone can resume it."""
 BUSY_S = 10.0
 """How long a writer waits for another writer."""
 ID_BYTES = 4
@@ -64,7 +66,7 @@ class Run:
     kind: str
     """`rl`, `sft`, `eval` or `serve`: the command that it was started by."""
     form: str
-    """The form its config was given in: `full` or `hosted`."""
+    """The form its config was given in: `full` or `hosted`; or `SCRIPT`."""
     folder: Path
     """Where it was started, which relative paths in its config begin at."""
     started: float

@@ -240,6 +240,17 @@ pub struct EvaluationReport {
     /// `avg@k` and `pass@k`, with the ends of their intervals as `avg@k/low` and `avg@k/high` (see `evaluation::scores`).
     #[serde(flatten)]
     pub scores: BTreeMap<String, f64>,
+    /// What these are means of: as many numbers as there are examples, so it has a file of its own.
+    #[serde(skip)]
+    pub by_example: ExampleScores,
+}
+
+/// Scores of each example of which anything ended, so that evaluations of the same examples are compared by pairs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ExampleScores {
+    pub examples: Vec<ExampleIndex>,
+    /// By name, one for each of `examples`; `None` where too few of its rollouts ended in time.
+    pub scores: BTreeMap<String, Vec<Option<f64>>>,
 }
 
 fn is_zero(number: &u32) -> bool {

@@ -36,7 +36,7 @@ pub struct App {
     /// Which trainer has the run.
     pub holder: Holder,
     /// The first worker of each environment, with which the others are compared.
-    pub first_workers: FirstWorkers,
+    pub first_workers: Arc<FirstWorkers>,
     /// The reason, once the run is over and recorded.
     pub finished: watch::Receiver<Option<String>>,
     pub origin: Instant,
@@ -87,7 +87,7 @@ impl App {
             telemetry: Arc::new(telemetry),
             failures,
             holder,
-            first_workers: FirstWorkers::default(),
+            first_workers: Arc::default(),
             finished,
             page,
             origin: Instant::now(),

@@ -6,6 +6,7 @@
 
 use crate::app::App;
 use crate::batches::Batches;
+use crate::envs::joining::FirstWorkers;
 use crate::failure::{Failures, RunError};
 use crate::telemetry::Telemetry;
 use primerl_core::effect::EvaluationReport;
@@ -121,6 +122,7 @@ impl Recorder {
             environments,
             other_models: app.config.measured_models(),
             validated: app.config.validated(),
+            first_workers: Arc::clone(&app.first_workers),
             origin: app.origin,
             telemetry: Arc::clone(&app.telemetry),
             finished,
@@ -179,6 +181,8 @@ struct Writer {
     other_models: Vec<Option<String>>,
     /// By environment: the training environment that it validates.
     validated: Vec<Option<String>>,
+    /// They have said by which key an example is known.
+    first_workers: Arc<FirstWorkers>,
     origin: Instant,
     telemetry: Arc<Telemetry>,
     finished: watch::Sender<Option<String>>,
@@ -281,6 +285,8 @@ impl Writer {
             environment = name, version = %report.version, rollouts = report.rollouts, failed = report.failed,
             mean_reward = report.mean_reward, model, "evaluation ended"
         );
+        // Before the line: whoever reads that one finds the file, and the file says to which line it belongs.
+        self.write_examples(name, &report)?;
         if before.is_some() {
             return self.replace_evaluation(line);
         }
@@ -288,6 +294,23 @@ impl Writer {
         files::append_line(&path, &line.to_string())?;
         self.telemetry.evaluations.lock().push(line);
         Ok(())
+    }
+
+    /// The scores of each example: `evaluations/v<version>/<environment>.json`.
+    fn write_examples(&self, name: &str, report: &EvaluationReport) -> Result<(), RunError> {
+        let content = serde_json::json!({
+            "rollouts": report.rollouts,
+            "mean_reward": report.mean_reward,
+            "examples": report.by_example.examples,
+            "keys": self.first_workers.keys(report.environment, &report.by_example.examples),
+            "scores": report.by_example.scores,
+        });
+        let folder = self.place.output_dir.join("evaluations");
+        let folder = folder.join(format!("v{}", report.version.0));
+        let made = std::fs::create_dir_all(&folder);
+        made.map_err(|source| WriteError::new(&folder, source))?;
+        let path = folder.join(format!("{name}.json"));
+        Ok(files::write_whole(&path, content.to_string().as_bytes())?)
     }
 
     /// Moves the earlier line to `replaced_evals.jsonl`; a process that is killed meanwhile leaves one of the two

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from typing import Any
 
 from primerl.cli.run.common import add_json, gone, parser_of, show, size, with_run
 from primerl.config.errors.fail import fail
@@ -36,6 +37,23 @@ def _status(saved: Saved) -> str:
     return "READY" if saved.ready else "INCOMPLETE"
 
 
+def _scores(run: Run) -> dict[int, dict[str, Any]]:
+    """Evaluations of the very versions that were saved, by version and environment."""
+    from primerl._core import RunCurves
+    from primerl.runs.compare import evaluations_of, scores_by_version
+
+    try:
+        return scores_by_version(evaluations_of(RunCurves(run.output_dir)))
+    except OSError:
+        return {}
+
+
+def _rewards(scores: dict[int, dict[str, Any]], saved: Saved) -> str:
+    found = scores.get(saved.step, {}).items()
+    means = [f"{environment} {one['reward']['mean']:.3f}" for environment, one in found if "reward" in one]
+    return ", ".join(means)
+
+
 def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
     if run.kind == "eval":
         results = run.output_dir / "results.jsonl"
@@ -59,11 +77,15 @@ def _checkpoints(run: Run, chosen: argparse.Namespace) -> int:
     except StoreError as error:
         problem = str(error)
     found = [saved for saved in found if chosen.status in (None, _status(saved))]
+    scores = _scores(run)
     if chosen.json:
-        print(json.dumps([asdict(saved) for saved in found], indent=2))
+        print(json.dumps([{**asdict(saved), "scores": scores.get(saved.step, {})} for saved in found], indent=2))
     elif found:
-        rows = [[s.step, s.kind, _status(s), size(s.bytes), "yes" if s.weights_only else "", s.at] for s in found]
-        show(["step", "what", "status", "size", "weights only", "id or folder"], rows, right=(0, 3))
+        rows = [
+            [s.step, s.kind, _status(s), size(s.bytes), "yes" if s.weights_only else "", _rewards(scores, s), s.at]
+            for s in found
+        ]
+        show(["step", "what", "status", "size", "weights only", "rewards", "id or folder"], rows, right=(0, 3))
         for name, reason in _failed(run).items():
             print(f"{name} is not stored yet: {reason}")
     elif chosen.status is not None and problem is None:

@@ -6,13 +6,15 @@ import argparse
 import json
 from typing import Any
 
-from primerl.cli.run.common import BAD_INPUT, add_json, parser_of, show, size
+from primerl.cli.run.common import BAD_INPUT, add_json, natural, parser_of, show, size
 from primerl.config.errors.fail import fail
 from primerl.launch.secrets import note_of_run
 from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.state import StateError
 
 MOST = 8
+ANSWER = 60
+"""Characters of an answer that are shown."""
 
 
 def main(arguments: list[str]) -> int:
@@ -24,6 +26,14 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("ids", metavar="ID", nargs="+", help="ids of two runs or more, their beginnings, or names")
     add_json(parser, "print one JSON object")
+    parser.add_argument(
+        "--example",
+        type=natural,
+        metavar="N",
+        help="instead: the rollouts of this example, by its number in the first run, in each of them; with --env",
+    )
+    parser.add_argument("-e", "--env", metavar="NAME", help="the environment that --example is of")
+    parser.add_argument("-n", "--num", type=natural, default=20, metavar="N", help="rollouts of each run (20)")
     chosen = parser.parse_args(arguments)
     if not 2 <= len(chosen.ids) <= MOST:
         return fail(f"expected from 2 to {MOST} runs, not {len(chosen.ids)}", title="Nothing was compared")
@@ -34,6 +44,11 @@ def main(arguments: list[str]) -> int:
         return fail(str(error), title="Nothing was compared")
     if len({run.id for run in runs}) < len(runs):
         return fail("a run is given twice; give different ones", title="Nothing was compared")
+    if (chosen.example is None) != (chosen.env is None):
+        said = "--example and --env go together: an example is one of an environment"
+        return fail(said, title="Nothing was compared")
+    if chosen.example is not None:
+        return _example(runs, chosen)
     return _compare(runs, chosen)
 
 
@@ -50,6 +65,52 @@ def _compare(runs: list[Run], chosen: argparse.Namespace) -> int:
     return BAD_INPUT if all(one["problem"] for one in found["runs"]) else 0
 
 
+def _example(runs: list[Run], chosen: argparse.Namespace) -> int:
+    from primerl.runs.dashboard.told import MOST_ROLLOUTS
+    from primerl.runs.example import rollouts_of
+    from primerl.runs.listings import environments_of
+
+    known = environments_of(runs[0].output_dir)
+    if known and chosen.env not in known:
+        return fail(f"--env {chosen.env!r}: {runs[0].id} has {', '.join(known)}", title="Nothing was compared")
+    for run in runs:
+        note_of_run(run.output_dir)
+    found = rollouts_of(runs, chosen.env, chosen.example, max(1, min(chosen.num, MOST_ROLLOUTS)))
+    if chosen.json:
+        print(json.dumps(found, indent=2))
+        return 0 if found["runs"] else BAD_INPUT
+    rows = [
+        [_name(run), _when(one), one["status"], one["reward"], one["sampled_tokens"], _line(one["answer"])]
+        for run in runs
+        for one in found["runs"].get(run.id, {"rollouts": []})["rollouts"]
+    ]
+    if rows:
+        show(["run", "at", "status", "reward", "tokens", "answer"], rows, right=(3, 4))
+    elif found["runs"]:
+        print(f"no rollout of example {chosen.example} of {chosen.env!r} is known")
+    for run in runs:
+        if run.id in found["problems"]:
+            print(f"{run.id}: {found['problems'][run.id]}")
+    return 0 if found["runs"] else BAD_INPUT
+
+
+def _name(run: Run) -> str:
+    return f"{run.name} ({run.id})"
+
+
+def _when(rollout: dict[str, Any]) -> str | None:
+    if rollout["step"] is not None:
+        return f"step {rollout['step']}"
+    return None if rollout["evaluates"] is None else f"v{rollout['evaluates']}"
+
+
+def _line(text: str | None) -> str | None:
+    if text is None:
+        return None
+    line = " ".join(text.split())
+    return line if len(line) <= ANSWER else f"{line[:ANSWER]}..."
+
+
 def _print(found: dict[str, Any]) -> None:
     runs = found["runs"]
     names = [f"{run['name']} ({run['id']})" for run in runs]
@@ -60,7 +121,10 @@ def _print(found: dict[str, Any]) -> None:
     else:
         print("\nconfigs: nothing differs")
     if found["evaluations"]:
-        print("\nevaluations: the newest of each environment, with 95 % intervals; differences to the first")
+        print(
+            "\nevaluations: the newest of each environment, with 95 % intervals; differences to the first, tested by "
+            "pairs of examples where p is given"
+        )
         show(["environment", "score", *names], [_scores(row) for row in found["evaluations"]])
     for run in runs:
         if run["problem"]:
@@ -112,7 +176,9 @@ def _score(value: dict[str, Any] | None, difference: dict[str, Any] | None) -> s
     if difference is None:
         return text
     text += f", {difference['by']:+.3f}"
-    if difference["low"] is None:
+    if difference["low"] is not None:
+        text += f" [{difference['low']:+.3f}, {difference['high']:+.3f}]"
+    if difference["significant"] is None:
         return text
-    text += f" [{difference['low']:+.3f}, {difference['high']:+.3f}]"
-    return f"{text} {'significant' if difference['significant'] else 'not significant'}"
+    text += " significant" if difference["significant"] else " not significant"
+    return text if difference["p"] is None else f"{text} (p {difference['p']:.2g}, {difference['pairs']} pairs)"

@@ -61,6 +61,8 @@ def main(arguments: list[str]) -> int:
 
 def described(run: Run, how: Standing) -> dict[str, Any]:
     """As `--json` shows it; times are seconds since 1970."""
+    from primerl.runs.costs import cost
+
     return {
         "id": run.id,
         "name": run.name,
@@ -79,6 +81,7 @@ def described(run: Run, how: Standing) -> dict[str, Any]:
         "pid": run.pid if run.launcher_lives() else None,
         "config": str(run.config),
         "job": job_of(run),
+        "cost": cost(run.output_dir),
     }
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from primerl.cli.run.common import natural, parser_of, with_run
+from primerl.cli.run.common import add_json, natural, parser_of, with_run
 from primerl.config.errors.fail import fail
 from primerl.runs.registry import Run
 
@@ -43,6 +43,8 @@ def _told(parser: Any, arguments: list[str], ask: Any) -> int:
     from primerl._core import PrimerlError
     from primerl.process.redaction import redacted
     from primerl.runs.report import DamagedRunError
+
+    add_json(parser, "print JSON, as it does anyway")
 
     def tell(run: Run, chosen: argparse.Namespace) -> int:
         if run.kind != "rl":

@@ -12,7 +12,7 @@ from primerl.launch.resume.restoring import is_gone
 from primerl.launch.slurm import jobs
 from primerl.launch.supervise.lock import in_use
 from primerl.runs import served
-from primerl.runs.registry import Run
+from primerl.runs.registry import SCRIPT, Run
 
 
 def main(arguments: list[str]) -> int:
@@ -34,6 +34,12 @@ def _resume(run: Run, chosen: argparse.Namespace) -> int:
         return fail(f"{run.id} is running; `primerl run logs {run.id} -f` follows it", title="Nothing was started")
     if (said := jobs.in_the_way(run.output_dir)) is not None:
         return fail(f"{run.id}: {said}", title="Nothing was started")
+    if run.form == SCRIPT:
+        return fail(
+            f"{run.id} was started by a training script (primerl.Run): start that again, on the same output_dir, "
+            f"{run.output_dir}; it resumes from the checkpoints that it has saved",
+            title="Nothing was started",
+        )
     for needed, what in ((run.config, "the copy of its config"), (run.folder, "the folder it was started in")):
         if not needed.exists():
             return fail(f"{run.id}: {what}, {needed}, is gone; start it by its own file, `primerl run @ FILE`")

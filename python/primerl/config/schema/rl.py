@@ -92,12 +92,19 @@ def check_external(config: RLConfig) -> None:
     if not trainer.external:
         return
     refused = {
-        "trainer.ranks": (trainer.ranks != 1, "a training script gets whole batches"),
         "trainer.model.lora": (trainer.model.lora is not None, "a training script publishes whole weights"),
         "trainer.weights.transport": (trainer.weights.transport != "files", "a training script publishes files"),
         "checkpoint_id": (config.checkpoint_id is not None, "a training script begins from what it loads"),
-        "slurm": (config.slurm is not None, "the nodes of a job are not known to a script before it runs"),
-        "ray": (config.ray is not None, "a script is no process of a Ray cluster"),
+        "slurm": (
+            config.slurm is not None,
+            "a script of yours is no part of the job that primerl submits; start both within a job of your own "
+            "(docs/recipes/own-trainer.md)",
+        ),
+        "ray": (
+            config.ray is not None,
+            "a script of yours is no process of the Ray cluster; start both within a job of your own "
+            "(docs/recipes/own-trainer.md)",
+        ),
     }
     for key, (is_given, why) in refused.items():
         if is_given:

@@ -5,7 +5,7 @@
 /api/runs                      the list
 /api/curves                    ?runs=ID,ID&names=a,b&from=&to=&points=
 /api/compare                   ?runs=ID,ID
-/api/rollouts                  ?runs=ID,ID&environment=&example=&limit=
+/api/rollouts                  ?runs=ID,ID&environment=&example=&of=ID&limit=
 /api/runs/ID/rollouts/N[/turns/K], /api/runs/ID/page    of one run: as the page answers; where its page is
 ```
 On loopback no key is asked for, and only requests for this machine by its own names are answered: a name of another
@@ -135,11 +135,13 @@ class Dashboard:
         return self.board.compared(self.board.chosen(Query(query, "runs").names("runs", MOST_RUNS)))
 
     def _rollouts(self, query: str) -> Any:
-        asked = Query(query, "runs", "environment", "example", "limit")
+        asked = Query(query, "runs", "environment", "example", "of", "limit")
+        of = self.board.chosen(asked.names("of", 1))
         return self.board.rollouts(
             self.board.chosen(asked.names("runs", MOST_RUNS)),
             environment=asked.text("environment"),
             example=asked.number("example", None, 2**32 - 1),
+            of=of[0] if of else None,
             limit=asked.number("limit", 20, MOST_ROLLOUTS) or 1,
         )
 

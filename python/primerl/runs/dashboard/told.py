@@ -18,7 +18,9 @@ from primerl._core import RunCurves
 from primerl.launch.secrets import note_of_run
 from primerl.process.redaction import redact
 from primerl.runs import compare
+from primerl.runs.costs import cost
 from primerl.runs.dashboard.sources import SourceError, Sources
+from primerl.runs.listings import UnknownExampleError, environments_of, keys_of, number_in
 from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.standing import standing
 
@@ -32,6 +34,10 @@ MOST_RUNS = 30
 """Curves that can be distinguished."""
 MOST_NAMES = 16
 MOST_ROLLOUTS = 200
+UNSURE = (
+    "it has no keys of its examples, as runs of earlier versions: what is shown has the same number, and may be "
+    "another example"
+)
 
 
 def listed(run: Run) -> dict[str, Any]:
@@ -65,6 +71,7 @@ def compared(runs: Sequence[Run], sources: Sources | None = None) -> dict[str, A
     sources = sources or Sources()
     with ThreadPoolExecutor(READERS) as pool:
         told = list(pool.map(lambda run: _told(run, sources), runs))
+    folders = [run.output_dir for run in runs]
     configs, lines = [one.pop("_config") for one in told], [one.pop("_evaluations") for one in told]
     # A config that cannot be read does not differ in everything.
     known = [config for config in configs if config]
@@ -73,7 +80,7 @@ def compared(runs: Sequence[Run], sources: Sources | None = None) -> dict[str, A
     for row in rows:
         values = dict(zip(places, row["values"], strict=True))
         row["values"] = [values.get(number) for number in range(len(runs))]
-    return {"runs": told, "config": rows, "evaluations": compare.side_by_side(lines)}
+    return {"runs": told, "config": rows, "evaluations": compare.side_by_side(lines, folders)}
 
 
 def _told(run: Run, sources: Sources) -> dict[str, Any]:
@@ -86,7 +93,7 @@ def _told(run: Run, sources: Sources) -> dict[str, Any]:
         read = json.loads(curves.curves([]))
         lines = compare.evaluations_of(curves)
         found["reward"] = _last_reward(curves, read["steps"][1])
-        found["cost"] = compare.cost(run.output_dir, curves)
+        found["cost"] = cost(run.output_dir)
         found["checkpoints"] = compare.checkpoints(run.output_dir, lines)
         found["health"] = json.loads(curves.health())["findings"]
         problems.append(damage(read["damaged"]))
@@ -168,17 +175,34 @@ class Board:
     def compared(self, runs: Sequence[Run]) -> dict[str, Any]:
         return compared(runs, self.sources)
 
-    def rollouts(self, runs: Sequence[Run], *, environment: str, example: int | None, limit: int) -> dict[str, Any]:
-        """`{runs: {id: page's list}, problems: {id: why}}`: rollouts of an environment, and of one example of it."""
+    def rollouts(
+        self, runs: Sequence[Run], *, environment: str, example: int | None, of: Run | None, limit: int
+    ) -> dict[str, Any]:
+        """`{environments, runs: {id: page's list}, problems: {id: why}}`: rollouts of an environment, and of one
+        example of it: the one that has this number in the run `of`, whatever it is in the others."""
         query: dict[str, Any] = {"limit": limit}
         query |= {"environment": environment} if environment else {}
-        query |= {"example": example} if example is not None else {}
-        path = f"/page/rollouts?{urlencode(query)}"
-        found, problems = self._each(runs, lambda run: json.loads(self.sources.ask(run.output_dir, path)))
+        keys = None if of is None or example is None else keys_of(of.output_dir, environment)
+        unsure: dict[str, str] = {}
+
+        def read(run: Run) -> Any:
+            number = example
+            if of is not None and environment and example is not None and run.id != of.id:
+                key = None if keys is None or example >= len(keys) else keys[example]
+                found = None if key is None else number_in(run.output_dir, environment, key)
+                if found is None:
+                    unsure[run.id] = UNSURE
+                number = example if found is None else found
+            wanted = query | ({"example": number} if number is not None else {})
+            return json.loads(self.sources.ask(run.output_dir, f"/page/rollouts?{urlencode(wanted)}"))
+
+        found, problems = self._each(runs, read)
+        problems |= {run: why for run, why in unsure.items() if run in found}
         problems |= {
             run: f"the journal cannot be read: {one['problem']}" for run, one in found.items() if one["problem"]
         }
-        return {"runs": found, "problems": problems}
+        environments = {name for run in runs for name in (*run.environments, *environments_of(run.output_dir))}
+        return {"environments": sorted(environments), "runs": found, "problems": problems}
 
     def _each(self, runs: Sequence[Run], read: Callable[[Run], Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """What is read of each, and why it cannot be."""
@@ -186,7 +210,7 @@ class Board:
         def one(run: Run) -> tuple[Any, str | None]:
             try:
                 return read(run), None
-            except SourceError as error:
+            except (SourceError, UnknownExampleError) as error:
                 return None, redact(str(error))
             except OSError as error:
                 return None, redact(f"its files cannot be read: {error}")

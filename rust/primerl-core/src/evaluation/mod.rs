@@ -338,7 +338,11 @@ impl Progress {
             rollouts: evaluation.rollouts_per_example as usize,
             pass_threshold: evaluation.pass_threshold,
         };
-        (rollouts > 0).then(|| EvaluationReport {
+        if rollouts == 0 {
+            return None;
+        }
+        let (scores, by_example) = scores::scores(&self.ended_by_example(), rule);
+        Some(EvaluationReport {
             environment,
             version: round.version,
             rollouts,
@@ -354,7 +358,8 @@ impl Progress {
                 .iter()
                 .map(|(name, (sum, count))| (name.clone(), sum / f64::from(*count)))
                 .collect(),
-            scores: scores::scores(&self.ended_by_example(), rule),
+            scores,
+            by_example,
         })
     }
 }

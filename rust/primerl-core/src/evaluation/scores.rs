@@ -7,6 +7,7 @@
 //! How sure they are: [`super::interval`].
 
 use super::interval::{ends, mean};
+use crate::effect::ExampleScores;
 use crate::ids::ExampleIndex;
 use crate::signal::SMALLEST_DIFFERENCE;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,14 +28,18 @@ pub(super) struct Rule {
     pub pass_threshold: f64,
 }
 
-/// By name; the ends of intervals as `<name>/low` and `<name>/high`.
+/// Means by name, with the ends of their intervals as `<name>/low` and `<name>/high`; and what they are means of.
 pub(super) fn scores(
     examples: &BTreeMap<ExampleIndex, Ended<'_>>,
     rule: Rule,
-) -> BTreeMap<String, f64> {
+) -> (BTreeMap<String, f64>, ExampleScores) {
     let mut found = BTreeMap::new();
+    let mut by_example = ExampleScores {
+        examples: examples.keys().copied().collect(),
+        scores: BTreeMap::new(),
+    };
     if examples.is_empty() {
-        return found;
+        return (found, by_example);
     }
     let bounded = examples
         .values()
@@ -44,25 +49,25 @@ pub(super) fn scores(
         .values()
         .map(|example| mean(example.rewards))
         .collect();
-    put(
-        &mut found,
-        &format!("avg@{}", rule.rollouts),
-        &means,
-        bounded,
-    );
+    let name = format!("avg@{}", rule.rollouts);
+    put(&mut found, &name, &means, bounded);
+    let means = means.into_iter().map(Some).collect();
+    by_example.scores.insert(name, means);
     for k in draws(rule.rollouts) {
         // An example whose rollouts have not all ended in time says nothing of more than it has.
-        let enough = examples
-            .values()
-            .filter(|example| example.rewards.len() >= k);
-        let passes: Vec<f64> = enough
-            .map(|example| example.pass(k, rule.pass_threshold))
-            .collect();
-        if !passes.is_empty() {
-            put(&mut found, &format!("pass@{k}"), &passes, true);
+        let pass = |example: &Ended<'_>| {
+            let is_enough = example.rewards.len() >= k;
+            is_enough.then(|| example.pass(k, rule.pass_threshold))
+        };
+        let passes: Vec<Option<f64>> = examples.values().map(pass).collect();
+        let enough: Vec<f64> = passes.iter().copied().flatten().collect();
+        if !enough.is_empty() {
+            let name = format!("pass@{k}");
+            put(&mut found, &name, &enough, true);
+            by_example.scores.insert(name, passes);
         }
     }
-    found
+    (found, by_example)
 }
 
 /// The powers of 2 up to `most`, and `most`.
@@ -111,7 +116,7 @@ mod tests {
             rollouts,
             pass_threshold,
         };
-        scores(&examples.collect(), rule)
+        scores(&examples.collect(), rule).0
     }
 
     fn of(rewards: &[&[f64]], rollouts: usize) -> BTreeMap<String, f64> {
@@ -165,6 +170,36 @@ mod tests {
         close(graded["pass@3"], 0.5);
         assert_eq!(plain(&of(&[&[1.0]], 1)), ["avg@1", "pass@1"]);
         assert_eq!(of(&[&[1.0]], 1).len(), 2, "one example has no interval");
+    }
+
+    #[test]
+    fn the_scores_of_examples_are_what_the_means_are_of() {
+        let rewards: [&[f64]; 3] = [&[1.0, 0.0], &[0.5], &[1.0, 1.0]];
+        let examples = rewards.into_iter().zip([0, 4, 7]).map(|(rewards, index)| {
+            let ended = Ended { rewards, failed: 0 };
+            (ExampleIndex(index), ended)
+        });
+        let rule = Rule {
+            rollouts: 2,
+            pass_threshold: 1.0,
+        };
+        let (means, found) = scores(&examples.collect(), rule);
+        assert_eq!(found.examples, [0, 4, 7].map(ExampleIndex));
+        let expected = [
+            ("avg@2", vec![Some(0.5), Some(0.5), Some(1.0)]),
+            ("pass@1", vec![Some(0.5), Some(0.0), Some(1.0)]),
+            ("pass@2", vec![Some(1.0), None, Some(1.0)]),
+        ];
+        assert_eq!(
+            found.scores,
+            expected
+                .map(|(name, scores)| (name.to_owned(), scores))
+                .into()
+        );
+        for (name, scores) in &found.scores {
+            let there: Vec<f64> = scores.iter().copied().flatten().collect();
+            close(means[name], mean(&there));
+        }
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use super::wire::{Listing, RegisterRequest};
 use parking_lot::Mutex;
-use primerl_core::EnvironmentId;
 use primerl_core::machine::Listed;
+use primerl_core::{EnvironmentId, ExampleIndex};
 use primerl_service::files::write_whole;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use std::path::Path;
 #[derive(Serialize)]
 pub(crate) struct First {
     examples: u32,
-    /// `None`: it registered with a version that reports none, or before a restart.
+    /// Without its keys, which are many. `None`: it registered with a version that reports none, or before a restart.
     listing: Option<Listing>,
 }
 
@@ -54,8 +54,23 @@ impl FirstWorkers {
     pub(crate) fn first(&self, environment: EnvironmentId) -> Option<First> {
         let known = self.known.lock();
         let examples = known.listed.get(&environment)?.examples;
-        let listing = known.listings.get(&environment).cloned();
+        let listing = known.listings.get(&environment).map(|known| Listing {
+            keys: Vec::new(),
+            ..known.clone()
+        });
         Some(First { examples, listing })
+    }
+
+    /// The keys of these examples of an environment, `None` where workers have sent none.
+    pub(crate) fn keys(
+        &self,
+        environment: EnvironmentId,
+        examples: &[ExampleIndex],
+    ) -> Vec<Option<String>> {
+        let known = self.known.lock();
+        let keys = known.listings.get(&environment).map(|known| &known.keys);
+        let key = |example: &ExampleIndex| keys?.get(example.0 as usize).cloned();
+        examples.iter().map(key).collect()
     }
 
     /// Accepts the worker: as the first one, if there is none, or if it equals that one.
@@ -125,6 +140,7 @@ impl Known {
         let is_new = known.packages.is_empty();
         if is_new {
             known.clone_from(listing);
+            known.environment.clone_from(&asked.environment);
         }
         is_new
     }
@@ -255,8 +271,17 @@ mod tests {
         let differs = admit(&other).expect_err("another last one");
         assert!(matches!(differs, Difference::Examples(said) if said.contains("another last one")));
         let known = workers.first(environment).expect("there is one");
-        assert_eq!((known.examples, known.listing), (7, first.listing));
-        assert_eq!(read(folder.path())[&environment].digest, "ab");
+        let told = known.listing.expect("was registered");
+        assert_eq!(
+            (known.examples, &*told.digest, told.keys.len()),
+            (7, "ab", 0)
+        );
+        let saved = &read(folder.path())[&environment];
+        assert_eq!(
+            (&*saved.digest, &*saved.environment),
+            ("ab", "reverse-text")
+        );
+        assert_eq!(saved.keys, ["a", "b"]);
     }
 
     fn listing(first: &str, last: &str, version: &str) -> Listing {
@@ -269,6 +294,8 @@ mod tests {
             first: first.into(),
             last: last.into(),
             packages: packages.into(),
+            keys: vec![first.into(), last.into()],
+            environment: String::new(),
         }
     }
 
@@ -303,6 +330,12 @@ mod tests {
         let found = read(folder.path());
         let found = &found[&EnvironmentId(1)];
         assert_eq!((&*found.digest, found.packages.len()), ("ab", 0));
+        let workers = FirstWorkers::default();
+        workers.restore(std::iter::empty(), folder.path());
+        let keys =
+            |environment| workers.keys(EnvironmentId(environment), &[1, 0, 2].map(ExampleIndex));
+        assert_eq!(keys(1), [Some("b".into()), Some("a".into()), None]);
+        assert_eq!(keys(0), [None, None, None], "an older worker sent none");
     }
 
     #[test]

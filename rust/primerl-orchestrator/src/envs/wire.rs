@@ -75,6 +75,12 @@ pub struct Listing {
     pub last: String,
     /// Versions by name: the environment's package, if it is installed as one, and verifiers.
     pub packages: BTreeMap<String, String>,
+    /// A digest of each of the first examples, by which the same one is found in other runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<String>,
+    /// The environment's name, in the file of listings alone.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub environment: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

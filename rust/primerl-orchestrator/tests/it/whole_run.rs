@@ -105,6 +105,9 @@ async fn whole_run(turns: usize, extra: &str) {
     assert_eq!(evaluations[1]["environment"], "task-eval");
     assert_eq!(evaluations[1]["rollouts"], 6);
     assert_eq!(evaluations[1]["failed"], 0);
+    evaluations
+        .iter()
+        .for_each(|line| check_examples(line, &place.output()));
 
     let mut entries = Vec::new();
     let folder = place.output().join("journal");
@@ -132,6 +135,31 @@ async fn whole_run(turns: usize, extra: &str) {
     assert!(times.is_sorted());
     for engine in engines {
         engine.stop().await;
+    }
+}
+
+/// The scores of single examples are those that the line has the mean of.
+fn check_examples(line: &serde_json::Value, output: &std::path::Path) {
+    let name = format!("evaluations/v{}/task-eval.json", line["version"]);
+    let text = std::fs::read_to_string(output.join(name)).unwrap();
+    let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for shared in ["rollouts", "mean_reward"] {
+        assert_eq!(found[shared], line[shared]);
+    }
+    let scores = found["scores"].as_object().unwrap();
+    assert!(scores.contains_key("pass@1"), "{scores:?}");
+    let count = found["examples"].as_array().unwrap().len();
+    assert_eq!(
+        found["keys"].as_array().unwrap().len(),
+        count,
+        "these workers send none"
+    );
+    for (name, scores) in scores {
+        let scores = scores.as_array().unwrap().iter();
+        let scores: Vec<f64> = scores.map(|score| score.as_f64().unwrap()).collect();
+        assert_eq!(scores.len(), count);
+        let mean = scores.iter().sum::<f64>() / count as f64;
+        assert!((mean - line[name].as_f64().unwrap()).abs() < 1e-12);
     }
 }
 

@@ -7,12 +7,13 @@ export const MOST = 30;
 /** Runs that are drawn where none were chosen. */
 const FIRST = 8;
 
-/** Ids of the address that are known; where there are none, the newest runs that have a step. */
+/** Ids of the address that are known; where there are none, the newest runs of one kind that have a step. */
 export function chosen(query, runs) {
   const known = new Set(runs.map((run) => run.id));
   if (query.has("runs")) return query.get("runs").split(",").filter((id) => known.has(id)).slice(0, MOST);
   const drawn = runs.filter((run) => run.step);
-  return (drawn.length ? drawn : runs).slice(0, FIRST).map((run) => run.id);
+  const alike = drawn.filter((run) => run.kind === drawn[0].kind);
+  return (alike.length ? alike : runs).slice(0, FIRST).map((run) => run.id);
 }
 
 /** Ids of the address that are not in the list (any more). */

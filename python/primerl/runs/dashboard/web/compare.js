@@ -3,7 +3,8 @@
 import { el, get, replace, short, signed, span, table, whole } from "/page/assets/common.js";
 import { chosen, nameOf, problems, sign, status } from "./choice.js";
 
-const GIGA = 1e9;
+const UNITS = ["B", "kB", "MB", "GB", "TB"];
+const TESTS = { mcnemar: "McNemar's test", paired_t: "Student's test", sign: "sign test" };
 const hours = (value) => (value === null || value === undefined ? "–" : `${short(value)} h`);
 const text = (value) => (value === null || value === undefined ? el("span", { class: "faint", text: "–" }) : el("code", { text: typeof value === "string" ? value : JSON.stringify(value) }));
 
@@ -13,13 +14,19 @@ export function measured(value, difference) {
   const kind = difference?.significant ? (difference.by > 0 ? "better" : "worse") : "";
   const ends = (one, form) => (one.low === null ? "" : ` ${form(one.low)} to ${form(one.high)}`);
   const told = !difference ? "" : `${signed(difference.by)}${ends(difference, signed).replace(/^ (.*)$/, " ($1)")}${difference.significant === null ? "" : difference.significant ? ", significant" : ", not significant"}`;
-  return el("span", {}, el("b", { class: kind, text: short(value.mean) }), el("span", { class: "interval", text: ends(value, short).trim() }), told ? el("span", { class: "interval", text: told }) : "",
+  const tested = !difference ? "" : difference.p === null ? `by intervals: ${difference.unpaired}` : `p ${difference.p < 0.0001 ? "< 0.0001" : short(difference.p)}, ${whole(difference.pairs)} pairs, ${TESTS[difference.test]}`;
+  return el("span", {}, el("b", { class: kind, text: short(value.mean) }), el("span", { class: "interval", text: ends(value, short).trim() }), told ? el("span", { class: "interval", text: told }) : "", tested ? el("span", { class: "interval faint", text: tested }) : "",
     el("span", { class: "interval", text: `v${value.version ?? "–"}, ${whole(value.rollouts)} rollouts${value.complete ? "" : ", incomplete"}` }));
 }
 
+function size(bytes) {
+  const unit = bytes < 1 ? 0 : Math.min(UNITS.length - 1, Math.floor(Math.log10(bytes) / 3));
+  return `${short(bytes / 1000 ** unit)} ${UNITS[unit]}`;
+}
+
 function saved(row) {
-  const scores = Object.entries(row.scores).flatMap(([environment, found]) => Object.entries(found).map(([name, one]) => `${environment} ${name} ${short(one.mean)}${one.low === null ? "" : ` (${short(one.low)} to ${short(one.high)})`}`));
-  return el("div", {}, `step ${whole(row.step)}: ${row.kinds.join(", ")}${row.ready ? "" : " (incomplete)"}, ${short(row.bytes / GIGA)} GB`, scores.length ? el("span", { class: "interval", text: scores.join("; ") }) : "");
+  const scores = Object.entries(row.scores).flatMap(([environment, found]) => Object.entries(found).map(([name, one]) => el("span", { class: "interval", text: `${environment} ${name} ${short(one.mean)}${one.low === null ? "" : ` (${short(one.low)} to ${short(one.high)})`}` })));
+  return el("div", {}, `step ${whole(row.step)}: ${row.kinds.join(", ")}${row.ready ? "" : " (incomplete)"}, ${size(row.bytes)}`, scores);
 }
 
 export class Compare {
@@ -57,7 +64,7 @@ export class Compare {
     const checkpoints = table(head([]), [told.map((run) => (run.checkpoints.length ? el("div", {}, run.checkpoints.map(saved)) : el("span", { class: "faint", text: "none" })))]);
     const broken = Object.fromEntries(told.filter((run) => run.problem).map((run) => [run.id, run.problem]));
     replace(this.body, problems(broken, runs), section("Outcome and cost", "", numbers),
-      section("Evaluations", "The newest of each environment that was measured whole, with 95 % intervals over its examples. Differences to the first run that has the score: 95 % by Newcombe's method from both intervals; significant where 0 is outside.", scores),
+      section("Evaluations", "The newest of each environment that was measured whole, with 95 % intervals over its examples. Differences to the first run that has the score, by pairs of examples where both have measured the same ones (significant: p below 0.05), else from both intervals (0 is outside).", scores),
       section("Configs", "Only what differs. Secrets are not shown.", configs), section("Checkpoints", "What is saved, with the evaluations of that very version.", checkpoints));
   }
 }

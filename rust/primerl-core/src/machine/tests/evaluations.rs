@@ -56,8 +56,12 @@ fn version_0_is_evaluated_while_training_goes_on() {
         mean_reward: 1.0,
         metrics: Default::default(),
         scores: reports(&effects)[0].scores.clone(),
+        by_example: reports(&effects)[0].by_example.clone(),
     };
     assert_eq!(reports(&effects), [expected]);
+    let by_example = &reports(&effects)[0].by_example;
+    assert_eq!(by_example.examples, [0, 1, 2].map(ExampleIndex));
+    assert_eq!(by_example.scores["avg@2"], [0.0, 1.0, 2.0].map(Some));
     let scores = &reports(&effects)[0].scores;
     assert_eq!(scores["avg@2"], 1.0, "of 0, 1 and 2, two of each");
     assert_eq!(scores["pass@1"], 2.0 / 3.0, "from 1 up");

@@ -11,7 +11,7 @@ const versionOf = (evaluation) => evaluation.version ?? evaluation.policy_at_the
 /** Of the mean reward; of one example there is none. */
 function interval(evaluation) {
   const name = Object.keys(evaluation).find((name) => /^avg@\d+\/low$/.test(name));
-  return name ? `${short(evaluation[name])} to ${short(evaluation[name.replace("low", "high")])}` : "–";
+  return name ? `${short(evaluation[name])}\u00a0to\u00a0${short(evaluation[name.replace("low", "high")])}` : "–";
 }
 
 // Scores of one that was closed before its end are of the fast examples.
@@ -20,7 +20,7 @@ const ended = (one) => one.complete === false ? `incomplete: ${whole(one.rollout
 function metrics(evaluation) {
   const passes = Object.entries(evaluation).filter(([name]) => /^pass@\d+$/.test(name));
   const failed = Object.entries(evaluation.errors ?? {}).map(([kind, count]) => [`errors/${kind}`, count]);
-  return [...passes, ...Object.entries(evaluation.metrics ?? {}), ...failed].map(([name, value]) => `${name} ${short(value)}`).join("  ");
+  return [...passes, ...Object.entries(evaluation.metrics ?? {}), ...failed].map(([name, value]) => `${name}\u00a0${short(value)}`).join(", ");
 }
 
 export class Evaluations {
@@ -33,7 +33,7 @@ export class Evaluations {
     this.older = el("button", { text: "Older", on: { click: () => this.go(this.next) } });
     this.newest = el("button", { text: "Newest", on: { click: () => this.go(null) } });
     this.pages = el("div", { class: "bar pages", hidden: true }, this.newest, this.older);
-    this.nodes = [this.curve.node, el("section", { class: "card", id: "evaluations" }, this.lines, this.pages)];
+    this.node = el("section", { class: "card", id: "evaluations" }, this.lines, this.pages);
   }
 
   async go(cursor) {

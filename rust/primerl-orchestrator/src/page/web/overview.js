@@ -111,7 +111,7 @@ export class Overview {
     this.bar = el("div", { class: "bar" }, el("label", {}, "Steps", this.from, "to", this.to), all,
       el("span", { class: "faint" }, "drag over a curve to look closer"), el("label", { class: "end" }, this.more));
     this.node = el("div", {}, el("h1", { text: "Overview" }), this.tiles, this.health, this.bar, this.grid,
-      el("div", { class: "wide" }, stack(this.idle), stack(this.waits, this.engines), stack(this.environments, this.workers), stack(...this.evaluations.nodes)), this.others);
+      el("div", { class: "wide" }, stack(this.idle), stack(this.waits, this.engines), stack(this.environments, this.workers), this.evaluations.curve.node), this.evaluations.node, this.others);
   }
 
   async now(now) {
