@@ -226,25 +226,34 @@ fn obeys(value: &Value, schema: &Value, root: &Value) -> bool {
 }
 
 /// That an answer is calls of these tools; how many.
-fn check(model: &Model, tokens: &[u32], tools: &[Value]) -> usize {
+fn check_read(model: &Model, tokens: &[u32], tools: &[Value]) -> usize {
     let parsed = model.parsed(tokens, tools);
     assert!(parsed.malformed.is_empty(), "{parsed:?}");
     assert_eq!(parsed.message.content, Content::Null, "{parsed:?}");
     for (text, id) in &model.markers {
         let ids = tokens.iter().filter(|token| *token == id).count();
-        assert_eq!(
-            parsed.text.matches(text).count(),
-            ids,
-            "{text} is its token: {}",
-            parsed.text
-        );
+        let count = parsed.text.matches(text).count();
+        assert_eq!(count, ids, "{text} is its token: {}", parsed.text);
     }
     let calls = parsed.message.tool_calls.as_deref().expect("calls a tool");
-    for call in calls {
+    let names: Vec<_> = tools.iter().map(|tool| &tool["function"]["name"]).collect();
+    let is_known = |name: &str| names.iter().any(|known| **known == name);
+    assert!(
+        calls.iter().all(|call| is_known(&call.function.name)),
+        "{calls:?}"
+    );
+    calls.len()
+}
+
+/// Likewise, and that the arguments obey their schema.
+fn check(model: &Model, tokens: &[u32], tools: &[Value]) -> usize {
+    let count = check_read(model, tokens, tools);
+    let parsed = model.parsed(tokens, tools);
+    for call in parsed.message.tool_calls.iter().flatten() {
         let tool = tools
             .iter()
             .find(|tool| tool["function"]["name"] == call.function.name);
-        let schema = &tool.unwrap_or_else(|| panic!("no tool: {call:?}"))["function"]["parameters"];
+        let schema = &tool.expect("is known")["function"]["parameters"];
         let arguments = call.function.arguments.as_str().expect("is text");
         let arguments: Value = serde_json::from_str(arguments).expect("is JSON");
         assert!(
@@ -253,7 +262,7 @@ fn check(model: &Model, tokens: &[u32], tools: &[Value]) -> usize {
             parsed.text
         );
     }
-    calls.len()
+    count
 }
 
 const ANY: Demand<'static> = Demand {
