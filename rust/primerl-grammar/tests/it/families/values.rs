@@ -392,7 +392,7 @@ fn no_string_of_json_holds_what_ends_a_call() {
     let tools = [function(
         "f",
         json!({"o": {"type": "object"}, "s": {"type": "array", "items": {"type": "string"}},
-            "p": {"type": "object", "properties": {"t": {"type": "string", "minLength": 2, "pattern": "a"}},
+            "p": {"type": "object", "properties": {"t": {"type": ["string", "null"], "minLength": 2, "pattern": "a"}},
                 "required": ["t"]}}),
         &["o", "s", "p"],
     )];
@@ -467,6 +467,9 @@ fn no_string_of_json_holds_what_ends_a_call() {
                 );
             }
         }
+        let null = write("a").replace("\"t\": \"a\"", "\"t\": null");
+        let allowed = model.allows(&spec, &null);
+        allowed.unwrap_or_else(|problem| panic!("{parser}: {problem}"));
         let seed = &mut 11;
         for _ in 0..6 {
             assert!(super::check_read(&model, &model.drawn(&spec, seed), &tools) > 0);

@@ -157,15 +157,15 @@ impl<'a> Writer<'a> {
 
     /// A schema whose strings hold none of these texts.
     pub fn guarded(&mut self, schema: &Value, without: &[&str]) -> Value {
-        let (schema, has_lengths) = guarded(schema, without);
-        self.needs_guidance |= has_lengths;
+        let (schema, is_demanding) = guarded(schema, without);
+        self.needs_guidance |= is_demanding;
         schema
     }
 
     pub fn finish(mut self) -> String {
         if self.needs_guidance {
-            // vLLM prefers xgrammar, which ignores the length of a string with a pattern. It does not know intersections of terminals,
-            // and vLLM then takes guidance.
+            // vLLM prefers xgrammar, which ignores the length of a string with a pattern. It refuses an intersection of
+            // terminals, and vLLM then takes guidance.
             self.rules.add("GUIDANCE", "\"a\" & \"a\"");
         }
         self.rules.finish()

@@ -9,9 +9,10 @@ const ANYTHING: &str = "primerl_anything";
 const COMPOSED: [&str; 4] = ["allOf", "anyOf", "oneOf", "$ref"];
 
 /// `schema` without the values of which a string, or a key that is not declared, holds one of `markers`. Each of them
-/// begins with the only `<` in it. Keys other than the declared ones are not allowed, unless the schema says what their values are.
+/// begins with the only `<` in it. Keys other than the declared ones are not allowed, unless the schema says what their
+/// values are.
 ///
-/// Also whether a string has a length, as well as the pattern that keeps the markers out.
+/// Also whether the schema became one that not every library enforces: a pattern with a length or a format, a recursion.
 pub(super) fn guarded(schema: &Value, markers: &[&str]) -> (Value, bool) {
     let mut guarded = schema.clone();
     if markers.is_empty() {
@@ -20,7 +21,7 @@ pub(super) fn guarded(schema: &Value, markers: &[&str]) -> (Value, bool) {
     let mut guard = Guard {
         pattern: format!("^{}$", free_of(markers)),
         uses_anything: false,
-        has_lengths: false,
+        combines: false,
     };
     guard.visit(&mut guarded, false);
     if guard.uses_anything {
@@ -33,14 +34,15 @@ pub(super) fn guarded(schema: &Value, markers: &[&str]) -> (Value, bool) {
             definitions.insert(ANYTHING.to_owned(), anything);
         }
     }
-    (guarded, guard.has_lengths)
+    (guarded, guard.uses_anything || guard.combines)
 }
 
 struct Guard {
     /// Of strings that hold no marker.
     pattern: String,
     uses_anything: bool,
-    has_lengths: bool,
+    /// A string has a pattern and more.
+    combines: bool,
 }
 
 impl Guard {
@@ -99,17 +101,17 @@ impl Guard {
     }
 
     fn guard_string(&mut self, members: &mut Map<String, Value>) {
-        self.has_lengths |= ["minLength", "maxLength"]
-            .iter()
-            .any(|key| members.contains_key(*key));
+        let more = ["minLength", "maxLength", "format", "pattern"];
+        self.combines |= more.iter().any(|key| members.contains_key(*key));
         let pattern = Value::from(self.pattern.as_str());
         if !members.contains_key("pattern") {
             members.insert("pattern".to_owned(), pattern);
             return;
         }
+        let types = members["type"].clone();
         let all = members.entry("allOf").or_insert_with(|| json!([]));
         if let Some(all) = all.as_array_mut() {
-            all.push(json!({"type": "string", "pattern": pattern}));
+            all.push(json!({"type": types, "pattern": pattern}));
         }
     }
 
