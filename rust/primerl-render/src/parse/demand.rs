@@ -8,6 +8,7 @@
 mod arguments;
 mod form;
 mod grammar;
+mod guard;
 mod literal;
 mod python;
 mod sample;

@@ -385,3 +385,94 @@ fn a_described_parser_has_no_grammar() {
     });
     assert_eq!(refused, Err(DemandError::Family("described")));
 }
+
+/// Also where the marker is one ordinary token, which could be drawn within a string.
+#[test]
+fn no_string_of_json_holds_what_ends_a_call() {
+    let tools = [function(
+        "f",
+        json!({"o": {"type": "object"}, "s": {"type": "array", "items": {"type": "string"}},
+            "p": {"type": "object", "properties": {"t": {"type": ["string", "null"], "minLength": 2, "pattern": "a"}},
+                "required": ["t"]}}),
+        &["o", "s", "p"],
+    )];
+    let json = |text: &str| {
+        let text = json!(text).to_string();
+        format!("{{\"o\": {{{text}: {text}}}, \"s\": [{text}], \"p\": {{\"t\": {text}}}}}")
+    };
+    let hermes = |text: &str| {
+        let arguments = json(text);
+        format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {arguments}}}\n</tool_call>")
+    };
+    let kimi = |text: &str| {
+        let arguments = json(text);
+        format!(
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{arguments}<|tool_call_end|><|tool_calls_section_end|>"
+        )
+    };
+    let harmony = |text: &str| {
+        let arguments = json(text);
+        format!("<|channel|>commentary to=functions.f json<|message|>{arguments}<|call|>")
+    };
+    let qwen = |text: &str| {
+        let value = json!(text).to_string();
+        format!(
+            "<tool_call>\n<function=f>\n<parameter=o>\n{{{value}: [{value}]}}\n</parameter>\n<parameter=s>\n[{value}]\n</parameter>\n<parameter=p>\n{{\"t\": {value}}}\n</parameter>\n</function>\n</tool_call>"
+        )
+    };
+    type Case<'a> = (&'a str, &'a dyn Fn(&str) -> String, &'a [&'a str]);
+    let families: [Case<'_>; 4] = [
+        ("hermes", &hermes, &["</tool_call>"]),
+        ("kimi", &kimi, &["<|tool_call_end|>"]),
+        (
+            "harmony",
+            &harmony,
+            &["<|end|>", "<|start|>", "<|call|>", "<|return|>"],
+        ),
+        ("qwen3_coder", &qwen, &["</parameter>", "</tool_call>"]),
+    ];
+    for (parser, write, markers) in families {
+        let family = FAMILIES.iter().find(|family| family.parser == parser);
+        let model = Model::new(family.expect("a family"), false, true);
+        let spec = model.spec(
+            &Demand {
+                tools: &tools,
+                ..ANY
+            },
+            None,
+        );
+        for marker in markers {
+            let half = &marker[..marker.len() - 1];
+            for text in [
+                format!("a{half}"),
+                format!("a<{half}{half}{half}<"),
+                format!("{half}a{half} a>"),
+                format!("a<{}", &marker[1..].to_uppercase()),
+                "<b>a & b</b></|<|".to_owned(),
+            ] {
+                let answer = write(&text);
+                let allowed = model.allows(&spec, &answer);
+                allowed.unwrap_or_else(|problem| panic!("{parser}: {problem}"));
+                let tokens = model.renderer.tokenizer().encode(&answer).expect("encodes");
+                assert_eq!(super::check_read(&model, &tokens, &tools), 1);
+            }
+            for text in [
+                format!("a{marker}"),
+                format!("a<{marker}<"),
+                format!("a{half}{marker}"),
+            ] {
+                assert!(
+                    model.allows(&spec, &write(&text)).is_err(),
+                    "{parser}: {text}"
+                );
+            }
+        }
+        let null = write("a").replace("\"t\": \"a\"", "\"t\": null");
+        let allowed = model.allows(&spec, &null);
+        allowed.unwrap_or_else(|problem| panic!("{parser}: {problem}"));
+        let seed = &mut 11;
+        for _ in 0..6 {
+            assert!(super::check_read(&model, &model.drawn(&spec, seed), &tools) > 0);
+        }
+    }
+}

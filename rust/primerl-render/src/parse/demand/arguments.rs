@@ -20,13 +20,9 @@ pub(super) fn write(
     tool: &Tool<'_>,
 ) -> Result<String, DemandError> {
     match arguments {
-        ArgumentSyntax::Json => {
-            // Some readers take what is no JSON otherwise, but none takes another JSON than this.
-            let name = writer.rules.new_name("arguments");
-            writer
-                .rules
-                .add(&name, &format!("%json {}", tool.parameters));
-            Ok(name)
+        ArgumentSyntax::Json(without) => {
+            let schema = writer.guarded(&tool.parameters, without);
+            Ok(writer.rules.rule(&format!("%json {schema}")))
         }
         ArgumentSyntax::Marked(marked) => {
             let mut sequence = Vec::new();
@@ -134,13 +130,13 @@ fn text_value(writer: &mut Writer<'_>, before: &str, marked: &Marked, text: &str
 }
 
 fn json_value(
-    writer: &Writer<'_>,
+    writer: &mut Writer<'_>,
     before: &str,
     marked: &Marked,
     schema: &Value,
     root: &Value,
 ) -> Result<String, String> {
-    let schema = standalone(schema, root)?;
+    let schema = writer.guarded(&standalone(schema, root)?, marked.without);
     let close = writer.fixed(marked.close);
     Ok(format!("{before} %json {schema} {close}"))
 }

@@ -1,9 +1,11 @@
 //! How a family writes calls, and the rules that follow from it.
 
 use super::grammar::{Rules, Sequence, literals};
+use super::guard::guarded;
 use super::literal::Style;
 use super::{DemandError, Tool, arguments, sample};
 use crate::parse::ParserChoice;
+use serde_json::Value;
 
 /// One way to write the calls of an answer.
 pub(in crate::parse) struct Form {
@@ -28,7 +30,7 @@ impl Form {
         call: &[],
         between: Some(&[]),
         close: &[],
-        arguments: ArgumentSyntax::Json,
+        arguments: ArgumentSyntax::Json(&[]),
     };
 }
 
@@ -53,8 +55,8 @@ pub(in crate::parse) enum Part {
 
 /// How arguments are written.
 pub(in crate::parse) enum ArgumentSyntax {
-    /// JSON of the tool's schema.
-    Json,
+    /// JSON of the tool's schema. The parser ends a call at these texts, even within a string.
+    Json(&'static [&'static str]),
     /// Each parameter between markers.
     Marked(Marked),
     /// `key` and value, with commas between.
@@ -70,7 +72,7 @@ pub(in crate::parse) struct Marked {
     /// Ends a value.
     pub close: &'static str,
     pub after: &'static [Part],
-    /// What the parser looks for within a value: a text must not hold it.
+    /// What the parser looks for within a value: a string must not hold it.
     pub without: &'static [&'static str],
 }
 
@@ -79,6 +81,7 @@ pub(super) struct Writer<'a> {
     choice: ParserChoice,
     pub special: Vec<(&'a str, u32)>,
     pub rules: Rules,
+    needs_guidance: bool,
 }
 
 impl<'a> Writer<'a> {
@@ -87,6 +90,7 @@ impl<'a> Writer<'a> {
             choice,
             special,
             rules: Rules::default(),
+            needs_guidance: false,
         }
     }
 
@@ -142,7 +146,7 @@ impl<'a> Writer<'a> {
                     sequence.item(format!("({})", branches.join(" | ")));
                 }
                 Part::Name => sequence.text(name),
-                Part::QuotedName => sequence.text(&serde_json::Value::from(name).to_string()),
+                Part::QuotedName => sequence.text(&Value::from(name).to_string()),
                 Part::Number => sequence.item("/0|[1-9][0-9]{0,2}/"),
                 Part::Id => sequence.item("/[a-zA-Z0-9]{9}/"),
                 Part::Arguments => sequence.item(arguments),
@@ -151,7 +155,19 @@ impl<'a> Writer<'a> {
         sequence.finish()
     }
 
-    pub fn finish(self) -> String {
+    /// A schema whose strings hold none of these texts.
+    pub fn guarded(&mut self, schema: &Value, without: &[&str]) -> Value {
+        let (schema, is_demanding) = guarded(schema, without);
+        self.needs_guidance |= is_demanding;
+        schema
+    }
+
+    pub fn finish(mut self) -> String {
+        if self.needs_guidance {
+            // vLLM prefers xgrammar, which ignores the length of a string with a pattern. It refuses an intersection of
+            // terminals, and vLLM then takes guidance.
+            self.rules.add("GUIDANCE", "\"a\" & \"a\"");
+        }
         self.rules.finish()
     }
 }

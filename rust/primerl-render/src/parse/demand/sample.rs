@@ -16,7 +16,7 @@ pub(super) fn check(choice: ParserChoice, form: &Form, tool: &Tool<'_>) -> Resul
     if !is_read(choice, form, tool, None) {
         return Err(tool.unwritable(None, unreadable));
     }
-    if matches!(form.arguments, ArgumentSyntax::Json) {
+    if matches!(form.arguments, ArgumentSyntax::Json(_)) {
         return Ok(());
     }
     let parameters = Parameters::of(tool)?;
@@ -35,7 +35,7 @@ fn is_read(choice: ParserChoice, form: &Form, tool: &Tool<'_>, parameter: Option
     let arguments = parameter.map_or(String::new(), |name| argument(form, name));
     write(form.open, "", "", &mut text);
     let arguments = match form.arguments {
-        ArgumentSyntax::Json => "{}",
+        ArgumentSyntax::Json(_) => "{}",
         _ => &arguments,
     };
     write(form.call, tool.name, arguments, &mut text);
@@ -63,7 +63,7 @@ fn is_read(choice: ParserChoice, form: &Form, tool: &Tool<'_>, parameter: Option
 fn argument(form: &Form, name: &str) -> String {
     let value = "0";
     match &form.arguments {
-        ArgumentSyntax::Json => String::new(),
+        ArgumentSyntax::Json(_) => String::new(),
         ArgumentSyntax::Marked(marked) => {
             let mut text = String::new();
             write(marked.before, name, "", &mut text);

@@ -3,7 +3,7 @@
 //! `<｜tool▁calls▁end｜>`.
 
 use crate::parse::CallProblem;
-use crate::parse::demand::{Form, Part};
+use crate::parse::demand::{ArgumentSyntax, Form, Part};
 use crate::parse::json::named_call;
 use crate::parse::pairs::split;
 use crate::parse::protocol::{Call, Syntax, ToolParser};
@@ -52,6 +52,7 @@ const PLAIN: Form = Form {
         Part::Text("<｜tool▁call▁end｜>"),
     ],
     close: &[Part::Text("<｜tool▁calls▁end｜>")],
+    arguments: ArgumentSyntax::Json(&["<｜tool▁call▁end｜>"]),
     ..Form::BARE
 };
 

@@ -6,7 +6,7 @@
 
 use crate::parse::CallProblem;
 use crate::parse::cut::Cut;
-use crate::parse::demand::{Form, Part};
+use crate::parse::demand::{ArgumentSyntax, Form, Part};
 use crate::parse::json::named_call;
 use crate::parse::markers::{Found, Starts, find, skip_blank, starts};
 use crate::parse::protocol::{Syntax, ToolParser};
@@ -59,6 +59,7 @@ pub(in crate::parse) static PARSER: ToolParser = ToolParser {
         ],
         // The token that ends a call ends the answer.
         between: None,
+        arguments: ArgumentSyntax::Json(&ENDS),
         ..Form::BARE
     }],
     reasoning: "harmony",

@@ -1,6 +1,6 @@
 //! Hermes, Qwen 2.5 and Qwen 3: `<tool_call>\n{"name": .., "arguments": {..}}\n</tool_call>`.
 
-use crate::parse::demand::{Form, Part};
+use crate::parse::demand::{ArgumentSyntax, Form, Part};
 use crate::parse::json::Keys;
 use crate::parse::protocol::{Syntax, ToolParser};
 use crate::parse::tagged::{Read, TaggedSyntax};
@@ -24,6 +24,7 @@ pub(super) static PARSER: ToolParser = ToolParser {
             Part::Text("}\n</tool_call>"),
         ],
         between: Some(&[Part::Text("\n")]),
+        arguments: ArgumentSyntax::Json(&["</tool_call>"]),
         ..Form::BARE
     }],
     ..ToolParser::NONE

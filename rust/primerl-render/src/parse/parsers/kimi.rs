@@ -2,7 +2,7 @@
 //! <|tool_call_end|><|tool_calls_section_end|>`. The model numbers its calls; that text is the call's id.
 
 use crate::parse::CallProblem;
-use crate::parse::demand::{Form, Part};
+use crate::parse::demand::{ArgumentSyntax, Form, Part};
 use crate::parse::json::named_call;
 use crate::parse::pairs::split;
 use crate::parse::protocol::{Call, Syntax, ToolParser};
@@ -33,6 +33,7 @@ pub(super) static PARSER: ToolParser = ToolParser {
             Part::Text("<|tool_call_end|>"),
         ],
         close: &[Part::Text("<|tool_calls_section_end|>")],
+        arguments: ArgumentSyntax::Json(&["<|tool_call_end|>"]),
         ..Form::BARE
     }],
     ..ToolParser::NONE
