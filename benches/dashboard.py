@@ -166,7 +166,7 @@ def start(measured: goals.Measured) -> None:
     """From the command to the list and the first curves, as somebody sees it who starts it again."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "primerl", "dashboard"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8") as process:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().split()[2].rstrip("/")

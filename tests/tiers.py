@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 SLOW_MARKS = ("processes", "end_to_end", "vllm", "long")
-SLOW_FIXTURES = {"mock_binary", "imitator", "expert"}
+SLOW_FIXTURES = {"mock_binary", "imitator", "expert", "tab"}
 # Files of few tests that take long: the number of usual tests that would take as long.
 WEIGHTS = {"test_render_real_tokenizers": 800, "test_lora": 150, "test_lora_sft": 150, "test_verify": 150}
 # Events of Python's audit hooks, and where each has the program.

@@ -88,7 +88,7 @@ class Puller:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with (self._cache / ".lock").open("a") as file:
+        with (self._cache / ".lock").open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
