@@ -387,9 +387,62 @@ def test_every_datum_is_in_one_micro_batch() -> None:
     request = message("cross_entropy", [(ids, {"target_tokens": ids}) for ids in SEQUENCES])
     datums = datums_of(request, ("weights",), 100, MOST)
     for most in (7, 8, 9, 15, 64):
-        rows = packed(datums, most)
+        rows = packed(datums, most, shares=most != 8)
         assert sorted(place for row in rows for place in row) == [0, 1, 2, 3]
         assert all(sum(len(datums[place].token_ids) for place in row) <= most for row in rows)
+
+
+@pytest.fixture(scope="module")
+def without_trees(folder: Path) -> BaseModel:
+    computation = on_one_device(dtype="float32", shared_prefixes="off", threads=1)
+    return BaseModel(folder, computation, 32.0, trusted=False)
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo"])
+def test_what_datums_begin_with_alike_is_computed_once(
+    name: str, base: BaseModel, without_trees: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups of samples of a prompt, whose targets differ within the prompt too, and one sample that is another's
+    twin: results and gradients are those of packing one after another."""
+    generator = np.random.default_rng(5)
+    prompts = [generator.integers(3, 60, 48).tolist() for _ in range(2)]
+    samples = [prompt + generator.integers(3, 60, size).tolist() for prompt in prompts for size in (3, 9, 1, 6)]
+    samples.append(list(samples[0]))
+    data = []
+    for token_ids in samples:
+        count = len(token_ids)
+        columns = {
+            "target_tokens": generator.integers(3, 60, count),
+            "logprobs": generator.normal(-4.0, 0.5, count),
+            "advantages": generator.normal(0.0, 1.0, count),
+            "sequence_ratio_mask": [float(place >= 40) for place in range(count)],
+        }
+        data.append((token_ids, columns))
+    computed: dict[bool, int] = {True: 0, False: 0}
+    found = {}
+    for shares, one in ((True, base), (False, without_trees)):
+        assert one.shares is shares
+        client = TrainingClient(one, OPTIONS, 160)
+        tensors = {key: value + 0.05 for key, value in client.tensors().items()}
+        set_tensors(client.adapter, tensors)
+
+        def count(module: Any, given: Any, shares: bool = shares) -> None:
+            computed[shares] += given[0].numel()
+
+        hook = client.model.get_input_embeddings().register_forward_pre_hook(count)
+        output = client.forward_backward(message(name, data))
+        hook.remove()
+        logprobs = [np.frombuffer(one.fields["logprobs"].data, np.float32) for one in output.loss_fn_outputs]
+        gradients = [parameter.grad.clone() for parameter in _sorted_parameters(client)]
+        found[shares] = (output.metrics["loss:sum"], np.concatenate(logprobs), gradients)
+    tokens = sum(map(len, samples))
+    assert computed[False] == tokens
+    assert computed[True] < 0.5 * tokens
+    assert found[True][0] == pytest.approx(found[False][0], rel=1e-5)
+    assert np.abs(found[True][1] - found[False][1]).max() <= 1e-5
+    largest = max(float(one.abs().max()) for one in found[False][2])
+    for ours, theirs in zip(found[True][2], found[False][2], strict=True):
+        assert float((ours - theirs).abs().max()) <= 1e-5 * largest
 
 
 def test_published_weights_are_the_adapters_merged(base: BaseModel, tmp_path: Path) -> None:

@@ -260,7 +260,10 @@ class _Server:
     def _base(self) -> BaseModel:
         given = self._config.trainer
         computation = on_one_device(
-            dtype=given.dtype, activation_checkpointing=given.activation_checkpointing, threads=given.threads
+            dtype=given.dtype,
+            activation_checkpointing=given.activation_checkpointing,
+            shared_prefixes=given.shared_prefixes,
+            threads=given.threads,
         )
         if given.threads:
             import torch
