@@ -35,7 +35,9 @@ from primerl.tinker.clients import (
 from primerl.tinker.engines import Engine, Pool, Weights
 from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.losses import LOSSES, LossInputError, check
+from primerl.tinker.records import Limits, UnknownError
 from primerl.tinker.routes import application
+from primerl.tinker.service import Service
 from primerl.tinker.store import SAMPLER, WEIGHTS, Store
 from primerl.tinker.untied import engines_folder
 from primerl.tinker.wire import Request, datums_of, request_of
@@ -988,6 +990,60 @@ def test_named_tokens_of_a_prompt_are_scored_by_the_samplers_weights(base: BaseM
             assert abs(share - chance) <= 4 * (chance * (1 - chance) / 200) ** 0.5 + 1e-3
     (greedy,) = {tuple(answer(prompt_alt_tokens_k=1, sampling_params={"temperature": 0}).prompt_alt_tokens.tokens.data)}
     assert greedy == tuple(logprobs[:2].argmax(-1).tolist())
+
+
+# Clients
+
+LIMITS = Limits(
+    ("tiny",), max_rank=8, max_clients=2, most_tokens=MOST, context=MOST, most_samples=4, gap_s=30.0, session_s=60.0
+)
+
+
+def test_a_client_that_vanishes_leaves_nothing(base: BaseModel, tmp_path: Path) -> None:
+    async def scenario() -> list[dict[str, Any]]:
+        service = Service(base, Pool(["e0"], "m", ThreadPoolExecutor(1)), tmp_path, LIMITS, None)
+        session, other = service.begin(), service.begin()
+        body = {"base_model": "tiny", "lora_config": {"rank": 2}, "model_seq_id": 0}
+        made = [service.create_model({**body, "session_id": one.id}) for one in (session, other)]
+        refused = service.create_model({**body, "session_id": other.id, "model_seq_id": 1})
+        await asyncio.gather(*(future.done.wait() for future in (*made, refused)))
+        name = f"{session.id}:train:0"
+        snapshot = service.save({"model_id": name, "seq_id": 1}, SAMPLER)
+        await snapshot.done.wait()
+        assert len(list(tmp_path.glob("snapshots/*/*"))) == 1
+        waits = service.optim_step({"model_id": name, "seq_id": 3})  # for the call before it
+        session.heard -= LIMITS.session_s + 1
+        await service.tend()
+        await waits.done.wait()
+        assert list(service.models) == [f"{other.id}:train:0"]
+        assert (list(service.sessions), service.samplers) == ([other.id], {})
+        assert list(tmp_path.glob("snapshots/*/*")) == []
+        again = service.create_model({**body, "session_id": other.id, "model_seq_id": 2})  # there is room again
+        await again.done.wait()
+        with pytest.raises(UnknownError, match="has ended"):
+            service.heartbeat(session.id)
+        await service.close()
+        return [json.loads(future.body) for future in (refused, waits, again)]
+
+    refused, waits, again = run(scenario())
+    assert "2 training clients, as many as it takes (max_clients)" in refused["error"]
+    assert waits["error"] == "the session has ended"
+    assert again["model_id"].endswith(":train:2")
+
+
+def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("primerl.tinker.routes.MOST_BODY", 1000)
+    service: Any = None  # is not asked
+
+    async def answered(size: int) -> tuple[int, str]:
+        transport = httpx.ASGITransport(application(service, None, "the-engines-key", MOST))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
+            kind = {"Content-Type": "application/x-protobuf"}
+            answer = await client.post("/api/v1/forward_backward", content=bytes(size), headers=kind)
+            return answer.status_code, answer.json()["detail"]
+
+    assert asyncio.run(answered(1001)) == (413, "the body is larger than 1000 bytes; send fewer datums in a call")
+    assert asyncio.run(answered(1000))[0] == 422
 
 
 # Without a key

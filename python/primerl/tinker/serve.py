@@ -48,7 +48,7 @@ from primerl.tinker.untied import engines_folder
 from primerl.train.model.packed_model import ModelError
 
 log = logging.getLogger("primerl.tinker")
-said = logging.getLogger("primerl.tinker.said")
+said = logging.getLogger("primerl.tinker.serve")
 """What is printed as well: for the log's file alone."""
 
 ENGINES_MODEL = "engines_model"
