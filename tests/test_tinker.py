@@ -35,7 +35,9 @@ from primerl.tinker.clients import (
 from primerl.tinker.engines import Engine, Pool, Weights
 from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.losses import LOSSES, LossInputError, check
+from primerl.tinker.records import Limits, UnknownError
 from primerl.tinker.routes import application
+from primerl.tinker.service import Service
 from primerl.tinker.store import SAMPLER, WEIGHTS, Store
 from primerl.tinker.untied import engines_folder
 from primerl.tinker.wire import Request, datums_of, request_of
@@ -387,9 +389,62 @@ def test_every_datum_is_in_one_micro_batch() -> None:
     request = message("cross_entropy", [(ids, {"target_tokens": ids}) for ids in SEQUENCES])
     datums = datums_of(request, ("weights",), 100, MOST)
     for most in (7, 8, 9, 15, 64):
-        rows = packed(datums, most)
+        rows = packed(datums, most, shares=most != 8)
         assert sorted(place for row in rows for place in row) == [0, 1, 2, 3]
         assert all(sum(len(datums[place].token_ids) for place in row) <= most for row in rows)
+
+
+@pytest.fixture(scope="module")
+def without_trees(folder: Path) -> BaseModel:
+    computation = on_one_device(dtype="float32", shared_prefixes="off", threads=1)
+    return BaseModel(folder, computation, 32.0, trusted=False)
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo"])
+def test_what_datums_begin_with_alike_is_computed_once(
+    name: str, base: BaseModel, without_trees: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups of samples of a prompt, whose targets differ within the prompt too, and one sample that is another's
+    twin: results and gradients are those of packing one after another."""
+    generator = np.random.default_rng(5)
+    prompts = [generator.integers(3, 60, 48).tolist() for _ in range(2)]
+    samples = [prompt + generator.integers(3, 60, size).tolist() for prompt in prompts for size in (3, 9, 1, 6)]
+    samples.append(list(samples[0]))
+    data = []
+    for token_ids in samples:
+        count = len(token_ids)
+        columns = {
+            "target_tokens": generator.integers(3, 60, count),
+            "logprobs": generator.normal(-4.0, 0.5, count),
+            "advantages": generator.normal(0.0, 1.0, count),
+            "sequence_ratio_mask": [float(place >= 40) for place in range(count)],
+        }
+        data.append((token_ids, columns))
+    computed: dict[bool, int] = {True: 0, False: 0}
+    found = {}
+    for shares, one in ((True, base), (False, without_trees)):
+        assert one.shares is shares
+        client = TrainingClient(one, OPTIONS, 160)
+        tensors = {key: value + 0.05 for key, value in client.tensors().items()}
+        set_tensors(client.adapter, tensors)
+
+        def count(module: Any, given: Any, shares: bool = shares) -> None:
+            computed[shares] += given[0].numel()
+
+        hook = client.model.get_input_embeddings().register_forward_pre_hook(count)
+        output = client.forward_backward(message(name, data))
+        hook.remove()
+        logprobs = [np.frombuffer(one.fields["logprobs"].data, np.float32) for one in output.loss_fn_outputs]
+        gradients = [parameter.grad.clone() for parameter in _sorted_parameters(client)]
+        found[shares] = (output.metrics["loss:sum"], np.concatenate(logprobs), gradients)
+    tokens = sum(map(len, samples))
+    assert computed[False] == tokens
+    assert computed[True] < 0.5 * tokens
+    assert found[True][0] == pytest.approx(found[False][0], rel=1e-5)
+    assert np.abs(found[True][1] - found[False][1]).max() <= 1e-5
+    largest = max(float(one.abs().max()) for one in found[False][2])
+    for ours, theirs in zip(found[True][2], found[False][2], strict=True):
+        assert float((ours - theirs).abs().max()) <= 1e-5 * largest
 
 
 def test_published_weights_are_the_adapters_merged(base: BaseModel, tmp_path: Path) -> None:
@@ -935,6 +990,60 @@ def test_named_tokens_of_a_prompt_are_scored_by_the_samplers_weights(base: BaseM
             assert abs(share - chance) <= 4 * (chance * (1 - chance) / 200) ** 0.5 + 1e-3
     (greedy,) = {tuple(answer(prompt_alt_tokens_k=1, sampling_params={"temperature": 0}).prompt_alt_tokens.tokens.data)}
     assert greedy == tuple(logprobs[:2].argmax(-1).tolist())
+
+
+# Clients
+
+LIMITS = Limits(
+    ("tiny",), max_rank=8, max_clients=2, most_tokens=MOST, context=MOST, most_samples=4, gap_s=30.0, session_s=60.0
+)
+
+
+def test_a_client_that_vanishes_leaves_nothing(base: BaseModel, tmp_path: Path) -> None:
+    async def scenario() -> list[dict[str, Any]]:
+        service = Service(base, Pool(["e0"], "m", ThreadPoolExecutor(1)), tmp_path, LIMITS, None)
+        session, other = service.begin(), service.begin()
+        body = {"base_model": "tiny", "lora_config": {"rank": 2}, "model_seq_id": 0}
+        made = [service.create_model({**body, "session_id": one.id}) for one in (session, other)]
+        refused = service.create_model({**body, "session_id": other.id, "model_seq_id": 1})
+        await asyncio.gather(*(future.done.wait() for future in (*made, refused)))
+        name = f"{session.id}:train:0"
+        snapshot = service.save({"model_id": name, "seq_id": 1}, SAMPLER)
+        await snapshot.done.wait()
+        assert len(list(tmp_path.glob("snapshots/*/*"))) == 1
+        waits = service.optim_step({"model_id": name, "seq_id": 3})  # for the call before it
+        session.heard -= LIMITS.session_s + 1
+        await service.tend()
+        await waits.done.wait()
+        assert list(service.models) == [f"{other.id}:train:0"]
+        assert (list(service.sessions), service.samplers) == ([other.id], {})
+        assert list(tmp_path.glob("snapshots/*/*")) == []
+        again = service.create_model({**body, "session_id": other.id, "model_seq_id": 2})  # there is room again
+        await again.done.wait()
+        with pytest.raises(UnknownError, match="has ended"):
+            service.heartbeat(session.id)
+        await service.close()
+        return [json.loads(future.body) for future in (refused, waits, again)]
+
+    refused, waits, again = run(scenario())
+    assert "2 training clients, as many as it takes (max_clients)" in refused["error"]
+    assert waits["error"] == "the session has ended"
+    assert again["model_id"].endswith(":train:2")
+
+
+def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("primerl.tinker.routes.MOST_BODY", 1000)
+    service: Any = None  # is not asked
+
+    async def answered(size: int) -> tuple[int, str]:
+        transport = httpx.ASGITransport(application(service, None, "the-engines-key", MOST))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
+            kind = {"Content-Type": "application/x-protobuf"}
+            answer = await client.post("/api/v1/forward_backward", content=bytes(size), headers=kind)
+            return answer.status_code, answer.json()["detail"]
+
+    assert asyncio.run(answered(1001)) == (413, "the body is larger than 1000 bytes; send fewer datums in a call")
+    assert asyncio.run(answered(1000))[0] == 422
 
 
 # Without a key

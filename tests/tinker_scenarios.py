@@ -69,12 +69,14 @@ def recomputed(server: Served, path: str, token_ids: list[int]) -> torch.Tensor:
     return _by_peft(server, str(folder), token_ids)
 
 
-def _by_peft(server: Served, folder: str, token_ids: list[int]) -> torch.Tensor:
+def _by_peft(server: Served, folder: str, token_ids: list[int], merged_into: Path | None = None) -> torch.Tensor:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(merged_into or server.model, dtype=torch.float32)
     model = PeftModel.from_pretrained(model, folder).eval()
+    if merged_into is not None:
+        model = model.merge_and_unload()
     with torch.no_grad():
         logits = model(torch.tensor([token_ids])).logits[0, :-1]
     return logits.log_softmax(-1).gather(-1, torch.tensor(token_ids[1:])[:, None]).squeeze(-1)
@@ -189,7 +191,11 @@ def adapters_are_exported_for_peft(server: Served, service: tinker.ServiceClient
             for wrong in (url[:-1] + ("0" if url[-1] != "0" else "1"), url.replace("expires=", "expires=9")):
                 with pytest.raises(urllib.error.HTTPError, match="403"):
                     urllib.request.urlopen(wrong)
-        assert torch.equal(_by_peft(server, folder, ROWS[0]), recomputed(server, path, ROWS[0]))
+        expected = recomputed(server, path, ROWS[0])
+        assert torch.equal(_by_peft(server, folder, ROWS[0]), expected)
+        # Merged, the output layer has weights of its own: that is the model that engines have.
+        merged = _by_peft(server, folder, ROWS[0], merged_into=server.output / "engines_model")
+        assert torch.allclose(merged, expected, atol=1e-4)
         command = [f"{sys.prefix}/bin/tinker", "checkpoint", "download", path, "--output", folder]
         environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": KEY}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)

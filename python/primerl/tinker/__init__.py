@@ -3,15 +3,18 @@
 | module | what |
 |---|---|
 | `serve` | the process: checks, starts engines, listens, stops |
-| `routes` | HTTP: paths, key, answers; no work is done here |
+| `untied` | the base model as engines load it: with an output layer of its own |
+| `routes`, `state_routes` | HTTP: paths, key, answers; no work is done here |
+| `page`, `history` | the server's page, and what it shows of the past |
 | `service` | sessions, training and sampling clients: what each call means |
 | `futures` | promises: order of calls, retries, long polls |
 | `wire` | the SDK's protobuf messages, from and to tensors |
 | `losses` | the losses, which are sums over tokens |
 | `clients` | training clients: adapters over one base model |
-| `store` | saved states on disk |
+| `store`, `export` | saved states on disk, and their files for download |
 | `engines` | engine processes, and which weights each has proved |
-| `sampling` | a request for samples, from and to an engine's |
+| `sampling`, `generation` | a request for samples, from and to an engine's |
+| `scoring` | scores of a prompt that the trainer computes, as engines do not have them |
 
 Facts about the API were measured against SDK 0.38; it ships its protobuf messages, which `wire` uses.
 """

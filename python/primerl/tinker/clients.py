@@ -26,10 +26,12 @@ from primerl.train.adapters.files import folder_digest
 from primerl.train.adapters.lora import Adapter, add_adapter
 from primerl.train.adapters.targets import choose
 from primerl.train.checkpoint.step_folders import saving
+from primerl.train.data.trees import LEAST_SHARED, packed_groups, packed_trees
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model.loading import make_ready
 from primerl.train.model.packed_model import PackedSequences, dtype_on, load_model, output_head, predicted_hidden
+from primerl.train.model.prefixes import shared_with_previous
 from primerl.train.settings import ALL_LINEAR, ComputationConfig, Dtype, LoraConfig
 
 log = logging.getLogger("primerl.tinker")
@@ -71,14 +73,18 @@ class LoraOptions:
 
 
 def on_one_device(
-    *, dtype: Dtype | None, activation_checkpointing: Literal["none", "full", "selective"] = "none", threads: int
+    *,
+    dtype: Dtype | None,
+    activation_checkpointing: Literal["none", "full", "selective"] = "none",
+    shared_prefixes: Literal["auto", "off"] = "auto",
+    threads: int,
 ) -> ComputationConfig:
     """How a base model computes: by one rank, as it is written."""
     return ComputationConfig(
         dtype=dtype,
         activation_checkpointing=activation_checkpointing,
         compile=False,
-        shared_prefixes="off",
+        shared_prefixes=shared_prefixes,
         threads=threads,
         ranks=1,
         dp_replicate=1,
@@ -101,7 +107,7 @@ class BaseModel:
         self.model = load_model(
             folder, dtype_on(self.device, computation.dtype), self.device, trust_remote_code=trusted
         )
-        make_ready(self.model, computation, None, folder, 0, ranks)
+        _, _, self.shares = make_ready(self.model, computation, None, folder, 0, ranks)
         self.model.requires_grad_(False)
         head = tied_head(self.model)
         if head is not None:
@@ -204,7 +210,7 @@ class TrainingClient:
         outputs: list[dict[str, Tensor]] = [{} for _ in datums]
         total = 0.0
         with torch.set_grad_enabled(not request.forward_only):
-            for places in packed(datums, self._micro_batch_tokens):
+            for places in packed(datums, self._micro_batch_tokens, shares=self._base.shares):
                 if self._base.is_stopping:
                     raise InterruptedError("the server is stopping")
                 logprobs = self._logprobs([datums[place] for place in places])
@@ -230,8 +236,10 @@ class TrainingClient:
         """Log-probabilities of each datum's targets, at temperature 1, of their shape; differentiable."""
         device = self._base.device
         token_ids = torch.cat([datum.token_ids for datum in datums]).to(device)
-        lengths = [len(datum.token_ids) for datum in datums]
-        sequences = PackedSequences.from_lengths(lengths, device)
+        lengths = [len(datum) for datum in datums]
+        # What neighbours begin with alike is computed once; targets and losses stay each datum's own.
+        ids = [datum.token_ids.numpy() for datum in datums] if self._base.shares else []
+        sequences = PackedSequences.sharing(lengths, shared_with_previous(ids, LEAST_SHARED), device)
         # The state at each position predicts its target, which need not be the next token of the input.
         hidden = predicted_hidden(self.model, token_ids, sequences, torch.arange(1, len(token_ids) + 1, device=device))
         widths = [1 if datum.targets.ndim == 1 else datum.targets.shape[1] for datum in datums]
@@ -327,15 +335,9 @@ def adam_options(given: Mapping[str, Any]) -> AdamOptions:
     return AdamOptions(group | {name: values[name] for name in ("eps", "weight_decay")}, values["grad_clip_norm"])
 
 
-def packed(datums: Sequence[Datum], most_tokens: int) -> list[list[int]]:
-    """Places of the datums of each micro-batch, of at most so many tokens: first fit, the longest first."""
-    rows: list[tuple[list[int], int]] = []
-    for place in sorted(range(len(datums)), key=lambda one: -len(datums[one].token_ids)):
-        size = len(datums[place].token_ids)
-        for index, (places, used) in enumerate(rows):
-            if used + size <= most_tokens:
-                rows[index] = ([*places, place], used + size)
-                break
-        else:
-            rows.append(([place], size))
-    return [places for places, _ in rows]
+def packed(datums: Sequence[Datum], most_tokens: int, *, shares: bool) -> list[list[int]]:
+    """Places of the datums of each micro-batch, of at most so many tokens: first fit, the longest first. `shares`:
+    those that begin alike come together, and only their unique tokens count."""
+    places = {id(datum): place for place, datum in enumerate(datums)}
+    groups = packed_trees(datums, most_tokens) if shares else packed_groups(datums, most_tokens)
+    return [[places[id(datum)] for datum in group] for group in groups]

@@ -48,7 +48,7 @@ from primerl.tinker.untied import engines_folder
 from primerl.train.model.packed_model import ModelError
 
 log = logging.getLogger("primerl.tinker")
-said = logging.getLogger("primerl.tinker.said")
+said = logging.getLogger("primerl.tinker.serve")
 """What is printed as well: for the log's file alone."""
 
 ENGINES_MODEL = "engines_model"
@@ -260,7 +260,10 @@ class _Server:
     def _base(self) -> BaseModel:
         given = self._config.trainer
         computation = on_one_device(
-            dtype=given.dtype, activation_checkpointing=given.activation_checkpointing, threads=given.threads
+            dtype=given.dtype,
+            activation_checkpointing=given.activation_checkpointing,
+            shared_prefixes=given.shared_prefixes,
+            threads=given.threads,
         )
         if given.threads:
             import torch

@@ -48,7 +48,7 @@ def engines_folder(folder: Path, target: Path, *, trusted: bool) -> Path:
     """
     shutil.rmtree(target, ignore_errors=True)
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    if config.get(TIED) is False and TIED not in config.get("text_config", {}):
+    if config.get(TIED) is False and "text_config" not in config:
         return folder
     model = model_shape(folder, trust_remote_code=trusted)
     head = tied_head(model)

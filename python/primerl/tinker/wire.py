@@ -28,6 +28,9 @@ class Datum:
     columns: dict[str, Tensor]
     """Each has the shape of the targets; fp32."""
 
+    def __len__(self) -> int:
+        return self.token_ids.shape[0]
+
     def weighted(self) -> int:
         """Targets with a weight or an advantage: those that are learnt from."""
         given = self.columns.get("weights", self.columns.get("advantages"))

@@ -8,12 +8,26 @@ that is more. A cluster that is too large is cut in that order, and the first ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from primerl.train.data.rows import Row
+from torch import Tensor
+
 from primerl.train.model.prefixes import shared_with_previous, worth_sharing
 
 Item = TypeVar("Item")
+
+
+class HasTokens(Protocol):
+    """A row of fine-tuning, or a datum of a client."""
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[T], integers."""
+
+    def __len__(self) -> int: ...
+
+
+Row = TypeVar("Row", bound=HasTokens)
 
 LEAST_SHARED = 32
 """Rows that share fewer tokens are not tied together, and none of them is computed once: a beginning that all rows
@@ -24,12 +38,12 @@ KEYS_PER_TOKEN = 8
 orchestrator's packer."""
 
 
-def packed_groups(rows: list[Row], seq_len: int) -> list[list[Row]]:
+def packed_groups(rows: Sequence[Row], seq_len: int) -> list[list[Row]]:
     """The rows in as few groups of at most `seq_len` tokens as first-fit in order of decreasing length finds."""
     return first_fit(rows, [len(row) for row in rows], seq_len)
 
 
-def packed_trees(rows: list[Row], seq_len: int, least: int = LEAST_SHARED) -> list[list[Row]]:
+def packed_trees(rows: Sequence[Row], seq_len: int, least: int = LEAST_SHARED) -> list[list[Row]]:
     """The rows in groups of at most `seq_len` unique tokens, those that begin alike next to each other; as
     `packed_groups` where they share little. The same rows in any order give the same groups, but for rows of the same
     tokens."""
