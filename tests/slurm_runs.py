@@ -91,5 +91,8 @@ def left_of_job(output: Path) -> list[str]:
 
 
 def one_listed(job: int) -> dict[str, Any]:
-    [listed] = [one for one in json.loads(primerl("run", "list", "--json")) if one["job"] == str(job)]
+    """The test's own: another test's Slurm has jobs with the same numbers."""
+    here = Path.cwd()
+    runs = json.loads(primerl("run", "list", "--json"))
+    [listed] = [one for one in runs if one["job"] == str(job) and Path(one["output_dir"]).is_relative_to(here)]
     return dict(listed)
