@@ -21,6 +21,7 @@ from end_to_end import primerl, start, steps_of, until
 from long_runs import LongRuns
 from ray_helpers import CPUS, HEAD, SECOND, Cluster
 from run_helpers import write_run
+from slurm_runs import variable
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -301,14 +302,6 @@ def test_a_fine_tuning_that_fails_says_so(ray: Cluster, tmp_path: Path) -> None:
         code, printed = run.ended(LIMIT_S)
     assert code not in (0, 2), printed
     assert "sft was killed by SIGKILL" in printed
-
-
-def variable(pid: int, name: str) -> str | None:
-    with contextlib.suppress(OSError):
-        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if entry.startswith(f"{name}=".encode()):
-                return entry.partition(b"=")[2].decode()
-    return None
 
 
 def test_an_evaluation_over_two_nodes(ray: Cluster, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether an engine of this machine and an orchestrator elsewhere reach each other, before either has work to do."""
+"""Whether engines and an orchestrator on several machines reach each other, before either works: for dry runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import contextlib
 import http.server
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from primerl.config.errors.fail import ConfigError
 from primerl.net.addresses import UnreachableError, told_to
-from primerl.net.requests import UnansweredError, ask, tell
+from primerl.net.requests import UnansweredError, ask, open_url, tell
 
 ASK_S = 10.0
 UNAUTHORIZED, BAD_REQUEST = 401, 400
@@ -48,6 +49,20 @@ def _listening(host: str, port: int) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def engines(urls: Sequence[str]) -> list[str]:
+    """Which of the engines elsewhere answer now, a sentence each. They may be started later, so none is an error."""
+    with ThreadPoolExecutor(max(1, len(urls))) as pool:
+        return list(pool.map(_engine, urls))
+
+
+def _engine(url: str) -> str:
+    try:
+        with open_url(f"{url.rstrip('/')}/health", timeout=ASK_S):
+            return f"the engine at {url} is reached from here"
+    except (OSError, ValueError) as error:
+        return f"the engine at {url} is not reached from here: {error}; start it before the run, or open its port"
 
 
 def check(orchestrator: str, host: str, port: int) -> str:

@@ -24,7 +24,7 @@ from primerl.config.errors import error_locations, resume_refusal
 from primerl.config.process_files import files, resolve, run_file
 from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
-from primerl.launch import configs, on_ray, placing, plan, remote_workers, secrets, storing
+from primerl.launch import configs, on_ray, placing, plan, reaching, remote_workers, secrets, storing
 from primerl.launch.external_trainer import ExternalTrainer, is_trained
 from primerl.launch.monitors import MonitorWatch, wanted
 from primerl.launch.placement import commands, sharing
@@ -109,6 +109,8 @@ def _started(
 
 
 def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: secrets.Variables, fitted: Fitting) -> int:
+    for remark in reaching.engines(config.orchestrator.engines):
+        console.say(remark)
     if training.holds_run(folder):
         # Its configs tell what it was trained with, and `primerl verify` reads them.
         console.say(f"everything checked; a start resumes the run in {folder}, whose configs are left as they are")
