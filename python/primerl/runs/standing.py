@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from primerl.runs.registry import Run
+from primerl.runs.registry import SCRIPT, Run
 from primerl.train.checkpoint.files import last_line
 
 PENDING, RUNNING, STOPPED, FAILED, COMPLETED = "PENDING", "RUNNING", "STOPPED", "FAILED", "COMPLETED"
@@ -66,6 +66,8 @@ def _without_code(run: Run, step: int) -> Standing:
         begun = not found.is_waiting and (run.kind == "sft" or _has_started(run))
         return Standing(RUNNING if begun else PENDING, reason, step)
     ended = "" if found is None or job is None else f"job {job.id} is {found.told()}: "
+    if run.form == SCRIPT:
+        return Standing(FAILED, f"{ended}its training script was killed; the same script resumes it", step)
     return Standing(FAILED, f"{ended}its launcher was killed; `primerl run resume` continues it", step)
 
 
