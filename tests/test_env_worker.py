@@ -170,7 +170,7 @@ def test_rollouts_are_leased_run_and_reported_by_a_worker_and_by_the_one_that_re
     first = start(orchestrator, **config)
     orchestrator.wait("results", lambda: len(orchestrator.results) == 60, START_S)
     [registration] = orchestrator.registrations
-    assert set(registration.pop("listing")) == {"digest", "first", "last", "packages"}
+    assert set(registration.pop("listing")) == {"digest", "first", "last", "packages", "keys"}
     assert registration == {
         "environment": "reverse",
         "role": "train",

@@ -12,7 +12,8 @@ import pytest
 from primerl.launch.storing import Storing
 from primerl.process import redaction
 from primerl.runs import registry as registry_module
-from primerl.runs.registry import Registry, known
+from primerl.runs.registry import SCRIPT, Registry, known
+from primerl.runs.standing import standing
 from primerl.runs.state import StateError
 from primerl.stores.choice import open_store
 from rich.console import Console
@@ -165,3 +166,16 @@ def test_a_state_folder_that_cannot_be_written_is_read(
 def test_a_run_that_is_in_no_list_is_sent_to_its_command(tmp_path: Path) -> None:
     assert Storing(tmp_path, None)._again == "the same command"
     assert Storing(tmp_path, "0a1b2c3d")._again == "`primerl run resume 0a1b2c3d`"
+
+
+@pytest.mark.parametrize(
+    ("form", "said"), [("full", "`primerl run resume` continues it"), (SCRIPT, "the same script resumes it")]
+)
+def test_a_run_that_was_killed_says_what_resumes_it(form: str, said: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with Registry() as registry:
+        run = registry.begin(folder, CONFIG, goes_on=True, form=form, name="run", model="/m", environments=["e"])
+        found = standing(registry.find(run))
+    assert found.status == "FAILED"
+    assert said in found.reason

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.runs import served
-from primerl.runs.registry import Run
+from primerl.runs.registry import SCRIPT, Run
 from primerl.train.checkpoint.files import last_line
 
 PENDING, RUNNING, STOPPED, FAILED, COMPLETED = "PENDING", "RUNNING", "STOPPED", "FAILED", "COMPLETED"
@@ -71,6 +71,8 @@ def _without_code(run: Run, step: int | None) -> Standing:
         begun = not found.is_waiting and (run.kind in WITHOUT_ORCHESTRATOR or _has_started(run))
         return Standing(RUNNING if begun else PENDING, reason, step)
     ended = "" if found is None or job is None else f"job {job.id} is {found.told()}: "
+    if run.form == SCRIPT:
+        return Standing(FAILED, f"{ended}its training script was killed; the same script resumes it", step)
     return Standing(FAILED, f"{ended}its launcher was killed; `primerl run resume` continues it", step)
 
 
