@@ -31,7 +31,7 @@ TIMEOUT_S = 400
 SECRET = "the-value-of-a-secret"
 # Config classes of `primerl NAME @ FILE`, in addition to rl, run and sft.
 SCHEMAS = {
-    "inference": "primerl.config.schema.serving:ServingConfig",
+    "inference": "primerl.config.schema.inference_run:InferenceRunConfig",
     "trainer": "primerl.config.schema.trainer:TrainerConfig",
     "orchestrator": "primerl.config.schema.orchestrator:OrchestratorConfig",
     "env-worker": "primerl.config.schema.environment:EnvWorkerConfig",

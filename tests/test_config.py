@@ -23,9 +23,9 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import resolve
 from primerl.config.schema.environment import EnvWorkerConfig
 from primerl.config.schema.inference import InferenceConfig
+from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.orchestrator import OrchestratorConfig
 from primerl.config.schema.rl import RLConfig
-from primerl.config.schema.serving import ServingConfig
 from primerl.config.schema.sft import SFTConfig, TinyModel
 from primerl.config.schema.simulate import SimulateConfig
 from primerl.config.schema.trainer import TrainerConfig
@@ -33,7 +33,7 @@ from primerl.launch.preflight.sft import LAUNCHER_ONLY
 from primerl.models.tiny import TinyConfig
 from pydantic import BaseModel, ValidationError
 
-CONFIGS = [RLConfig, SFTConfig, TrainerConfig, OrchestratorConfig, ServingConfig, EnvWorkerConfig, SimulateConfig]
+CONFIGS = [RLConfig, SFTConfig, TrainerConfig, OrchestratorConfig, InferenceRunConfig, EnvWorkerConfig, SimulateConfig]
 
 
 def tree(**changes: Any) -> dict[str, Any]:

@@ -39,9 +39,9 @@ from primerl.config.command_line.load import load
 from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import keys_of_one_form, load_run
 from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.serve import ServeConfig
-from primerl.config.schema.serving import ServingConfig
 from primerl.config.schema.sft import SFTConfig
 from primerl.config.schema.simulate import SimulateConfig
 from primerl.evals import endpoints
@@ -335,7 +335,7 @@ def test_a_config_is_valid(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
         load_run(files, program="primerl rl")
     else:
         classes = {"sft": SFTConfig, "simulate": SimulateConfig, "eval": EvalConfig, "serve": ServeConfig}
-        classes["inference"] = ServingConfig
+        classes["inference"] = InferenceRunConfig
         load(classes[form], files, program=f"primerl {form}")
 
 

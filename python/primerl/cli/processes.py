@@ -40,7 +40,7 @@ PUBLISHED_INFERENCE = {"--server.port": "--port", "--server.host": "--host"}
 Settings = TypeVar("Settings")
 
 
-SERVING = "primerl.config.schema.serving:ServingConfig"
+SERVING = "primerl.config.schema.inference_run:InferenceRunConfig"
 
 
 class BadInputError(Exception):
@@ -94,20 +94,20 @@ def served(arguments: list[str]) -> EngineSettings | int:
     from primerl.config.errors.fail import ConfigError
     from primerl.config.process_files import run_file
     from primerl.config.process_files.files import keys_of
-    from primerl.config.schema.serving import ServingConfig
+    from primerl.config.schema.inference_run import InferenceRunConfig
     from primerl.inference.settings import InferenceConfig
 
     try:
-        config = load(ServingConfig, arguments, program="primerl inference")
+        config = load(InferenceRunConfig, arguments, program="primerl inference")
         if config.is_this_process:
             return from_mapping(InferenceConfig, own_keys(InferenceConfig, keys_of(config)))
         with placed(config, arguments):
             config = run_file.located(config)
         keep_state(config.output_dir)
-        from primerl.launch import serving
+        from primerl.launch import inference_run
 
         with placed(config, arguments):
-            return serving.run(config, partial(print, flush=True))
+            return inference_run.run(config, partial(print, flush=True))
     except ConfigError as error:
         raise BadInputError(str(error)) from None
 

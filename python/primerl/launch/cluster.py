@@ -7,9 +7,9 @@ from pathlib import Path
 
 from primerl import run_key
 from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.launched import C, Launched
 from primerl.config.schema.rl import RLConfig
-from primerl.config.schema.serving import ServingConfig
 from primerl.config.schema.sft import SFTConfig
 
 EVERYWHERE = "0.0.0.0"
@@ -21,7 +21,7 @@ def has_orchestrator(config: Launched) -> bool:
 
 def serves_others(config: Launched) -> bool:
     """Whether the processes are there for clients on other machines, also where they are on a single node."""
-    return isinstance(config, ServingConfig)
+    return isinstance(config, InferenceRunConfig)
 
 
 def reachable(config: C, address: str) -> C:
@@ -29,7 +29,7 @@ def reachable(config: C, address: str) -> C:
     where. The stored config has neither."""
     if isinstance(config, SFTConfig):
         return config
-    if isinstance(config, ServingConfig):
+    if isinstance(config, InferenceRunConfig):
         return config if "host" in config.model_fields_set else config.implied(host=EVERYWHERE)
     if isinstance(config, RLConfig) and "host" not in config.orchestrator.model_fields_set:
         config = config.implied(orchestrator=config.orchestrator.implied(host=address))

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
+from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.launched import C
-from primerl.config.schema.serving import ServingConfig
 from primerl.launch import on_ray
 from primerl.launch.placement.protocol import Placement
 from primerl.launch.placement.registry import SLURM, chosen
@@ -48,7 +48,7 @@ def begun(config: C, say: Callable[[str], None], *, saves: bool) -> Begun[C]:
 
 def on_nodes(config: C) -> C:
     """Engines that only serve are on nodes of engines, of which a job has one at least; there is no trainer's."""
-    if not isinstance(config, ServingConfig):
+    if not isinstance(config, InferenceRunConfig):
         return config
     asked = config.deployment.num_infer_nodes
     on_slurm = config.slurm is not None or config.deployment.type == SLURM

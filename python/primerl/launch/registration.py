@@ -12,10 +12,10 @@ from pathlib import Path
 
 from primerl.config.process_files import files, run_file
 from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.launched import Registered
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.serve import ServeConfig
-from primerl.config.schema.serving import ServingConfig
 from primerl.launch.preflight import hub
 from primerl.launch.supervise import detached
 from primerl.launch.supervise.failures import BAD_INPUT, INTERRUPTED
@@ -115,7 +115,7 @@ def _described(config: Registered) -> tuple[str, list[str], str]:
     if isinstance(config, ServeConfig):
         is_of_hub = hub.is_hub_name(config.model.path)
         return served.KIND, [], config.model.path if is_of_hub else files.absolute(config.model.path)
-    if isinstance(config, ServingConfig):
+    if isinstance(config, InferenceRunConfig):
         return "inference", [], files.absolute(config.model.path)
     path = "tiny" if config.model.path is None else files.absolute(config.model.path)
     if isinstance(config, RLConfig):

@@ -258,7 +258,7 @@ FORMS: dict[str, Form] = {
             "log.level",
         ),
     ),
-    "inference": Form("primerl inference", "primerl.config.schema.serving:ServingConfig"),
+    "inference": Form("primerl inference", "primerl.config.schema.inference_run:InferenceRunConfig"),
     "env-worker": Form("primerl env-worker", "primerl.config.schema.environment:EnvWorkerConfig"),
     "env-worker-join": Form(
         "primerl env-worker",

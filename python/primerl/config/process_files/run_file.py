@@ -16,9 +16,9 @@ from typing import Any
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files.files import absolute, dump_toml, write_text
 from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.launched import C, Launched, Registered
 from primerl.config.schema.rl import RLConfig
-from primerl.config.schema.serving import ServingConfig
 from primerl.config.schema.sft import SFTConfig
 
 LONGEST = 40
@@ -51,7 +51,7 @@ def label_of(config: Launched) -> str:
     """The first environment, the file of rows, or the model that is served."""
     if isinstance(config, SFTConfig):
         text = Path(config.data.path or "").stem
-    elif isinstance(config, ServingConfig):
+    elif isinstance(config, InferenceRunConfig):
         text = Path(absolute(config.model.path)).name
     else:
         entries = config.env if isinstance(config, EvalConfig) else config.orchestrator.train.env
@@ -63,7 +63,7 @@ def goes_on(config: Launched) -> str | None:
     """The key that asks for resuming, if any."""
     if isinstance(config, EvalConfig):
         return "retry_errors" if config.retry_errors else None
-    if isinstance(config, ServingConfig):
+    if isinstance(config, InferenceRunConfig):
         return None
     return "ckpt.resume_step" if config.ckpt is not None and config.ckpt.resume_step is not None else None
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TypeVar
 
 from primerl.config.schema.evaluation import EvalConfig
+from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.serve import ServeConfig
-from primerl.config.schema.serving import ServingConfig
 from primerl.config.schema.sft import SFTConfig
 
-Launched = RLConfig | SFTConfig | EvalConfig | ServingConfig
+Launched = RLConfig | SFTConfig | EvalConfig | InferenceRunConfig
 Registered = Launched | ServeConfig
 """Those of what `primerl run list` shows."""
-C = TypeVar("C", RLConfig, SFTConfig, EvalConfig, ServingConfig)
+C = TypeVar("C", RLConfig, SFTConfig, EvalConfig, InferenceRunConfig)

@@ -11,7 +11,7 @@ from primerl.config.schema.deployment import Deployment, Ray, Slurm, check_place
 from primerl.config.schema.inference import InferenceConfig
 
 
-class ServingConfig(InferenceConfig):
+class InferenceRunConfig(InferenceConfig):
     """Engines that serve a model (`primerl inference @ file`)."""
 
     replicas: Annotated[ProcessesOrZero, Field(ge=1)] = 1

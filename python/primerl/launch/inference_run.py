@@ -16,7 +16,7 @@ from primerl.config.errors.fail import ConfigError, Problems
 from primerl.config.process_files import files
 from primerl.config.process_files.files import ProcessConfig, absolute, process, shared
 from primerl.config.schema.inference import EngineModel, InferenceConfig
-from primerl.config.schema.serving import ServingConfig
+from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.inference import backends
 from primerl.inference.backend import UnservableError
 from primerl.launch import placing, reaching
@@ -37,7 +37,7 @@ SERVES = re.compile(rb"^serving (.*) at (http://\S+)$", re.MULTILINE)
 WITHOUT_HOST = re.compile(r"^http://(0\.0\.0\.0|\[::\]):")
 
 
-def run(config: ServingConfig, say: Callable[[str], None]) -> int:
+def run(config: InferenceRunConfig, say: Callable[[str], None]) -> int:
     """Serves until it is stopped. Raises ConfigError before anything starts."""
     begun = placing.begun(config, say, saves=False)
     config, placement = begun.config, begun.placement
@@ -67,7 +67,7 @@ def run(config: ServingConfig, say: Callable[[str], None]) -> int:
     return within.ended(config, session.exit_code, begun.limit, say)
 
 
-def engines(config: ServingConfig) -> list[ProcessConfig]:
+def engines(config: InferenceRunConfig) -> list[ProcessConfig]:
     """A process for each. Raises ConfigError for a backend that there is not."""
     folder = Path(absolute(config.model.path))
     try:
@@ -90,11 +90,11 @@ def engines(config: ServingConfig) -> list[ProcessConfig]:
     return found
 
 
-def _joins_as(config: ServingConfig, index: int) -> str | None:
+def _joins_as(config: InferenceRunConfig, index: int) -> str | None:
     return config.join_as if config.join_as is None or config.replicas == 1 else f"{config.join_as}_{index}"
 
 
-def check(config: ServingConfig) -> None:
+def check(config: InferenceRunConfig) -> None:
     """Raises ConfigError with every problem, one a line."""
     folder = Path(absolute(config.model.path))
     problems = Problems()

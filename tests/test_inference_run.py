@@ -11,7 +11,7 @@ import pytest
 from cluster_commands import ENGINES, an_engine_is_killed_and_comes_back, running
 from end_to_end import primerl
 from primerl.config.errors.fail import ConfigError
-from primerl.config.schema.serving import ServingConfig
+from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.launch import placing, serving
 from primerl.launch.slurm import script
 from pydantic import ValidationError
@@ -20,8 +20,8 @@ from run_helpers import write_run
 WAIT_S = 90
 
 
-def config(**more: Any) -> ServingConfig:
-    return ServingConfig.model_validate({"model": {"path": "tiny"}, "backend": "torch", **more})
+def config(**more: Any) -> InferenceRunConfig:
+    return InferenceRunConfig.model_validate({"model": {"path": "tiny"}, "backend": "torch", **more})
 
 
 def test_a_single_engine_of_this_machine_is_the_process_itself() -> None:
