@@ -12,7 +12,7 @@ from cluster_commands import ENGINES, an_engine_is_killed_and_comes_back, runnin
 from end_to_end import primerl
 from primerl.config.errors.fail import ConfigError
 from primerl.config.schema.inference_run import InferenceRunConfig
-from primerl.launch import placing, serving
+from primerl.launch import inference_run, placing
 from primerl.launch.slurm import script
 from pydantic import ValidationError
 from run_helpers import write_run
@@ -31,12 +31,12 @@ def test_a_single_engine_of_this_machine_is_the_process_itself() -> None:
 
 
 def test_each_engine_has_a_name_and_the_model_by_its_path() -> None:
-    found = serving.engines(config(replicas=2, join="http://o:1", join_as="mine", threads=3))
+    found = inference_run.engines(config(replicas=2, join="http://o:1", join_as="mine", threads=3))
     assert [one.name for one in found] == ["inference_0", "inference_1"]
     assert [one.config.join_as for one in found] == ["mine_0", "mine_1"]  # type: ignore[attr-defined]
     assert {one.config.model.path for one in found} == {os.path.abspath("tiny")}  # type: ignore[attr-defined]
     assert {one.threads for one in found} == {3}
-    [alone] = serving.engines(config(join="http://o:1", join_as="mine"))
+    [alone] = inference_run.engines(config(join="http://o:1", join_as="mine"))
     assert (alone.name, alone.config.join_as) == ("inference", "mine")  # type: ignore[attr-defined]
 
 
@@ -71,7 +71,7 @@ def test_what_engines_alone_cannot_have(more: dict[str, Any], said: str) -> None
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.path"):
-        serving.check(config(replicas=2))
+        inference_run.check(config(replicas=2))
 
 
 @pytest.mark.end_to_end
