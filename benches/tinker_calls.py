@@ -30,7 +30,8 @@ def serve(model: Path, folder: Path, tokens: int) -> tuple[subprocess.Popen[str]
     options += ["--port", "0", "--trainer.threads", "1", "--trainer.max-tokens", str(tokens)]
     options += ["--inference.max-model-len", "1024", "--inference.replicas", "1"]
     command = [sys.executable, "-m", "primerl", "serve", "--tinker", *options]
-    environment = {**os.environ, "TINKER_API_KEY": KEY}
+    # The server is not to be among the user's runs.
+    environment = {**os.environ, "TINKER_API_KEY": KEY, "PRIMERL_STATE_DIR": str(folder / "state")}
     server = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8", env=environment)
     assert server.stdout is not None
     for line in server.stdout:

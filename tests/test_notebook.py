@@ -106,9 +106,13 @@ def test_the_example_is_interrupted_and_resumes(
             assert stands(output) == "STOPPED", "what was refused is no start"
             read.cells[training].source = source.replace("*CONFIG", f"*{arguments(trained + 4)!r}")
             cell = await client.async_execute_cell(read.cells[training], training)
+            shown = [one["data"]["text/html"] for one in cell.outputs if one.output_type == "display_data"]
+            assert stands(output) == "COMPLETED"
+            with pytest.raises(CellExecutionError, match=r"nothing is left to do: .* has trained all \d+ steps"):
+                await client.async_execute_cell(read.cells[training], training)
         steps = steps_of(output)
         assert steps == list(range(1, trained + 5))
-        return [one["data"]["text/html"] for one in cell.outputs if one.output_type == "display_data"]
+        return shown
 
     shown = asyncio.run(scenario())
     assert len(shown) == 1

@@ -20,6 +20,7 @@ from end_to_end import REPOSITORY, SMALL, launch, read_lines, until, write_small
 from primerl.cli import main
 from primerl.launch.supervise.failures import RunFailedError
 from primerl.own_trainer import peers as module
+from primerl.own_trainer.connection import Connection
 from primerl.own_trainer.loop import _whole
 from primerl.own_trainer.peers import Peers
 from primerl.train.distributed.ranks import SILENT_S
@@ -131,6 +132,16 @@ def test_one_process_asks_nobody() -> None:
     assert alone.all_of("batch", "there") == ["there"]
     alone.at("training")
     alone.leave(orderly=True)
+
+
+def test_a_run_that_ends_before_its_last_step_is_no_end_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = object.__new__(Connection)
+    connection.max_steps, connection._peers = 6, Peers(0, 1)  # type: ignore[misc]
+    monkeypatch.setattr(Connection, "doing", lambda *_: None)
+    monkeypatch.setattr(Connection, "_ask", lambda *_: (None, None))
+    monkeypatch.setattr(Connection, "status", lambda _: {"run": {"finished": "inference exited with code 1"}})
+    with pytest.raises(RunFailedError, match="ended before step 3 of 6: inference exited with code 1"):
+        connection._take(3)
 
 
 def test_ranks_that_do_not_meet_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

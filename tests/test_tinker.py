@@ -1026,7 +1026,7 @@ def test_a_client_that_vanishes_leaves_nothing(base: BaseModel, tmp_path: Path) 
         return [json.loads(future.body) for future in (refused, waits, again)]
 
     refused, waits, again = run(scenario())
-    assert "2 training clients, as many as it takes (max_clients)" in refused["error"]
+    assert "2 training clients, as many as it takes (trainer.max_clients)" in refused["error"]
     assert waits["error"] == "the session has ended"
     assert again["model_id"].endswith(":train:2")
 

@@ -170,6 +170,11 @@ class Run(TrainingLoop):
                 going_back.check_steps(self.config, self.status())
             except RefusedError as refusal:
                 raise ConfigError(str(refusal)) from None
+            if finished(self.status()):
+                raise ConfigError(
+                    f"max_steps: nothing is left to do: the run in {folder} has trained all {self.config.max_steps} "
+                    "steps; set more of them, or give another output_dir"
+                )
             self._placement = resources.enter_context(placement)
             url = self._orchestrator.url
             self._kinds: dict[str, str] = {}
@@ -259,6 +264,8 @@ class Run(TrainingLoop):
             code, reason = FAILED, self._failure or f"the training script: {type(error).__name__}: {error}"
         elif self._failure is not None:
             code, reason = FAILED, self._failure
+        elif self._next_version <= self.max_steps:
+            code, reason = INTERRUPTED, f"the training script left before step {self._next_version} was trained"
         self._session.exit_code = code
         processes = [(self._kinds[name], process) for name, process in self._placement.by_name.items()]
         content = {

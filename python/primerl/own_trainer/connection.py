@@ -181,7 +181,8 @@ class Connection(TrainingLoop):
                 self._publish_again(step - 1, why or "another rank got that answer")
                 continue
             if OVER in outcomes:
-                return None
+                why = (self.status().get("run") or {}).get("finished") or "its launcher's output says why"
+                raise RunFailedError(f"the run has ended before step {step} of {self.max_steps}: {why}")
             self.doing("training")
             if step < self.max_steps:
                 self._fetched.ask_ahead(step + 1)

@@ -54,6 +54,8 @@ said = logging.getLogger("primerl.tinker.serve")
 ENGINES_MODEL = "engines_model"
 """Folder in output_dir: the base model with an output layer of its own, where it is tied."""
 LOG = "server.log"
+WITH_KEY = "with_key"
+"""In output_dir/run: a server that was started there had a key."""
 KEY = "TINKER_API_KEY"
 KEY_BEGINS = "tml-"
 TEND_S = 30.0
@@ -67,7 +69,12 @@ def serve(config: ServeConfig) -> int:
     key = _key(config)
     folder, output_dir = _checked(config)
     lock = output_dir / LOCK
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"output_dir: cannot use {output_dir}: {error.strerror}; use another folder, or change its permissions"
+        ) from None
     with lock.open("w", encoding="utf-8") as file:
         if not take(file):
             raise ConfigError(f"output_dir: another process is using {output_dir}; choose another output_dir")
@@ -75,6 +82,7 @@ def serve(config: ServeConfig) -> int:
         with _listening(config) as listener:
             if key is None and not addresses.is_loopback(listener.getsockname()[0]):
                 raise ConfigError(_exposed(config.host))
+            _note_key(key, lock.parent / WITH_KEY)
             served = _for_engines(config, folder, output_dir)
             with registered(config, output_dir, _say, goes_on=True) as session:
                 try:
@@ -112,6 +120,16 @@ def _key(config: ServeConfig) -> str | None:
     if key is None and addresses.is_reached_from_elsewhere(config.host):
         raise ConfigError(_exposed(config.host))
     return key
+
+
+def _note_key(key: str | None, marker: Path) -> None:
+    """Says so where this server had a key before, as one that is resumed elsewhere may have lost it."""
+    if key is not None:
+        marker.touch()
+    elif marker.exists():
+        _say(
+            f"warning: this server had a key before, and {KEY} is not set now: any program of this machine may call it"
+        )
 
 
 def _exposed(host: str) -> str:

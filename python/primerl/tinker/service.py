@@ -185,7 +185,13 @@ class Service:
         """For one training client more, which is being made. Raises LossInputError."""
         most = self.limits.max_clients
         if len(self.models) + self._creating >= most:
-            raise LossInputError(f"this server has {most} training clients, as many as it takes (max_clients); end one")
+            now = time.time()
+            last = ", ".join(f"{one.id} {now - one.last_call:.0f} s ago" for one in list(self.models.values())[:3])
+            raise LossInputError(
+                f"this server has {most} training clients, as many as it takes (trainer.max_clients); the oldest were "
+                f"called last: {last}. A client ends with its script's ServiceClient (`with ServiceClient() as ..`), "
+                f"or {self.limits.session_s:g} s after its script has (timeouts.session_s)"
+            )
         self._creating += 1
         try:
             yield
@@ -196,7 +202,9 @@ class Service:
         given = given or {}
         rank = given.get("rank", 32)
         if not isinstance(rank, int) or not 1 <= rank <= self.limits.max_rank:
-            raise LossInputError(f"lora_config.rank is {rank!r}; this server takes 1 to {self.limits.max_rank}")
+            raise LossInputError(
+                f"lora_config.rank is {rank!r}; this server takes 1 to {self.limits.max_rank} (trainer.max_rank)"
+            )
         seed = given.get("seed")
         seed = 0 if seed is None else int(seed) % 2**63
         parts = [bool(given.get(name, True)) for name in ("train_mlp", "train_attn", "train_unembed")]

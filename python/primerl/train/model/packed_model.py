@@ -318,7 +318,7 @@ def checked_folder(path: str | Path) -> Path:
     """The folder, if it can be one of a model. Raises ModelError."""
     folder = Path(path)
     if not (folder / "config.json").is_file():
-        raise ModelError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
+        raise ModelError(f"model folder: {support.no_config(folder)}")
     return folder
 
 
@@ -328,7 +328,9 @@ def reading(path: str | Path, trust_remote_code: bool = False) -> Iterator[tuple
     from transformers import AttentionInterface, AutoConfig
     from transformers.utils import logging
 
-    folder = checked_folder(path)
+    folder, refused = checked_folder(path), support.too_old()
+    if refused is not None:
+        raise ModelError(refused)
     AttentionInterface.register(ATTENTION, packed_attention)
     experts.register()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -20,6 +20,9 @@ from typing import Any
 
 from primerl.train.settings import ALL_LINEAR
 
+OLDEST_TRANSFORMERS = (5, 17)
+"""That was tried."""
+
 Config = Mapping[str, Any]
 """The content of a `config.json`."""
 
@@ -416,3 +419,28 @@ def support(config: Config) -> Support:
 def _architectures(config: Config) -> list[str]:
     named = config.get("architectures")
     return [str(name) for name in named] if isinstance(named, list) else []
+
+
+def no_config(folder: Path) -> str:
+    """What is wrong with a folder of a model without `config.json`, and what to do."""
+    try:
+        adapter = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return f"{folder / 'config.json'} does not exist; give the folder of a model"
+    base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
+    return (
+        f"{folder} is an adapter of {base or 'another model'}, not a model; merge the two (peft: "
+        "`PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(..)`), copy the tokenizer's "
+        "files, and give that folder"
+    )
+
+
+def too_old() -> str | None:
+    """Why the installed `transformers` cannot be used, as after another package has asked for an old one."""
+    found = version("transformers")
+    if tuple(int(part) for part in found.split(".")[:2]) >= OLDEST_TRANSFORMERS:
+        return None
+    return (
+        f"transformers {found} is installed, and primerl needs {'.'.join(map(str, OLDEST_TRANSFORMERS))} or later; "
+        "where another package needs the old one (`pip check` says which), give it an environment of its own"
+    )

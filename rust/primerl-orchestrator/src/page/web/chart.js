@@ -71,8 +71,10 @@ export class Chart {
 
   /** `[{name, x: [steps], y: [values], mean: {x, y, window} or none}]`; `others`: names of those that are not drawn. */
   show(series, others = []) {
-    const drawn = series.filter((one) => one.x.length > 0);
-    this.series = drawn.slice(0, this.most);
+    // With dashes there are enough signs that each series keeps its own in all charts, also where others are empty.
+    const numbered = this.dashes ? series.map((one, number) => ({ number, ...one })) : series;
+    const drawn = numbered.filter((one) => one.x.length > 0);
+    this.series = drawn.slice(0, this.most).map((one, number) => ({ number, ...one }));
     this.others = [...drawn.slice(this.most).map((one) => one.name), ...others];
     this.draw();
   }
@@ -176,10 +178,10 @@ export class Chart {
   lines() {
     const path = (kind, { x, y }) =>
       svg("path", { class: kind, d: x.map((step, at) => `${at ? "L" : "M"}${this.x(step).toFixed(1)} ${this.y(y[at]).toFixed(1)}`).join("") });
-    const bands = this.series.map((one, number) => one.mean && path(`${this.kind(number)} band`, one)).filter(Boolean);
-    const lines = this.series.map((one, number) => path(this.kind(number), one.mean ?? one));
+    const bands = this.series.map((one) => one.mean && path(`${this.kind(one.number)} band`, one)).filter(Boolean);
+    const lines = this.series.map((one) => path(this.kind(one.number), one.mean ?? one));
     const few = this.dots || this.series.every((one) => one.x.length === 1);
-    const dots = few ? this.series.flatMap((one, number) => one.x.map((step, at) => svg("circle", { class: `s${number % MOST}`, cx: this.x(step), cy: this.y(one.y[at]), r: 3 }))) : [];
+    const dots = few ? this.series.flatMap((one) => one.x.map((step, at) => svg("circle", { class: `s${one.number % MOST}`, cx: this.x(step), cy: this.y(one.y[at]), r: 3 }))) : [];
     return [...bands, ...lines, ...dots];
   }
 
@@ -193,11 +195,11 @@ export class Chart {
       marks.push(svg("rect", { class: "zoom", x: this.x(from), y: 0, width: this.x(to) - this.x(from), height: HEIGHT - SPACE.bottom }));
     }
     if (step !== null) marks.push(svg("line", { class: "cursor", x1: this.x(step), x2: this.x(step), y1: 0, y2: HEIGHT - SPACE.bottom }));
-    const keys = this.series.map((one, number) => {
+    const keys = this.series.map((one) => {
       const at = step === null ? one.x.length - 1 : nearest(one, step);
-      if (step !== null) marks.push(svg("circle", { class: `s${number % MOST}`, cx: this.x(one.x[at]), cy: this.y(one.y[at]), r: 3.5 }));
+      if (step !== null) marks.push(svg("circle", { class: `s${one.number % MOST}`, cx: this.x(one.x[at]), cy: this.y(one.y[at]), r: 3.5 }));
       const mean = one.mean ? ` (mean ${short(meanAt(one.mean, one.x[at]))})` : "";
-      return el("span", {}, this.sign(number), one.name, el("b", { text: short(one.y[at]) }), mean);
+      return el("span", {}, this.sign(one.number), one.name, el("b", { text: short(one.y[at]) }), mean);
     });
     if (this.others.length) keys.push(el("span", { class: "faint", text: `and ${this.others.length} more`, title: this.others.join("\n") }));
     this.overlay.replaceChildren(...marks);
