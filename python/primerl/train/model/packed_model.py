@@ -318,7 +318,9 @@ def checked_folder(path: str | Path) -> Path:
     """The folder, if it can be one of a model. Raises ModelError."""
     folder = Path(path)
     if not (folder / "config.json").is_file():
-        raise ModelError(f"model folder: {support.no_config(folder)}")
+        if (folder / "adapter_config.json").is_file():
+            raise ModelError(f"model folder: {support.no_config(folder)}")
+        raise ModelError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
     return folder
 
 
