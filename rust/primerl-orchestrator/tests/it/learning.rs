@@ -75,11 +75,8 @@ async fn each_environment_learns_from_what_it_names() {
             }
         }
     }
-    // Groups come in turn: four rollouts, two and one.
-    assert!(
-        seen[0] >= 2 * seen[1] && seen[1] >= 2 * seen[2] && seen[2] > 0,
-        "{seen:?}"
-    );
+    // Groups are begun in turn (the core's tests have the ratios); which of them are trained, their pace decides.
+    assert!(seen.iter().all(|one| *one > 0), "{seen:?}");
 }
 
 #[test]
