@@ -150,7 +150,7 @@ def remember(url: str) -> None:
     for at in range(0, len(ids), MOST):
         client.get("/api/curves", params={"runs": ",".join(ids[at : at + MOST]), "names": NAMES[0]})
     took, grown = time.perf_counter() - began, resident_mb() - before
-    print(f"curves of all {len(ids)} runs, which nobody asks for at once: {took:.1f} s, {grown:.0f} MB more in memory")
+    print(f"curves of all {len(ids)} runs, which no one asks for at once: {took:.1f} s, {grown:.0f} MB more in memory")
 
 
 def resident_mb() -> float:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-from end_to_end import Started, find, until
+from end_to_end import Started, find, start, until
 
 ENGINES = """\
 output_dir = "i"
@@ -85,3 +87,15 @@ def an_engine_is_killed_and_comes_back(run: Started, name: str, wait_s: float) -
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     engines_serve(run, 2, wait_s, but=before[name])
+
+
+def a_port_that_is_taken_is_named(folder: Path, limit_s: float) -> None:
+    """Of an engine, on every node of a host. `folder`: the working folder, with `rl.toml`."""
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        run = start(folder / "o", "@", "rl.toml", "--output-dir", "o", "--inference.port", port)
+        code, printed = run.ended(limit_s)
+    assert code == 1, printed
+    assert re.search(rf"inference exited with code 2.*0\.0\.0\.0:{port}", printed, re.DOTALL), printed

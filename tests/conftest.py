@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -75,12 +76,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def runs() -> Iterator[list[Started]]:
-    """Runs that end with the test, however that ends."""
-    started: list[Started] = []
+def runs() -> Iterator[list[Started | subprocess.Popen[Any]]]:
+    """Runs, and scripts beside them, that end with the test, however that ends."""
+    started: list[Started | subprocess.Popen[Any]] = []
     yield started
-    for run in started:
-        run.kill()
+    for one in started:
+        one.kill()
+        if isinstance(one, subprocess.Popen):
+            one.wait()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -206,28 +205,17 @@ SMALL = ("--orchestrator.eval.env", "[]", "--orchestrator.batch-size", "16", "--
 EXTERNAL = (*SMALL, "--trainer", "external", "--ckpt.interval", "2")
 
 
-@pytest.fixture
-def started() -> Iterator[list[Any]]:
-    """Runs and scripts, ended after the test."""
-    everything: list[Any] = []
-    yield everything
-    for one in everything:
-        one.kill()
-        if isinstance(one, subprocess.Popen):
-            one.wait()
-
-
 @pytest.mark.end_to_end
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
 def test_the_same_commands_resume_after_kills(
-    model: Path, tmp_path: Path, started: list[Any], capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, runs: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, steps = tmp_path / "run", 14
 
     def train() -> subprocess.Popen[str]:
         with (tmp_path / "script.log").open("a", encoding="utf-8") as log:
-            started.append(
+            runs.append(
                 script := subprocess.Popen(
                     [sys.executable, str(SCRIPT), str(output)], stdout=log, stderr=log, text=True
                 )
@@ -235,7 +223,7 @@ def test_the_same_commands_resume_after_kills(
         return script
 
     def run() -> Started:
-        started.append(one := launch(model, output, *EXTERNAL, "--max-steps", str(steps)))
+        runs.append(one := launch(model, output, *EXTERNAL, "--max-steps", str(steps)))
         one.note_mark()
         return one
 
@@ -279,12 +267,12 @@ def test_the_same_commands_resume_after_kills(
 @pytest.mark.end_to_end
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
-def test_a_script_that_is_gone_is_named_and_then_missed(model: Path, tmp_path: Path, started: list[Any]) -> None:
+def test_a_script_that_is_gone_is_named_and_then_missed(model: Path, tmp_path: Path, runs: list[Any]) -> None:
     output = tmp_path / "run"
-    started.append(run := launch(model, output, *EXTERNAL, "--max-steps", "100000", "--timeouts.join-s", "20"))
+    runs.append(run := launch(model, output, *EXTERNAL, "--max-steps", "100000", "--timeouts.join-s", "20"))
     run.note_mark()
     script = subprocess.Popen([sys.executable, str(SCRIPT), str(output)], stdout=subprocess.DEVNULL)
-    started.append(script)
+    runs.append(script)
     until(lambda: run.steps() >= 1 or run.launcher.poll() is not None, 120, "a step")
     assert run.launcher.poll() is None, run.ended(5)
     script.kill()
@@ -298,9 +286,9 @@ def test_a_script_that_is_gone_is_named_and_then_missed(model: Path, tmp_path: P
 
 @pytest.mark.end_to_end
 @pytest.mark.timeout(300)
-def test_a_run_with_a_trainer_takes_no_script(model: Path, tmp_path: Path, started: list[Any]) -> None:
+def test_a_run_with_a_trainer_takes_no_script(model: Path, tmp_path: Path, runs: list[Any]) -> None:
     output = tmp_path / "run"
-    started.append(run := launch(model, output, *SMALL, "--max-steps", "100000"))
+    runs.append(run := launch(model, output, *SMALL, "--max-steps", "100000"))
     run.note_mark()
     with pytest.raises(RunFailedError, match="has a trainer of its own; start it with `--trainer external`"):
         primerl_package.connect(output, wait_s=120.0)
@@ -335,13 +323,13 @@ def example(name: str, *arguments: str, python: str = sys.executable) -> None:
     ],
 )
 def test_examples_of_other_libraries_train_in_their_own_process(
-    name: str, metric: str, model: Path, tmp_path: Path, started: list[Any]
+    name: str, metric: str, model: Path, tmp_path: Path, runs: list[Any]
 ) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 80
     if name == "with_skyrl.py" and SKYRL is None:
         pytest.skip("PRIMERL_TEST_SKYRL names no Python with SkyRL")
     output = tmp_path / "connected"
-    started.append(run := launch(model, output, *SMALL, "--trainer", "external", "--max-steps", "2"))
+    runs.append(run := launch(model, output, *SMALL, "--trainer", "external", "--max-steps", "2"))
     run.note_mark()
     example(name, str(output), python=(SKYRL or "") if name == "with_skyrl.py" else sys.executable)
     assert run.ended(60)[0] == 0

@@ -31,17 +31,6 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
-def started() -> Iterator[list[Any]]:
-    """Runs and scripts, ended after the test."""
-    everything: list[Any] = []
-    yield everything
-    for one in everything:
-        one.kill()
-        if isinstance(one, subprocess.Popen):
-            one.wait()
-
-
-@pytest.fixture
 def ranks() -> Iterator[list[Peers]]:
     """As many in one process, each with a connection of its own to one store."""
     server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -126,7 +115,7 @@ def test_an_error_of_torch_about_a_rank_names_it(ranks: list[Peers], monkeypatch
     assert first.named(ValueError("gloo")) is None
 
 
-def test_one_process_asks_nobody() -> None:
+def test_one_process_asks_no_other() -> None:
     alone = Peers(0, 1)
     assert alone.agree("publishing", lambda: 7) == 7
     assert alone.all_of("batch", "there") == ["there"]
@@ -175,19 +164,19 @@ def test_a_model_that_is_divided_is_refused_by_name(tmp_path: Any) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
 def test_a_killed_rank_is_named_and_the_same_command_resumes(
-    tmp_path: Path, started: list[Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, runs: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, steps = tmp_path / "run", 8
     model = write_small(tmp_path / "tiny")
     flags = ("--trainer", "external", "--trainer.ranks", "2", "--ckpt.interval", "2", "--max-steps", str(steps))
-    started.append(run := launch(model, output, *SMALL, *flags))
+    runs.append(run := launch(model, output, *SMALL, *flags))
     run.note_mark()
 
     def train(log: Path) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(SCRIPT), str(output)]
         with log.open("w", encoding="utf-8") as file:
             script = subprocess.Popen(command, stdout=file, stderr=file, text=True, env={**os.environ, **ONE_THREAD})
-        started.append(script)
+        runs.append(script)
         return script
 
     script = train(tmp_path / "first.log")
@@ -216,11 +205,11 @@ def test_a_killed_rank_is_named_and_the_same_command_resumes(
 
 @pytest.mark.end_to_end
 @pytest.mark.timeout(300)
-def test_a_script_of_another_number_of_ranks_is_told_how_to_start(tmp_path: Path, started: list[Any]) -> None:
+def test_a_script_of_another_number_of_ranks_is_told_how_to_start(tmp_path: Path, runs: list[Any]) -> None:
     output = tmp_path / "run"
     model = write_small(tmp_path / "tiny")
     flags = ("--trainer", "external", "--trainer.ranks", "2", "--max-steps", "100000")
-    started.append(run := launch(model, output, *SMALL, *flags))
+    runs.append(run := launch(model, output, *SMALL, *flags))
     run.note_mark()
     with pytest.raises(
         RunFailedError,

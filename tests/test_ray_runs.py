@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,14 @@ from pathlib import Path
 import forks
 import pytest
 import ray_helpers
-from cluster_commands import ENGINES, FINE_TUNING, an_engine_is_killed_and_comes_back, running, write_rows
+from cluster_commands import (
+    ENGINES,
+    FINE_TUNING,
+    a_port_that_is_taken_is_named,
+    an_engine_is_killed_and_comes_back,
+    running,
+    write_rows,
+)
 from docs_pages import shown
 from end_to_end import primerl, start, steps_of, until
 from long_runs import LongRuns
@@ -312,11 +318,4 @@ def test_an_evaluation_over_two_nodes(ray: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_on_another_node_is_named(ray: Cluster, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        run = start(tmp_path / "o", "@", "rl.toml", "--output-dir", "o", "--inference.port", port)
-        code, printed = run.ended(LIMIT_S)
-    assert code == 1, printed
-    assert re.search(rf"inference exited with code 2.*0\.0\.0\.0:{port}", printed, re.DOTALL), printed
+    a_port_that_is_taken_is_named(tmp_path, LIMIT_S)

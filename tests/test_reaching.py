@@ -1,4 +1,4 @@
-"""Dry runs of engines and of runs on several machines: who is reached, and what is said of who is not."""
+"""Dry runs of engines and of runs on several machines: who is reached, and what is reported of who is not."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_a_way_that_is_closed_is_named(orchestrator: Orchestrator, monkeypatch: 
     monkeypatch.setenv("PRIMERL_API_KEY", "another")
     with pytest.raises(ConfigError, match="refuses this machine's key; set PRIMERL_API_KEY"):
         reaching.check(url, "127.0.0.1", 0)
-    nobody = f"http://127.0.0.1:{unused_port()}"
-    with pytest.raises(ConfigError, match=re.escape(f"join: no orchestrator answers at {nobody}")):
-        reaching.check(nobody, "127.0.0.1", 0)
+    unused = f"http://127.0.0.1:{unused_port()}"
+    with pytest.raises(ConfigError, match=re.escape(f"join: no orchestrator answers at {unused}")):
+        reaching.check(unused, "127.0.0.1", 0)
 
 
 def test_each_engine_elsewhere_is_asked(orchestrator: Orchestrator) -> None:
-    nobody = f"http://127.0.0.1:{unused_port()}"
-    there, absent = reaching.engines([url_of(orchestrator), nobody])
+    unused = f"http://127.0.0.1:{unused_port()}"
+    there, absent = reaching.engines([url_of(orchestrator), unused])
     assert there == f"the engine at {url_of(orchestrator)} is reached from here"
-    assert absent.startswith(f"the engine at {nobody} is not reached from here: ")
+    assert absent.startswith(f"the engine at {unused} is not reached from here: ")
     assert reaching.engines([]) == []

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import slurm_helpers
 import slurm_runs
-from cluster_commands import ENGINES, FINE_TUNING, an_engine_is_killed_and_comes_back, running, write_rows
-from end_to_end import primerl, start, steps_of, until
+from cluster_commands import (
+    ENGINES,
+    FINE_TUNING,
+    a_port_that_is_taken_is_named,
+    an_engine_is_killed_and_comes_back,
+    running,
+    write_rows,
+)
+from end_to_end import primerl, steps_of, until
 from run_helpers import write_run
 from slurm_helpers import Cluster
 from slurm_runs import LIMIT_S, RUNS, WAIT_S, back_from_the_queue, job_of, left_of_job, one_listed
@@ -137,12 +142,5 @@ def test_a_job_that_a_more_urgent_one_preempts_resumes(slurm: Cluster, tmp_path:
 
 
 def test_a_port_that_is_taken_on_another_node_is_named(slurm: Cluster, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("0.0.0.0", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        run = start(tmp_path / "o", "@", "rl.toml", "--output-dir", "o", "--inference.port", port)
-        code, printed = run.ended(LIMIT_S)
-    assert code == 1, printed
-    assert re.search(rf"inference exited with code 2.*0\.0\.0\.0:{port}", printed, re.DOTALL), printed
+    a_port_that_is_taken_is_named(tmp_path, LIMIT_S)
     assert slurm.run("squeue", "-h") == ""

@@ -36,7 +36,7 @@ fn model(template: &str, is_special: bool) -> Model {
     )
     .expect("writes");
     let renderer = Renderer::load(folder.path()).expect("loads");
-    let size = renderer.vocabulary_size().expect("is said");
+    let size = renderer.vocabulary_size().expect("is known");
     let vocabulary = Vocabulary::new(renderer.tokenizer(), size).expect("has bytes");
     let end = renderer
         .tokenizer()

@@ -53,7 +53,7 @@ impl Model {
             ..TestModel::default()
         };
         let renderer = model.renderer();
-        let size = renderer.vocabulary_size().expect("is said");
+        let size = renderer.vocabulary_size().expect("is known");
         let vocabulary = Vocabulary::new(renderer.tokenizer(), size).expect("has bytes");
         let id = |text| renderer.tokenizer().added_token(text).expect("was added");
         let markers = family.markers.iter().filter(|_| is_special);

@@ -67,7 +67,7 @@ pub(in crate::parse) enum ArgumentSyntax {
 pub(in crate::parse) struct Marked {
     /// Before a value.
     pub before: &'static [Part],
-    /// Before a value that is JSON, where that is said; elsewhere the parser decides by the schema.
+    /// Before a value that is JSON, where the form has such a mark; elsewhere the parser decides by the schema.
     pub before_json: Option<&'static [Part]>,
     /// Ends a value.
     pub close: &'static str,

@@ -175,7 +175,7 @@ pub(super) fn free_of(markers: &[&str]) -> String {
         .iter()
         .filter_map(|marker| marker.strip_prefix('<'))
         .collect();
-    // A `<`, and how far a marker goes on: to the next `<` or the end, or to another letter than the marker's.
+    // A `<`, and how far a marker continues: to the next `<` or the end, or to another letter than the marker's.
     let (stops, leaves) = (stops(&rests), leaves(&rests));
     format!("[^<]*(?:(?:<{stops})*<{leaves}[^<]*)*(?:<{stops})*")
 }
