@@ -83,6 +83,15 @@ def test_rows_of_another_dtype_and_those_on_a_cpu_take_the_own_path(monkeypatch:
     assert torch.equal(module(half), Norm.forward(module, half))
 
 
+def test_the_kernel_is_compiled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Norm()
+    norms.install(module)
+    monkeypatch.setattr(norms, "_on_gpu", lambda _: True)
+    rows = torch.randn(3, 16)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(rows), Norm.forward(module, rows))
+
+
 # gpt-oss rounds once, the others before they multiply by the weight.
 @pytest.mark.parametrize("name", ["Qwen3-4B-Instruct-2507", "GLM-4.7", "gpt-oss-20b"])
 def test_a_model_computes_the_same_by_the_kernel(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
