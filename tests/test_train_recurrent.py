@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -19,7 +20,7 @@ from primerl.train.model.layers import prepare
 from primerl.train.model.packed import by_bucket
 from primerl.train.model.packed_model import ModelError, PackedSequences, load_model
 from primerl.train.model.proof import prove
-from primerl.train.model.recurrent import Kernel, check_kernels, convolution, delta_rule, in_parts, mixers, scan
+from primerl.train.model.recurrent import Kernel, convolution, delta_rule, in_parts, mixers, scan, slower_kernels
 from primerl.train.settings import LoraConfig
 from settings_helpers import filled
 from torch import Tensor
@@ -156,6 +157,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[tuple[An
             monkeypatch.setitem(sys.modules, name, sys.modules.get(name) or ModuleType(name))
         monkeypatch.setattr(sys.modules[kernel.module], kernel.name, recorder(kernel.name, kernel), raising=False)
     monkeypatch.setattr(recurrent, "on_gpu", lambda _tensor: True)
+    monkeypatch.setattr(recurrent, "CHOSEN", {})
     recurrent._imported.cache_clear()
     yield calls
     recurrent._imported.cache_clear()
@@ -279,16 +281,52 @@ def test_a_cpu_takes_torch_code_where_packages_can_be_imported(
     ("family", "package"),
     [("qwen3_5_text", "flash-linear-attention"), ("kimi_linear", "flash-linear-attention"), ("bamba", "mamba-ssm")],
 )
-def test_a_gpu_without_the_package_is_refused_before_the_proof(family: str, package: str, folders: Any) -> None:
+def test_a_gpu_without_the_package_takes_torch_code_and_says_so(
+    family: str, package: str, folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recurrent, "CHOSEN", {})
     model = load_model(folders(family))
-    check_kernels(model, torch.device("cpu"))
-    with pytest.raises(ModelError, match=rf"need the package {package} on a GPU \(ModuleNotFoundError.*pip install"):
-        check_kernels(model, torch.device("cuda"))
+    assert slower_kernels(model, torch.device("cpu")) == []
+    (why,) = slower_kernels(model, torch.device("cuda"))
+    assert re.search(rf"is slower: {package} is missing \(ModuleNotFoundError.*pip install {package}", why)
+    expected = packed_loss(model).item()
+    monkeypatch.setattr(recurrent, "on_gpu", lambda _tensor: True)
+    assert packed_loss(model).item() == expected
+
+
+@pytest.mark.parametrize(
+    ("generation", "triton", "tilelang", "uses"),
+    [
+        *((9, "3.6.0", False, "torch"), (9, "3.7.0+git1", False, "torch")),
+        *((9, "3.3.1", False, "kernel"), (9, "3.7.1", False, "kernel"), (9, "3.6.0", True, "kernel")),
+        (10, "3.6.0", False, "kernel"),
+    ],
+)
+def test_a_delta_rule_that_triton_gets_wrong_is_torch_code(
+    generation: int,
+    triton: str,
+    tilelang: bool,
+    uses: str,
+    called: Any,
+    folders: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (generation, 0))
+    monkeypatch.setattr(recurrent.metadata, "version", lambda _name: triton)
+    monkeypatch.setattr(recurrent, "find_spec", lambda name: object() if tilelang and name == "tilelang" else None)
+    model = load_model(folders("qwen3_5_text"))
+    slower = slower_kernels(model, torch.device("cuda"))
+    packed_loss(model)
+    assert ("chunk_gated_delta_rule" in called) is (uses == "kernel")
+    assert [f"Triton {triton} computes" in why and "or Triton 3.7.1 or later" in why for why in slower] == (
+        [True] if uses == "torch" else []
+    )
 
 
 def test_convolutions_alone_need_no_package_on_a_gpu(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(folders("lfm2"))
-    check_kernels(model, torch.device("cuda"))
+    assert slower_kernels(model, torch.device("cuda")) == []
     expected = packed_loss(model).item()
     monkeypatch.setattr(recurrent, "on_gpu", lambda _tensor: True)
     assert packed_loss(model).item() == expected

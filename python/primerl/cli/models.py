@@ -52,13 +52,10 @@ def _check(chosen: argparse.Namespace) -> int:
 
 
 def _answers(config: dict[str, Any], gpus: int, seq_len: int) -> dict[str, Any]:
-    from primerl.process.cuda import has_cuda
     from primerl.train.model import footprint, memory, support
 
     found: dict[str, Any] = asdict(support.support(config))
     found["training"] = found["training"] or support.layout_refusal(config, gpus)
-    if not found["training"] and has_cuda():
-        found["training"] = found["device"]
     found["parameters"] = footprint.parameters(config)
     for name, adapter in (("memory", False), ("memory_adapter", True)):
         needed = memory.training(config, gpus, seq_len, "full", adapter=adapter)
@@ -86,7 +83,7 @@ def _rows(found: dict[str, Any], gpus: int, seq_len: int) -> list[list[Any]]:
             "unknown: its config lacks the usual keys" if count is None else f"about {count / 1e9:.2f} billion",
         ],
         ["training", f"no: {found['training']}" if found["training"] else _trains(found)],
-        ["on a GPU", found["device"] or "nothing else is needed"],
+        ["on a GPU", found["slower_on_gpu"] or "nothing else is needed"],
         ["adapters", _adapters(found)],
         ["adapters on vLLM", f"as merged weights: {found['vllm_merges']}" if found["vllm_merges"] else "as adapters"],
         ["several ranks", f"no: {found['several_ranks']}" if found["several_ranks"] else "yes"],

@@ -39,7 +39,7 @@ class Model:
 
 def look(folder: Path, machine: Machine) -> Model:
     from primerl.config.errors.fail import ConfigError
-    from primerl.launch.preflight.model_folder import check_model, check_trainable, read_json
+    from primerl.launch.preflight.model_folder import check_model, check_trainable, read_json, slower_on_gpu
 
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.is_file())
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
@@ -54,6 +54,7 @@ def look(folder: Path, machine: Machine) -> Model:
     except ConfigError as error:
         return Model(os.fspath(folder), kind, weights, False, "-", _short(str(error), folder))
     engine, why = _engine(folder)
+    why = "; ".join(filter(None, [slower_on_gpu(folder), why]))
     needs, needs_lora = machine.all_of(parameters), machine.adapter_of(parameters)
     fits = "all" if needs <= machine.bytes else "adapter" if needs_lora <= machine.bytes else "nothing"
     if fits != "all":

@@ -61,10 +61,13 @@ def check_trainable(folder: Path, *, ranks: int = 1, compiles: bool = False, tru
     config = read_json(folder / "config.json")
     problem = support.training_refusal(config, trusted=trusted)
     problem = problem or support.layout_refusal(config, ranks, compiles=compiles)
-    if problem is None and has_cuda():
-        problem = support.device_refusal(config)
     if problem is not None:
         raise ConfigError(f"model.path: {problem}")
+
+
+def slower_on_gpu(folder: Path) -> str | None:
+    """Why this machine's GPUs train the model more slowly than they could."""
+    return support.slower_on_gpu(read_json(folder / "config.json")) if has_cuda() else None
 
 
 def longest_sequence(folder: Path) -> int | None:

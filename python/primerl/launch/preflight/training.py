@@ -51,6 +51,7 @@ def check(
     variables, with_key = _quick_checks(config, _model, placement or chosen(config.deployment, config.ray))
     # The slow checks run side by side, and only when the quick ones found nothing.
     _warn_of_repeats(config, say)
+    policy.say_slower(config, say)
     if config.inference.replicas:
         policy.say_drawback(config, say)
     lookup.provided(configs.entries(config), config.timeouts.install_s, say)

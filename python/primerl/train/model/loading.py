@@ -39,7 +39,7 @@ from primerl.train.model.import_once import import_transformers
 from primerl.train.model.layers import prepare
 from primerl.train.model.packed_model import DTYPES, HALF, TRUSTED, ModelError, dtype_on, load_model, model_shape
 from primerl.train.model.proof import check_same, prove, sample
-from primerl.train.model.recurrent import check_kernels
+from primerl.train.model.recurrent import slower_kernels
 from primerl.train.model.tree_proof import kernel_refusal, tree_refusal
 from primerl.train.optim import START
 from primerl.train.settings import ComputationConfig, ConfigError, LoraConfig
@@ -147,7 +147,9 @@ def make_ready(
         ConfigError: the adapter cannot be added.
     """
     dtype = DTYPES[dtype_on(ranks.device, config.dtype)]
-    together(ranks, lambda: check_kernels(model, ranks.device))
+    slower = slower_kernels(model, ranks.device)
+    for why in slower if ranks.leads else ():
+        log.warning("%s", why)
     tried = model
     if ranks.agree(getattr(model, streaming.SOURCE, None) is not None):
         tried = _prove_first_layers(model, folder, ranks)

@@ -5,35 +5,42 @@ arguments of the model's forward pass to them. `install` replaces these by funct
 start from an empty state at each sequence; without it they are `transformers`' own.
 
                        on a CPU                                       on a GPU
-    convolution        torch, with zeros between sequences            causal-conv1d with `seq_idx`; without it, torch
+    convolution        torch, with zeros between sequences            causal-conv1d with `seq_idx`
     gated delta rule   `transformers`' torch code, sequences as rows  flash-linear-attention with `cu_seqlens`
     Mamba-2 scan       the same                                       mamba-ssm with `seq_idx`
 
-The tensors' device decides between them: `transformers` takes the packages whenever they can be imported, but they
-compute on GPUs only. The fused kernel of a whole Mamba-2 layer is not used, since it reads the weights of the layer's
-last matrix and would ignore an adapter there.
+A GPU computes as a CPU does where the package is missing or known to fail, which is slower. The tensors' device decides
+between them: `transformers` takes the packages whenever they can be imported, but they compute on GPUs only. The fused
+kernel of a whole Mamba-2 layer is not used, since it reads the weights of the layer's last matrix and would ignore an
+adapter there.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from importlib import import_module
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from primerl.train.model.packed import ModelError, PackedSequences, by_bucket
-from primerl.train.model.support import missing_package
+from primerl.train.model.support import SLOWER, slower_without
 
 MARK = "primerl_packed"
 """Attribute of functions that replace `transformers`' own."""
 UNTOLD = ("mamba_selective_scan",)
 """Functions of layers whose kernels have no argument for sequence boundaries (Mamba-1)."""
+
+
+CHOSEN: dict[str, Callable[..., Any] | None] = {}
+"""By name of the function: what this process computes with on its GPU. A plain dict, which compiled layers can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +51,62 @@ class Kernel:
     """Name of the distribution."""
     module: str
     name: str
-    needed: bool
-    """Whether torch code in its place would be far slower."""
+    fails: Callable[[torch.device], str] = lambda _device: ""
+    """Why it cannot be used on this GPU; empty where nothing is known against it."""
+    is_fast: bool = True
+    """Whether torch code in its place is far slower."""
 
-    def find(self) -> Callable[..., Any] | None:
-        """Raises ModelError if it is needed and missing."""
+    def find(self, device: torch.device) -> Callable[..., Any] | None:
+        """None where torch code has to take its place."""
+        if self.name not in CHOSEN:
+            found, _problem = _imported(self.module, self.name)
+            CHOSEN[self.name] = None if found is None or self.fails(device) else found
+        return CHOSEN[self.name]
+
+    def slower(self, device: torch.device) -> str | None:
+        """Why this GPU is slower than it could be, and what to install."""
         found, problem = _imported(self.module, self.name)
-        if found is None and self.needed:
-            raise ModelError(missing_package(self.package, problem))
-        return found
+        if not self.is_fast:
+            return None
+        if found is None:
+            return slower_without(self.package, problem)
+        fault = self.fails(device)
+        return f"{SLOWER}: {fault}" if fault else None
 
 
-CONVOLUTION = Kernel("causal-conv1d", "causal_conv1d", "causal_conv1d_fn", needed=False)
-DELTA_RULE = Kernel("flash-linear-attention", "fla.ops.gated_delta_rule", "chunk_gated_delta_rule", needed=True)
-KIMI_DELTA_RULE = Kernel("flash-linear-attention", "fla.ops.kda", "chunk_kda", needed=True)
-MAMBA_2 = Kernel("mamba-ssm", "mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined", needed=True)
+def _wrong_on_hopper(device: torch.device) -> str:
+    """flash-linear-attention refuses the backward pass of the gated delta rule where Triton computes it wrongly
+    (fla-org/flash-linear-attention, issue 640), once it has compiled the forward pass for a minute."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] != HOPPER:
+        return ""
+    if find_spec("tilelang") is not None:
+        return ""
+    try:
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return ""
+    first, fixed = WRONG_TRITON
+    if not first <= tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < fixed:
+        return ""
+    return (
+        f"Triton {version} computes the backward pass of flash-linear-attention wrongly on Hopper GPUs; install "
+        f"tilelang (`pip install tilelang`), or Triton {'.'.join(map(str, fixed))} or later"
+    )
+
+
+CONVOLUTION = Kernel("causal-conv1d", "causal_conv1d", "causal_conv1d_fn", is_fast=False)
+DELTA_RULE = Kernel(
+    "flash-linear-attention",
+    "fla.ops.gated_delta_rule",
+    "chunk_gated_delta_rule",
+    lambda device: _wrong_on_hopper(device),
+)
+KIMI_DELTA_RULE = Kernel("flash-linear-attention", "fla.ops.kda", "chunk_kda")
+MAMBA_2 = Kernel("mamba-ssm", "mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined")
+HOPPER = 9
+"""Compute capability."""
+WRONG_TRITON = ((3, 4, 0), (3, 7, 1))
+"""The first version that computes it wrongly, and the first that no longer does."""
 
 
 @lru_cache
@@ -95,7 +143,7 @@ def convolution(own: Callable[..., Tensor], kernel: Kernel) -> Callable[..., Ten
         packed = _packed_of(given)
         if packed is None:
             return own(x, weight, bias, activation=activation, **given)
-        found = kernel.find() if on_gpu(x) and activation in (None, "silu", "swish") else None
+        found = kernel.find(x.device) if on_gpu(x) and activation in (None, "silu", "swish") else None
         if found is not None:
             answer: Tensor = found(channels_last(x), weight, bias, activation=activation, seq_idx=packed.sequence_ids)
             return answer
@@ -127,9 +175,8 @@ def delta_rule(own: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
         if packed is None:
             return own(query, key, value, g=g, beta=beta, **given)
         options = {"use_qk_l2norm_in_kernel": given.get("use_qk_l2norm_in_kernel", False)}
-        if on_gpu(query):
-            found = kernel.find()
-            assert found is not None
+        found = kernel.find(query.device) if on_gpu(query) else None
+        if found is not None:
             return found(query, key, value, g=g, beta=beta, cu_seqlens=packed.starts, **options)
 
         def rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
@@ -153,9 +200,8 @@ def scan(own: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
         options = {
             name: given[name] for name in ("chunk_size", "D", "dt_bias", "dt_softplus", "dt_limit") if name in given
         }
-        if on_gpu(hidden_states):
-            found = kernel.find()
-            assert found is not None
+        found = kernel.find(hidden_states.device) if on_gpu(hidden_states) else None
+        if found is not None:
             return found(hidden_states, dt, A, B, C, z=given.get("z"), seq_idx=packed.sequence_ids, **options)
 
         def rule(hidden_states: Tensor, dt: Tensor, B: Tensor, C: Tensor) -> Tensor:
@@ -215,13 +261,16 @@ def untold(model: torch.nn.Module) -> str | None:
     return next(named, None)
 
 
-def check_kernels(model: torch.nn.Module, device: torch.device) -> None:
-    """Raises ModelError if a package is missing without which training on this device would be far slower."""
-    if device.type == "cuda":
-        for module in {_home(mixer) for mixer in mixers(model)}:
-            for name, (_, kernel) in TOLD.items():
-                if hasattr(module, name):
-                    kernel.find()
+def slower_kernels(model: torch.nn.Module, device: torch.device) -> list[str]:
+    """Why layers of this model are computed more slowly on this device than they could be. Also chooses what computes
+    them, before layers are compiled."""
+    if device.type != "cuda":
+        return []
+    homes = {_home(mixer) for mixer in mixers(model)}
+    kernels = {kernel for home in homes for name, (_, kernel) in TOLD.items() if hasattr(home, name)}
+    for kernel in kernels:
+        kernel.find(device)
+    return sorted({why for kernel in kernels if (why := kernel.slower(device)) is not None})
 
 
 def needs_sequence_ids(mixer: torch.nn.Module) -> bool:

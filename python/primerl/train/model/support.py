@@ -72,7 +72,7 @@ GPU_PACKAGES = {
     ),
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"), MAMBA_SSM),
 }
-"""`model_type` -> the package that its layers with a state need on a GPU, as it is installed and as it is imported."""
+"""`model_type` -> the package that computes its layers with a state on a GPU, as it is installed and imported."""
 
 WITHOUT_LAYERS = frozenset({"ctrl"})
 """Types without a list of layers, which several ranks and `compile` need."""
@@ -250,19 +250,19 @@ def refusal(config: Config, *, trusted: bool = False) -> str | None:
     return training_refusal(config, trusted=trusted)
 
 
-def device_refusal(config: Config) -> str | None:
-    """Why a model with this `config.json` cannot be trained on a GPU of this machine: a package that is missing."""
+SLOWER = "this model's layers of linear attention are computed by torch's own operators on a GPU, which is slower"
+
+
+def slower_on_gpu(config: Config) -> str | None:
+    """Why a model with this `config.json` is trained more slowly than it could be on a GPU of this machine."""
     needed = GPU_PACKAGES.get(model_type(config))
     if needed is None or not has_state(config) or find_spec(needed[1]) is not None:
         return None
-    return missing_package(needed[0], f"no module {needed[1]}")
+    return slower_without(needed[0], f"no module {needed[1]}")
 
 
-def missing_package(package: str, problem: str) -> str:
-    return (
-        f"this model's layers of linear attention need the package {package} on a GPU ({problem}); install it "
-        f"(`pip install {package}`), or train on the CPU with an empty CUDA_VISIBLE_DEVICES"
-    )
+def slower_without(package: str, problem: str) -> str:
+    return f"{SLOWER}: {package} is missing ({problem}); install it (`pip install {package}`)"
 
 
 def layout_refusal(config: Config, ranks: int, *, compiles: bool = False) -> str | None:
@@ -379,8 +379,8 @@ class Support:
     model_type: str
     training: str | None
     """Why it cannot be trained; None where nothing in its config forbids that."""
-    device: str | None
-    """Why it cannot be trained on a GPU of this machine."""
+    slower_on_gpu: str | None
+    """Why it is trained more slowly than it could be on a GPU of this machine."""
     dequantised: str | None
     """What the weights are quantised in, where they are read from that as bfloat16."""
     state: bool
@@ -403,7 +403,7 @@ def support(config: Config) -> Support:
     return Support(
         model_type=model_type(config),
         training=refusal(config),
-        device=device_refusal(config),
+        slower_on_gpu=slower_on_gpu(config),
         dequantised=quantisation(config) if dequantises(config) else None,
         state=has_state(config),
         experts=experts(config),
