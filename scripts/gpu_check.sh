@@ -52,6 +52,8 @@ done
 stage families 150 "$PYTHON" "$HERE/gpu_stages.py" families
 stage demo 200 "$PYTHON" "$HERE/gpu_stages.py" demo "$OUT/demo"
 stage hosted 240 "$PYTHON" "$HERE/gpu_stages.py" hosted "$OUT/hosted"
+# Needs the extra `tinker`.
+stage tinker 90 "$PYTHON" "$HERE/gpu_stages.py" tinker "$OUT/tinker"
 if [ "${REHEARSAL:-}" = 1 ]; then
     stage trainer 180 "$PYTHON" benches/trainer_gpu.py --shape tiny --tokens 512 --steps 2 --dtype float32
 else

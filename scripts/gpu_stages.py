@@ -7,7 +7,7 @@ trees       shared prefixes: the kernel with keys longer than queries, a tree ag
 memory      estimated memory of a training step against the allocator's peak
 demo        supervised fine-tuning, RL with the engine on the CPU and on the GPU, each verified token by token
 
-Those of `gpu_models.py` as well.
+Those of `gpu_models.py` and `gpu_tinker.py` as well.
 """
 
 from __future__ import annotations
@@ -291,8 +291,9 @@ def main() -> int:
         return 0
     if sys.argv[1] not in STAGES:
         import gpu_models  # which takes the tests' own modules
+        import gpu_tinker
 
-        STAGES.update(families=gpu_models.families, hosted=gpu_models.hosted)
+        STAGES.update(families=gpu_models.families, hosted=gpu_models.hosted, tinker=gpu_tinker.tinker)
     found = STAGES[sys.argv[1]](*map(Path, sys.argv[2:]))
     print(json.dumps(found), flush=True)
     return 0 if found["ok"] else 1

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.tinker import sampling
+from primerl.tinker import clients, sampling
 from primerl.tinker.clients import (
     BaseModel,
     LoraOptions,
@@ -531,6 +531,23 @@ def test_losses_over_steps_are_of_the_tokens_that_are_learnt_from(base: BaseMode
     assert total < 3 * first < 30  # the sum of both calls, over three tokens
     client.optim_step({})
     assert client.stepped_loss is None  # by no data
+
+
+def test_a_device_without_enough_memory_is_told(base: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = TrainingClient(base, OPTIONS, MOST)
+    one = message("cross_entropy", [([4, 5, 6], {"target_tokens": [5, 6, 7], "weights": [1.0] * 3})])
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(clients, "predicted_hidden", full)
+        with pytest.raises(LossInputError, match=r"more memory than cpu has free.*trainer\.max_tokens"):
+            client.forward_backward(one)
+    with pytest.raises(LossInputError, match="more memory than cpu has free"):
+        client.optim_step({})
+    client.forward_backward(one)
+    client.optim_step({})
 
 
 def test_what_the_page_remembers_is_bounded() -> None:

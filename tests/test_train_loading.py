@@ -135,6 +135,10 @@ def test_a_frozen_model_keeps_no_values_to_start_from(tmp_path: Path) -> None:
     model = load(folder, "bfloat16", ALONE)
     make_ready(model, filled(ComputationConfig, dtype="bfloat16"), filled(LoraConfig, rank=2), folder, 0, ALONE)
     assert not [name for name, weight in model.named_parameters() if hasattr(weight, START)]
+    # As a base model of adapters that are added later.
+    model = load(folder, "bfloat16", ALONE)
+    make_ready(model, filled(ComputationConfig, dtype="bfloat16"), None, folder, 0, ALONE, frozen=True)
+    assert not [name for name, weight in model.named_parameters() if hasattr(weight, START)]
 
 
 def test_the_shape_of_a_model_is_its_own(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class BaseModel:
         self.model = load_model(
             folder, dtype_on(self.device, computation.dtype), self.device, trust_remote_code=trusted
         )
-        _, _, self.shares = make_ready(self.model, computation, None, folder, 0, ranks)
+        _, _, self.shares = make_ready(self.model, computation, None, folder, 0, ranks, frozen=True)
         self.model.requires_grad_(False)
         head = tied_head(self.model)
         if head is not None:
@@ -199,8 +199,11 @@ class TrainingClient:
         try:
             return self._forward_backward(request)
         except BaseException as error:
+            said = _out_of_memory(self._base.device) if isinstance(error, torch.OutOfMemoryError) else str(error)
             if not request.forward_only:
-                self._failed = str(error) or type(error).__name__
+                self._failed = said or type(error).__name__
+            if isinstance(error, torch.OutOfMemoryError):
+                raise LossInputError(said) from error
             raise
 
     def _forward_backward(self, request: Request) -> Any:
@@ -302,6 +305,13 @@ class TrainingClient:
         if state is not None:
             self._optimizer.load_state_dict(dict(state["optimizer"]))
             self.steps = int(state["steps"])
+
+
+def _out_of_memory(device: torch.device) -> str:
+    return (
+        f"the data need more memory than {device} has free on the server; lower its trainer.max_tokens (the longest "
+        "datum has to fit), or set its trainer.activation_checkpointing"
+    )
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from primerl.config.schema.inference import EngineModel, InferenceConfig, Infere
 from primerl.config.schema.serve import ServeConfig
 from primerl.inference import backends
 from primerl.inference.backend import UnservableError
-from primerl.launch.placement.commands import plan, start
+from primerl.launch.placement.commands import start
 from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.preflight import hub, model_folder
 from primerl.launch.registration import registered
@@ -38,6 +38,7 @@ from primerl.net import addresses
 from primerl.process.log_levels import LEVELS
 from primerl.run_key import VARIABLE
 from primerl.runs.served import note_url
+from primerl.tinker import places
 from primerl.tinker.clients import BaseModel, on_one_device
 from primerl.tinker.engines import Pool
 from primerl.tinker.page import Page
@@ -45,6 +46,7 @@ from primerl.tinker.records import Limits
 from primerl.tinker.routes import application
 from primerl.tinker.service import Service
 from primerl.tinker.untied import engines_folder
+from primerl.train.distributed.ranks import keep_to, own_device
 from primerl.train.model.packed_model import ModelError
 
 log = logging.getLogger("primerl.tinker")
@@ -84,6 +86,9 @@ def serve(config: ServeConfig) -> int:
                 raise ConfigError(_exposed(config.host))
             _note_key(key, lock.parent / WITH_KEY)
             served = _for_engines(config, folder, output_dir)
+            config, shared_gpu = places.with_share(config, _backend(config, folder))
+            if shared_gpu is not None:
+                _say(shared_gpu)
             with registered(config, output_dir, _say, goes_on=True) as session:
                 try:
                     code = asyncio.run(_Server(config, key, folder, served, output_dir, listener).run())
@@ -224,8 +229,9 @@ class _Server:
     async def run(self) -> int:
         thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         described = self._described()
-        with LocalPlacement() as placement:
-            plan(placement, described.values())
+        placement = LocalPlacement()
+        places.take(places.plan(placement, self._config, described.values()))
+        with placement:
             for process in described.values():
                 files.write(process)
                 start(placement, process)
@@ -287,7 +293,10 @@ class _Server:
             import torch
 
             torch.set_num_threads(given.threads)
-        return BaseModel(self._folder, computation, given.lora_alpha, trusted=self._config.model.trust_remote_code)
+        keep_to(places.trainer_share(self._config), own_device())
+        base = BaseModel(self._folder, computation, given.lora_alpha, trusted=self._config.model.trust_remote_code)
+        _say(f"the trainer computes in {str(base.model.dtype).removeprefix('torch.')} on {base.device}")
+        return base
 
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
@@ -318,14 +327,15 @@ class _Server:
         options = dict(source.vllm)
         if self._config.model.trust_remote_code and source.backend == "vllm":
             options.setdefault("trust-remote-code", True)
-        found = {}
+        found, backend = {}, _backend(self._config, self._folder)
         for index in range(source.replicas):
             name = f"engine_{index}"
             resolved = InferenceConfig.model_validate(
                 {
                     **shared(source, InferenceSettings),
                     "vllm": options,
-                    "backend": _backend(self._config, self._folder),
+                    "backend": backend,
+                    "gpu_share": places.engine_share(self._config, backend),
                     "start_s": self._config.timeouts.start_s,
                     "max_model_len": self._context(),
                     "logprobs_mode": "raw_logprobs",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from primerl.config.schema.base import BadKeysError, Count, Log, Port, ProcessesOrZero, Seconds, Section, Threads
+from primerl.config.schema.deployment import Deployment
 from primerl.config.schema.inference import InferenceSettings
 
 
@@ -78,6 +79,7 @@ class ServeConfig(Section):
     trainer: ServedTraining = ServedTraining()
     inference: ServedInference = ServedInference()
     timeouts: ServeTimeouts = ServeTimeouts()
+    deployment: Deployment = Deployment()
     log: Log = Log()
 
     @model_validator(mode="after")

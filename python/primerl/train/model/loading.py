@@ -137,10 +137,17 @@ def load(folder: Path, dtype: str, ranks: Ranks, trust_remote_code: bool = False
 
 
 def make_ready(
-    model: Any, config: ComputationConfig, lora: LoraConfig | None, folder: Path, seed: int, ranks: Ranks
+    model: Any,
+    config: ComputationConfig,
+    lora: LoraConfig | None,
+    folder: Path,
+    seed: int,
+    ranks: Ranks,
+    *,
+    frozen: bool = False,
 ) -> tuple[Adapter | None, Performance, bool]:
     """Prepare the model that `load` has loaded from `folder` for training. All ranks have to call it. Also returns
-    whether tokens that samples share can be computed once.
+    whether tokens that samples share can be computed once. `frozen`: its own weights are never trained.
 
     Raises:
         ModelError: packed, it does not compute what it computes alone; its layers cannot be run as configured.
@@ -166,7 +173,7 @@ def make_ready(
     performance = Performance.of(model, dtype, ranks, config.peak_tflops)
     if ranks.size > 1:
         _divide(model, ranks, dtype)
-    elif adapter is None:
+    elif adapter is None and not frozen:
         keep_start(model, folder)
     return adapter, performance, shares
 
