@@ -1,4 +1,5 @@
-"""Throughput of the trainer on one device: a Qwen3-0.6B of random weights, RL and SFT on 16k packed tokens a step.
+"""Throughput of the trainer on one device: a Qwen3-0.6B (or another shape) of random weights, RL and SFT on 16k packed
+tokens a step.
 
     PYTHONPATH=python python benches/trainer_gpu.py                     # a GPU machine
     PYTHONPATH=python python benches/trainer_gpu.py --shape tiny --tokens 512 --steps 2 --dtype float32
@@ -35,7 +36,8 @@ from primerl.train.loop.metrics import peak_memory
 from primerl.train.loop.statistics import Groups, Statistics
 from primerl.train.loss.components import Loss
 from primerl.train.loss.logprobs import token_logprobs
-from primerl.train.model import norms
+from primerl.train.model import experts, norms
+from primerl.train.model.architectures import annotate
 from primerl.train.model.flops import ModelShape, peak_flops
 from primerl.train.model.layers import prepare
 from primerl.train.model.packed_model import (
@@ -47,6 +49,7 @@ from primerl.train.model.packed_model import (
     predicted_hidden,
 )
 from primerl.train.model.proof import prove
+from primerl.train.model.recurrent import slower_kernels
 from primerl.train.optim import Optimizer
 from primerl.train.settings import LossConfig, OptimConfig
 from torch import Tensor
@@ -77,6 +80,7 @@ OPTIM = OptimConfig(
 )
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
+        "model_type": "qwen3",
         "vocab_size": 151_936,
         "hidden_size": 1024,
         "intermediate_size": 3072,
@@ -88,6 +92,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "tiny": {
+        "model_type": "qwen3",
         "vocab_size": 1024,
         "hidden_size": 64,
         "intermediate_size": 192,
@@ -98,19 +103,68 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 40_960,
         "tie_word_embeddings": True,
     },
+    # The gated delta rule in three of four layers.
+    "qwen3.5-0.8b": {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 248_320,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": True,
+    },
+    # Eight layers as Nemotron 3 Nano has them, with a quarter of its experts.
+    "nemotron3-part": {
+        "model_type": "nemotron_h",
+        "vocab_size": 131_072,
+        "hidden_size": 2688,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "layers_block_type": ["linear_attention", "moe", "linear_attention", "moe"] * 2,
+        "ssm_state_size": 128,
+        "mamba_num_heads": 64,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "chunk_size": 128,
+        "n_routed_experts": 32,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712,
+        "max_position_embeddings": 40_960,
+    },
 }
 
 
 def random_model(shape: str, dtype: str, device: torch.device) -> Any:
-    from transformers import AttentionInterface, AutoModelForCausalLM, Qwen3Config
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION, packed_attention)
     torch.manual_seed(0)
-    config = Qwen3Config(**SHAPES[shape], use_cache=False)
+    config = AutoConfig.for_model(**SHAPES[shape], use_cache=False)
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype], attn_implementation=ATTENTION)
+    annotate(model, ATTENTION)
+    experts.install(model)
     norms.install(model)
+    for slower in slower_kernels(model, device):
+        print(slower, flush=True)
     return model.train()
+
+
+def shape_of(model: Any) -> ModelShape | None:
+    """None where the formula does not hold."""
+    try:
+        return ModelShape.of(model)
+    except ValueError:
+        return None
 
 
 def sequence_lengths(tokens: int) -> list[int]:
@@ -209,7 +263,7 @@ PARTS = (
 
 
 def measure(
-    name: str, run: Callable[[], float], optimizer: Optimizer, batch: MicroBatch, shape: ModelShape, given: Any
+    name: str, run: Callable[[], float], optimizer: Optimizer, batch: MicroBatch, shape: ModelShape | None, given: Any
 ) -> Measured:
     device, tokens = torch.device(given.device), sum(batch.sequence_lengths)
     computing, updating = [], []
@@ -224,8 +278,8 @@ def measure(
             computing.append(middle - start)
             updating.append(now(device) - middle)
     seconds = median_of.median(map(sum, zip(computing, updating, strict=True)))
-    peak = peak_flops(device, DTYPES[given.dtype])
-    flops = shape.flops(batch.sequence_lengths, len(batch.trained()))
+    peak = None if shape is None else peak_flops(device, DTYPES[given.dtype])
+    flops = 0.0 if shape is None else shape.flops(batch.sequence_lengths, len(batch.trained()))
     measured = Measured(tokens / seconds, None if peak is None else flops / seconds / peak, peak_memory(device))
     mfu = "unknown" if measured.mfu is None else f"{measured.mfu:.3f}"
     print(
@@ -292,7 +346,7 @@ def measured_part(part: Part, batch: MicroBatch, given: Any) -> Measured:
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     print(f"{part.name} of {millions:.0f}M parameters, activation checkpointing: {activations}", flush=True)
     run = part.objective(model, batch, device)
-    measured = measure(part.name, run, optimizer, batch, ModelShape.of(model), given)
+    measured = measure(part.name, run, optimizer, batch, shape_of(model), given)
     if given.profile:
         profile(run, optimizer, given.warmup + given.steps + 1)
     return measured
