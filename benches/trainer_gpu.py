@@ -154,7 +154,7 @@ def random_model(shape: str, dtype: str, device: torch.device) -> Any:
     annotate(model, ATTENTION)
     experts.install(model)
     norms.install(model)
-    for slower in slower_kernels(model, device):
+    for slower in slower_kernels(model, device, DTYPES[dtype]):
         print(slower, flush=True)
     return model.train()
 

@@ -57,7 +57,7 @@ def family(folder: Path) -> Iterator[tuple[str, Any]]:
     from primerl.train.model.tree_proof import tree_refusal
 
     model = load_model(folder)
-    for why in slower_kernels(model, device()):
+    for why in slower_kernels(model, device(), torch.bfloat16):
         yield "slower", why[:200]
     with torch.no_grad():
         for parameter in model.parameters():

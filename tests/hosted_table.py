@@ -94,8 +94,9 @@ def primerl(folder: Path, *arguments: str) -> str:
 
 
 def _reason(printed: str) -> str:
-    """The last sentence of what a command printed, on one line."""
-    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    """The last sentence of what a command printed, on one line. A library's advice is not a reason."""
+    stripped = (line.strip() for line in printed.splitlines())
+    lines = [line for line in stripped if line and not line.startswith("[transformers]")]
     return (lines[-1] if lines else "it said nothing").replace("|", "/")
 
 

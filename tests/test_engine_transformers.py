@@ -22,15 +22,18 @@ from primerl.evals.checkpoint import publish
 from primerl.inference.backend import UnservableError
 from primerl.inference.settings import InferenceConfig
 from primerl.inference.torch.backend import engine_settings
+from primerl.inference.transformers import kernels
 from primerl.inference.transformers.backend import TransformersBackend
 from primerl.inference.transformers.cache import Rows, RowsCache
 from primerl.inference.transformers.kernels import OF_ONE_TOKEN
 from primerl.inference.transformers.step import CachedBackend
 from primerl.train.distributed.ranks import ALONE
+from primerl.train.model import recurrent
 from primerl.train.model.packed_model import load_model
 from primerl.train.model.recurrent import TOLD
 from primerl.train.model.support import NOT_CACHED
 from primerl.train.weights.shards import by_file, plan, shares
+from primerl.verify.weights import Weights
 from safetensors.torch import load_file
 from settings_helpers import filled
 from transformers import AutoModelForCausalLM
@@ -138,30 +141,62 @@ def test_a_state_that_is_not_kept_is_found(folders: Folders, monkeypatch: pytest
         backend_of(folders(STATED))
 
 
+@pytest.fixture
+def with_packages(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """As where packages for GPUs are installed: `transformers` calls them for any tensor, and they fail here."""
+
+    def install(family: str) -> None:
+        home = import_module(f"transformers.models.{family}.modeling_{family}")
+        replaced = 0
+        for name in (*TOLD, *OF_ONE_TOKEN):
+            if hasattr(home, name):
+                in_torch = inspect.unwrap(getattr(home, name))
+
+                @wraps(in_torch)
+                def of_a_package(*_: Any, **__: Any) -> Any:
+                    raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
+
+                monkeypatch.setattr(home, name, of_a_package)
+                replaced += 1
+        assert replaced >= 4
+
+    return install
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next"])
-def test_packages_for_gpus_are_left_alone_on_a_cpu(
-    family: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
+def test_packages_for_gpus_are_left_alone_on_a_cpu_and_in_fp32(
+    family: str,
+    on_gpu: bool,
+    folders: Folders,
+    with_packages: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As where they are installed: `transformers` then calls them for any tensor."""
-    home = import_module(f"transformers.models.{family}.modeling_{family}")
-    replaced = 0
-    for name in (*TOLD, *OF_ONE_TOKEN):
-        if hasattr(home, name):
-            in_torch = inspect.unwrap(getattr(home, name))
-
-            @wraps(in_torch)
-            def of_a_package(*_: Any, **__: Any) -> Any:
-                raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
-
-            monkeypatch.setattr(home, name, of_a_package)
-            replaced += 1
-    assert replaced >= 4
+    with_packages(family)
+    for module in (recurrent, kernels):
+        monkeypatch.setattr(module, "on_gpu", lambda tensor: on_gpu)
     folder = folders(family)
     words = (backend := backend_of(folder)).decoder.vocab_size
     found = [step(backend, [(0, 0, [5, 6, 7])], [1], words), step(backend, [(0, 3, [8])], [1], words)]
     monkeypatch.undo()
     for sampled, prefix in zip(found, ([5, 6, 7], [5, 6, 7, 8]), strict=True):
         Reference(folder).check(sampled, [prefix])
+
+
+def test_verify_leaves_packages_for_gpus_alone(
+    folders: Folders, tmp_path: Path, with_packages: Callable[[str], None]
+) -> None:
+    """It computes in fp32, on whatever there is."""
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "step_0").symlink_to(folders("qwen3_next"))
+    publish(folders("qwen3_next"), tmp_path)
+    expected = AutoModelForCausalLM.from_pretrained(folders("qwen3_next"), dtype=torch.float32)
+    ids = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        logits = expected(input_ids=ids).logits
+        with_packages("qwen3_next")
+        found = Weights(tmp_path).load(0)(input_ids=ids).logits
+    torch.testing.assert_close(found, logits, atol=1e-5, rtol=1e-5)
 
 
 def test_a_token_that_sees_too_much_is_found(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:

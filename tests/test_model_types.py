@@ -89,7 +89,7 @@ def test_the_packages_are_those_that_the_trainer_asks_for(folders: Any) -> None:
     for family in sorted(WITH_STATE):
         known = support.GPU_PACKAGES.get(family)
         model, gpu = load_model(folders(family)), torch.device("cuda")
-        found = slower_kernels(model, gpu)
+        found = slower_kernels(model, gpu, torch.bfloat16)
         assert [f"slower: {known[0]} is missing" in why for why in found if known] == [True] * bool(known), family
         assert bool(found) is bool(known), family
 

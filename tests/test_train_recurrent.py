@@ -195,7 +195,7 @@ def test_convolutions_in_an_unfit_layout_are_copied(called: Any) -> None:
 )
 def test_the_delta_rule_on_a_gpu_is_given_boundaries(kernel: Kernel, name: str, called: Any) -> None:
     packed = PackedSequences.from_lengths(LENGTHS)
-    query, key, value = (random(1, T, 2, size) for size in (8, 8, 4))
+    query, key, value = (random(1, T, 2, size).bfloat16() for size in (8, 8, 4))
     g, beta = -random(1, T, 2).abs(), random(1, T, 2).sigmoid()
     rule = delta_rule(never, kernel)
     out, state = rule(
@@ -223,7 +223,7 @@ def test_the_delta_rule_on_a_gpu_is_given_boundaries(kernel: Kernel, name: str, 
 
 def test_mamba_2_on_a_gpu_is_given_sequence_ids(called: Any) -> None:
     packed = PackedSequences.from_lengths(LENGTHS)
-    x, dt, a = random(1, T, 4, 8), random(1, T, 4), -random(4).abs()
+    x, dt, a = random(1, T, 4, 8).bfloat16(), random(1, T, 4), -random(4).abs()
     b, c, d, dt_bias = random(1, T, 2, 16), random(1, T, 2, 16), random(4), random(4)
     scan(never, recurrent.MAMBA_2)(
         x,
@@ -274,6 +274,15 @@ def test_a_cpu_takes_torch_code_where_packages_can_be_imported(
     assert called == {}
 
 
+def test_fp32_is_computed_as_such_on_a_gpu(called: Any, folders: Any) -> None:
+    """Triton multiplies it as TF32; convolutions multiply what they are given."""
+    for family in ("qwen3_5_text", "nemotron_h"):
+        model = load_model(folders(family))
+        assert slower_kernels(model, torch.device("cuda"), torch.float32) == []
+        packed_loss(model)
+    assert called.keys() == {"causal_conv1d_fn"}
+
+
 # ---- Missing packages
 
 
@@ -286,8 +295,8 @@ def test_a_gpu_without_the_package_takes_torch_code_and_says_so(
 ) -> None:
     monkeypatch.setattr(recurrent, "CHOSEN", {})
     model = load_model(folders(family))
-    assert slower_kernels(model, torch.device("cpu")) == []
-    (why,) = slower_kernels(model, torch.device("cuda"))
+    assert slower_kernels(model, torch.device("cpu"), torch.bfloat16) == []
+    (why,) = slower_kernels(model, torch.device("cuda"), torch.bfloat16)
     assert re.search(rf"is slower: {package} is missing \(ModuleNotFoundError.*pip install {package}", why)
     expected = packed_loss(model).item()
     monkeypatch.setattr(recurrent, "on_gpu", lambda _tensor: True)
@@ -315,8 +324,8 @@ def test_a_delta_rule_that_triton_gets_wrong_is_torch_code(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (generation, 0))
     monkeypatch.setattr(recurrent.metadata, "version", lambda _name: triton)
     monkeypatch.setattr(recurrent, "find_spec", lambda name: object() if tilelang and name == "tilelang" else None)
-    model = load_model(folders("qwen3_5_text"))
-    slower = slower_kernels(model, torch.device("cuda"))
+    model = load_model(folders("qwen3_5_text"), "bfloat16")
+    slower = slower_kernels(model, torch.device("cuda"), torch.bfloat16)
     packed_loss(model)
     assert ("chunk_gated_delta_rule" in called) is (uses == "kernel")
     assert [f"Triton {triton} computes" in why and "or Triton 3.7.1 or later" in why for why in slower] == (
@@ -326,7 +335,7 @@ def test_a_delta_rule_that_triton_gets_wrong_is_torch_code(
 
 def test_convolutions_alone_need_no_package_on_a_gpu(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(folders("lfm2"))
-    assert slower_kernels(model, torch.device("cuda")) == []
+    assert slower_kernels(model, torch.device("cuda"), torch.bfloat16) == []
     expected = packed_loss(model).item()
     monkeypatch.setattr(recurrent, "on_gpu", lambda _tensor: True)
     assert packed_loss(model).item() == expected

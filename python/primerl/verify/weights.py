@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from primerl.inference.transformers.kernels import choose_by_device
 from primerl.train.adapters.files import BASE_DIGEST
 from primerl.train.weights.publish import manifest
 from primerl.verify.reference import adapted_model
@@ -52,7 +53,7 @@ class Weights:
             raise VerifyError(f"{folder}: the weights have digest {found}, manifest.json says {recorded['digest']}")
         if BASE_DIGEST in tensors:
             try:
-                return adapted_model(self._base, folder, tensors).to(self.device).eval()
+                return self._placed(adapted_model(self._base, folder, tensors))
             except ValueError as error:
                 raise VerifyError(f"{folder}: {error}") from None
         model, loaded = self._kind.from_pretrained(
@@ -67,6 +68,10 @@ class Weights:
         problems = {kind: sorted(names) for kind, names in loaded.items() if names}
         if problems:
             raise VerifyError(f"{folder}: the weights do not fit the model: {problems}")
+        return self._placed(model)
+
+    def _placed(self, model: Any) -> Any:
+        choose_by_device(model)
         return model.to(self.device).eval()
 
     @property

@@ -154,7 +154,7 @@ def make_ready(
         ConfigError: the adapter cannot be added.
     """
     dtype = DTYPES[dtype_on(ranks.device, config.dtype)]
-    slower = slower_kernels(model, ranks.device)
+    slower = slower_kernels(model, ranks.device, dtype)
     for why in slower if ranks.leads else ():
         log.warning("%s", why)
     tried = model

@@ -9,10 +9,10 @@ start from an empty state at each sequence; without it they are `transformers`' 
     gated delta rule   `transformers`' torch code, sequences as rows  flash-linear-attention with `cu_seqlens`
     Mamba-2 scan       the same                                       mamba-ssm with `seq_idx`
 
-A GPU computes as a CPU does where the package is missing or known to fail, which is slower. The tensors' device decides
-between them: `transformers` takes the packages whenever they can be imported, but they compute on GPUs only. The fused
-kernel of a whole Mamba-2 layer is not used, since it reads the weights of the layer's last matrix and would ignore an
-adapter there.
+A GPU computes as a CPU does in fp32, and where the package is missing or known to fail, which is slower. The tensors'
+device decides between them: `transformers` takes the packages whenever they can be imported, but they compute on GPUs
+only. The fused kernel of a whole Mamba-2 layer is not used, since it reads the weights of the layer's last matrix and
+would ignore an adapter there.
 """
 
 from __future__ import annotations
@@ -53,11 +53,21 @@ class Kernel:
     name: str
     fails: Callable[[torch.device], str] = lambda _device: ""
     """Why it cannot be used on this GPU; empty where nothing is known against it."""
+    is_exact: bool = False
+    """Whether fp32 is computed as such. Triton multiplies it as TF32, with a mantissa of 10 bits; torch's own operators
+    take the place of such a kernel in fp32."""
     is_fast: bool = True
     """Whether torch code in its place is far slower."""
 
-    def find(self, device: torch.device) -> Callable[..., Any] | None:
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether it can be used for such a tensor, where it is installed and works."""
+        return on_gpu(tensor) and (self.is_exact or tensor.dtype != torch.float32)
+
+    def find(self, tensor: Tensor) -> Callable[..., Any] | None:
         """None where torch code has to take its place."""
+        return self.chosen(tensor.device) if self.takes(tensor) else None
+
+    def chosen(self, device: torch.device) -> Callable[..., Any] | None:
         if self.name not in CHOSEN:
             found, _problem = _imported(self.module, self.name)
             CHOSEN[self.name] = None if found is None or self.fails(device) else found
@@ -94,7 +104,7 @@ def _wrong_on_hopper(device: torch.device) -> str:
     )
 
 
-CONVOLUTION = Kernel("causal-conv1d", "causal_conv1d", "causal_conv1d_fn", is_fast=False)
+CONVOLUTION = Kernel("causal-conv1d", "causal_conv1d", "causal_conv1d_fn", is_exact=True, is_fast=False)
 DELTA_RULE = Kernel(
     "flash-linear-attention",
     "fla.ops.gated_delta_rule",
@@ -143,7 +153,7 @@ def convolution(own: Callable[..., Tensor], kernel: Kernel) -> Callable[..., Ten
         packed = _packed_of(given)
         if packed is None:
             return own(x, weight, bias, activation=activation, **given)
-        found = kernel.find(x.device) if on_gpu(x) and activation in (None, "silu", "swish") else None
+        found = kernel.find(x) if activation in (None, "silu", "swish") else None
         if found is not None:
             answer: Tensor = found(channels_last(x), weight, bias, activation=activation, seq_idx=packed.sequence_ids)
             return answer
@@ -175,7 +185,7 @@ def delta_rule(own: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
         if packed is None:
             return own(query, key, value, g=g, beta=beta, **given)
         options = {"use_qk_l2norm_in_kernel": given.get("use_qk_l2norm_in_kernel", False)}
-        found = kernel.find(query.device) if on_gpu(query) else None
+        found = kernel.find(query)
         if found is not None:
             return found(query, key, value, g=g, beta=beta, cu_seqlens=packed.starts, **options)
 
@@ -200,7 +210,7 @@ def scan(own: Callable[..., Any], kernel: Kernel) -> Callable[..., Any]:
         options = {
             name: given[name] for name in ("chunk_size", "D", "dt_bias", "dt_softplus", "dt_limit") if name in given
         }
-        found = kernel.find(hidden_states.device) if on_gpu(hidden_states) else None
+        found = kernel.find(hidden_states)
         if found is not None:
             return found(hidden_states, dt, A, B, C, z=given.get("z"), seq_idx=packed.sequence_ids, **options)
 
@@ -261,15 +271,15 @@ def untold(model: torch.nn.Module) -> str | None:
     return next(named, None)
 
 
-def slower_kernels(model: torch.nn.Module, device: torch.device) -> list[str]:
+def slower_kernels(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> list[str]:
     """Why layers of this model are computed more slowly on this device than they could be. Also chooses what computes
     them, before layers are compiled."""
-    if device.type != "cuda":
+    if device.type != "cuda" or dtype == torch.float32:
         return []
     homes = {_home(mixer) for mixer in mixers(model)}
     kernels = {kernel for home in homes for name, (_, kernel) in TOLD.items() if hasattr(home, name)}
     for kernel in kernels:
-        kernel.find(device)
+        kernel.chosen(device)
     return sorted({why for kernel in kernels if (why := kernel.slower(device)) is not None})
 
 
