@@ -117,6 +117,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "linear_num_value_heads": 16,
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 6,
         "max_position_embeddings": 40_960,
         "tie_word_embeddings": True,
     },

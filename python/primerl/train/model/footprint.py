@@ -100,6 +100,11 @@ class Text:
             blocks=blocks,
         )
 
+    @property
+    def mixes_alone(self) -> bool:
+        """Whether a layer is either a mixer or a feed-forward part."""
+        return self.kind == "nemotron_h"
+
     def number(self, name: str, default: int = 0) -> int:
         return _number(self.given, name) or default
 
@@ -121,7 +126,7 @@ def _blocks(given: Config) -> tuple[str, ...]:
 
 def matrices(text: Text) -> Iterator[int]:
     """Parameters of each layer."""
-    alone = text.kind == "nemotron_h"
+    alone = text.mixes_alone
     for index, block in enumerate(text.blocks):
         if alone and block in ("moe", "mlp"):
             yield _feed_forward(text, sparse=block == "moe")

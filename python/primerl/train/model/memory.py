@@ -16,8 +16,9 @@
 With an adapter P counts in `weights` alone; gradients and moments are of its own parameters.
 
 Bytes of a token in one layer are counted from what autograd keeps of `transformers`' unfused code (`_kept`), less what
-norms by a kernel do not keep. Tests compare totals with the peak of a step that runs, on a CPU
-(tests/test_train_memory.py); scripts/gpu_check.sh does it on a GPU.
+norms by a kernel do not keep. Layers with a state are counted as torch code computes them (`_scanned`); kernels of
+packages keep less. Tests compare totals with the peak of a step that runs, on a CPU (tests/test_train_memory.py);
+scripts/gpu_check.sh does it on a GPU.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ CHUNK_ELEMENTS = 2**26
 CHUNK_BYTES = 12
 """Bytes of a logit of a chunk: itself in fp32, its gradient, and what is computed on the way."""
 SINGLE, HALF = 4, 2
+DELTA_CHUNK = 64
+"""Tokens that the gated delta rule computes at once."""
+MAMBA_CHUNK = 128
+"""Tokens that a Mamba-2 scan computes at once where its config says nothing."""
 WITH_QK_NORM = ("apertus", "exaone4", "gemma3_text", "gemma4_text", "olmo2", "olmo3", "qwen3", "qwen3_moe")
 """Types that normalise queries and keys of each head."""
 ADD_ONE = ("gemma", "qwen3_5", "qwen3_next", "recurrent_gemma", "vaultgemma")
@@ -140,8 +145,9 @@ def _peak(text: Text, tokens: int, kept: int, again: int, bytes_of: int, *, trai
 
 
 def _working(text: Text, tokens: int, bytes_of: int) -> int:
-    """Gradients of activations on their way through a layer."""
-    return bytes_of * tokens * (2 * text.hidden + 2 * _widest(text))
+    """Gradients of activations on their way through a layer; of a Mamba-2 scan also those of three matrices a chunk."""
+    scan = 3 * SINGLE * text.number("mamba_num_heads") * text.number("chunk_size", MAMBA_CHUNK)
+    return tokens * (bytes_of * (2 * text.hidden + 2 * _widest(text)) + scan)
 
 
 def _widest(text: Text) -> int:
@@ -173,7 +179,7 @@ def _less_of_norms(text: Text, bytes_of: int, *, adapter: bool, fused: bool) -> 
     its input alone; where only an adapter to linear layers is trained, normalised values are not kept, which gradients
     of the norms would need. The inputs of its linear layers are kept for the adapter's."""
     queries, keys = text.heads * text.head_dim, text.kv_heads * text.head_dim
-    normalised = 2 * text.hidden + (queries + keys if text.kind in WITH_QK_NORM else 0)
+    normalised = (1 if text.mixes_alone else 2) * text.hidden + (queries + keys if text.kind in WITH_QK_NORM else 0)
     if fused:
         return -SINGLE * normalised
     return -bytes_of * normalised * (adapter and bytes_of != SINGLE)
@@ -187,26 +193,63 @@ def _norm(bytes_of: int) -> int:
 
 def _kept(text: Text, block: str, bytes_of: int) -> tuple[int, int]:
     """Bytes of a token that one layer keeps, and how many of them are results of matrix products and attention."""
+    is_feed_forward = block in ("moe", "mlp")
+    parts = [] if is_feed_forward else [_of_mixer(text, block, bytes_of)]
+    if is_feed_forward or not text.mixes_alone:
+        parts.append(_of_feed_forward(text, bytes_of))
+    norm = (_norm(bytes_of) + bytes_of) * text.hidden
+    whole = sum(norm + kept for kept, _ in parts)
+    return whole, sum(bytes_of * text.hidden + products for _, products in parts)
+
+
+def _of_mixer(text: Text, block: str, bytes_of: int) -> tuple[int, int]:
+    if "attention" not in block or block == "linear_attention":
+        projected, result = _state_widths(text, block)
+        kept, products = _scanned(text, block)
+        # The projection, its convolution, that one's activation; a norm with a gate.
+        return bytes_of * 3 * projected + _norm(bytes_of) * result + kept, bytes_of * projected + products
     queries, keys = text.heads * text.head_dim, text.kv_heads * text.head_dim
     gate = queries if text.kind in GATED_ATTENTION else 0
-    attention = 2 * queries + 2 * keys + 2 * gate  # rotated queries and keys, values, results
+    attention = bytes_of * (2 * queries + 2 * keys + 2 * gate)  # rotated queries and keys, values, results
     of_heads = _norm(bytes_of) * (queries + keys) if text.kind in WITH_QK_NORM or gate else 0
-    if "attention" not in block or block == "linear_attention":
-        attention, of_heads = 3 * _state_width(text, block), 0
+    return attention + of_heads, attention
+
+
+def _of_feed_forward(text: Text, bytes_of: int) -> tuple[int, int]:
     wide, routed = _widest(text), 0
     forward = 2 if text.kind in UNGATED else 4  # of a gated one: gate, its activation, up, their product
     if experts(text.given):
         # The rows of a token's experts, and its weights.
         routed = bytes_of * 2 * text.number("num_experts_per_tok", 1) * text.hidden + 3 * SINGLE * experts(text.given)
-    norms = 2 * (_norm(bytes_of) + bytes_of) * text.hidden
-    whole = norms + of_heads + bytes_of * (attention + forward * wide) + routed
-    products = bytes_of * (attention + 2 * text.hidden + (forward // 2) * wide)
-    return whole, products
+    return bytes_of * forward * wide + routed, bytes_of * (forward // 2) * wide
 
 
-def _state_width(text: Text, block: str) -> int:
-    """Width of what a layer with a state projects a token to."""
+def _scanned(text: Text, block: str) -> tuple[int, int]:
+    """Bytes of a token that `transformers`' torch code of a scan keeps, in fp32, and how many of them are results of
+    matrix products. Counted by hooks of autograd on saved tensors."""
+    if block == "linear_attention" and (heads := text.number("linear_num_value_heads")):
+        key, value = text.number("linear_key_head_dim"), text.number("linear_value_head_dim")
+        state = key * value // DELTA_CHUNK
+        kept = 8 * key + 3 * value + state + 5 * DELTA_CHUNK
+        return SINGLE * heads * kept, SINGLE * heads * (2 * DELTA_CHUNK + 3 * value + state)
+    if heads := text.number("mamba_num_heads"):
+        size, width, chunk = (
+            text.number("mamba_head_dim"),
+            text.number("ssm_state_size"),
+            text.number("chunk_size", MAMBA_CHUNK),
+        )
+        state = size * width // chunk
+        kept = 6 * size + 11 * width // 2 + 2 * chunk + state
+        return SINGLE * heads * kept, SINGLE * heads * (chunk + 2 * size + 2 * state)
+    return 0, 0
+
+
+def _state_widths(text: Text, block: str) -> tuple[int, int]:
+    """Width of what a layer with a state projects a token to, and of what it computes from that."""
     if block == "linear_attention" and text.number("linear_num_value_heads"):
         keys = text.number("linear_num_key_heads") * text.number("linear_key_head_dim")
-        return 2 * keys + 2 * text.number("linear_num_value_heads") * text.number("linear_value_head_dim")
-    return 2 * text.number("mamba_num_heads") * text.number("mamba_head_dim") or 2 * text.hidden
+        values = text.number("linear_num_value_heads") * text.number("linear_value_head_dim")
+        return 2 * keys + 2 * values, values
+    if inner := text.number("mamba_num_heads") * text.number("mamba_head_dim"):
+        return 2 * inner + 2 * text.number("n_groups") * text.number("ssm_state_size"), inner
+    return 2 * text.hidden, 0
