@@ -7,6 +7,9 @@ arXiv:2204.02311, appendix B).
     pairs = n * (n + 1) / 2 of a sequence of n tokens; with a sliding window w, at most w keys a query; of attention in
             chunks, of each chunk as of a sequence
             tokens that samples share and that are computed once (`prefixes`) count once, with their pairs
+          + 6 * heads * (size of a key) * (size of a value) * r * tokens of each layer with a state: r = 3 for the gated
+            delta rule, whose state is read for the key, written, and read for the query (arXiv:2412.06464, and
+            arXiv:2510.26692 for Kimi's), r = 2 for Mamba-2, where it is written and read (arXiv:2405.21060)
 MFU   = FLOPs / seconds / peak of the device
 
 Where queries and values are as wide as a head, 6 * (size + size) is the paper's 12 * head size; in multi-head latent
@@ -21,6 +24,7 @@ again for lack of memory does not count, nor does the optimizer.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -56,6 +60,26 @@ class Attention:
         return [self.chunk] * whole + [rest] * bool(rest)
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state of one layer that each token changes, whatever its sequence's length."""
+
+    width: float
+    """Half of the multiplications with it: those of a pair of query and key are counted twice as well."""
+
+    def products(self, lengths: Iterable[int]) -> float:
+        return self.width * sum(lengths)
+
+
+FEED_FORWARD = ("moe", "mlp")
+"""Values of `layer_types` in Nemotron-H: layers without a mixer."""
+STATES = (
+    (3, "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    (3, "linear_num_heads", "linear_head_dim", "linear_head_dim"),
+    (2, "mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
+    (2, "mamba_n_heads", "mamba_d_head", "mamba_d_state"),
+)
+"""Products with the state of a layer a token, and the keys of a config that say how large it is."""
 COMPUTE_MORE = {
     "hrm_text": "it runs its layers several times",
     "diffllama": "it attends twice in a layer",
@@ -64,21 +88,33 @@ COMPUTE_MORE = {
 """Architectures that the formula does not hold for -> why."""
 
 
-def attentions(config: Any) -> tuple[Attention, ...]:
-    """Attention of each layer of a model with this text config. Raises ValueError."""
+def attentions(config: Any) -> tuple[Attention | State, ...]:
+    """What the layers of a model with this text config compute between tokens. Raises ValueError."""
     if config.model_type in COMPUTE_MORE:
         raise ValueError(f"{config.model_type}: {COMPUTE_MORE[config.model_type]}")
     kinds = getattr(config, "layer_types", None)
-    if not WITH_STATE.isdisjoint(kinds or ()):
-        raise ValueError(f"{config.model_type}: the formula does not count what layers with a state compute")
     layers = int(config.num_hidden_layers)
     # What differs from layer to layer is not to be read from the config as a whole.
     each = getattr(config, "per_layer_config", None) or [config] * layers
-    found = []
+    found: list[Attention | State] = []
     for index in range(layers):
         kind = kinds[index] if kinds else None
-        found.append(_attention(each[index], kind))
+        if kind in WITH_STATE:
+            found.append(_state(each[index], kind))
+        elif kind not in FEED_FORWARD:
+            found.append(_attention(each[index], kind))
     return tuple(found)
+
+
+def _state(config: Any, kind: str) -> State:
+    """Raises ValueError where the config does not tell what a layer of this kind computes."""
+    if kind == "conv":
+        return State(0.0)  # its kernel counts as a matrix
+    names = next((names for names in STATES if all(hasattr(config, name) for name in names[1:])), None)
+    if names is None or kind not in ("linear_attention", "mamba"):
+        raise ValueError(f"{config.model_type}: the formula does not count what layers of type {kind!r} compute")
+    reads, *sizes = names
+    return State(reads / 2 * math.prod(getattr(config, name) for name in sizes))
 
 
 def _attention(config: Any, kind: str | None) -> Attention:
@@ -184,8 +220,8 @@ class ModelShape:
     matrix_parameters: float
     """That one token is multiplied by, output layer aside; of one that is not trained, two thirds."""
     output_parameters: float
-    attentions: tuple[Attention, ...]
-    """Attention of each layer."""
+    attentions: tuple[Attention | State, ...]
+    """What each layer computes between tokens."""
 
     @classmethod
     def of(cls, model: Any) -> ModelShape:
@@ -269,8 +305,8 @@ def _matrices(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]
         if isinstance(module, torch.nn.Embedding) or "norm" in where.rsplit(".", 1)[-1].lower():
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            # The biases of a mixture's experts are stacked, and have two dimensions.
-            if parameter.dim() > 1 and not name.endswith("bias"):
+            # The biases of a mixture's experts are stacked, and have two dimensions; Kimi's decay has four.
+            if parameter.dim() > 1 and not name.endswith(("bias", "A_log")):
                 yield f"{where}.{name}", parameter
 
 
