@@ -160,14 +160,6 @@ def random_model(shape: str, dtype: str, device: torch.device) -> Any:
     return model.train()
 
 
-def shape_of(model: Any) -> ModelShape | None:
-    """None where the formula does not hold."""
-    try:
-        return ModelShape.of(model)
-    except ValueError:
-        return None
-
-
 def sequence_lengths(tokens: int) -> list[int]:
     """Between 1/32 and 1/4 of the whole, adding up to it."""
     generator = torch.Generator().manual_seed(0)
@@ -264,7 +256,7 @@ PARTS = (
 
 
 def measure(
-    name: str, run: Callable[[], float], optimizer: Optimizer, batch: MicroBatch, shape: ModelShape | None, given: Any
+    name: str, run: Callable[[], float], optimizer: Optimizer, batch: MicroBatch, shape: ModelShape, given: Any
 ) -> Measured:
     device, tokens = torch.device(given.device), sum(batch.sequence_lengths)
     computing, updating = [], []
@@ -279,8 +271,8 @@ def measure(
             computing.append(middle - start)
             updating.append(now(device) - middle)
     seconds = median_of.median(map(sum, zip(computing, updating, strict=True)))
-    peak = None if shape is None else peak_flops(device, DTYPES[given.dtype])
-    flops = 0.0 if shape is None else shape.flops(batch.sequence_lengths, len(batch.trained()))
+    peak = peak_flops(device, DTYPES[given.dtype])
+    flops = shape.flops(batch.sequence_lengths, len(batch.trained()))
     measured = Measured(tokens / seconds, None if peak is None else flops / seconds / peak, peak_memory(device))
     mfu = "unknown" if measured.mfu is None else f"{measured.mfu:.3f}"
     print(
@@ -347,7 +339,7 @@ def measured_part(part: Part, batch: MicroBatch, given: Any) -> Measured:
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     print(f"{part.name} of {millions:.0f}M parameters, activation checkpointing: {activations}", flush=True)
     run = part.objective(model, batch, device)
-    measured = measure(part.name, run, optimizer, batch, shape_of(model), given)
+    measured = measure(part.name, run, optimizer, batch, ModelShape.of(model), given)
     if given.profile:
         profile(run, optimizer, given.warmup + given.steps + 1)
     return measured
