@@ -78,6 +78,9 @@ def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs
             if name not in ("base", "deleted"):
                 shutil.copytree(folder / "base" / "journal", output / "journal")
             runs.ids[name] = trained(output, seed)
+        # By its tokenizer texts are shown.
+        (folder / "base" / "configs").mkdir()
+        (folder / "base" / "configs" / "orchestrator.toml").write_text(f'[model]\npath = "{model}"\n')
         with (folder / "damaged" / "metrics.jsonl").open("a") as file:
             file.write("{\n")
         for file in (folder / "damaged" / "journal").iterdir():
@@ -211,7 +214,7 @@ def test_rollouts_of_an_example_in_the_terminal(runs: Runs, capsys: pytest.Captu
     (shown_command,) = shown(__file__, "docs/dashboard.md")
     every = runs.ask("/api/rollouts", runs=runs.named("base"), environment="task")["runs"][runs.ids["base"]]
     example = str(every["rollouts"][0]["example"])
-    names = {"first": "base", "second": "other", "reverse-text": "task", "3": example}
+    names = {"first": "base", "second": "other", "reverse-text-eval": "task", "3": example}
     command = [names.get(word, word) for word in shown_command[1:]]
     three = [*command[:4], "damaged", *command[4:]]
     found = json.loads(told(*three, "--json", capsys=capsys))
@@ -221,7 +224,10 @@ def test_rollouts_of_an_example_in_the_terminal(runs: Runs, capsys: pytest.Captu
         one = found["runs"][runs.ids[name]]
         assert len(one["rollouts"]) == one["matching"] > 0
         assert all(rollout["example"] == int(example) for rollout in one["rollouts"])
+        assert all(rollout["prompt"] for rollout in one["rollouts"])
+        assert all((rollout["answer"] is not None) == (name == "base") for rollout in one["rollouts"])
     printed = told(*three, capsys=capsys)
+    assert printed.startswith(f"example {example} of 'task':\n  ")
     assert "its journal cannot be read" in printed
     for name in ("base", "other"):
         rollouts = found["runs"][runs.ids[name]]["rollouts"]

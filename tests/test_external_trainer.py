@@ -364,6 +364,15 @@ def test_the_same_commands_resume_after_kills(
     assert main(["trace", str(output), "--check"]) == 0
     assert f"{steps} steps" in capsys.readouterr().out
     assert [path.name for path in (output / "checkpoints").iterdir()] == [f"step_{steps}"]
+    trained = AutoModelForCausalLM.from_pretrained(output / "model").state_dict()
+    found = ScriptCheckpoints(output, 1, None).load("cpu")
+    assert found is not None
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in found[1]["model"].items())
+    # What was sampled before the kills is counted, too; the launcher's last look at it is of a moment before the end.
+    sampled = cost(output)["sampled_tokens"]
+    assert sampled is not None
+    assert main(["trace", str(output), "--dropped", "--json"]) == 0
+    assert sampled > 0.8 * json.loads(capsys.readouterr().out)["sampled_tokens"]
 
 
 @pytest.mark.end_to_end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from typing import Any
 
 from primerl.cli.arguments import count
@@ -14,8 +15,8 @@ from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.state import StateError
 
 MOST = 8
-ANSWER = 60
-"""Characters of an answer that are shown."""
+ANSWER, PROMPT = 60, 1000
+"""Characters of an answer and of a prompt that are shown."""
 
 
 def main(arguments: list[str]) -> int:
@@ -108,6 +109,10 @@ def _example(runs: list[Run], chosen: argparse.Namespace) -> int:
         for run in runs
         for one in found["runs"].get(run.id, {"rollouts": []})["rollouts"]
     ]
+    prompts = (one["prompt"] for told in found["runs"].values() for one in told["rollouts"])
+    prompt = next(filter(None, prompts), None)
+    if prompt is not None:
+        print(f"example {chosen.example} of {chosen.env!r}:\n{textwrap.indent(_cut(prompt.strip()), '  ')}")
     if rows:
         show(["run", "at", "status", "reward", "tokens", "answer"], rows, right=(3, 4))
     elif found["runs"]:
@@ -126,6 +131,11 @@ def _when(rollout: dict[str, Any]) -> str | None:
     if rollout["step"] is not None:
         return f"step {rollout['step']}"
     return None if rollout["evaluates"] is None else f"v{rollout['evaluates']}"
+
+
+def _cut(prompt: str) -> str:
+    left = len(prompt) - PROMPT
+    return prompt if left <= 0 else f"{prompt[:PROMPT]}... ({left:,} more characters; --json has all of it)"
 
 
 def _line(text: str | None) -> str | None:
