@@ -547,6 +547,7 @@ def test_a_summary_sums_up_the_sessions_before(tmp_path: Path) -> None:
         "start_s": 222.0,
         "run_s": 888.0,
         "sampled_tokens": 11100,
+        "sampled_in_sessions": 11100,
         "orchestrator_cpu_s": 111.0,
         "cpu_s": 1110.0,
         "gpu_s": 0.0,
@@ -567,6 +568,9 @@ def test_sampled_tokens_are_counted_across_kills_and_steps_back(tmp_path: Path) 
     assert after(150, None) == 150  # nothing was heard of it at the start
     assert after(110, 90) == 170  # went back to a checkpoint, after 90
     assert after(130, 110) == 190
+    # A rate is of the sessions whose times are known.
+    sums = summary.sums(json.loads((tmp_path / summary.FILE).read_text()))
+    assert sums["sampled_in_sessions"] == 60 + 30 + 0 + 20 + 20
 
 
 def test_sampled_tokens_of_earlier_versions_are_kept(tmp_path: Path) -> None:

@@ -205,7 +205,9 @@ class Connection(TrainingLoop):
             return None, None
         except PublishAgain as asked:
             return None, str(asked)
-        except (OrchestratorError, BatchTimeout, BatchError) as error:
+        except OrchestratorError as error:
+            raise self._failed(error) from None
+        except (BatchTimeout, BatchError) as error:
             raise RunFailedError(str(error)) from None
 
     def _publish_again(self, version: int, why: str) -> None:
@@ -228,14 +230,19 @@ class Connection(TrainingLoop):
         except ManifestRefused as error:
             raise RunFailedError(f"the weights of policy {version} were not accepted: {error}") from None
         except OrchestratorError as error:
-            raise RunFailedError(str(error)) from None
+            raise self._failed(error) from None
         self.doing("published")
+
+    def _failed(self, error: OrchestratorError) -> RunFailedError:
+        """With what is known of the run, if its launcher is gone."""
+        why = absence(self.output_dir, str(error))
+        return RunFailedError(why if why == str(error) else f"{why}: {error}")
 
     def _resume(self, step: int) -> None:
         try:
             self._client.resume(step)
         except OrchestratorError as error:
-            raise RunFailedError(str(error)) from None
+            raise self._failed(error) from None
 
     def _report_saved(self, oldest: int, saved: int | None) -> None:
         self._client.checkpoint(oldest, saved)

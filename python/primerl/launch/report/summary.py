@@ -20,6 +20,8 @@ BEFORE = "before"
 SAMPLED_BEFORE = "sampled_before"
 """The run's count of sampled tokens when the session began."""
 SAMPLED_BY_RUN = "sampled_by_run"
+SAMPLED_IN_SESSIONS = "sampled_in_sessions"
+"""In those whose times are summed up: without sessions that left no summary."""
 
 
 def times(began: float, training_began: float | None) -> dict[str, float]:
@@ -74,13 +76,23 @@ def sums(summary: dict[str, Any]) -> dict[str, float]:
         "sessions": 1,
         **{name: summary[name] for name in ("wall_s", "start_s", "run_s")},
         "sampled_tokens": sampled,
+        SAMPLED_IN_SESSIONS: _sampled_here(summary),
         "orchestrator_cpu_s": cpu.get("orchestrator", 0.0),
         "cpu_s": sum(cpu.values()) + summary.get("launcher_cpu_s", 0.0),
         # GPUs that the run's processes were given, busy or not. Earlier versions did not note them.
         "gpu_s": summary["wall_s"] * summary.get("gpus", 0),
     }
+    before = {SAMPLED_IN_SESSIONS: before.get("sampled_tokens", 0), **before}
     found = {name: value + before.get(name, 0) for name, value in own.items()}
     return found if by_run is None else {**found, SAMPLED_BY_RUN: by_run}
+
+
+def _sampled_here(summary: dict[str, Any]) -> float:
+    status, began = summary.get("status", {}), summary.get(SAMPLED_BEFORE)
+    counted = status.get("run", {}).get("sampled_tokens")
+    if counted is None or began is None:
+        return status.get("tokens", {}).get("sampled", 0)  # type: ignore[no-any-return]
+    return max(0, counted - began)  # type: ignore[no-any-return]
 
 
 def _sampled(summary: dict[str, Any], before: dict[str, float]) -> tuple[float, float | None]:

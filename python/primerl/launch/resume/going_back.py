@@ -77,8 +77,8 @@ def check_trainer(config: RLConfig, folder: Path) -> None:
     if (checkpoint / SCRIPT_FOLDER).is_dir():
         raise ConfigError(
             f"trainer.external: {checkpoint} was saved by a training script, which alone can resume from it; start the "
-            "run with --trainer external and the script with primerl.connect (of primerl.Run, the script alone), or "
-            "give another output_dir"
+            "run with --trainer external and the script with primerl.connect (one with primerl.Run needs no other "
+            "command), or give another output_dir"
         )
 
 
