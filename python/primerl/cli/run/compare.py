@@ -179,8 +179,8 @@ def _overview(runs: list[dict[str, Any]]) -> list[list[Any]]:
         row("wall time, s", costs("wall_s", ",.0f")),
         row("tokens sampled", costs("sampled_tokens", ",.0f")),
         row("tokens trained", costs("trained_tokens", ",.0f")),
-        row("CPU hours", costs("cpu_hours", ".3f")),
-        row("GPU hours", costs("gpu_hours", ".3f")),
+        row("CPU hours", costs("cpu_hours", ".3g")),
+        row("GPU hours", costs("gpu_hours", ".3g")),
         row("checkpoints", lambda run: _saved(run["checkpoints"])),
     ]
 

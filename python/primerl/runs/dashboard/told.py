@@ -65,8 +65,8 @@ def listed(run: Run) -> dict[str, Any]:
 def compared(runs: Sequence[Run], sources: Sources | None = None) -> dict[str, Any]:
     """`{runs, config, evaluations}`: what differs between these runs, by the order in which they are given.
 
-    A run is `{id, name, status, step, reward, cost, checkpoints, health, problem, ...}`, its health None where its
-    files cannot be read; for `config` and `evaluations` see
+    A run is `{id, name, status, step, reward, cost, checkpoints, health, health_steps, problem, ...}`: its health, what
+    rules find in so many steps, is None where its files cannot be read. For `config` and `evaluations` see
     [`differing`][primerl.runs.compare.differing] and [`side_by_side`][primerl.runs.compare.side_by_side].
     """
     sources = sources or Sources()
@@ -85,7 +85,14 @@ def compared(runs: Sequence[Run], sources: Sources | None = None) -> dict[str, A
 
 
 def _told(run: Run, sources: Sources) -> dict[str, Any]:
-    found: dict[str, Any] = {**listed(run), "reward": None, "cost": {}, "checkpoints": [], "health": None}
+    found: dict[str, Any] = {
+        **listed(run),
+        "reward": None,
+        "cost": {},
+        "checkpoints": [],
+        "health": None,
+        "health_steps": None,
+    }
     config, problem = compare.config_of(run)
     problems = [problem]
     lines: list[dict[str, Any]] = []
@@ -96,7 +103,8 @@ def _told(run: Run, sources: Sources) -> dict[str, Any]:
         found["reward"] = _last_reward(curves, read["steps"][1])
         found["cost"] = cost(run.output_dir)
         found["checkpoints"] = compare.checkpoints(run.output_dir, lines)
-        found["health"] = json.loads(curves.health())["findings"]
+        health = json.loads(curves.health())
+        found["health"], found["health_steps"] = health["findings"], health["steps"]
         problems.append(damage(read["damaged"], is_over=is_over(found["status"])))
         problems.append(cut_short(run))
     except SourceError as error:

@@ -1,11 +1,13 @@
 // Runs side by side: what differs in their configs, evaluations, checkpoints, costs. The first one is what others are compared with.
 
 import { el, get, replace, short, signed, span, table, whole } from "/page/assets/common.js";
+import { quiet } from "/page/assets/panels.js";
 import { chosen, missing, nameOf, problems, sign, status } from "./choice.js";
 
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 const TESTS = { mcnemar: "McNemar's test", paired_t: "Student's test", sign: "sign test" };
-const hours = (value) => (value === null || value === undefined ? "–" : `${short(value)} h`);
+/** Short times in shorter units. */
+const hours = (value) => (value === null || value === undefined ? "–" : value > 0 && value < 1 ? span(3600 * value) : `${short(value)} h`);
 const text = (value) => (value === null || value === undefined ? el("span", { class: "faint", text: "–" }) : el("code", { text: typeof value === "string" ? value : JSON.stringify(value) }));
 
 /** A score with its interval, and how far it is from the first run's. */
@@ -54,7 +56,7 @@ export class Compare {
       line("status", (run) => el("span", {}, status(run), run.reason ? el("span", { class: "note reason", text: run.reason }) : "")), line("steps", (run) => whole(run.step)), line("reward, last 5 steps", (run) => short(run.reward)),
       line("wall time", (run) => span(run.cost.wall_s)), line("tokens sampled", (run) => whole(run.cost.sampled_tokens)), line("tokens trained", (run) => whole(run.cost.trained_tokens)),
       line("CPU", (run) => hours(run.cost.cpu_hours)), line("GPU", (run) => hours(run.cost.gpu_hours)),
-      line("health", (run) => (run.health === null ? el("span", { class: "faint", text: "not known" }) : run.health.length ? el("ul", { class: "findings" }, run.health.map((one) => el("li", { text: one.what, title: one.advice }))) : "no rule finds anything wrong")),
+      line("health", (run) => (run.health === null ? el("span", { class: "faint", text: "Not known." }) : run.health.length ? el("ul", { class: "findings" }, run.health.map((one) => el("li", { text: one.what, title: one.advice }))) : quiet(run.health_steps))),
     ]);
     const scores = found.evaluations.length
       ? table(head(["environment, score"]), found.evaluations.map((row) => [`${row.environment}, ${row.score}`, ...row.values.map((value, at) => measured(value, row.differences[at]))]))
