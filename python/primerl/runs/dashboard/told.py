@@ -23,7 +23,6 @@ from primerl.runs.dashboard.sources import SourceError, Sources
 from primerl.runs.listings import UnknownExampleError, environments_of, number_in
 from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.standing import PENDING, RUNNING, in_a_line, standing, summary_of
-from primerl.train.checkpoint.files import last_line
 
 REWARD = "reward/all/mean"
 ENDS = 5
@@ -106,7 +105,7 @@ def _told(run: Run, sources: Sources) -> dict[str, Any]:
         health = json.loads(curves.health())
         found["health"], found["health_steps"] = health["findings"], health["steps"]
         problems.append(damage(read["damaged"], is_over=is_over(found["status"])))
-        problems.append(cut_short(run))
+        problems.append(cut_short(run, read["last"]))
     except SourceError as error:
         problems.append(str(error))
     except OSError as error:  # its files vanish while they are read, or are not this user's
@@ -141,15 +140,13 @@ def _damage(file: dict[str, Any], *, is_over: bool) -> str | None:
     return f"its {file['file']} is damaged: {', '.join(found)}" if found else None
 
 
-def cut_short(run: Run) -> str | None:
-    """Whether its files end before the last step that its launcher had seen, in a run that is over."""
+def cut_short(run: Run, last: dict[str, int]) -> str | None:
+    """Whether its files end before the last step that its launcher had seen, in a run that is over. `last`: where they
+    end, of `RunCurves.curves`; a script that speaks HTTP by itself need not write any."""
     seen = ((summary_of(run) or {}).get("status") or {}).get("run") or {}
-    found = []
-    for file, known in (("metrics.jsonl", "published_version"), ("steps.jsonl", "step")):
-        last, step = last_line(run.output_dir / file).get("step"), seen.get(known)
-        # A script that speaks HTTP by itself need not write any.
-        if isinstance(last, int) and isinstance(step, int) and last < step:
-            found.append(f"its {file} is damaged: it ends with step {last} of {step}")
+    known = {"metrics.jsonl": seen.get("published_version"), "steps.jsonl": seen.get("step")}
+    ends = ((file, step, known[file]) for file, step in last.items())
+    found = [f"its {file} is damaged: it ends with step {at} of {of}" for file, at, of in ends if of and at < of]
     return "; ".join(found) or None
 
 
@@ -206,7 +203,10 @@ class Board:
         for run in runs:
             if run.id in found:
                 one = found[run.id]
-                told = [damage(one["damaged"], is_over=is_over(status.get(run.id, RUNNING))), cut_short(run)]
+                told = [
+                    damage(one["damaged"], is_over=is_over(status.get(run.id, RUNNING))),
+                    cut_short(run, one["last"]),
+                ]
                 if any(told):
                     problems[run.id] = "; ".join(filter(None, told))
         bounds = [step for one in found.values() for step in one["steps"] if step is not None]

@@ -160,6 +160,13 @@ impl Curves {
         all.into_iter().filter(|one| !is_sound(one)).collect()
     }
 
+    /// The last step of each file of metrics that has any.
+    pub fn last_steps(&self) -> BTreeMap<&'static str, u64> {
+        let tables = [(TRAINER, &self.trainer), (ORCHESTRATOR, &self.orchestrator)];
+        let last = |(name, table): (_, &Table)| Some((name, *table.steps.last()?));
+        tables.into_iter().filter_map(last).collect()
+    }
+
     /// Evaluations, the newest last: `limit` of them before number `cursor`.
     pub fn evaluations(&self, cursor: Option<usize>, limit: usize) -> Value {
         let end = cursor.unwrap_or(usize::MAX).min(self.evaluated.len());

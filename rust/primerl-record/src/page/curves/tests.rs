@@ -194,4 +194,8 @@ fn steps_without_a_line_are_named_and_evaluations_that_cannot_be_read() {
     assert_eq!((metrics.missing, metrics.first_missing), (3, Some(7)));
     assert_eq!((evaluations.file, evaluations.lines), ("evals.jsonl", 0));
     assert!(evaluations.is_cut);
+    assert_eq!(
+        curves.last_steps(),
+        [("metrics.jsonl", 12), ("steps.jsonl", 3)].into()
+    );
 }
