@@ -365,7 +365,21 @@ def test_what_an_address_names_and_cannot_be_shown_is_said(runs: Runs, window: b
     window.until("document.querySelector('.compare table') !== null")
     assert "Not known." in window.text()
     assert "No rule finds" not in window.text()
+    listings = runs.folder / "base" / "run" / "listings.json"
+    try:
+        listings.write_text(json.dumps([[0, {"environment": "task", "keys": ["a", "b", "c"]}]]))
+        both = f"runs={runs.named('base', 'other')}&environment=task"
+        window.goto(f"{runs.board.url}/#/rollouts?{both}")
+        window.until("document.querySelector('.columns .turn') !== null")
+        window.goto(f"{runs.board.url}/#/rollouts?{both}&example=99&of={runs.ids['base']}")
+        window.until("!document.getElementById('problem').hidden && document.querySelector('.columns') === null")
+        assert "environment 'task' has 3, numbered from 0 to 2" in window.text()
+    finally:
+        listings.unlink()
+    # It was refused on purpose, which the browser notes.
+    window.complaints[:] = [one for one in window.complaints if "404" not in one]
     window.goto(f"{runs.board.url}/#/nosuch")
     window.until("!document.getElementById('problem').hidden")
     assert "There is no view “/nosuch”" in window.text()
     assert window.evaluate("document.querySelector('.runs table') !== null || document.querySelector('.runs') !== null")
+    assert window.complaints == []

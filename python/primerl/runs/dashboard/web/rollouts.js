@@ -29,7 +29,14 @@ export class Rollouts {
     const gone = missing(query, runs);
     if (this.ids.length === 0) return replace(this.body, problems(gone, runs), el("p", { class: "card empty", text: "Choose runs first." }));
     const serial = (this.serial = (this.serial ?? 0) + 1);
-    const found = await get("/api/rollouts", { runs: this.ids.join(","), environment, example: this.example.value, of: this.example.value && this.of, limit: LIMIT });
+    let found;
+    try {
+      found = await get("/api/rollouts", { runs: this.ids.join(","), environment, example: this.example.value, of: this.example.value && this.of, limit: LIMIT });
+    } catch (error) {
+      // What was shown is of another question.
+      if (serial === this.serial) replace(this.body, problems(gone, runs));
+      throw error;
+    }
     if (serial !== this.serial) return undefined;
     this.offer([...found.environments, environment], environment);
     const columns = this.ids.filter((id) => found.runs[id]).map((id) => this.column(runs.find((run) => run.id === id), found.runs[id], runs));
