@@ -236,6 +236,10 @@ def test_a_run_that_is_over_and_a_folder_by_another_name_are_named_at_once(
     assert f"the run in {folder} has ended (engine died; the end of its log:)" in named(folder)
     with claimed(str(folder), clean=False):
         assert f"the run in {folder} does not listen yet" in named(folder)
+    # A session that another machine has begun since.
+    (folder / "run" / "orchestrator.json").write_text("{}")
+    os.utime(summary, (0, 0))
+    assert f"no run listens in {folder}:" in named(folder)
 
 
 def test_an_error_of_the_input_shows_the_line_of_the_script_and_the_sentence(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from primerl.train.settings import TrainerConfig
 
 log = logging.getLogger("primerl")
 
+ADDRESS = Path("run") / "orchestrator.json"
 POLL_S = 0.5
 REMIND_S = 30.0
 THERE, OVER, AGAIN = "there", "over", "again"
@@ -289,10 +290,17 @@ def absence(folder: Path, problem: str | None = None) -> str:
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         code, reason = summary["exit_code"], str(summary["reason"]).strip().partition("\n")[0]
+        is_older = _written(folder / SUMMARY) < _written(folder / ADDRESS)
     except (OSError, ValueError, LookupError, TypeError):
+        is_older = True
+    if is_older:  # of an earlier session: a launcher on another machine may have begun one
         return problem or f"no run listens in {folder}"
     over = "has trained all its steps" if code == 0 else f"has ended ({reason})"
     return f"the run in {folder} {over}{'; it needs a larger --max-steps' if code == 0 else ''}"
+
+
+def _written(file: Path) -> float:
+    return file.stat().st_mtime if file.exists() else 0.0
 
 
 def _check_is_without_trainer(folder: Path) -> None:
@@ -305,7 +313,7 @@ def _check_is_without_trainer(folder: Path) -> None:
 
 def _listens_at(folder: Path) -> str | None:
     try:
-        return str(json.loads((folder / "run" / "orchestrator.json").read_text(encoding="utf-8"))["url"])
+        return str(json.loads((folder / ADDRESS).read_text(encoding="utf-8"))["url"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
