@@ -273,10 +273,12 @@ class OrchestratorClient:
                     f"orchestrator at {self.url} did not answer {path} for {patience:g} s: {failure}"
                 )
             # The first one is often the only one; after a run was stopped it is asked for minutes.
-            if said is None or time.monotonic() - said > _REMIND_S:
-                said = time.monotonic()
-                rest = deadline - said
-                log.warning("orchestrator did not answer %s (%s); trying again for %.0f s", path, failure, rest)
+            now, level = time.monotonic(), logging.DEBUG
+            if said is None or now - said > _REMIND_S:
+                said, level = now, logging.WARNING
+            log.log(
+                level, "orchestrator did not answer %s (%s); trying again for %.0f s", path, failure, deadline - now
+            )
             self._leaving.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
