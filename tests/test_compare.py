@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from docs_pages import shown
 from primerl._core import RunCurves
+from primerl.launch.preflight import training
 from primerl.process import redaction
 from primerl.process.redaction import MARK
 from primerl.runs import compare
@@ -171,17 +172,46 @@ def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, capsys: pytest
     first = trained(tmp_path / "first", [line(4, 0.3)])
     damaged = trained(tmp_path / "damaged", [line(4, 0.3)])
     with (tmp_path / "damaged" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 9, "rew\n')
+        file.write('{"step": 9, "rew\n[]\n{"step": 10}\n{"step":')
+    with (tmp_path / "damaged" / "evals.jsonl").open("a") as file:
+        file.write("?\n")
     (tmp_path / "damaged" / "run" / "summary.json").write_text("[3")
     gone = trained(tmp_path / "gone", [])
     shutil.rmtree(tmp_path / "gone")
     found = json.loads(told("run", "compare", first, damaged, gone, "--json", capsys=capsys))
     problems = [one["problem"] for one in found["runs"]]
     assert problems[0] is None
-    assert problems[1] == "1 line of its metrics is not as a run writes metrics, and omitted"
+    assert problems[1] == (
+        "its metrics.jsonl is damaged: 2 lines, the first of them line 8, are not as a run writes them, and omitted, "
+        "2 steps are missing, the first of them 8, it ends within a line, which is omitted; "
+        "its evals.jsonl is damaged: line 2 is not as a run writes it, and omitted"
+    )
     assert problems[2] == f"its folder {tmp_path / 'gone'} is gone"
-    assert [one["reward"] for one in found["runs"]] == [pytest.approx(0.5), pytest.approx(0.5), None]
+    assert [one["reward"] for one in found["runs"]] == [pytest.approx(0.5), pytest.approx(0.65), None]
     assert found["runs"][1]["cost"]["wall_s"] is None
+    printed = told("run", "compare", first, damaged, gone, capsys=capsys)
+    assert f"{damaged}: its metrics.jsonl is damaged: 2 lines" in printed
+
+
+def test_metrics_that_were_cut_are_named_once_the_run_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, cut = trained(tmp_path / "first", []), trained(tmp_path / "cut", [])
+    summary = tmp_path / "cut" / "run" / "summary.json"
+    known = {"status": {"run": {"published_version": 9, "step": 9}}}
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | known))
+
+    def problem() -> str | None:
+        return json.loads(told("run", "compare", first, cut, "--json", capsys=capsys))["runs"][1]["problem"]
+
+    assert problem() == "its metrics.jsonl is damaged: it ends with step 7 of 9"
+    begin(tmp_path / "cut", name="cut")
+    output = str(tmp_path / "cut")
+    with training.claimed(output, clean=False), (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+        # It is being written.
+        file.write('{"step": 8}\n{"step": 9}\n{"st')
+        file.flush()
+        assert problem() is None
 
 
 @pytest.mark.parametrize(
@@ -190,6 +220,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path, capsys: pytest
         (["first"], "expected from 2 to 8 runs, not 1"),
         (["first", "first"], "given twice"),
         (["first", "unknown"], "no run 'unknown'"),
+        (["neither", "first", "nor"], "no run 'neither'; `primerl run list` lists them there is no run 'nor'"),
     ],
 )
 def test_what_cannot_be_compared(

@@ -119,6 +119,11 @@ def test_the_last_one_counts_and_none_leaves_out() -> None:
         ),
         (["--dry-run", "--max-steps", "3", "run.toml"], "Unrecognized arguments: run.toml; a config file is given as"),
         (["--no-dry-run=1"], "--no-dry-run takes no value; give --dry-run VALUE, or --no-dry-run alone"),
+        (
+            ["--trainer", "mine"],
+            "--trainer mine: [trainer] is a section; set keys of it, as in --trainer.dtype VALUE "
+            "(or `--trainer external`: it is the only word that is known)",
+        ),
         (["--trainer"], "--trainer: [trainer] is a section; set keys of it, as in --trainer.dtype VALUE"),
         (["--wandb", "sk-SECRET"], "--wandb: [wandb] is a section; set keys of it, as in --wandb.project VALUE"),
         (

@@ -78,6 +78,9 @@ def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs
             if name not in ("base", "deleted"):
                 shutil.copytree(folder / "base" / "journal", output / "journal")
             runs.ids[name] = trained(output, seed)
+        # By its tokenizer texts are shown.
+        (folder / "base" / "configs").mkdir()
+        (folder / "base" / "configs" / "orchestrator.toml").write_text(f'[model]\npath = "{model}"\n')
         with (folder / "damaged" / "metrics.jsonl").open("a") as file:
             file.write("{\n")
         for file in (folder / "damaged" / "journal").iterdir():
@@ -124,7 +127,7 @@ def test_what_is_wrong_with_a_run_is_told_of_that_run(runs: Runs) -> None:
     found = runs.ask("/api/curves", runs=runs.named("base", "damaged", "deleted"), names=REWARD)
     assert set(found["runs"]) == {runs.ids["base"], runs.ids["damaged"]}
     assert found["problems"] == {
-        runs.ids["damaged"]: "1 line of its metrics is not as a run writes metrics, and omitted",
+        runs.ids["damaged"]: f"its metrics.jsonl is damaged: line {STEPS + 1} is not as a run writes it, and omitted",
         runs.ids["deleted"]: f"its folder {runs.folder / 'deleted'} is gone",
     }
     found = runs.ask("/api/rollouts", runs=runs.named("base", "damaged", "newer", "deleted"))
@@ -155,7 +158,7 @@ def test_rollouts_of_the_same_example(runs: Runs) -> None:
     assert "primerl" in httpx.get(page).text
 
 
-def test_the_same_example_is_found_whatever_its_number_is(runs: Runs) -> None:
+def test_the_same_example_is_found_whatever_its_number_is(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     asked = {"runs": runs.named("base", "other"), "environment": "task"}
     base, other = runs.ids["base"], runs.ids["other"]
     every = runs.ask("/api/rollouts", **asked)["runs"]
@@ -189,6 +192,19 @@ def test_the_same_example_is_found_whatever_its_number_is(runs: Runs) -> None:
         assert found() == ({base: {first}}, {other: "this example is not among the first 1 of its 'task'"})
         files[1].write_text("[3")
         assert "it has no keys" in found()[1][other]
+        none = runs.ask("/api/rollouts", code=404, **asked | {"example": last + 1, "of": base})["error"]
+        assert (none["code"], none["param"]) == ("unknown_example", "example")
+        said = f"there is no example {last + 1}: environment 'task' has {last + 1}, numbered from 0 to {last}"
+        assert none["message"] == said
+        alone = runs.ask("/api/rollouts", runs=base, environment="task", example=last + 1)
+        assert (alone["runs"], alone["problems"]) == ({}, {base: said})
+        command = ("run", "compare", "base", "other", "--env", "task", "--example")
+        assert said in told(*command, str(last + 1), code=2, capsys=capsys)
+        gone = told("run", "compare", "deleted", "base", *command[4:], "1", code=2, capsys=capsys)
+        assert f"its folder {runs.folder / 'deleted'} is gone" in " ".join(gone.split())
+        asked = {"runs": runs.named("deleted", "base"), "environment": "task", "example": 1}
+        problems = runs.ask("/api/rollouts", of=runs.ids["deleted"], **asked)["problems"]
+        assert f"the folder of {runs.ids['deleted']}" in problems[base]
     finally:
         for file in files:
             file.unlink(missing_ok=True)
@@ -198,7 +214,7 @@ def test_rollouts_of_an_example_in_the_terminal(runs: Runs, capsys: pytest.Captu
     (shown_command,) = shown(__file__, "docs/dashboard.md")
     every = runs.ask("/api/rollouts", runs=runs.named("base"), environment="task")["runs"][runs.ids["base"]]
     example = str(every["rollouts"][0]["example"])
-    names = {"first": "base", "second": "other", "reverse-text": "task", "3": example}
+    names = {"first": "base", "second": "other", "reverse-text-eval": "task", "3": example}
     command = [names.get(word, word) for word in shown_command[1:]]
     three = [*command[:4], "damaged", *command[4:]]
     found = json.loads(told(*three, "--json", capsys=capsys))
@@ -208,7 +224,10 @@ def test_rollouts_of_an_example_in_the_terminal(runs: Runs, capsys: pytest.Captu
         one = found["runs"][runs.ids[name]]
         assert len(one["rollouts"]) == one["matching"] > 0
         assert all(rollout["example"] == int(example) for rollout in one["rollouts"])
+        assert all(rollout["prompt"] for rollout in one["rollouts"])
+        assert all((rollout["answer"] is not None) == (name == "base") for rollout in one["rollouts"])
     printed = told(*three, capsys=capsys)
+    assert printed.startswith(f"example {example} of 'task':\n  ")
     assert "its journal cannot be read" in printed
     for name in ("base", "other"):
         rollouts = found["runs"][runs.ids[name]]["rollouts"]
@@ -239,9 +258,10 @@ def test_no_secret_is_shown(runs: Runs) -> None:
     ("path", "query", "code", "said"),
     [
         ("/api/curves", {"runs": "00000000"}, 404, "there is no run '00000000'"),
-        ("/api/curves", {"points": "many"}, 400, "points: 'many' is not a number from 0 to 1000"),
+        ("/api/curves", {"points": "many"}, 400, "points: 'many' is not a number from 3 to 1000"),
         ("/api/curves", {"names": ",".join(map(str, range(17)))}, 400, "names: 17 are asked for, at most 16"),
         ("/api/curves", {"step": "3"}, 400, "'step' is unknown; expected runs, names"),
+        ("/api/rollouts", {"limit": "0"}, 400, "limit: '0' is not a number from 1 to 200"),
         ("/api/rollouts", {"example": "-1"}, 400, "example: '-1' is not a number"),
         ("/api/nothing", {}, 404, "there is no /api/nothing"),
         ("/api/runs/../../etc/passwd", {}, 404, "there is no"),
@@ -308,7 +328,7 @@ def test_the_keyboard_is_enough(runs: Runs, window: browser.Tab) -> None:
     tab.key("c")
     tab.until("document.querySelectorAll('.compare table').length >= 2")
     assert "seed" in tab.text()
-    assert "1 line of its metrics is not as a run writes metrics" in tab.text()
+    assert "its metrics.jsonl is damaged: line" in tab.text()
     tab.key("r")
     tab.until("document.querySelectorAll('.columns .turn').length > 0")
     tab.evaluate("document.querySelector('.turn button').click()")
@@ -326,3 +346,40 @@ def test_nothing_is_pushed_off_the_page(runs: Runs, window: browser.Tab, width: 
         assert window.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
     back = window.evaluate("getComputedStyle(document.body).backgroundColor")
     assert back == ("rgb(16, 19, 23)" if dark else "rgb(246, 247, 249)")
+
+
+@pytest.mark.processes
+def test_what_an_address_names_and_cannot_be_shown_is_said(runs: Runs, window: browser.Tab) -> None:
+    window.size(1280, 900)
+    for view, drawn in (("", ".chart path"), ("compare", ".compare table"), ("rollouts", ".columns .turn")):
+        window.goto(f"{runs.board.url}/#/{view}?runs={runs.ids['base']},00c0ffee")
+        window.until(f"document.querySelector('{drawn}') !== null")
+        assert "00c0ffee: there is no such run, or not any more" in window.text(), view
+        window.goto(f"{runs.board.url}/#/{view}?runs=00c0ffee")
+        window.until("document.querySelector('.problems') !== null && document.querySelector('p.empty') !== null")
+        assert "00c0ffee: there is no such run" in window.text(), view
+    window.goto(f"{runs.board.url}/#/?from=900000&to=900001")
+    window.until("document.querySelector('.charts p.empty') !== null")
+    assert "has a value at steps 900000 to 900001" in window.text()
+    window.goto(f"{runs.board.url}/#/compare?runs={runs.ids['deleted']}")
+    window.until("document.querySelector('.compare table') !== null")
+    assert "Not known." in window.text()
+    assert "No rule finds" not in window.text()
+    listings = runs.folder / "base" / "run" / "listings.json"
+    try:
+        listings.write_text(json.dumps([[0, {"environment": "task", "keys": ["a", "b", "c"]}]]))
+        both = f"runs={runs.named('base', 'other')}&environment=task"
+        window.goto(f"{runs.board.url}/#/rollouts?{both}")
+        window.until("document.querySelector('.columns .turn') !== null")
+        window.goto(f"{runs.board.url}/#/rollouts?{both}&example=99&of={runs.ids['base']}")
+        window.until("!document.getElementById('problem').hidden && document.querySelector('.columns') === null")
+        assert "environment 'task' has 3, numbered from 0 to 2" in window.text()
+    finally:
+        listings.unlink()
+    # It was refused on purpose, which the browser notes.
+    window.complaints[:] = [one for one in window.complaints if "404" not in one]
+    window.goto(f"{runs.board.url}/#/nosuch")
+    window.until("!document.getElementById('problem').hidden")
+    assert "There is no view “/nosuch”" in window.text()
+    assert window.evaluate("document.querySelector('.runs table') !== null || document.querySelector('.runs') !== null")
+    assert window.complaints == []

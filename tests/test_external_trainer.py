@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import primerl as primerl_package
@@ -17,15 +21,21 @@ from end_to_end import REPOSITORY, Started, arguments_of, launch, read_lines, st
 from primerl.cli import main
 from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import load_run
+from primerl.config.schema.trainer import Weights
 from primerl.launch import external_trainer
 from primerl.launch.external_trainer import MARGIN_S, ExternalTrainer
+from primerl.launch.preflight.training import claimed
 from primerl.launch.supervise.failures import RunFailedError
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.own_trainer.checkpoints import ScriptCheckpoints
+from primerl.own_trainer.loop import TrainingLoop
 from primerl.runs.costs import cost
 from primerl.runs.registry import Registry
 from primerl.runs.standing import standing
 from primerl.train.checkpoint.state import CheckpointError, Checkpoints
+from primerl.train.data.batch import Batch
+from primerl.train.loop import client
+from transformers import AutoModelForCausalLM
 
 FILE = str(REPOSITORY / "examples" / "reverse-text" / "rl-ci.toml")
 SCRIPT = REPOSITORY / "examples" / "bring-your-own-trainer" / "connected.py"
@@ -128,8 +138,9 @@ def test_a_script_that_falls_silent_is_named_and_waited_for(watched: Watched) ->
 
 def test_a_script_that_leaves_early_is_named(watched: Watched) -> None:
     assert not watched.waits(1.0, silent_s=0.5, doing="training")
-    assert watched.waits(2.0, silent_s=None, doing="finished")
-    assert "has left before the run was over" in watched.said[-1]
+    # It has said goodbye, and the orchestrator knows of no process any more.
+    assert watched.waits(2.0, silent_s=None, doing="finished", process=None)
+    assert "the training script (process 7 on here) has left before the run was over, or has" in watched.said[-1]
 
 
 def test_a_script_that_leaves_when_all_is_trained_is_not(watched: Watched) -> None:
@@ -195,8 +206,103 @@ def test_what_cannot_be_pickled_safely_leaves_the_checkpoint_before(tmp_path: Pa
 
 
 def test_a_folder_in_which_no_run_listens_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunFailedError, match=r"no run listens in .*nothing, after 0 s of waiting; start it with"):
+    with pytest.raises(RunFailedError, match=r"there is no folder .*nothing, after 0 s of waiting; start it with"):
         primerl_package.connect(tmp_path / "nothing", wait_s=0.0)
+
+
+def test_a_run_that_is_over_and_a_folder_by_another_name_are_named_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "outputs" / "own"
+    (folder / "run").mkdir(parents=True)
+
+    def named(folder: Path) -> str:
+        caplog.clear()
+        with pytest.raises(RunFailedError) as raised:
+            primerl_package.connect(folder, wait_s=0.01)
+        (warning,) = caplog.messages
+        assert warning.endswith(": waiting for it to be started, for at most 0 s")
+        assert str(raised.value).startswith(warning.partition(": waiting")[0])
+        return warning
+
+    assert f"no run listens in {folder}:" in named(folder)
+    assert f"there is no folder {tmp_path / 'outputs' / 'onw'} (did you mean {folder}?)" in named(
+        tmp_path / "outputs" / "onw"
+    )
+    summary = folder / "run" / "summary.json"
+    summary.write_text(json.dumps({"exit_code": 0, "reason": "finished"}))
+    assert f"the run in {folder} has trained all its steps; it needs a larger --max-steps" in named(folder)
+    summary.write_text(json.dumps({"exit_code": 1, "reason": "engine died; the end of its log:\n  no memory"}))
+    assert f"the run in {folder} has ended (engine died; the end of its log:)" in named(folder)
+    with claimed(str(folder), clean=False):
+        assert f"the run in {folder} does not listen yet" in named(folder)
+    # A session that another machine has begun since.
+    (folder / "run" / "orchestrator.json").write_text("{}")
+    os.utime(summary, (0, 0))
+    assert f"no run listens in {folder}:" in named(folder)
+
+
+def test_an_error_of_the_input_shows_the_line_of_the_script_and_the_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text('import primerl\n\nprimerl.Run({"max_stepz": 3})\n')
+    with pytest.raises(ConfigError) as raised:
+        runpy.run_path(str(script))
+    told = traceback.format_exception_only(raised.value)[0]
+    assert told.startswith("primerl.ConfigError: ")
+    assert "max_stepz: unknown key; did you mean 'max_steps'?" in told
+    files = [frame.filename for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert len(files) - files.index(str(script)) == 2, files
+    assert primerl_package.ConfigError is ConfigError
+    assert primerl_package.RunFailedError is RunFailedError
+
+
+def test_an_orchestrator_that_is_gone_is_named_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    orchestrator = client.OrchestratorClient("http://127.0.0.1:1", 100.0)
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(orchestrator._leaving, "wait", lambda pause: now.__setitem__(0, now[0] + pause))
+    with pytest.raises(client.OrchestratorError, match="did not answer /trainer/resume for 100 s"):
+        orchestrator.resume(0)
+    assert len(caplog.messages) == 4
+    assert caplog.messages[0].endswith("trying again for 100 s")
+
+
+class Alone(TrainingLoop):
+    """Without a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.announced: list[int] = []
+        super().__init__(folder, "model", 3, Weights(), None, keep_all=False)
+
+    _dtype = "float32"
+
+    def _take(self, step: int) -> Batch | None:
+        return SimpleNamespace(step=step, metrics={}, micro_batches=())  # type: ignore[return-value]
+
+    def _announce(self, version: int, manifest: Path, model: Any) -> None:
+        self.announced.append(version)
+
+    def _resume(self, step: int) -> None:
+        pass
+
+    def _report_saved(self, oldest: int, saved: int | None) -> None:
+        pass
+
+
+def test_publishing_twice_is_refused(tmp_path: Path, model: Path) -> None:
+    loop, policy = Alone(tmp_path), AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    again = "publish makes the next one: call it once after each batch"
+    loop.publish(policy)
+    with pytest.raises(RuntimeError, match=rf"policy 0 is published already, and {again}"):
+        loop.publish(policy)
+    for _ in loop.batches():
+        loop.publish(policy)
+        with pytest.raises(RuntimeError, match=again):
+            loop.publish(policy)
+    assert loop.announced == [0, 1, 2, 3]
+    loop._close_metrics()
 
 
 # Whole runs
@@ -262,6 +368,15 @@ def test_the_same_commands_resume_after_kills(
     assert main(["trace", str(output), "--check"]) == 0
     assert f"{steps} steps" in capsys.readouterr().out
     assert [path.name for path in (output / "checkpoints").iterdir()] == [f"step_{steps}"]
+    trained = AutoModelForCausalLM.from_pretrained(output / "model").state_dict()
+    found = ScriptCheckpoints(output, 1, None).load("cpu")
+    assert found is not None
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in found[1]["model"].items())
+    # What was sampled before the kills is counted, too; the launcher's last look at it is of a moment before the end.
+    sampled = cost(output)["sampled_tokens"]
+    assert sampled is not None
+    assert main(["trace", str(output), "--dropped", "--json"]) == 0
+    assert sampled > 0.8 * json.loads(capsys.readouterr().out)["sampled_tokens"]
 
 
 @pytest.mark.end_to_end

@@ -52,6 +52,19 @@ def weights(output: Path) -> list[str]:
     return folders(output, "weights")
 
 
+def test_a_checkpoint_of_a_script_is_resumed_by_a_script_alone(tmp_path: Path) -> None:
+    with_checkpoints(tmp_path, 2, 4)
+    going_back.check_trainer(config(tmp_path), tmp_path)
+    (tmp_path / "checkpoints" / "step_4" / "script").mkdir()
+    with pytest.raises(ConfigError, match=r"trainer\.external: .*step_4 was saved by a training script.*--trainer ext"):
+        going_back.check_trainer(config(tmp_path), tmp_path)
+    going_back.check_trainer(config(tmp_path, resume_step=2), tmp_path)
+    external = config(tmp_path)
+    external.trainer.external = True
+    going_back.check_trainer(external, tmp_path)
+    going_back.check_trainer(config(tmp_path).model_copy(update={"clean_output_dir": True}), tmp_path)
+
+
 def test_what_cannot_be_is_said_before_anything_is_started(tmp_path: Path) -> None:
     there = tmp_path / "checkpoints"
     with pytest.raises(ConfigError) as caught:

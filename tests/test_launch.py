@@ -547,10 +547,40 @@ def test_a_summary_sums_up_the_sessions_before(tmp_path: Path) -> None:
         "start_s": 222.0,
         "run_s": 888.0,
         "sampled_tokens": 11100,
+        "sampled_in_sessions": 11100,
         "orchestrator_cpu_s": 111.0,
         "cpu_s": 1110.0,
         "gpu_s": 0.0,
     }
+
+
+def test_sampled_tokens_are_counted_across_kills_and_steps_back(tmp_path: Path) -> None:
+    def after(counted: int, began: int | None, tokens: int = 0) -> float:
+        status = {"run": {"sampled_tokens": counted}, "tokens": {"sampled": tokens}}
+        noted = summary.sampled_before({} if began is None else {"run": {"sampled_tokens": began}})
+        session = {"wall_s": 1.0, "start_s": 0.0, "run_s": 1.0, "status": status, **noted}
+        summary.write(tmp_path, session, has_run=True)
+        return summary.sums(json.loads((tmp_path / summary.FILE).read_text()))["sampled_tokens"]
+
+    (tmp_path / summary.FILE).parent.mkdir()
+    assert after(100, 40, tokens=7) == 100  # the launcher was killed after 40, and the orchestrator after 93
+    assert after(150, 120) == 150  # another launcher was killed after 120
+    assert after(150, None) == 150  # nothing was heard of it at the start
+    assert after(110, 90) == 170  # went back to a checkpoint, after 90
+    assert after(130, 110) == 190
+    # A rate is of the sessions whose times are known.
+    sums = summary.sums(json.loads((tmp_path / summary.FILE).read_text()))
+    assert sums["sampled_in_sessions"] == 60 + 30 + 0 + 20 + 20
+
+
+def test_sampled_tokens_of_earlier_versions_are_kept(tmp_path: Path) -> None:
+    (tmp_path / summary.FILE).parent.mkdir()
+    times = {"wall_s": 1.0, "start_s": 0.0, "run_s": 1.0}
+    summary.write(tmp_path, {**times, "status": {"tokens": {"sampled": 500}}}, has_run=True)
+    # What it counts of such a run begins at a snapshot of the earlier version.
+    status = {"run": {"sampled_tokens": 90}}
+    summary.write(tmp_path, {**times, "status": status, summary.SAMPLED_BEFORE: 20}, has_run=True)
+    assert summary.sums(json.loads((tmp_path / summary.FILE).read_text()))["sampled_tokens"] == 570
 
 
 @pytest.mark.processes

@@ -18,12 +18,14 @@ import pytest
 import torch
 from end_to_end import REPOSITORY, SMALL, launch, read_lines, until, write_small
 from primerl.cli import main
+from primerl.launch.preflight.training import claimed
 from primerl.launch.supervise.failures import RunFailedError
 from primerl.own_trainer import peers as module
 from primerl.own_trainer.connection import Connection
 from primerl.own_trainer.loop import _whole
 from primerl.own_trainer.peers import Peers
 from primerl.train.distributed.ranks import SILENT_S
+from primerl.train.loop.client import OrchestratorError
 
 RANKS = 3
 SCRIPT = REPOSITORY / "examples" / "bring-your-own-trainer" / "with_ranks.py"
@@ -131,6 +133,18 @@ def test_a_run_that_ends_before_its_last_step_is_no_end_of_the_loop(monkeypatch:
     monkeypatch.setattr(Connection, "status", lambda _: {"run": {"finished": "inference exited with code 1"}})
     with pytest.raises(RunFailedError, match="ended before step 3 of 6: inference exited with code 1"):
         connection._take(3)
+
+
+def test_an_orchestrator_that_is_gone_with_its_launcher_is_told_with_the_runs_end(tmp_path: Path) -> None:
+    connection = object.__new__(Connection)
+    connection.output_dir = tmp_path
+    gone = OrchestratorError("orchestrator did not answer for 60 s")
+    assert str(connection._failed(gone)) == str(gone)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text('{"exit_code": 130, "reason": "interrupted"}')
+    assert str(connection._failed(gone)) == f"the run in {tmp_path} has ended (interrupted): {gone}"
+    with claimed(str(tmp_path), clean=False):
+        assert str(connection._failed(gone)) == str(gone)
 
 
 def test_ranks_that_do_not_meet_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

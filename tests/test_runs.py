@@ -358,6 +358,18 @@ def test_a_start_that_is_refused_changes_nothing_of_what_is_noted(tmp_path: Path
     assert noted()[0].exit_code == 0
 
 
+def test_a_start_that_finds_the_run_over_keeps_its_config(tmp_path: Path) -> None:
+    given = RLConfig.model_validate(tomllib.loads(CONFIG) | {"trainer": {"external": True}})
+    changed = RLConfig.model_validate(tomllib.loads(CONFIG))
+    begin(tmp_path / "run", config=stored_copy(given))  # its launcher was killed at the end
+    with registered(changed, tmp_path / "run", print, goes_on=True) as session:
+        session.exit_code, session.did_nothing = 0, True
+    with Registry() as registry:
+        (run,) = registry.all()
+    assert "external = true" in run.config.read_text()
+    assert (run.exit_code, run.ended is None) == (0, False)
+
+
 def test_a_name_like_the_beginning_of_another_runs_id_is_not_guessed(tmp_path: Path) -> None:
     first = begin(tmp_path / "a")
     second = begin(tmp_path / "b", name=first[:3])

@@ -13,7 +13,7 @@ from primerl.launch.storing import Storing
 from primerl.process import redaction
 from primerl.runs import registry as registry_module
 from primerl.runs.registry import SCRIPT, Registry, known
-from primerl.runs.standing import standing
+from primerl.runs.standing import in_a_line, standing
 from primerl.runs.state import StateError
 from primerl.stores.choice import open_store
 from rich.console import Console
@@ -64,6 +64,24 @@ def test_a_narrow_terminal_has_a_line_a_run(
         assert sum("│" in line for line in shown.splitlines()) == 1, shown
         assert "2e6003e2/step_6" in shown
         assert "has failed: trainer exited with code 1 (`--json` has all of it)" in shown.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("no engine", "no engine"),
+        ("one thing\nand another", "one thing"),
+        (
+            "trainer exited with code 1; the end of /a/trainer.log:\n  Traceback\n    loss()\n  ValueError: a shape\n",
+            "trainer exited with code 1: ValueError: a shape",
+        ),
+        ("it exited (no memory); the end of /a/b.log:\n  error: no memory", "it exited (no memory)"),
+        ("x" * 400, "x" * 300 + " ..."),
+        ("", ""),
+    ],
+)
+def test_why_a_run_has_failed_in_a_line(reason: str, shown: str) -> None:
+    assert in_a_line(reason) == shown
 
 
 def test_a_run_whose_folder_is_gone_is_told_so(

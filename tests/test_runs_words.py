@@ -134,9 +134,20 @@ def test_metrics_of_some_steps(run: str, capsys: pytest.CaptureFixture[str]) -> 
     assert steps("--min-step", "5") == [5, 6, 7]
     assert steps("--min-step", "2", "--max-step", "3") == [2, 3]
     assert steps("--max-step", "5", "-n", "2") == [4, 5]
-    assert steps("-n", "0") == []
     assert "step 3" in told("rl", "metrics", run, "--max-step", "3", capsys=capsys)
     assert "trained none of these steps" in told("rl", "metrics", run, "--min-step", "9", code=2, capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("run list -n", "run metrics ID --limit", "run rollouts ID --step 1 -n", "run rollouts ID --step 1 --page"),
+        *("run compare ID ID --env e --example 0 -n", "run logs ID -n", "run logs ID --tail", "buffer . --steps"),
+    ],
+)
+def test_none_of_what_is_listed_cannot_be_asked_for(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "0"]) == 2
+    assert "from 1 up" in capsys.readouterr().err
 
 
 def test_nothing_is_asked_with_force(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import sys
 import primerl
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def rows(column: torch.Tensor, packed: primerl.MicroBatch) -> torch.Tensor:
@@ -42,3 +42,6 @@ with primerl.connect(sys.argv[1]) as run:
         if run.checkpoint_due:
             run.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
         print(f"step {batch.step}  reward {batch.metrics['reward/all/mean']:.3f}", flush=True)
+    # The trained model, for `primerl eval` or any other program.
+    model.save_pretrained(run.output_dir / "model")
+    AutoTokenizer.from_pretrained(run.model_path).save_pretrained(run.output_dir / "model")

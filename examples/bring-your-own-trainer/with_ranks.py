@@ -19,6 +19,8 @@ def rows(column: torch.Tensor, packed: primerl.MicroBatch) -> torch.Tensor:
     return pad_sequence(column.split(list(packed.sequence_lengths)), batch_first=True)
 
 
+if "LOCAL_RANK" not in os.environ:
+    sys.exit(f"start it as several ranks: torchrun --nproc-per-node 2 {' '.join(sys.argv)}")
 if torch.cuda.is_available():
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)

@@ -16,19 +16,34 @@ if TYPE_CHECKING:
     from primerl.api import MicroBatch as MicroBatch
     from primerl.api import Run as Run
     from primerl.api import connect as connect
+    from primerl.config.errors.fail import ConfigError as ConfigError
+    from primerl.launch.supervise.failures import RunFailedError as RunFailedError
 
 _LAZY = {
     "Batch": "primerl.api",
+    "ConfigError": "primerl.config.errors.fail",
     "MicroBatch": "primerl.api",
     "NotExtendableError": "primerl._core",
     "PrimerlError": "primerl._core",
     "RenderError": "primerl._core",
     "Run": "primerl.api",
+    "RunFailedError": "primerl.launch.supervise.failures",
     "__version__": "primerl._core",
     "connect": "primerl.api",
 }
 
-__all__ = ["Batch", "MicroBatch", "NotExtendableError", "PrimerlError", "RenderError", "Run", "__version__", "connect"]
+__all__ = [
+    "Batch",
+    "ConfigError",
+    "MicroBatch",
+    "NotExtendableError",
+    "PrimerlError",
+    "RenderError",
+    "Run",
+    "RunFailedError",
+    "__version__",
+    "connect",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -608,7 +608,10 @@ class RunCurves:
     def __new__(cls, output_dir: str | PathLike[str]) -> Self: ...
     def curves(self, names: Sequence[str], *, first: int = 0, last: int = ..., points: int = 500) -> str:
         """As `GET /page/curves`: `{steps, names, curves}` of at most 64 names from step `first` to `last`, at most
-        1,000 `points` each; and `damaged`, the number of lines that are omitted because no run writes such."""
+        1,000 `points` each; and `damaged`, of each file that is `{file, lines, first, missing, first_missing, is_cut}`:
+        how many lines are omitted because no run writes such, and the number of the first; how many steps between
+        others have no line, and the first of them; whether it ends within a line, as while one is written. And `last`:
+        `{file: step}`, where the files of metrics end."""
     def evaluations(self, limit: int = 1_000) -> str:
         """As `GET /page/evaluations`: `{evaluations, next}`, the newest last."""
     def health(self) -> str:

@@ -28,8 +28,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import ValidationError
+
 from primerl._core import PrimerlError
 from primerl.config.errors.fail import ConfigError
+from primerl.config.errors.validation_errors import describe
 from primerl.config.hosted.load_run import load_run
 from primerl.config.process_files import files, resolve, run_file
 from primerl.config.schema.deployment import on_ray
@@ -56,6 +59,7 @@ from primerl.launch.supervise.failures import (
     check_placement,
 )
 from primerl.own_trainer.connection import Connection, connect
+from primerl.own_trainer.errors import plainly
 from primerl.own_trainer.loop import TrainingLoop
 from primerl.process.redaction import redact, redacted
 from primerl.runs import state
@@ -77,6 +81,7 @@ FINISH_S = 60.0
 class Run(TrainingLoop):
     """One run with your own trainer. Use as a context manager."""
 
+    @plainly
     def __init__(self, config: str | Path | Mapping[str, Any] | RLConfig, *overrides: str) -> None:
         """
         Args:
@@ -88,8 +93,13 @@ class Run(TrainingLoop):
         """
         if isinstance(config, str | Path):
             self.config = load_run(["@", os.fspath(config), *overrides], program="primerl.Run")
+        elif isinstance(config, RLConfig):
+            self.config = config
         else:
-            self.config = config if isinstance(config, RLConfig) else RLConfig.model_validate(dict(config))
+            try:
+                self.config = RLConfig.model_validate(dict(config))
+            except ValidationError as error:
+                raise ConfigError(describe(error, RLConfig)) from None
         self.config = run_file.located(self.config)
         remark = state.within_run(self.config.output_dir)
         if remark is not None:
@@ -130,6 +140,7 @@ class Run(TrainingLoop):
         self._leaving = threading.Event()
         self._resources = contextlib.ExitStack()
 
+    @plainly
     def __enter__(self) -> Self:
         """Checks everything, then starts the orchestrator, engines and env workers.
 
@@ -166,8 +177,9 @@ class Run(TrainingLoop):
             settings = described.config.model_dump(mode="json", exclude_none=True)
             self._orchestrator: Orchestrator = resources.enter_context(Orchestrator(settings))
             self._orchestrator.start()
+            self._sampled_before = summary.sampled_before(status := self.status())
             try:
-                going_back.check_steps(self.config, self.status())
+                going_back.check_steps(self.config, status)
             except RefusedError as refusal:
                 raise ConfigError(str(refusal)) from None
             if finished(self.status()):
@@ -274,6 +286,7 @@ class Run(TrainingLoop):
             **summary.times(self._began, self._began),
             **summary.processor(processes),
             "gpus": len(gpus.found()),
+            **self._sampled_before,
             "status": redacted(status),
         }
         try:

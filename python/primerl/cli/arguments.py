@@ -25,3 +25,10 @@ def keep_state(output_dir: str) -> None:
     notice = state.within_run(output_dir)
     if notice is not None:
         print(notice, file=sys.stderr, flush=True)
+
+
+def count(text: str) -> int:
+    """Type of an argument that says how many."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)

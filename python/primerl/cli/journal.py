@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from primerl.cli.arguments import CommandParser
+from primerl.cli.arguments import CommandParser, count
 from primerl.config.errors.fail import fail
 from primerl.process.redaction import redacted
 
@@ -59,7 +59,7 @@ def buffer(arguments: list[str]) -> int:
         description="The difficulty buffer of a run as it is now: examples of each pool, epochs, movement by step.",
     )
     parser.add_argument("output_dir", type=Path, help="output folder of the run")
-    parser.add_argument("--steps", type=natural, default=10, help="number of the last steps to show (10)")
+    parser.add_argument("--steps", type=count, default=10, help="number of the last steps to show (10)")
     parser.add_argument("--example", nargs=2, metavar=("ENV", "INDEX"), help="the history of one example")
     add_json(parser)
     chosen = parser.parse_args(arguments)
@@ -73,7 +73,7 @@ def buffer(arguments: list[str]) -> int:
 
     def ask() -> dict[str, Any]:
         answer = inspect_buffer(chosen.output_dir, environment, None if example is None else int(example))
-        answer["steps"] = answer["steps"][-chosen.steps :] if chosen.steps else []
+        answer["steps"] = answer["steps"][-chosen.steps :]
         return answer
 
     code = tell(chosen, ask, lambda answer: print(show(answer)), title="No buffer")

@@ -94,7 +94,9 @@ def _measure(
             return 0
         goes_on = not config.clean_output_dir and _has_begun(folder)
         with registered(config, folder, console.say, goes_on=goes_on) as session:
-            session.exit_code = Evaluation(config, folder, console, variables, placement, limit).run()
+            measuring = Evaluation(config, folder, console, variables, placement, limit)
+            session.exit_code = measuring.run()
+            session.did_nothing = measuring.did_nothing
             return session.exit_code
 
 
@@ -157,6 +159,7 @@ class Evaluation:
             placement, folder, self.orchestrator, config.restarts, console, self.interrupts.check
         )
         self.again = False  # what has failed is measured once more
+        self.did_nothing = False  # all was measured already
         self.began = time.monotonic()
         self.printed = -PLAIN_EVERY_S
         self.remarks = Remarks(console.say)
@@ -168,7 +171,8 @@ class Evaluation:
             if self.config.retry_errors and not self.again:
                 self.console.say("nothing has failed here that could be measured again")
             is_over = not self.again and preflight.is_over(self.folder)
-            if not is_over or results.lack_scores(self.folder, self.names):
+            self.did_nothing = is_over and not results.lack_scores(self.folder, self.names)
+            if not self.did_nothing:
                 # A start that ends from here on is recognised by these files.
                 write_configs(self.config, NOWHERE, self.variables)
                 # Reads all of the weights: before there is anything else to look after.

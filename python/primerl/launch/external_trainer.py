@@ -32,6 +32,8 @@ class ExternalTrainer:
         self._say = say
         self._away_since: float | None = time.monotonic()
         self._why = NOT_COME
+        self._process: str | None = None
+        """The last one that sent heartbeats."""
         self._unheard_since: float | None = None
         """Since when an orchestrator that was started again has heard nothing of it."""
 
@@ -51,20 +53,21 @@ class ExternalTrainer:
         """
         if is_trained(status):
             return False
+        self._process = _process(status["trainer"]) or self._process
         why = self._absence(status["trainer"], now)
         if why is None:
             if self._away_since is not None:
                 self._away_since = None
-                self._say(f"the training script trains: {_process(status['trainer'])}")
+                self._say(f"the training script trains: {self._process or 'it sends no heartbeats'}")
             return False
         if self._away_since is None:
             self._away_since, self._why = now, why
             limit = self._config.timeouts.join_s
             # Otherwise its silence would end the run.
             orchestrator_status.trainer_starts(url, limit + MARGIN_S, why)
+            who = "the training script" if self._process is None else f"the training script ({self._process})"
             self._say(
-                f"warning: the training script ({_process(status['trainer'])}) {why}; start it again: the run waits "
-                f"for it, for at most timeouts.join_s = {limit:g} s"
+                f"warning: {who} {why}; start it again: the run waits for it, for at most timeouts.join_s = {limit:g} s"
             )
         self._check(now - self._away_since)
         return True
@@ -85,7 +88,11 @@ class ExternalTrainer:
             self._unheard_since = self._unheard_since or now
             away = now - self._unheard_since > SILENT_S
             return "has not come back since the orchestrator was started again" if away else None
-        return "has left before the run was over" if trainer.get("doing") == FINISHED else None
+        return (
+            "has left before the run was over, or has ended with an error (see its output)"
+            if trainer.get("doing") == FINISHED
+            else None
+        )
 
     def _check(self, away_s: float) -> None:
         limit = self._config.timeouts.join_s
@@ -103,6 +110,6 @@ def is_trained(status: dict[str, Any]) -> bool:
     return int(run.get("published_version") or 0) >= int(run.get("max_steps") or 1)
 
 
-def _process(trainer: dict[str, Any]) -> str:
+def _process(trainer: dict[str, Any]) -> str | None:
     process = trainer.get("process")
-    return "of which no heartbeat comes" if process is None else f"process {process['pid']} on {process['host']}"
+    return None if process is None else f"process {process['pid']} on {process['host']}"

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from primerl.config.process_files import files, run_file
@@ -30,6 +32,8 @@ class Session:
     def __init__(self, run_id: str | None) -> None:
         self.run_id = run_id
         self.exit_code = 1
+        self.did_nothing = False
+        """The run was over: its config stays the one that it was trained with."""
 
 
 @contextlib.contextmanager
@@ -53,8 +57,14 @@ def registered(
         raise
     finally:
         if session.run_id is not None:
-            if session.exit_code == BAD_INPUT and former is not None and former[0].id == session.run_id:
+            is_former = former is not None and former[0].id == session.run_id
+            if former is not None and is_former and session.exit_code == BAD_INPUT:
                 _noting(say, lambda registry: registry.restore(*former))
+            elif former is not None and is_former and session.did_nothing:
+                run, stored = former
+                # A launcher may have been killed at the end, before that was noted.
+                over = replace(run, ended=run.ended or time.time(), exit_code=session.exit_code)
+                _noting(say, lambda registry: registry.restore(over, stored))
             else:
                 end(session.run_id, session.exit_code, say)
 

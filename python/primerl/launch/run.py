@@ -64,6 +64,7 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
     extras.require("`primerl rl`", "torch", "transformers")
     begun = placing.begun(config, console.say, saves=config.trainer.can_go_on)
     config, placement = begun.config, begun.placement
+    going_back.check_trainer(config, Path(files.absolute(config.output_dir)))
     # Which takes ten seconds and more: environments are imported.
     console.say("checking the model, the environments and the ports")
     training.check_ahead(config, placement)
@@ -105,6 +106,7 @@ def _started(
             if config.trainer.external:
                 launcher.external = ExternalTrainer(config, folder, fitted.gpus_of("trainer"), console.say)
             session.exit_code = launcher.run()
+            session.did_nothing = launcher.did_nothing
             return session.exit_code
 
 
@@ -155,6 +157,8 @@ class Launcher:
         self.remarks = Remarks(console.say)
         self.storing: storing.Storing | None = None
         self.external: ExternalTrainer | None = None
+        self.sampled_before: dict[str, int] = {}
+        self.did_nothing = False
 
     def run(self) -> int:
         code, reason = 0, "finished"
@@ -162,7 +166,8 @@ class Launcher:
             try:
                 with self.interrupts:
                     try:
-                        if self._start():
+                        self.did_nothing = not self._start()
+                        if not self.did_nothing:
                             self._watch()
                         self._store()
                     except RefusedError as refusal:
@@ -207,7 +212,9 @@ class Launcher:
             started = self.recovery.start(orchestrator, *going_back.flags(self.config, self.folder))
             url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)
         if url is not None:
-            going_back.check_steps(self.config, orchestrator_status.fetch(url) or {})
+            status = orchestrator_status.fetch(url) or {}
+            going_back.check_steps(self.config, status)
+            self.sampled_before = summary.sampled_before(status)
         self._start_uploads()
         self._start_monitors()
         if url is None:
@@ -341,6 +348,7 @@ class Launcher:
             **summary.times(self.began, self.training_began),
             **summary.processor(kinds),
             "gpus": self.gpus,
+            **self.sampled_before,
             # What an environment says of a failure may hold a secret of its own.
             "status": redacted(self.orchestrator.status),
         }

@@ -6,4 +6,5 @@ trainer (`primerl.connect`).
 | `loop` | batches in, weights out, checkpoints: the same for both |
 | `checkpoints` | what a script saves, proved before it is used again |
 | `connection` | a script in a process of its own |
+| `errors` | how errors of the user's input are shown |
 """

@@ -12,9 +12,10 @@ import torch
 
 from primerl.train.checkpoint.files import whole_folder
 from primerl.train.checkpoint.proof import SUMS, damaged, write_sums
-from primerl.train.checkpoint.state import SCRIPT_FOLDER, CheckpointError
+from primerl.train.checkpoint.state import CheckpointError
 from primerl.train.checkpoint.step_folders import (
     ORCHESTRATOR_FOLDER,
+    SCRIPT_FOLDER,
     keep_newest,
     remove_unfinished,
     saved_steps,

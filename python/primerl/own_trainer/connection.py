@@ -6,6 +6,8 @@ The launcher watches the run; the script may end, be killed and be started again
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import json
 import logging
 import os
@@ -17,7 +19,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from primerl.launch.report.status import fetch
+from primerl.launch.report.summary import FILE as SUMMARY
 from primerl.launch.supervise.failures import RunFailedError
+from primerl.launch.supervise.lock import in_use
+from primerl.own_trainer.errors import plainly
 from primerl.own_trainer.loop import TrainingLoop, counts
 from primerl.own_trainer.peers import Peers
 from primerl.process.setting_checks import from_mapping
@@ -38,6 +43,7 @@ from primerl.train.settings import TrainerConfig
 
 log = logging.getLogger("primerl")
 
+ADDRESS = Path("run") / "orchestrator.json"
 POLL_S = 0.5
 REMIND_S = 30.0
 THERE, OVER, AGAIN = "there", "over", "again"
@@ -45,6 +51,7 @@ THERE, OVER, AGAIN = "there", "over", "again"
 Value = TypeVar("Value")
 
 
+@plainly
 def connect(output_dir: str | os.PathLike[str], *, wait_s: float = 600.0) -> Connection:
     """The run in `output_dir`, for which this process trains. Waits up to `wait_s` seconds until it listens, so that
     script and run may be started in either order.
@@ -199,7 +206,9 @@ class Connection(TrainingLoop):
             return None, None
         except PublishAgain as asked:
             return None, str(asked)
-        except (OrchestratorError, BatchTimeout, BatchError) as error:
+        except OrchestratorError as error:
+            raise self._failed(error) from None
+        except (BatchTimeout, BatchError) as error:
             raise RunFailedError(str(error)) from None
 
     def _publish_again(self, version: int, why: str) -> None:
@@ -222,14 +231,19 @@ class Connection(TrainingLoop):
         except ManifestRefused as error:
             raise RunFailedError(f"the weights of policy {version} were not accepted: {error}") from None
         except OrchestratorError as error:
-            raise RunFailedError(str(error)) from None
+            raise self._failed(error) from None
         self.doing("published")
+
+    def _failed(self, error: OrchestratorError) -> RunFailedError:
+        """With what is known of the run, if its launcher is gone."""
+        why = absence(self.output_dir, str(error))
+        return RunFailedError(why if why == str(error) else f"{why}: {error}")
 
     def _resume(self, step: int) -> None:
         try:
             self._client.resume(step)
         except OrchestratorError as error:
-            raise RunFailedError(str(error)) from None
+            raise self._failed(error) from None
 
     def _report_saved(self, oldest: int, saved: int | None) -> None:
         self._client.checkpoint(oldest, saved)
@@ -237,9 +251,9 @@ class Connection(TrainingLoop):
 
 def _found(folder: Path, wait_s: float) -> TrainerConfig:
     """What the run's trainer has to know, once the run listens."""
-    deadline, said = time.monotonic() + wait_s, ""
+    deadline, said, last = time.monotonic() + wait_s, "", -REMIND_S
     while True:
-        problem = f"no run listens in {folder}"
+        problem = None
         url = _listens_at(folder)
         if url is not None:
             learn(url, folder)
@@ -250,15 +264,43 @@ def _found(folder: Path, wait_s: float) -> TrainerConfig:
                     _check_is_without_trainer(folder)
                     return settings
                 problem = f"the orchestrator of {folder} does not answer at {url}"
-        if time.monotonic() > deadline:
+        problem = absence(folder, problem)
+        now = time.monotonic()
+        if now > deadline:
             raise RunFailedError(
                 f"{problem}, after {wait_s:g} s of waiting; start it with `primerl rl @ FILE --trainer external "
                 f"--output-dir {folder}`"
             )
-        if problem != said:
-            said = problem
-            log.warning("%s yet: waiting for it", problem)
+        if problem != said or now - last > REMIND_S:
+            said, last = problem, now
+            log.warning("%s: waiting for it to be started, for at most %.0f s", problem, deadline - now)
         time.sleep(POLL_S)
+
+
+def absence(folder: Path, problem: str | None = None) -> str:
+    """In words, why no run listens in the folder; `problem` where its launcher is there."""
+    if not folder.is_dir():
+        siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
+        near = difflib.get_close_matches(folder.name, siblings, n=3)
+        meant = f" (did you mean {', '.join(str(folder.parent / name) for name in near)}?)" if near else ""
+        return f"there is no folder {folder}{meant}"
+    with contextlib.suppress(OSError):
+        if in_use(folder):
+            return problem or f"the run in {folder} does not listen yet"
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        code, reason = summary["exit_code"], str(summary["reason"]).strip().partition("\n")[0]
+        is_older = _written(folder / SUMMARY) < _written(folder / ADDRESS)
+    except (OSError, ValueError, LookupError, TypeError):
+        is_older = True
+    if is_older:  # of an earlier session: a launcher on another machine may have begun one
+        return problem or f"no run listens in {folder}"
+    over = "has trained all its steps" if code == 0 else f"has ended ({reason})"
+    return f"the run in {folder} {over}{'; it needs a larger --max-steps' if code == 0 else ''}"
+
+
+def _written(file: Path) -> float:
+    return file.stat().st_mtime if file.exists() else 0.0
 
 
 def _check_is_without_trainer(folder: Path) -> None:
@@ -271,7 +313,7 @@ def _check_is_without_trainer(folder: Path) -> None:
 
 def _listens_at(folder: Path) -> str | None:
     try:
-        return str(json.loads((folder / "run" / "orchestrator.json").read_text(encoding="utf-8"))["url"])
+        return str(json.loads((folder / ADDRESS).read_text(encoding="utf-8"))["url"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

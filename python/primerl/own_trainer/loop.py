@@ -133,7 +133,15 @@ class TrainingLoop(abc.ABC):
         Call it once after each batch; generation continues with the new weights once an engine has proved them.
         `metrics`: of the step, written to `metrics.jsonl` and shown on the run's page with those of the batch, by names
         of docs/metrics.md (`loss/mean`, `optim/grad_norm`) or your own.
+
+        Raises:
+            RuntimeError: there was no batch since the last one was published.
         """
+        if self._batch is None and self._next_version > 0 and not self._owes_weights:
+            raise RuntimeError(
+                f"policy {self._next_version - 1} is published already, and publish makes the next one: call it once "
+                "after each batch of run.batches()"
+            )
         if not self._resumed:
             # In a folder with an earlier run, a script that does not resume from a checkpoint starts over.
             self.resume_after(0)

@@ -24,8 +24,11 @@ STATUS = "fate"  # words: allow
 def rollouts_of(runs: Sequence[Run], environment: str, example: int, limit: int) -> dict[str, Any]:
     """`{environment, example, runs: {id: {matching, rollouts}}, problems: {id: why}}`, the newest first.
 
-    `example` is its number in the first run. A rollout also has its `answer`, the text of its last turn; None where
-    that is not kept, or the model's tokenizer is gone.
+    `example` is its number in the first run. A rollout also has its `prompt`, the text before its first turn, and its
+    `answer`, that of its last turn; None where these are not kept. Where the model's tokenizer is gone there is no
+    answer, and the prompt is token ids.
+
+    Raises UnknownExampleError.
     """
     board = Board()
     try:
@@ -47,7 +50,7 @@ def rollouts_of(runs: Sequence[Run], environment: str, example: int, limit: int)
                     {
                         **{name: row[name] for name in SHOWN},
                         "status": row[STATUS],
-                        "answer": _answer(board.sources, by_id[run], row),
+                        **_texts(board.sources, by_id[run], row),
                     }
                     for row in one["rollouts"]
                 ],
@@ -60,13 +63,21 @@ def rollouts_of(runs: Sequence[Run], environment: str, example: int, limit: int)
     return dict(redacted(told))
 
 
-def _answer(sources: Sources, run: Run, row: dict[str, Any]) -> str | None:
-    last = row["turns"] - 1
-    if last < row["turns_gone"]:
-        return None
-    path = f"/page/rollouts/{row['rollout']}/turns/{last}?limit={TOKENS}"
+def _texts(sources: Sources, run: Run, row: dict[str, Any]) -> dict[str, str | None]:
+    last, gone = row["turns"] - 1, row["turns_gone"]
+    first = _turn(sources, run, row, 0) if gone == 0 and last >= 0 else {}
+    end = first if last == 0 else _turn(sources, run, row, last) if last >= gone else {}
+    pieces = end.get("pieces")
+    return {
+        "prompt": (first.get("prompt") or {}).get("text"),
+        "answer": None if pieces is None else "".join(pieces),
+    }
+
+
+def _turn(sources: Sources, run: Run, row: dict[str, Any], turn: int) -> dict[str, Any]:
+    """Empty where it cannot be read."""
+    path = f"/page/rollouts/{row['rollout']}/turns/{turn}?limit={TOKENS}"
     try:
-        pieces = json.loads(sources.ask(run.output_dir, path))["pieces"]
+        return dict(json.loads(sources.ask(run.output_dir, path)))
     except SourceError:
-        return None
-    return None if pieces is None else "".join(pieces)
+        return {}

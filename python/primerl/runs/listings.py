@@ -7,17 +7,39 @@ writes it when the first one registers.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+
+from primerl.envs.listing import MOST_PAIRED
 
 FILE = Path("run") / "listings.json"
 
 
-def keys_of(folder: Path, environment: str) -> list[str] | None:
-    """Keys by number of the first examples; None where there are none, as in runs of earlier versions."""
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What is known of the examples of one environment of a run."""
+
+    keys: list[str]
+    """By number, of the first ones."""
+    count: int | None
+    """None where more than the first ones are there, in runs of earlier versions."""
+
+    def check(self, environment: str, number: int) -> None:
+        """Raises UnknownExampleError where there is no such number."""
+        if self.count is not None and number >= self.count:
+            raise UnknownExampleError(
+                f"there is no example {number}: environment {environment!r} has {self.count:,}, numbered from 0 to "
+                f"{self.count - 1}"
+            )
+
+
+def listed(folder: Path, environment: str) -> Listed | None:
+    """None where nothing is known, as in runs of earlier versions."""
     try:
         for _, listing in json.loads((folder / FILE).read_text(encoding="utf-8")):
             if listing.get("environment") == environment and listing.get("keys"):
-                return [str(key) for key in listing["keys"]]
+                keys, count = [str(key) for key in listing["keys"]], listing.get("examples")
+                return Listed(keys, count if isinstance(count, int) else len(keys) if len(keys) < MOST_PAIRED else None)
     except (OSError, ValueError, TypeError, AttributeError):
         pass
     return None
@@ -38,14 +60,16 @@ class UnknownExampleError(Exception):
 
 
 def number_in(folder: Path, environment: str, key: str) -> int | None:
-    """The number of the example with this key; None where the run has no keys.
+    """The number of the example with this key; None where nothing is known of the run's examples.
 
     Raises UnknownExampleError.
     """
-    keys = keys_of(folder, environment)
-    if keys is None:
+    known = listed(folder, environment)
+    if known is None:
         return None
     try:
-        return keys.index(key)
+        return known.keys.index(key)
     except ValueError:
-        raise UnknownExampleError(f"this example is not among the first {len(keys)} of its {environment!r}") from None
+        raise UnknownExampleError(
+            f"this example is not among the first {len(known.keys)} of its {environment!r}"
+        ) from None

@@ -184,8 +184,9 @@ def _speed(results: Results) -> list[tuple[str, str]]:
         sums = summary.sums(results.summary)
         starts = f"start {sums['start_s']:.1f} s" if sums["sessions"] == 1 else f"{sums['sessions']} starts"
         found.append(("wall time", f"{sums['wall_s']:.1f} s ({starts})"))
-        if sums["sampled_tokens"] and sums["run_s"]:
-            found.append(("sampled tokens/s", f"{sums['sampled_tokens'] / sums['run_s']:,.0f}"))
+        sampled = sums[summary.SAMPLED_IN_SESSIONS]
+        if sampled and sums["run_s"]:
+            found.append(("sampled tokens/s", f"{sampled / sums['run_s']:,.0f}"))
     throughput = results.column("perf/throughput")
     if throughput:
         found.append(("trained tokens/s (while training)", f"{mean(throughput):,.0f}"))

@@ -14,6 +14,8 @@ from primerl.train.checkpoint.files import last_line
 PENDING, RUNNING, STOPPED, FAILED, COMPLETED = "PENDING", "RUNNING", "STOPPED", "FAILED", "COMPLETED"
 WITHOUT_ORCHESTRATOR = ("sft", "inference")
 """Kinds of runs that have begun once their folder is in use."""
+LONGEST = 300
+"""Characters of a part of a reason in one line."""
 INTERRUPTED = (129, 130, 143)
 """A launcher says 130 whatever it was interrupted by; a fine-tuning 128 and the signal's number."""
 
@@ -74,6 +76,20 @@ def _without_code(run: Run, step: int | None) -> Standing:
     if run.form == SCRIPT:
         return Standing(FAILED, f"{ended}its training script was killed; the same script resumes it", step)
     return Standing(FAILED, f"{ended}its launcher was killed; `primerl run resume` continues it", step)
+
+
+def in_a_line(reason: str) -> str:
+    """What failed, and, of a process whose log it ends with, the last line of that, which says why."""
+    first, *more = reason.strip().splitlines() or [""]
+    what, is_log, _ = first.partition("; the end of ")
+    if not is_log:
+        return _short(first)
+    last = next((line.strip().removeprefix("error: ") for line in reversed(more) if line.strip()), "")
+    return _short(what) if last in what else f"{_short(what)}: {_short(last)}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def summary_of(run: Run) -> dict[str, Any] | None:

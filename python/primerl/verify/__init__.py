@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from primerl.verify.forward import forward_all
-from primerl.verify.report import Report, VerifyError, ranges
+from primerl.verify.report import Report, VerifyError, and_now, ranges
 from primerl.verify.turns import read_spool
 from primerl.verify.weights import Weights
 
@@ -61,8 +61,7 @@ def verify(output_dir: str | Path) -> Report:
     missing = [version for version in needed if not (folder / "broadcasts" / f"step_{version}").is_dir()]
     if missing:
         raise VerifyError(
-            f"{folder / 'broadcasts'} lacks the weights of policy versions {ranges(missing)}; "
-            "run with --keep-broadcasts to keep them"
+            f"{folder / 'broadcasts'} lacks the weights of policy versions {ranges(missing)}{and_now(folder)}"
         )
     weights = Weights(folder)
     with torch.inference_mode():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 MEAN_LIMIT = 1e-4
 MAX_LIMIT = 1e-3
@@ -82,6 +84,20 @@ class Report:
             )
         lines.append("token-exact" if self.passed else "NOT token-exact")
         return "\n".join(lines)
+
+
+def and_now(folder: Path) -> str:
+    """What to do about batches and weights that are not there any more."""
+    try:
+        keeps = tomllib.loads((folder / "configs" / "rl.toml").read_text(encoding="utf-8")).get("keep_broadcasts")
+    except (OSError, ValueError):
+        keeps = None
+    if keeps:
+        return "; give the output_dir of a run that has trained"
+    return (
+        "; they are deleted while a run trains, unless it was started with --keep-broadcasts: start one with that in "
+        "another --output-dir, and verify it"
+    )
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -15,7 +15,7 @@ from primerl.launch.resume.position import trained_steps
 from primerl.train.data.batch import Batch, BatchError, decode_batch
 from primerl.train.loss.grammar import Allowed, Replay
 from primerl.train.loss.truncation import Truncation
-from primerl.verify.report import Report, VerifyError
+from primerl.verify.report import Report, VerifyError, and_now
 from primerl.verify.weights import tokenizer_folder
 
 KeyValues = list[tuple[Tensor, Tensor]]
@@ -78,7 +78,7 @@ def read_spool(folder: Path, report: Report) -> list[Turn]:
             "log-probabilities that could be verified"
         )
     if not turns:
-        raise VerifyError(f"{folder / 'spool'} holds no trained sample; give the output_dir of a run")
+        raise VerifyError(f"{folder / 'spool'} holds no trained sample{and_now(folder)}")
     return turns
 
 

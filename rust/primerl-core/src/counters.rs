@@ -189,6 +189,8 @@ impl Discards {
 pub(crate) struct Tally {
     pub counters: Counters,
     pub discards: Discards,
+    /// Tokens of all turns that engines have sampled since the run began, whatever became of them.
+    pub sampled_tokens: u64,
     /// The counts at the last cut.
     pub last_cut: Interval,
     /// Events about something that the core does not know, by kind.

@@ -80,6 +80,7 @@ impl RunCurves {
         self.read(py, |curves| {
             let mut answer = curves.answer(&wanted);
             answer["damaged"] = json!(curves.damaged());
+            answer["last"] = json!(curves.last_steps());
             answer
         })
     }

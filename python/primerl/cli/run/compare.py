@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from typing import Any
 
-from primerl.cli.run.common import BAD_INPUT, add_json, natural, parser_of, show, size
+from primerl.cli.arguments import count
+from primerl.cli.run.common import BAD_INPUT, add_json, gone, natural, parser_of, show, size
 from primerl.config.errors.fail import fail
 from primerl.launch.secrets import note_of_run
 from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.state import StateError
 
 MOST = 8
-ANSWER = 60
-"""Characters of an answer that are shown."""
+ANSWER, PROMPT = 60, 1000
+"""Characters of an answer and of a prompt that are shown."""
 
 
 def main(arguments: list[str]) -> int:
@@ -33,15 +35,19 @@ def main(arguments: list[str]) -> int:
         help="instead: the rollouts of this example, by its number in the first run, in each of them; with --env",
     )
     parser.add_argument("-e", "--env", metavar="NAME", help="the environment that --example is of")
-    parser.add_argument("-n", "--num", type=natural, default=20, metavar="N", help="rollouts of each run (20)")
+    parser.add_argument(
+        "-n", "--num", type=count, default=20, metavar="N", help="rollouts of each run (20; at most 200)"
+    )
     chosen = parser.parse_args(arguments)
     if not 2 <= len(chosen.ids) <= MOST:
         return fail(f"expected from 2 to {MOST} runs, not {len(chosen.ids)}", title="Nothing was compared")
     try:
         with Registry(reading=True) as registry:
-            runs = [registry.find(given) for given in chosen.ids]
-    except (UnknownRunError, StateError) as error:
+            runs, unknown = _found(registry, chosen.ids)
+    except StateError as error:
         return fail(str(error), title="Nothing was compared")
+    if unknown:
+        return fail("\n".join(unknown), title="Nothing was compared")
     if len({run.id for run in runs}) < len(runs):
         return fail("a run is given twice; give different ones", title="Nothing was compared")
     if (chosen.example is None) != (chosen.env is None):
@@ -50,6 +56,17 @@ def main(arguments: list[str]) -> int:
     if chosen.example is not None:
         return _example(runs, chosen)
     return _compare(runs, chosen)
+
+
+def _found(registry: Registry, ids: list[str]) -> tuple[list[Run], list[str]]:
+    """The runs, and a complaint for each id that names none."""
+    runs, unknown = [], []
+    for given in ids:
+        try:
+            runs.append(registry.find(given))
+        except UnknownRunError as error:
+            unknown.append(str(error))
+    return runs, unknown
 
 
 def _compare(runs: list[Run], chosen: argparse.Namespace) -> int:
@@ -68,14 +85,22 @@ def _compare(runs: list[Run], chosen: argparse.Namespace) -> int:
 def _example(runs: list[Run], chosen: argparse.Namespace) -> int:
     from primerl.runs.dashboard.told import MOST_ROLLOUTS
     from primerl.runs.example import rollouts_of
-    from primerl.runs.listings import environments_of
+    from primerl.runs.listings import UnknownExampleError, environments_of
 
+    said = gone(runs[0])
+    if said is not None:  # by which the example is known
+        return fail(said, title="Its folder is gone")
+    if chosen.num > MOST_ROLLOUTS:
+        return fail(f"--num {chosen.num}: at most {MOST_ROLLOUTS} of each run are shown", title="Nothing was compared")
     known = environments_of(runs[0].output_dir)
     if known and chosen.env not in known:
         return fail(f"--env {chosen.env!r}: {runs[0].id} has {', '.join(known)}", title="Nothing was compared")
     for run in runs:
         note_of_run(run.output_dir)
-    found = rollouts_of(runs, chosen.env, chosen.example, max(1, min(chosen.num, MOST_ROLLOUTS)))
+    try:
+        found = rollouts_of(runs, chosen.env, chosen.example, chosen.num)
+    except UnknownExampleError as error:
+        return fail(f"{runs[0].id}: {error}", title="Nothing was compared")
     if chosen.json:
         print(json.dumps(found, indent=2))
         return 0 if found["runs"] else BAD_INPUT
@@ -84,6 +109,10 @@ def _example(runs: list[Run], chosen: argparse.Namespace) -> int:
         for run in runs
         for one in found["runs"].get(run.id, {"rollouts": []})["rollouts"]
     ]
+    prompts = (one["prompt"] for told in found["runs"].values() for one in told["rollouts"])
+    prompt = next(filter(None, prompts), None)
+    if prompt is not None:
+        print(f"example {chosen.example} of {chosen.env!r}:\n{textwrap.indent(_cut(prompt.strip()), '  ')}")
     if rows:
         show(["run", "at", "status", "reward", "tokens", "answer"], rows, right=(3, 4))
     elif found["runs"]:
@@ -102,6 +131,11 @@ def _when(rollout: dict[str, Any]) -> str | None:
     if rollout["step"] is not None:
         return f"step {rollout['step']}"
     return None if rollout["evaluates"] is None else f"v{rollout['evaluates']}"
+
+
+def _cut(prompt: str) -> str:
+    left = len(prompt) - PROMPT
+    return prompt if left <= 0 else f"{prompt[:PROMPT]}... ({left:,} more characters; --json has all of it)"
 
 
 def _line(text: str | None) -> str | None:
@@ -145,8 +179,8 @@ def _overview(runs: list[dict[str, Any]]) -> list[list[Any]]:
         row("wall time, s", costs("wall_s", ",.0f")),
         row("tokens sampled", costs("sampled_tokens", ",.0f")),
         row("tokens trained", costs("trained_tokens", ",.0f")),
-        row("CPU hours", costs("cpu_hours", ".3f")),
-        row("GPU hours", costs("gpu_hours", ".3f")),
+        row("CPU hours", costs("cpu_hours", ".3g")),
+        row("GPU hours", costs("gpu_hours", ".3g")),
         row("checkpoints", lambda run: _saved(run["checkpoints"])),
     ]
 

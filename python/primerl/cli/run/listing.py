@@ -6,17 +6,17 @@ import json
 import time
 from typing import Any
 
-from primerl.cli.run.common import STEPLESS, add_json, ago, natural, parser_of, show
+from primerl.cli.arguments import count
+from primerl.cli.run.common import STEPLESS, add_json, ago, parser_of, show
 from primerl.config.errors.fail import fail
 from primerl.launch.secrets import note_stored
 from primerl.launch.slurm import jobs
 from primerl.process.redaction import redact
 from primerl.runs.registry import Registry, Run
-from primerl.runs.standing import COMPLETED, FAILED, PENDING, RUNNING, STOPPED, Standing, standing
+from primerl.runs.standing import COMPLETED, FAILED, PENDING, RUNNING, STOPPED, Standing, in_a_line, standing
 from primerl.runs.state import StateError
 
 STATUS = (PENDING, RUNNING, STOPPED, COMPLETED, FAILED)
-LONGEST_REASON = 300
 HEADER = ["id", "name", "kind", "status", "step", "model", "environments", "started", "folder"]
 
 
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--status", metavar="WORD", type=str.upper, choices=STATUS, help=f"only those that are {', '.join(STATUS)}"
     )
-    parser.add_argument("-n", "--num", type=natural, metavar="N", help="show at most this many")
+    parser.add_argument("-n", "--num", type=count, metavar="N", help="show at most this many")
     chosen = parser.parse_args(arguments)
     try:
         with Registry(reading=True) as registry:
@@ -51,9 +51,9 @@ def main(arguments: list[str]) -> int:
         show(header, rows, right=(4,), optional=(8, 2, 6))
         for run, how in found:
             if how.status == FAILED and how.reason:
-                print(f"{run.id} has failed: {_first_line(redact(how.reason))}")
+                print(f"{run.id} has failed: {_line(redact(how.reason))}")
     elif runs:
-        print(f"none of {len(runs)} runs is {chosen.status}" if chosen.num != 0 else "")
+        print(f"none of {len(runs)} runs is {chosen.status}")
     else:
         print("no runs; `primerl run init > rl.toml` writes a config to start from")
     return 0
@@ -101,7 +101,6 @@ def _row(run: Run, how: Standing) -> list[Any]:
     return [run.id, run.name, run.kind, how.status, step, model, environments, began, run.output_dir]
 
 
-def _first_line(reason: str) -> str:
-    line, _, more = reason.strip().partition("\n")
-    text = line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]} ..."
-    return f"{text} (`--json` has all of it)" if more or text != line else text
+def _line(reason: str) -> str:
+    line = in_a_line(reason)
+    return line if line == reason.strip() else f"{line} (`--json` has all of it)"

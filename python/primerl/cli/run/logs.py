@@ -43,13 +43,20 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--env", metavar="NAME", help="only of the env workers of this environment; NAME/N: of one")
     parser.add_argument(
-        "-n", "--lines", "--tail", type=natural, help=f"last lines of each log ({LINES}; with --search all)"
+        "-n",
+        "--lines",
+        "--tail",
+        type=natural,
+        help=f"last lines of each log ({LINES}; with --search all); 0 with -f: only new ones",
     )
     parser.add_argument("--all", action="store_true", help="all lines of each log")
     parser.add_argument("--search", metavar="TEXT", help="only lines that hold TEXT, in lower or upper case")
     parser.add_argument("--regex", action="store_true", help="TEXT is a regular expression")
     # Nothing is decorated here.
     parser.add_argument("-r", "--raw", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args(arguments)
+    if chosen.lines == 0 and not chosen.follow:
+        parser.error("argument -n: 0 lines are shown of nothing but what is new (-f); give a number from 1 up")
     return with_run(parser, arguments, _logs, needs_folder=True)
 
 

@@ -10,6 +10,7 @@ import sys
 from datetime import datetime
 from typing import Any
 
+from primerl.cli.arguments import count
 from primerl.cli.run.common import FAILED, add_json, natural, parser_of, show, with_run
 from primerl.config.errors.fail import fail
 from primerl.launch.report.evaluations import mark, measured
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> int:
     add_json(form, "all steps, as one JSON array")
     parser.add_argument("--min-step", type=natural, metavar="N", help="only of steps from this one on")
     parser.add_argument("--max-step", type=natural, metavar="N", help="only of steps up to this one")
-    parser.add_argument("-n", "--limit", type=natural, metavar="N", help="show only the last N steps")
+    parser.add_argument("-n", "--limit", type=count, metavar="N", help="show only the last N steps")
     return with_run(parser, arguments, _metrics, needs_folder=True)
 
 

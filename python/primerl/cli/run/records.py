@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from primerl.cli.arguments import count
 from primerl.cli.run.common import add_json, natural, parser_of, with_run
 from primerl.config.errors.fail import fail
 from primerl.runs.registry import Run
@@ -22,8 +23,8 @@ def rollouts(arguments: list[str]) -> int:
         "rollouts", "Prints the rollouts of a step as one JSON object: environment, example, rewards, end."
     )
     parser.add_argument("-s", "--step", type=natural, required=True, metavar="N", help="the step")
-    parser.add_argument("-p", "--page", type=natural, default=1, metavar="N", help="page, counted from 1")
-    parser.add_argument("-n", "--num", type=natural, default=100, metavar="N", help="rollouts of a page (100)")
+    parser.add_argument("-p", "--page", type=count, default=1, metavar="N", help="page, counted from 1")
+    parser.add_argument("-n", "--num", type=count, default=100, metavar="N", help="rollouts of a page (100)")
     return _told(parser, arguments, _rollouts)
 
 
@@ -60,8 +61,8 @@ def _told(parser: Any, arguments: list[str], ask: Any) -> int:
 
 def _rollouts(run: Run, chosen: argparse.Namespace) -> dict[str, Any]:
     samples = _samples(run, chosen.step)
-    size = max(1, chosen.num)
-    begin = (max(1, chosen.page) - 1) * size
+    size = chosen.num
+    begin = (chosen.page - 1) * size
     return {
         "run_id": run.id,
         "step": chosen.step,

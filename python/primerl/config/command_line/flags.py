@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from pydantic import BaseModel
 
-from primerl.config.command_line.arguments import Location, dotted, names_of
+from primerl.config.command_line.arguments import WORDS, Location, dotted, names_of
 from primerl.config.describe.fields import models, type_text
 from primerl.config.errors.fail import ConfigError
 
@@ -210,9 +210,12 @@ def _section(name: str, key: Key, text: str | None) -> Any:
     if text is None and (key.is_optional or isinstance(key.place[-1], int)):
         return {}
     if text is None or not text.startswith("{"):
+        words = [f"`{name} {word}`" for flag, word in WORDS if flag == name]
+        known = f" (or {', '.join(words)}: it is the only word that is known)" if words and text is not None else ""
+        given = "" if text is None or not words else f" {text}"
         raise ConfigError(
-            f"{name}: [{dotted(key.place)}] is a section; set keys of it, as in {name}."
-            f"{key.first.replace('_', '-')} VALUE"
+            f"{name}{given}: [{dotted(key.place)}] is a section; set keys of it, as in {name}."
+            f"{key.first.replace('_', '-')} VALUE{known}"
         )
     return _json(name, text, dict)
 

@@ -12,6 +12,8 @@ from primerl.process.redaction import redact
 class ConfigError(Exception):
     """The user's input cannot be used: the message names the field or file and what to do. Exit code 2."""
 
+    __module__ = "primerl"
+
 
 class Problems:
     """What several checks find, told together: one that fails hides no other."""

@@ -17,6 +17,11 @@ from primerl.launch.placement.protocol import Process
 FILE = Path("run") / "summary.json"
 # Sums over earlier sessions, under their name in the summary. One whose launcher was killed left none.
 BEFORE = "before"
+SAMPLED_BEFORE = "sampled_before"
+"""The run's count of sampled tokens when the session began."""
+SAMPLED_BY_RUN = "sampled_by_run"
+SAMPLED_IN_SESSIONS = "sampled_in_sessions"
+"""In those whose times are summed up: without sessions that left no summary."""
 
 
 def times(began: float, training_began: float | None) -> dict[str, float]:
@@ -45,6 +50,12 @@ def processor(processes: Iterable[tuple[str, Process]]) -> dict[str, Any]:
     }
 
 
+def sampled_before(status: dict[str, Any]) -> dict[str, int]:
+    """`status`: of the orchestrator, before anything is sampled."""
+    counted = status.get("run", {}).get("sampled_tokens")
+    return {} if counted is None else {SAMPLED_BEFORE: counted}
+
+
 def write(folder: Path, summary: dict[str, Any], *, has_run: bool) -> None:
     """A session in which nothing ran keeps the previous session's summary, which describes the run. Raises OSError."""
     file = folder / FILE
@@ -59,14 +70,45 @@ def write(folder: Path, summary: dict[str, Any], *, has_run: bool) -> None:
 def sums(summary: dict[str, Any]) -> dict[str, float]:
     """Over a session and those before it: how many, their seconds, tokens sampled. Raises what a damaged one raises."""
     cpu = {name: process["cpu_s"] for name, process in summary.get("processes", {}).items()}
+    before = summary.get(BEFORE, {})
+    sampled, by_run = _sampled(summary, before)
     own = {
         "sessions": 1,
         **{name: summary[name] for name in ("wall_s", "start_s", "run_s")},
-        "sampled_tokens": summary.get("status", {}).get("tokens", {}).get("sampled", 0),
+        "sampled_tokens": sampled,
+        SAMPLED_IN_SESSIONS: _sampled_here(summary),
         "orchestrator_cpu_s": cpu.get("orchestrator", 0.0),
         "cpu_s": sum(cpu.values()) + summary.get("launcher_cpu_s", 0.0),
         # GPUs that the run's processes were given, busy or not. Earlier versions did not note them.
         "gpu_s": summary["wall_s"] * summary.get("gpus", 0),
     }
-    before = summary.get(BEFORE, {})
-    return {name: value + before.get(name, 0) for name, value in own.items()}
+    before = {SAMPLED_IN_SESSIONS: before.get("sampled_tokens", 0), **before}
+    found = {name: value + before.get(name, 0) for name, value in own.items()}
+    return found if by_run is None else {**found, SAMPLED_BY_RUN: by_run}
+
+
+def _sampled_here(summary: dict[str, Any]) -> float:
+    status, began = summary.get("status", {}), summary.get(SAMPLED_BEFORE)
+    counted = status.get("run", {}).get("sampled_tokens")
+    if counted is None or began is None:
+        return status.get("tokens", {}).get("sampled", 0)  # type: ignore[no-any-return]
+    return max(0, counted - began)  # type: ignore[no-any-return]
+
+
+def _sampled(summary: dict[str, Any], before: dict[str, float]) -> tuple[float, float | None]:
+    """Tokens that were sampled since the last summary, and the run's own count of them all at its end.
+
+    That count outlives every process, so it has what sessions that left no summary have sampled. It is smaller than at
+    the last summary in a run that has gone back to a checkpoint.
+    """
+    status = summary.get("status", {})
+    counted = status.get("run", {}).get("sampled_tokens")
+    known = before.get(SAMPLED_BY_RUN)
+    if (
+        counted is None
+    ):  # of an earlier version, which counted since the orchestrator's last start; or nothing was heard
+        return status.get("tokens", {}).get("sampled", 0), known
+    began = summary.get(SAMPLED_BEFORE)
+    if known is None:  # the first session, or the first after those of earlier versions
+        known = 0 if not before else counted if began is None else began
+    return max(0, counted - (known if began is None else min(began, known))), counted

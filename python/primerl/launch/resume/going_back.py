@@ -13,7 +13,7 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import run_file
 from primerl.config.schema.rl import RLConfig
 from primerl.launch.supervise.failures import RefusedError
-from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER, saved_steps
+from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER, SCRIPT_FOLDER, saved_steps
 
 KEY = "ckpt.resume_step"
 
@@ -64,6 +64,21 @@ def check(config: RLConfig, folder: Path) -> None:
         raise ConfigError(
             f"{KEY} is {back}, but with the trainer's checkpoint of that step the orchestrator has saved nothing to "
             f"go back to; steps that have it{', and the newest' if newest else ''}: {_listed(can)}"
+        )
+
+
+def check_trainer(config: RLConfig, folder: Path) -> None:
+    """Raises ConfigError where a training script has saved the checkpoint to resume from, and the run is started with a
+    trainer of its own."""
+    step, there = wanted(config), saved_steps(folder / "checkpoints")
+    if not there or config.clean_output_dir or config.trainer.external:
+        return
+    checkpoint = folder / "checkpoints" / f"step_{step if step in there else there[-1]}"
+    if (checkpoint / SCRIPT_FOLDER).is_dir():
+        raise ConfigError(
+            f"trainer.external: {checkpoint} was saved by a training script, which alone can resume from it; start the "
+            "run with --trainer external and the script with primerl.connect (one with primerl.Run needs no other "
+            "command), or give another output_dir"
         )
 
 

@@ -12,6 +12,8 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 class RunFailedError(Exception):
     """The run cannot continue: the message names the part that failed and why, without the user's secrets."""
 
+    __module__ = "primerl"
+
     def __init__(self, message: str) -> None:
         # The ends of logs, which it quotes, may hold them.
         super().__init__(redaction.redact(message))

@@ -30,6 +30,7 @@ from primerl.net.addresses import is_loopback, is_own_name
 from primerl.process.redaction import redact
 from primerl.runs.dashboard.sources import SourceError
 from primerl.runs.dashboard.told import MOST_NAMES, MOST_ROLLOUTS, MOST_RUNS, Board
+from primerl.runs.listings import UnknownExampleError
 from primerl.runs.registry import UnknownRunError
 from primerl.runs.state import StateError
 
@@ -72,12 +73,12 @@ class Query:
             )
         return found
 
-    def number(self, key: str, default: int | None, most: int = LARGEST) -> int | None:
+    def number(self, key: str, default: int | None, most: int = LARGEST, least: int = 0) -> int | None:
         text = self.text(key)
         if text == "":
             return default
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
-            raise RefusedError(400, "invalid_query", f"{key}: {text!r} is not a number from 0 to {most}", key)
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+            raise RefusedError(400, "invalid_query", f"{key}: {text!r} is not a number from {least} to {most}", key)
         return int(text)
 
 
@@ -128,7 +129,7 @@ class Dashboard:
             asked.names("names", MOST_NAMES),
             first=asked.number("from", 0) or 0,
             last=LARGEST if (last := asked.number("to", LARGEST)) is None else last,
-            points=asked.number("points", 400, MOST_POINTS) or MOST_POINTS,
+            points=asked.number("points", 400, MOST_POINTS, 3) or MOST_POINTS,
         )
 
     def _compare(self, query: str) -> Any:
@@ -142,7 +143,7 @@ class Dashboard:
             environment=asked.text("environment"),
             example=asked.number("example", None, 2**32 - 1),
             of=of[0] if of else None,
-            limit=asked.number("limit", 20, MOST_ROLLOUTS) or 1,
+            limit=asked.number("limit", 20, MOST_ROLLOUTS, 1) or 1,
         )
 
     def _of_a_run(self, run_id: str, what: str, query: str) -> Any:
@@ -190,6 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(error)
         except (UnknownRunError, SourceError) as error:
             return self._refuse(RefusedError(404, "run_unreadable", str(error)))
+        except UnknownExampleError as error:
+            return self._refuse(RefusedError(404, "unknown_example", str(error), "example"))
         except StateError as error:
             return self._refuse(RefusedError(503, "list_unreadable", str(error)))
         except ConnectionError:

@@ -17,12 +17,12 @@ from urllib.parse import urlencode
 from primerl._core import RunCurves
 from primerl.launch.secrets import note_of_run
 from primerl.process.redaction import redact
-from primerl.runs import compare
+from primerl.runs import compare, listings
 from primerl.runs.costs import cost
 from primerl.runs.dashboard.sources import SourceError, Sources
-from primerl.runs.listings import UnknownExampleError, environments_of, keys_of, number_in
+from primerl.runs.listings import UnknownExampleError, environments_of, number_in
 from primerl.runs.registry import Registry, Run, UnknownRunError
-from primerl.runs.standing import standing
+from primerl.runs.standing import PENDING, RUNNING, in_a_line, standing, summary_of
 
 REWARD = "reward/all/mean"
 ENDS = 5
@@ -34,10 +34,8 @@ MOST_RUNS = 30
 """Curves that can be distinguished."""
 MOST_NAMES = 16
 MOST_ROLLOUTS = 200
-UNSURE = (
-    "it has no keys of its examples, as runs of earlier versions: what is shown has the same number, and may be "
-    "another example"
-)
+UNSURE = "what is shown has the same number, and may be another example"
+WITHOUT_KEYS = "it has no keys of its examples, as runs of earlier versions"
 
 
 def listed(run: Run) -> dict[str, Any]:
@@ -53,6 +51,7 @@ def listed(run: Run) -> dict[str, Any]:
         "kind": run.kind,
         "status": status,
         "reason": reason,
+        "reason_line": in_a_line(reason),
         "step": step,
         "model": run.model,
         "environments": run.environments,
@@ -65,7 +64,8 @@ def listed(run: Run) -> dict[str, Any]:
 def compared(runs: Sequence[Run], sources: Sources | None = None) -> dict[str, Any]:
     """`{runs, config, evaluations}`: what differs between these runs, by the order in which they are given.
 
-    A run is `{id, name, status, step, reward, cost, checkpoints, problem, ...}`; for `config` and `evaluations` see
+    A run is `{id, name, status, step, reward, cost, checkpoints, health, health_steps, problem, ...}`: its health, what
+    rules find in so many steps, is None where its files cannot be read. For `config` and `evaluations` see
     [`differing`][primerl.runs.compare.differing] and [`side_by_side`][primerl.runs.compare.side_by_side].
     """
     sources = sources or Sources()
@@ -84,7 +84,14 @@ def compared(runs: Sequence[Run], sources: Sources | None = None) -> dict[str, A
 
 
 def _told(run: Run, sources: Sources) -> dict[str, Any]:
-    found: dict[str, Any] = {**listed(run), "reward": None, "cost": {}, "checkpoints": [], "health": []}
+    found: dict[str, Any] = {
+        **listed(run),
+        "reward": None,
+        "cost": {},
+        "checkpoints": [],
+        "health": None,
+        "health_steps": None,
+    }
     config, problem = compare.config_of(run)
     problems = [problem]
     lines: list[dict[str, Any]] = []
@@ -95,8 +102,10 @@ def _told(run: Run, sources: Sources) -> dict[str, Any]:
         found["reward"] = _last_reward(curves, read["steps"][1])
         found["cost"] = cost(run.output_dir)
         found["checkpoints"] = compare.checkpoints(run.output_dir, lines)
-        found["health"] = json.loads(curves.health())["findings"]
-        problems.append(damage(read["damaged"]))
+        health = json.loads(curves.health())
+        found["health"], found["health_steps"] = health["findings"], health["steps"]
+        problems.append(damage(read["damaged"], is_over=is_over(found["status"])))
+        problems.append(cut_short(run, read["last"]))
     except SourceError as error:
         problems.append(str(error))
     except OSError as error:  # its files vanish while they are read, or are not this user's
@@ -105,11 +114,40 @@ def _told(run: Run, sources: Sources) -> dict[str, Any]:
     return {**found, "problem": redact(told) or None, "_config": config, "_evaluations": lines}
 
 
-def damage(count: int) -> str | None:
-    if not count:
-        return None
-    what = "1 line of its metrics is" if count == 1 else f"{count} lines of its metrics are"
-    return f"{what} not as a run writes metrics, and omitted"
+def is_over(status: str) -> bool:
+    return status not in (PENDING, RUNNING)
+
+
+def damage(files: Sequence[dict[str, Any]], *, is_over: bool) -> str | None:
+    """What is wrong with a run's files, of `RunCurves.curves`; None where nothing is. `is_over`: nothing is written any
+    more, so a file ends with a whole line."""
+    return "; ".join(filter(None, (_damage(one, is_over=is_over) for one in files))) or None
+
+
+def _damage(file: dict[str, Any], *, is_over: bool) -> str | None:
+    found = []
+    if file["lines"] == 1:
+        found.append(f"line {file['first']} is not as a run writes it, and omitted")
+    elif file["lines"]:
+        which = f"{file['lines']} lines, the first of them line {file['first']}"
+        found.append(f"{which}, are not as a run writes them, and omitted")
+    if file["missing"] == 1:
+        found.append(f"step {file['first_missing']} is missing")
+    elif file["missing"]:
+        found.append(f"{file['missing']} steps are missing, the first of them {file['first_missing']}")
+    if file["is_cut"] and is_over:
+        found.append("it ends within a line, which is omitted")
+    return f"its {file['file']} is damaged: {', '.join(found)}" if found else None
+
+
+def cut_short(run: Run, last: dict[str, int]) -> str | None:
+    """Whether its files end before the last step that its launcher had seen, in a run that is over. `last`: where they
+    end, of `RunCurves.curves`; a script that speaks HTTP by itself need not write any."""
+    seen = ((summary_of(run) or {}).get("status") or {}).get("run") or {}
+    known = {"metrics.jsonl": seen.get("published_version"), "steps.jsonl": seen.get("step")}
+    ends = ((file, step, known[file]) for file, step in last.items())
+    found = [f"its {file} is damaged: it ends with step {at} of {of}" for file, at, of in ends if of and at < of]
+    return "; ".join(found) or None
 
 
 def _last_reward(curves: RunCurves, last: int | None) -> float | None:
@@ -161,9 +199,16 @@ class Board:
             return dict(json.loads(curves.curves(names, first=first, last=last, points=points)))
 
         found, problems = self._each(runs, read)
-        for run, one in found.items():
-            if (what := damage(one["damaged"])) is not None:
-                problems[run] = what
+        status = {one["id"]: one["status"] for one in self.runs()}
+        for run in runs:
+            if run.id in found:
+                one = found[run.id]
+                told = [
+                    damage(one["damaged"], is_over=is_over(status.get(run.id, RUNNING))),
+                    cut_short(run, one["last"]),
+                ]
+                if any(told):
+                    problems[run.id] = "; ".join(filter(None, told))
         bounds = [step for one in found.values() for step in one["steps"] if step is not None]
         return {
             "steps": [min(bounds), max(bounds)] if bounds else [None, None],
@@ -179,20 +224,23 @@ class Board:
         self, runs: Sequence[Run], *, environment: str, example: int | None, of: Run | None, limit: int
     ) -> dict[str, Any]:
         """`{environments, runs: {id: page's list}, problems: {id: why}}`: rollouts of an environment, and of one
-        example of it: the one that has this number in the run `of`, whatever it is in the others."""
+        example of it: the one that has this number in the run `of`, whatever it is in the others.
+
+        Raises UnknownExampleError where that run has no such example."""
         query: dict[str, Any] = {"limit": limit}
         query |= {"environment": environment} if environment else {}
-        keys = None if of is None or example is None else keys_of(of.output_dir, environment)
+        key, why = self._key(of, environment, example)
         unsure: dict[str, str] = {}
 
         def read(run: Run) -> Any:
             number = example
             if of is not None and environment and example is not None and run.id != of.id:
-                key = None if keys is None or example >= len(keys) else keys[example]
                 found = None if key is None else number_in(run.output_dir, environment, key)
                 if found is None:
-                    unsure[run.id] = UNSURE
+                    unsure[run.id] = f"{why or WITHOUT_KEYS}: {UNSURE}"
                 number = example if found is None else found
+            elif environment and example is not None and (known := listings.listed(run.output_dir, environment)):
+                known.check(environment, example)
             wanted = query | ({"example": number} if number is not None else {})
             return json.loads(self.sources.ask(run.output_dir, f"/page/rollouts?{urlencode(wanted)}"))
 
@@ -203,6 +251,21 @@ class Board:
         }
         environments = {name for run in runs for name in (*run.environments, *environments_of(run.output_dir))}
         return {"environments": sorted(environments), "runs": found, "problems": problems}
+
+    @staticmethod
+    def _key(of: Run | None, environment: str, example: int | None) -> tuple[str | None, str | None]:
+        """The key of the example that has this number in the run `of`; or why it is not known."""
+        if of is None or not environment or example is None:
+            return None, None
+        if not of.output_dir.is_dir():
+            return None, f"the example is not known, because the folder of {of.id}, {of.output_dir}, is gone"
+        known = listings.listed(of.output_dir, environment)
+        if known is None:
+            return None, f"{of.id} has no keys of its examples, as runs of earlier versions"
+        known.check(environment, example)
+        if example >= len(known.keys):
+            return None, f"only the first {len(known.keys)} examples of {of.id} are known by what they are"
+        return known.keys[example], None
 
     def _each(self, runs: Sequence[Run], read: Callable[[Run], Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """What is read of each, and why it cannot be."""

@@ -17,6 +17,7 @@ from primerl.train.checkpoint.files import NoRoomError, check_room, settle
 from primerl.train.checkpoint.proof import damaged, model_facts, other_facts, write_sums
 from primerl.train.checkpoint.step_folders import (
     ORCHESTRATOR_FOLDER,
+    SCRIPT_FOLDER,
     SavingError,
     keep_newest,
     remove_unfinished,
@@ -26,8 +27,6 @@ from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.optim import Optimizer
 
 STATE_FILE = Path("trainer") / "state.pt"
-SCRIPT_FOLDER = "script"
-"""In place of `trainer` in checkpoints of a training script (`primerl.own_trainer`)."""
 GIVEN_UP_S = 10.0
 """After an error: longest wait for the end of what is being written."""
 FORMER_STATE_FILE = Path("state.pt")

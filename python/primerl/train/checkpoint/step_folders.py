@@ -13,6 +13,8 @@ from safetensors import SafetensorError
 
 ORCHESTRATOR_FOLDER = "orchestrator"
 """In a checkpoint: the run's state, which the orchestrator writes when the checkpoint is reported."""
+SCRIPT_FOLDER = "script"
+"""In a checkpoint: what a training script has saved (`own_trainer/checkpoints.py`)."""
 REPLACED = "replaced_step_"
 """Prefix of folders of later steps than the one a run was resumed from."""
 

@@ -41,6 +41,8 @@ _LONG_S = 10.0
 _KEPT_S = 60.0
 """A connection that was idle for longer may have been closed by the other side: a new one is opened."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_REMIND_S = 30.0
+"""Between two lines about an orchestrator that does not answer."""
 
 Identity = dict[str, object]
 
@@ -248,7 +250,7 @@ class OrchestratorClient:
         request = msgpack.packb(fields if self.identity is None else {"trainer": self.identity, **fields})
         patience = self.unreachable_after_s if repeat_for_s is None else repeat_for_s
         deadline = time.monotonic() + patience
-        pause = _FIRST_PAUSE_S
+        pause, said = _FIRST_PAUSE_S, None
         if time.monotonic() - self._used > _KEPT_S:
             self._connection.close()
         while True:
@@ -259,6 +261,8 @@ class OrchestratorClient:
                 body = _read(response)
                 self._used = time.monotonic()
                 if response.status < 500:
+                    if said is not None:
+                        log.info("orchestrator answers again")
                     return response.status, body
                 failure = f"{response.status}: {_message(body)}"
             except (OSError, http.client.HTTPException) as error:
@@ -268,7 +272,13 @@ class OrchestratorClient:
                 raise OrchestratorError(
                     f"orchestrator at {self.url} did not answer {path} for {patience:g} s: {failure}"
                 )
-            log.warning("orchestrator did not answer %s (%s); trying again in %.1f s", path, failure, pause)
+            # The first one is often the only one; after a run was stopped it is asked for minutes.
+            now, level = time.monotonic(), logging.DEBUG
+            if said is None or now - said > _REMIND_S:
+                said, level = now, logging.WARNING
+            log.log(
+                level, "orchestrator did not answer %s (%s); trying again for %.0f s", path, failure, deadline - now
+            )
             self._leaving.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 

@@ -95,6 +95,8 @@ layout! {
     baselines: Baselines = signals.baselines;
     counters: Counters = tally.counters;
     losses: Discards = tally.discards;
+    #[serde(default)]
+    sampled_tokens: u64 = tally.sampled_tokens;
     last_cut: Interval = tally.last_cut;
     next_group: u64 = groups.next;
     next_rollout: u64 = rollouts.next;

@@ -64,6 +64,10 @@ impl Rollouts {
 
 impl Core {
     pub(crate) fn turn_finished(&mut self, id: RolloutId, turn: Turn) {
+        // What another server wrote was not sampled here.
+        if turn.text.is_none() {
+            self.tally.sampled_tokens += turn.sampled.len() as u64;
+        }
         let Some(rollout) = self.rollouts.in_flight.get_mut(&id) else {
             return self.ignore("turn of a rollout that is over");
         };

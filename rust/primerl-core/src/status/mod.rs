@@ -49,6 +49,8 @@ pub struct RunStatus {
     pub policy_version: Option<PolicyVersion>,
     /// Newest version the trainer has published.
     pub published_version: Option<PolicyVersion>,
+    /// Since the run began, by engines, whatever became of them.
+    pub sampled_tokens: u64,
     /// Why the run is over, once it is.
     pub finished: Option<String>,
 }

@@ -14,6 +14,7 @@ impl Core {
                 max_steps: self.config.max_steps,
                 policy_version: self.ledger.newest_proved(),
                 published_version: self.ledger.newest_published(),
+                sampled_tokens: self.tally.sampled_tokens,
                 finished: self.ending.finished.clone(),
             },
             rollouts: RolloutStatus {

@@ -65,6 +65,7 @@ pub async fn collect(app: &App) -> Result<Value, RunOver> {
             "max_steps": core.run.max_steps,
             "policy_version": core.run.policy_version,
             "published_version": core.run.published_version,
+            "sampled_tokens": core.run.sampled_tokens,
             "elapsed_s": elapsed,
             "finished": core.run.finished,
         },

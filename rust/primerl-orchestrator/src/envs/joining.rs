@@ -141,6 +141,7 @@ impl Known {
         if is_new {
             known.clone_from(listing);
             known.environment.clone_from(&asked.environment);
+            known.examples = Some(asked.examples);
         }
         is_new
     }
@@ -282,6 +283,7 @@ mod tests {
             ("ab", "reverse-text")
         );
         assert_eq!(saved.keys, ["a", "b"]);
+        assert_eq!(saved.examples, Some(7));
     }
 
     fn listing(first: &str, last: &str, version: &str) -> Listing {
@@ -296,6 +298,7 @@ mod tests {
             packages: packages.into(),
             keys: vec![first.into(), last.into()],
             environment: String::new(),
+            examples: None,
         }
     }
 

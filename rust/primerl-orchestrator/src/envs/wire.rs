@@ -78,9 +78,11 @@ pub struct Listing {
     /// A digest of each of the first examples, by which the same one is found in other runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<String>,
-    /// The environment's name, in the file of listings alone.
+    /// The environment's name and the number of its examples, in the file of listings alone.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub environment: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub examples: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

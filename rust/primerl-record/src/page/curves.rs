@@ -2,12 +2,14 @@
 //! orchestrator's). Each file is read from where the last read ended, and kept as columns, so a request costs what it
 //! asks for, not what the files hold.
 
+mod lines;
+
 use super::line::Line;
+use lines::Lines;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Most points of one curve in one answer, whatever is requested.
@@ -20,8 +22,10 @@ const MEAN_PARTS: usize = 30;
 const MEANS: usize = 200;
 /// Number of evaluations that are kept.
 const MOST_EVALUATIONS: usize = 10_000;
-/// Bytes read from a file at a time.
-const PIECE: u64 = 4 << 20;
+
+const TRAINER: &str = "metrics.jsonl";
+const ORCHESTRATOR: &str = "steps.jsonl";
+const EVALUATIONS: &str = "evals.jsonl";
 
 /// The files of one run.
 #[derive(Debug)]
@@ -30,6 +34,36 @@ pub struct Curves {
     orchestrator: Table,
     evaluations: Lines,
     evaluated: VecDeque<Value>,
+    unread: Unread,
+}
+
+/// What is wrong with a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Damage {
+    /// Its name.
+    pub file: &'static str,
+    /// Whole lines that are not as a run writes them, and are omitted; and the number of the first of them, from 1.
+    pub lines: usize,
+    pub first: Option<usize>,
+    /// Steps between the first and the last one that have no line, and the first of them.
+    pub missing: usize,
+    pub first_missing: Option<u64>,
+    /// It ends within a line, as while one is written.
+    pub is_cut: bool,
+}
+
+/// Lines that were not read.
+#[derive(Debug, Default)]
+struct Unread {
+    count: usize,
+    first: Option<usize>,
+}
+
+impl Unread {
+    fn note(&mut self, number: usize) {
+        self.count += 1;
+        self.first.get_or_insert(number);
+    }
 }
 
 /// The requested curves.
@@ -44,10 +78,11 @@ pub struct Wanted {
 impl Curves {
     pub fn new(output_dir: &Path) -> Curves {
         Curves {
-            trainer: Table::new(output_dir.join("metrics.jsonl")),
-            orchestrator: Table::new(output_dir.join("steps.jsonl")),
-            evaluations: Lines::new(output_dir.join("evals.jsonl")),
+            trainer: Table::new(output_dir.join(TRAINER)),
+            orchestrator: Table::new(output_dir.join(ORCHESTRATOR)),
+            evaluations: Lines::new(output_dir.join(EVALUATIONS)),
             evaluated: VecDeque::new(),
+            unread: Unread::default(),
         }
     }
 
@@ -58,12 +93,17 @@ impl Curves {
     pub fn refresh(&mut self) -> io::Result<()> {
         self.trainer.refresh()?;
         self.orchestrator.refresh()?;
-        let evaluated = &mut self.evaluated;
+        let (evaluated, unread) = (&mut self.evaluated, &mut self.unread);
         if self.evaluations.is_another()? {
             evaluated.clear();
+            *unread = Unread::default();
         }
-        self.evaluations.read_on(|line| {
-            evaluated.extend(serde_json::from_slice(line));
+        self.evaluations.read_on(|number, line| {
+            match serde_json::from_slice(line) {
+                Ok(evaluation) => evaluated.push_back(evaluation),
+                Err(_) if line.is_empty() => {}
+                Err(_) => unread.note(number),
+            }
             if evaluated.len() > MOST_EVALUATIONS {
                 evaluated.pop_front();
             }
@@ -101,9 +141,30 @@ impl Curves {
         json!({"steps": [first, last], "names": names, "curves": curves})
     }
 
-    /// Number of whole lines that are not as a run writes them; they are omitted.
-    pub fn damaged(&self) -> usize {
-        self.tables().map(|table| table.damaged).sum()
+    /// What is wrong with each file; of sound ones nothing.
+    pub fn damaged(&self) -> Vec<Damage> {
+        let evaluations = Damage {
+            file: EVALUATIONS,
+            lines: self.unread.count,
+            first: self.unread.first,
+            missing: 0,
+            first_missing: None,
+            is_cut: self.evaluations.is_cut,
+        };
+        let all = [
+            self.trainer.damage(TRAINER),
+            self.orchestrator.damage(ORCHESTRATOR),
+            evaluations,
+        ];
+        let is_sound = |one: &Damage| one.lines == 0 && one.missing == 0 && !one.is_cut;
+        all.into_iter().filter(|one| !is_sound(one)).collect()
+    }
+
+    /// The last step of each file of metrics that has any.
+    pub fn last_steps(&self) -> BTreeMap<&'static str, u64> {
+        let tables = [(TRAINER, &self.trainer), (ORCHESTRATOR, &self.orchestrator)];
+        let last = |(name, table): (_, &Table)| Some((name, *table.steps.last()?));
+        tables.into_iter().filter_map(last).collect()
     }
 
     /// Evaluations, the newest last: `limit` of them before number `cursor`.
@@ -244,8 +305,7 @@ struct Table {
     columns: BTreeMap<String, Vec<f32>>,
     /// Number of lines that were read.
     rows: usize,
-    /// Number of lines that could not be.
-    damaged: usize,
+    unread: Unread,
 }
 
 impl Table {
@@ -255,7 +315,7 @@ impl Table {
             steps: Vec::new(),
             columns: BTreeMap::new(),
             rows: 0,
-            damaged: 0,
+            unread: Unread::default(),
         }
     }
 
@@ -263,13 +323,15 @@ impl Table {
         if self.lines.is_another()? {
             self.steps.clear();
             self.columns.clear();
-            self.damaged = 0;
+            self.unread = Unread::default();
         }
         let (steps, columns) = (&mut self.steps, &mut self.columns);
-        let (rows, damaged) = (&mut self.rows, &mut self.damaged);
-        self.lines.read_on(|line| {
+        let (rows, unread) = (&mut self.rows, &mut self.unread);
+        self.lines.read_on(|number, line| {
             let Some(Line { step, numbers }) = Line::read(line) else {
-                *damaged += usize::from(!line.is_empty());
+                if !line.is_empty() {
+                    unread.note(number);
+                }
                 return;
             };
             *rows += 1;
@@ -294,6 +356,22 @@ impl Table {
         })
     }
 
+    fn damage(&self, file: &'static str) -> Damage {
+        let pairs = self.steps.windows(2);
+        let gaps = pairs.map(|pair| (pair[0] + 1, (pair[1] - pair[0] - 1) as usize));
+        let mut gaps = gaps.filter(|(_, missing)| *missing > 0);
+        let first = gaps.next();
+        let missing = first.into_iter().chain(gaps).map(|(_, missing)| missing);
+        Damage {
+            file,
+            lines: self.unread.count,
+            first: self.unread.first,
+            missing: missing.sum(),
+            first_missing: first.map(|(step, _)| step),
+            is_cut: self.lines.is_cut,
+        }
+    }
+
     fn points(&self, name: &str, wanted: &Wanted) -> Vec<(u64, f32)> {
         let Some(column) = self.columns.get(name) else {
             return Vec::new();
@@ -302,65 +380,6 @@ impl Table {
         points
             .filter(|(step, value)| (wanted.from..=wanted.to).contains(step) && value.is_finite())
             .collect()
-    }
-}
-
-/// A file to which lines are added; a file that was replaced is read from its beginning.
-#[derive(Debug)]
-struct Lines {
-    path: PathBuf,
-    inode: u64,
-    /// Read up to here, which is the end of a line.
-    offset: u64,
-}
-
-impl Lines {
-    fn new(path: PathBuf) -> Lines {
-        Lines {
-            path,
-            inode: 0,
-            offset: 0,
-        }
-    }
-
-    /// Whether the file is another one, or was cut: it is read from its beginning then.
-    fn is_another(&mut self) -> io::Result<bool> {
-        let (inode, length) = match std::fs::metadata(&self.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => (0, 0),
-            metadata => {
-                let metadata = metadata?;
-                (metadata.ino(), metadata.len())
-            }
-        };
-        let is_another = (inode, true) != (self.inode, length >= self.offset);
-        if is_another {
-            (self.inode, self.offset) = (inode, 0);
-        }
-        Ok(is_another)
-    }
-
-    /// Every whole line that was added.
-    fn read_on(&mut self, mut take: impl FnMut(&[u8])) -> io::Result<()> {
-        let mut file = match File::open(&self.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            file => file?,
-        };
-        file.seek(SeekFrom::Start(self.offset))?;
-        let mut rest = Vec::new();
-        loop {
-            let count = (&file).take(PIECE).read_to_end(&mut rest)?;
-            let whole = rest.iter().rposition(|byte| *byte == b'\n');
-            if let Some(whole) = whole {
-                rest[..whole]
-                    .split(|byte| *byte == b'\n')
-                    .for_each(&mut take);
-                self.offset += whole as u64 + 1;
-                rest.drain(..=whole);
-            }
-            if count == 0 {
-                return Ok(());
-            }
-        }
     }
 }
 

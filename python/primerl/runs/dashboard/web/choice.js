@@ -16,10 +16,16 @@ export function chosen(query, runs) {
   return (alike.length ? alike : runs).slice(0, FIRST).map((run) => run.id);
 }
 
-/** Ids of the address that are not in the list (any more). */
-export function unknown(query, runs) {
+/** No run at all, in an address. */
+export const NONE = "-";
+
+/** What of the address cannot be shown: `{id: why}`. */
+export function missing(query, runs) {
   const known = new Set(runs.map((run) => run.id));
-  return (query.get("runs") ?? "").split(",").filter((id) => id && !known.has(id));
+  const asked = (query.get("runs") ?? "").split(",").filter((id) => id && id !== NONE);
+  const gone = asked.filter((id) => !known.has(id)).map((id) => [id, "there is no such run, or not any more"]);
+  const left = asked.filter((id) => known.has(id)).slice(MOST).map((id) => [id, `at most ${MOST} runs are shown at a time`]);
+  return Object.fromEntries([...gone, ...left]);
 }
 
 /** The address of a view with these runs and what else is asked for. */

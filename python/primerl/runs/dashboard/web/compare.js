@@ -1,11 +1,13 @@
 // Runs side by side: what differs in their configs, evaluations, checkpoints, costs. The first one is what others are compared with.
 
 import { el, get, replace, short, signed, span, table, whole } from "/page/assets/common.js";
-import { chosen, nameOf, problems, sign, status } from "./choice.js";
+import { quiet } from "/page/assets/panels.js";
+import { chosen, missing, nameOf, problems, sign, status } from "./choice.js";
 
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 const TESTS = { mcnemar: "McNemar's test", paired_t: "Student's test", sign: "sign test" };
-const hours = (value) => (value === null || value === undefined ? "–" : `${short(value)} h`);
+/** Short times in shorter units. */
+const hours = (value) => (value === null || value === undefined ? "–" : value > 0 && value < 1 ? span(3600 * value) : `${short(value)} h`);
 const text = (value) => (value === null || value === undefined ? el("span", { class: "faint", text: "–" }) : el("code", { text: typeof value === "string" ? value : JSON.stringify(value) }));
 
 /** A score with its interval, and how far it is from the first run's. */
@@ -37,13 +39,14 @@ export class Compare {
 
   async goTo(query, runs) {
     const ids = chosen(query, runs);
-    if (ids.length === 0) return replace(this.body, el("p", { class: "card empty", text: "Choose runs first." }));
+    const gone = missing(query, runs);
+    if (ids.length === 0) return replace(this.body, problems(gone, runs), el("p", { class: "card empty", text: "Choose runs first." }));
     const found = await get("/api/compare", { runs: ids.join(",") });
-    this.show(found, runs);
+    this.show(found, runs, gone);
     return undefined;
   }
 
-  show(found, runs) {
+  show(found, runs, gone) {
     const told = found.runs;
     // Nodes of their own for every table.
     const head = (first) => [...first, ...told.map((run, number) => el("span", {}, sign(number), nameOf(run, runs)))];
@@ -53,7 +56,7 @@ export class Compare {
       line("status", (run) => el("span", {}, status(run), run.reason ? el("span", { class: "note reason", text: run.reason }) : "")), line("steps", (run) => whole(run.step)), line("reward, last 5 steps", (run) => short(run.reward)),
       line("wall time", (run) => span(run.cost.wall_s)), line("tokens sampled", (run) => whole(run.cost.sampled_tokens)), line("tokens trained", (run) => whole(run.cost.trained_tokens)),
       line("CPU", (run) => hours(run.cost.cpu_hours)), line("GPU", (run) => hours(run.cost.gpu_hours)),
-      line("health", (run) => (run.health.length ? el("ul", { class: "findings" }, run.health.map((one) => el("li", { text: one.what, title: one.advice }))) : "no rule finds anything wrong")),
+      line("health", (run) => (run.health === null ? el("span", { class: "faint", text: "Not known." }) : run.health.length ? el("ul", { class: "findings" }, run.health.map((one) => el("li", { text: one.what, title: one.advice }))) : quiet(run.health_steps))),
     ]);
     const scores = found.evaluations.length
       ? table(head(["environment, score"]), found.evaluations.map((row) => [`${row.environment}, ${row.score}`, ...row.values.map((value, at) => measured(value, row.differences[at]))]))
@@ -63,7 +66,7 @@ export class Compare {
       : el("p", { class: "note", text: told.length > 1 ? "Nothing differs." : "Choose a second run to compare it." });
     const checkpoints = table(head([]), [told.map((run) => (run.checkpoints.length ? el("div", {}, run.checkpoints.map(saved)) : el("span", { class: "faint", text: "none" })))]);
     const broken = Object.fromEntries(told.filter((run) => run.problem).map((run) => [run.id, run.problem]));
-    replace(this.body, problems(broken, runs), section("Outcome and cost", "", numbers),
+    replace(this.body, problems({ ...gone, ...broken }, runs), section("Outcome and cost", "", numbers),
       section("Evaluations", "The newest of each environment that was measured whole, with 95 % intervals over its examples. Differences to the first run that has the score, by pairs of examples where both have measured the same ones (significant: p below 0.05), else from both intervals (0 is outside).", scores),
       section("Configs", "Only what differs. Secrets are not shown.", configs), section("Checkpoints", "What is saved, with the evaluations of that very version.", checkpoints));
   }

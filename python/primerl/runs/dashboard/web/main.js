@@ -15,11 +15,12 @@ let shown = null;
 let asks = false;
 let runs = null;
 
-/** View and query of the address. */
+/** View and query of the address, and what it names where that is no view. */
 function address() {
   const [path, search] = location.hash.slice(1).split("?");
   const name = path.replace(/^\//, "") || "runs";
-  return [name in VIEWS ? name : "runs", new URLSearchParams(search)];
+  const known = Object.hasOwn(VIEWS, name);
+  return [known ? name : "runs", new URLSearchParams(search), known ? null : path];
 }
 
 /** The links to the other views keep the runs that are chosen. */
@@ -35,8 +36,8 @@ function links(query) {
 
 function show() {
   takeKey();
-  const [name, query] = address();
-  tell(null);
+  const [name, query, unknown] = address();
+  tell(unknown === null ? null : new Error(`There is no view “${unknown}”; these are all runs.`));
   if (name !== shown) {
     view?.close?.();
     view = new VIEWS[name](tell);

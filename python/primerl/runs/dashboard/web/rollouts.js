@@ -1,7 +1,7 @@
 // Rollouts of the same example in several runs, and at several steps of each.
 
 import { advantage, el, fate, get, replace, short, whole } from "/page/assets/common.js";
-import { addressOf, chosen, nameOf, problems, sign } from "./choice.js";
+import { addressOf, chosen, missing, nameOf, problems, sign } from "./choice.js";
 
 const LIMIT = 20;
 const TOKENS = 4096;
@@ -26,13 +26,21 @@ export class Rollouts {
     this.example.value = query.get("example") ?? "";
     this.of = this.ids.includes(query.get("of")) ? query.get("of") : this.ids[0];
     this.whose.textContent = this.ids.length > 1 ? `by its number in ${nameOf(runs.find((run) => run.id === this.of), runs)}` : "";
-    if (this.ids.length === 0) return replace(this.body, el("p", { class: "card empty", text: "Choose runs first." }));
+    const gone = missing(query, runs);
+    if (this.ids.length === 0) return replace(this.body, problems(gone, runs), el("p", { class: "card empty", text: "Choose runs first." }));
     const serial = (this.serial = (this.serial ?? 0) + 1);
-    const found = await get("/api/rollouts", { runs: this.ids.join(","), environment, example: this.example.value, of: this.example.value && this.of, limit: LIMIT });
+    let found;
+    try {
+      found = await get("/api/rollouts", { runs: this.ids.join(","), environment, example: this.example.value, of: this.example.value && this.of, limit: LIMIT });
+    } catch (error) {
+      // What was shown is of another question.
+      if (serial === this.serial) replace(this.body, problems(gone, runs));
+      throw error;
+    }
     if (serial !== this.serial) return undefined;
     this.offer([...found.environments, environment], environment);
     const columns = this.ids.filter((id) => found.runs[id]).map((id) => this.column(runs.find((run) => run.id === id), found.runs[id], runs));
-    replace(this.body, problems(found.problems, runs), el("div", { class: "columns" }, columns));
+    replace(this.body, problems({ ...gone, ...found.problems }, runs), el("div", { class: "columns" }, columns));
     return undefined;
   }
 

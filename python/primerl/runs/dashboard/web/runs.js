@@ -3,7 +3,7 @@
 import { Chart } from "/page/assets/chart.js";
 import { cut, el, get, replace, span, table, whole } from "/page/assets/common.js";
 import { help } from "/page/assets/help.js";
-import { addressOf, chosen, MOST, nameOf, problems, sign, status, unknown } from "./choice.js";
+import { addressOf, chosen, missing, MOST, nameOf, NONE, problems, sign, status } from "./choice.js";
 
 const NAMES = ["reward/all/mean", "entropy/all/mean", "mismatch_kl/all/mean", "loss/mean"];
 /** Of one curve; half as many where there are many runs, whose curves are a mean over a faint band. */
@@ -77,7 +77,7 @@ export class Runs {
   move({ ids = this.ids, names = this.names, from = this.range.from, to = this.range.to }) {
     const own = names.join() === NAMES.join() ? "" : names.join(",");
     // No run at all is a choice too.
-    location.hash = ids.length ? addressOf("", ids, { names: own, from, to }) : "#/?runs=-";
+    location.hash = ids.length ? addressOf("", ids, { names: own, from, to }) : `#/?runs=${NONE}`;
   }
 
   list() {
@@ -90,7 +90,7 @@ export class Runs {
       const number = this.ids.indexOf(run.id);
       const name = nameOf(run, this.runs);
       const box = el("input", { type: "checkbox", value: run.id, checked: number >= 0, "aria-label": `draw ${name}`, on: { change: () => this.choose(number >= 0 ? this.ids.filter((id) => id !== run.id) : [...this.ids, run.id].slice(-MOST)) } });
-      return [box, cut(name), sign(number), el("span", {}, status(run), run.reason ? el("span", { class: "faint" }, " ", cut(run.reason.split("\n")[0])) : ""), { right: run.step === null ? "–" : whole(run.step) }, run.kind, cut(run.environments.join(", ")), cut(run.model), `${span(Math.max(0, now - run.started)).replace(/ \d+ s$/, "")} ago`, el("a", { href: `#${run.id}`, text: run.id, title: `the page of ${name}`, on: { click: (event) => this.page(event, run) } })];
+      return [box, cut(name), sign(number), el("span", {}, status(run), run.reason ? el("span", { class: "faint" }, " ", cut(run.reason_line)) : ""), { right: run.step === null ? "–" : whole(run.step) }, run.kind, cut(run.environments.join(", ")), cut(run.model), `${span(Math.max(0, now - run.started)).replace(/ \d+ s$/, "")} ago`, el("a", { href: `#${run.id}`, text: run.id, title: `the page of ${name}`, on: { click: (event) => this.page(event, run) } })];
     };
     const at = document.activeElement?.closest?.("#runs-list") ? document.activeElement.value : null;
     const lines = found.length ? table(head, found.map(line), "list") : el("p", { class: "empty", text: this.runs.length ? "No run fits." : "No run has been started yet: `primerl run init > rl.toml` writes a config to start from." });
@@ -135,8 +135,7 @@ export class Runs {
   }
 
   put(found) {
-    const missing = Object.fromEntries(unknown(this.query, this.runs).filter((id) => id !== "-").map((id) => [id, "there is no such run, or not any more"]));
-    replace(this.problems, problems({ ...missing, ...found.problems }, this.runs));
+    replace(this.problems, problems({ ...missing(this.query, this.runs), ...found.problems }, this.runs));
     const nodes = [];
     for (const name of this.names) {
       const series = this.ids.map((id) => {
@@ -148,8 +147,17 @@ export class Runs {
       this.charts.get(name).show(series);
       nodes.push(this.charts.get(name).node);
     }
-    if (nodes.length !== this.grid.children.length || nodes.some((node, at) => this.grid.children[at] !== node)) this.grid.replaceChildren(...(nodes.length ? nodes : [el("p", { class: "card empty", text: this.ids.length ? "None of these runs has trained a step." : "Choose runs above to draw them." })]));
+    const shown = nodes.length ? nodes : [el("p", { class: "card empty", text: this.nothing() })];
+    if (shown.length !== this.grid.children.length || shown.some((node, at) => this.grid.children[at] !== node)) this.grid.replaceChildren(...shown);
     this.more.replaceChildren(el("option", { value: "", text: "Add a curve…" }), ...found.names.filter((name) => !this.names.includes(name)).map((name) => el("option", { value: name, text: name })));
+  }
+
+  /** Why no curve is drawn. */
+  nothing() {
+    if (this.ids.length === 0) return "Choose runs above to draw them.";
+    const { from, to } = this.range;
+    if (from === "" && to === "") return "None of these runs has trained a step.";
+    return `None of these runs has a value at steps ${from || "0"} to ${to || "the last"}; “All steps” shows what there is.`;
   }
 
   /** Arrow keys go from run to run. */

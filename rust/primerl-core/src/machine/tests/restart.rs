@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 const ENTRIES: &str = "
     config rng now curriculum sites groups ready next_ready usual_tokens computing scoring rollouts by_age in_flight_evaluation
     workers lease_requests next_place ledger limits round measured evaluated next_step batches trainer signal_at
-    baselines counters losses last_cut next_group next_rollout next_worker deadlines waits ignored finished failed hopeless";
+    baselines counters losses sampled_tokens last_cut next_group next_rollout next_worker deadlines waits ignored finished failed hopeless";
 
 /// Two batches cut, a third one begun.
 fn under_way() -> Run {
@@ -32,6 +32,38 @@ fn a_core_that_was_written_and_read_goes_on_alike() {
     let bytes = rmp_serde::to_vec_named(&run.core).expect("a core can be written");
     let read: Core = rmp_serde::from_slice(&bytes).expect("a core can be read");
     assert!(read.fingerprint() == run.core.fingerprint());
+}
+
+#[test]
+fn what_was_sampled_is_counted_since_the_run_began() {
+    let mut run = under_way();
+    let sampled = run.core.status().run.sampled_tokens;
+    assert!(sampled > 2, "{sampled}");
+    let bytes = rmp_serde::to_vec_named(&run.core).expect("a core can be written");
+    run.core = rmp_serde::from_slice(&bytes).expect("a core can be read");
+    run.send(Event::Restarted);
+    let [rollout] = run
+        .core
+        .open_rollouts()
+        .map(|open| open.lease.rollout)
+        .collect::<Vec<_>>()[..]
+    else {
+        panic!("one is in flight");
+    };
+    let finished = |turn| Event::TurnFinished { rollout, turn };
+    run.send(finished(turn(Some(0), &[5], &[6, 7, 8], 0)));
+    run.send(finished(crate::testing::taught_turn(&[1], &[9, 9])));
+    assert_eq!(
+        run.core.status().run.sampled_tokens,
+        sampled + 3,
+        "a teacher writes its text elsewhere"
+    );
+    let over = RolloutId(999_999);
+    run.send(Event::TurnFinished {
+        rollout: over,
+        turn: turn(None, &[1], &[2, 3], 0),
+    });
+    assert_eq!(run.core.status().run.sampled_tokens, sampled + 5);
 }
 
 /// Snapshots of earlier versions have these entries; a later version may add some, with a default.

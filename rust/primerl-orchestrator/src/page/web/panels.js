@@ -6,6 +6,8 @@ const WAITS = 14;
 const WORKERS = 16;
 /** Fewer say nothing about a run. */
 const FEW_STEPS = 5;
+/** What is said of a run's health where no rule finds anything. */
+export const quiet = (steps) => (steps < FEW_STEPS ? "Too few steps to tell." : "No rule finds anything wrong.");
 /** A worker that has not been heard of for so long is late. */
 const LATE_S = 15;
 const KINDS = [[/^(busy|serves|runs)/, "busy"], [/^loads/, "loads"], [/^lost/, "gone"], [/^(waits|idle|asks|unproved)/, "waits-for"], [/./, "other"]];
@@ -79,8 +81,7 @@ export function workers(node, now) {
 export function health(node, { steps, findings }, draw) {
   const lines = findings.map((one) => el("li", { class: "finding" }, el("b", { text: one.what }), el("span", { text: one.advice }),
     el("button", { text: one.curve, title: "draw this curve", on: { click: () => draw(one.curve) } })));
-  const quiet = steps < FEW_STEPS ? "Too few steps to tell." : "No rule finds anything wrong.";
-  replace(node, title("Health"), lines.length ? el("ul", { class: "findings" }, lines) : note(quiet));
+  replace(node, title("Health"), lines.length ? el("ul", { class: "findings" }, lines) : note(quiet(steps)));
 }
 
 /** Where the time went. */

@@ -1,5 +1,5 @@
 use super::*;
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
 
 fn wanted(names: &[&str]) -> Wanted {
@@ -75,7 +75,15 @@ fn files_are_read_on_and_again_after_they_were_replaced() {
     let answer = curves.answer(&wanted(&["a", "b", "c"]));
     assert_eq!(answer["names"], json!(["a", "b"]));
     assert_eq!(answer["steps"], json!([1, 2]));
-    assert_eq!(curves.damaged(), 1);
+    let damaged = Damage {
+        file: "metrics.jsonl",
+        lines: 1,
+        first: Some(3),
+        missing: 0,
+        first_missing: None,
+        is_cut: true,
+    };
+    assert_eq!(curves.damaged(), std::slice::from_ref(&damaged));
     assert_eq!(
         answer["curves"]["a"],
         json!({"x": [1], "y": [0.5], "mean": null})
@@ -87,6 +95,11 @@ fn files_are_read_on_and_again_after_they_were_replaced() {
     let rows = curves.rows();
     add("}\n");
     curves.refresh().expect("reads on");
+    let whole = Damage {
+        is_cut: false,
+        ..damaged.clone()
+    };
+    assert_eq!(curves.damaged(), [whole]);
     assert_eq!(
         curves.answer(&wanted(&["a"]))["curves"]["a"]["x"],
         json!([1, 3])
@@ -103,6 +116,7 @@ fn files_are_read_on_and_again_after_they_were_replaced() {
     fs::remove_file(&path).expect("removes");
     add("{\"step\":1,\"a\":9}\n");
     curves.refresh().expect("reads again");
+    assert_eq!(curves.damaged(), []);
     assert_eq!(
         curves.answer(&wanted(&["a"]))["curves"]["a"],
         json!({"x": [1], "y": [9.0], "mean": null})
@@ -156,4 +170,32 @@ fn evaluations_come_in_pages_the_newest_first() {
     let page = curves.evaluations(Some(3), 9);
     assert_eq!(page["evaluations"][0]["version"], 0);
     assert_eq!(page["next"], Value::Null);
+}
+
+#[test]
+fn steps_without_a_line_are_named_and_evaluations_that_cannot_be_read() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let lines = |steps: &[u64]| -> String {
+        let lines = steps.iter().map(|step| format!("{{\"step\":{step}}}\n"));
+        lines.collect()
+    };
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("writes");
+    // One that was fetched from a store begins later.
+    write("metrics.jsonl", &lines(&[5, 6, 9, 10, 12]));
+    write("steps.jsonl", &lines(&[1, 2, 3]));
+    write("evals.jsonl", "{\"environment\":\"a\"}\n\n{\"env");
+    let mut curves = Curves::new(folder.path());
+    curves.refresh().expect("reads");
+    let found = curves.damaged();
+    let [metrics, evaluations] = &found[..] else {
+        panic!("{found:?}");
+    };
+    assert_eq!((metrics.file, metrics.lines), ("metrics.jsonl", 0));
+    assert_eq!((metrics.missing, metrics.first_missing), (3, Some(7)));
+    assert_eq!((evaluations.file, evaluations.lines), ("evals.jsonl", 0));
+    assert!(evaluations.is_cut);
+    assert_eq!(
+        curves.last_steps(),
+        [("metrics.jsonl", 12), ("steps.jsonl", 3)].into()
+    );
 }
