@@ -69,7 +69,7 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
         }
     }
     // Defaults are omitted: runs from before these keys can be resumed.
-    if config.client_type != ClientType::default() {
+    if config.client_type != ClientType::Renderer {
         identity.insert("client_type".into(), config.client_type.as_str().into());
     }
     if config.control_tokens == ControlTokenPolicy::Neutralize {

@@ -44,6 +44,7 @@ from primerl.config.schema.environment_checks import check_environments, check_h
 from primerl.config.schema.monitors import check_url
 from primerl.config.schema.rollouts import Admission, Algorithm, Buffer, Demonstration, Sampling, TrainingMode
 from primerl.config.schema.services import ClientType, Teacher
+from primerl.process.setting_checks import LONGEST_S
 
 
 class OrchestratorTimeouts(Section):
@@ -51,7 +52,7 @@ class OrchestratorTimeouts(Section):
 
     rollout_s: Seconds = 600.0
     """A rollout that has not ended after this long is cancelled and counts as failed."""
-    worker_s: float = Field(default=15.0, ge=1)
+    worker_s: float = Field(default=15.0, ge=1, le=LONGEST_S)
     """A worker without a heartbeat for this long loses its leases."""
     long_poll_s: Seconds = 10.0
     """Longest time a request for leases or a batch waits before it is answered with a reason."""
@@ -67,7 +68,7 @@ class OrchestratorTimeouts(Section):
     """Longest time an engine may take to load new weights."""
     weights_s: Seconds = 600.0
     """A trainer that holds a batch and has not published its weights for this long is warned about."""
-    trainer_s: float = Field(default=25.0, ge=1)
+    trainer_s: float = Field(default=25.0, ge=1, le=LONGEST_S)
     """The run fails when a trainer that sends heartbeats has been silent for this long."""
     no_engine_s: Seconds = 60.0
     """The run fails when no engine was reachable for this long."""

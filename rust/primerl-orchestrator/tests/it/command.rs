@@ -181,7 +181,7 @@ fn bad_configs_are_refused_before_anything_starts() {
     refused(
         &place,
         &place.toml("", "[buffer]\nenv_ratios = [0.0]"),
-        &["\"task\"", "ratio = 0", "buffer.env_ratios", "above 0"],
+        &["buffer.env_ratios[0]: is 0", "more than 0"],
     );
     refused(
         &place,
