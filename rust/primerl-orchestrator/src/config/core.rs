@@ -2,7 +2,7 @@
 
 use super::{Config, SamplingConfig, TimeoutsConfig, TruncatedSampling};
 use primerl_core::Truncation;
-use primerl_core::config::{Algorithm, Environment, Evaluation, FlopsModel, Role, Timeouts};
+use primerl_core::config::{Algorithm, Environment, FlopsModel, Role, Timeouts};
 use primerl_core::time::Duration;
 use primerl_gateway::Sampling;
 use serde::Deserialize;
@@ -31,22 +31,16 @@ impl Config {
             role: Role::Train,
             ratio,
             max_retries: environment.max_retries,
-            algorithm: self.algorithm_of(environment).to_core(),
+            algorithm: self.algorithm_of(environment).0.clone(),
             group_size: environment.group_size,
             training_mode: environment.training_mode,
         });
         let evaluation = self.eval.env.iter().map(|environment| Environment {
             name: environment.name(),
-            role: Role::Evaluate(Evaluation {
-                num_examples: environment.num_examples,
-                rollouts_per_example: environment.rollouts_per_example,
-                interval: environment.interval,
-                base_model: environment.base_model,
-                pass_threshold: environment.pass_threshold,
-            }),
+            role: Role::Evaluate(environment.measured.clone()),
             ratio: 1.0,
             max_retries: 1,
-            algorithm: Algorithm::default(),
+            algorithm: Algorithm::plain(),
             group_size: None,
             training_mode: None,
         });

@@ -20,7 +20,7 @@ pub use self::teacher::{DemonstrationConfig, TeacherConfig};
 pub use self::timeouts::TimeoutsConfig;
 
 use primerl_core::config::{
-    Admission, Buffer, LongSamples, TrainingMode, TrajectoryStrategy, TruncatedRollouts,
+    Admission, Buffer, Evaluation, LongSamples, TrainingMode, TrajectoryStrategy, TruncatedRollouts,
 };
 use primerl_core::group::OnCancel;
 use primerl_engines::clients::{ClientConfig, ClientType};
@@ -220,19 +220,14 @@ pub struct TrainEnvironment {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct EvalEnvironment {
     pub id: String,
     /// `None`: the id and `-eval`.
     pub name: Option<String>,
     /// The training environment that this one validates: results are told under its name.
     pub validates: Option<String>,
-    pub num_examples: Option<u32>,
-    pub rollouts_per_example: u32,
-    pub interval: Option<u64>,
-    pub base_model: bool,
-    /// A rollout with at least this reward has passed.
-    pub pass_threshold: f64,
+    #[serde(flatten)]
+    pub measured: Evaluation,
     pub sampling: EvalSamplingConfig,
     /// Who answers in place of the policy; `None`: the run's engines.
     pub client: Option<ClientConfig>,

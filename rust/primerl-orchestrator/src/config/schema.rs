@@ -71,9 +71,20 @@ impl Node {
         let mut names = table.keys();
         if let Some(name) = names.find(|name| !self.others && !self.properties.contains_key(*name))
         {
-            let known: Vec<&str> = self.properties.keys().map(String::as_str).collect();
-            let hint = format!("omit it, or use one of {}", known.join(", "));
-            return Err(field(&place_of(name), "is an unknown field", hint));
+            let known: Vec<String> = self
+                .properties
+                .keys()
+                .map(|name| format!("`{name}`"))
+                .collect();
+            let problem = format!(
+                "unknown field `{name}`, expected one of {}",
+                known.join(", ")
+            );
+            return Err(field(
+                &place_of(name),
+                problem,
+                "omit it, or correct its name",
+            ));
         }
         for (name, node) in &self.properties {
             let key = place_of(name);
@@ -241,6 +252,7 @@ fn as_toml(value: &Json) -> Option<Value> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Config;
     use super::*;
 
     fn completed(text: &str) -> Result<Table, String> {
@@ -303,7 +315,7 @@ mod tests {
             (
                 "",
                 "[buffer]\nease = 1",
-                "buffer.ease: is an unknown field; omit it, or use one of easy_",
+                "buffer.ease: unknown field `ease`, expected one of `easy_",
             ),
             (
                 "",
@@ -329,5 +341,116 @@ mod tests {
         }
         let refused = completed("max_steps = 1\n[model]\npath = \"m\"").expect_err("is incomplete");
         assert!(refused.starts_with("output_dir: is missing"), "{refused}");
+    }
+
+    /// The schema's nodes that hold one value, each with its place.
+    fn leaves(node: &'static Node, place: &str, found: &mut Vec<(String, &'static Node)>) {
+        let inner = node
+            .reference
+            .as_ref()
+            .and_then(|name| name.rsplit('/').next());
+        if let Some(name) = inner {
+            leaves(&ROOT.definitions[name], place, found);
+        }
+        for node in node.any_of.iter().chain(node.items.as_deref()) {
+            leaves(node, place, found);
+        }
+        for (name, node) in &node.properties {
+            leaves(node, &format!("{place}.{name}"), found);
+        }
+        if matches!(node.r#type.as_str(), "integer" | "number") {
+            found.push((place.to_owned(), node));
+        }
+    }
+
+    #[test]
+    fn each_bound_of_a_number_is_kept() {
+        let mut found = Vec::new();
+        leaves(&ROOT, "", &mut found);
+        let mut checked = 0;
+        for (place, node) in found {
+            let is_refused = |number: f64| {
+                let mut value = match node.r#type.as_str() {
+                    "integer" => Value::Integer(number as i64),
+                    _ => Value::Float(number),
+                };
+                node.check(&mut value, &place, true).is_err()
+            };
+            let mut bounds = Vec::new();
+            bounds.extend(node.minimum.map(|least| (least, least - 1.0)));
+            bounds.extend(node.exclusive_minimum.map(|least| (least + 0.5, least)));
+            bounds.extend(node.maximum.map(|most| (most, most + 1.0)));
+            bounds.extend(node.exclusive_maximum.map(|most| (most - 0.5, most)));
+            for (within, beyond) in bounds {
+                // Above 2^53 not every number is one of floating point.
+                if beyond.abs() < 2_f64.powi(53) && node.r#type == "number" {
+                    assert!(!is_refused(within), "{place} = {within}");
+                }
+                if beyond.abs() < 2_f64.powi(53) {
+                    assert!(is_refused(beyond), "{place} = {beyond}");
+                    checked += 1;
+                }
+            }
+        }
+        assert!(checked > 90, "{checked}");
+    }
+
+    /// A value of each key, also of those that are unset by default.
+    fn sample(node: &Node) -> Value {
+        if let Some(name) = &node.reference {
+            return sample(&ROOT.definitions[name.rsplit('/').next().unwrap_or_default()]);
+        }
+        if let Some(node) = node.any_of.first() {
+            return sample(node);
+        }
+        if let Some(choice) = node._choices.last().and_then(as_toml) {
+            return choice;
+        }
+        match node.r#type.as_str() {
+            "integer" => Value::Integer(1),
+            "number" => Value::Float(0.5),
+            "string" => Value::String("a".to_owned()),
+            "boolean" => Value::Boolean(true),
+            "array" => Value::Array(node.items.iter().map(|node| sample(node)).collect()),
+            _ => {
+                let keys = node.properties.iter();
+                Value::Table(
+                    keys.map(|(name, node)| (name.clone(), sample(node)))
+                        .collect(),
+                )
+            }
+        }
+    }
+
+    #[test]
+    fn each_key_of_the_classes_is_read() {
+        let config: Config = sample(&ROOT).try_into().expect("every key is known");
+        assert_eq!(config.train.env[0].rollout_s, Some(0.5));
+        assert_eq!(config.eval.env[0].measured.num_examples, Some(1));
+    }
+
+    /// Serde ignores what it does not know of a table that is flattened into another one.
+    #[test]
+    fn flattened_tables_have_every_key() {
+        use primerl_core::config::{Buffer, Evaluation};
+        let evaluation = Evaluation {
+            num_examples: Some(1),
+            rollouts_per_example: 1,
+            interval: Some(1),
+            base_model: true,
+            pass_threshold: 0.5,
+        };
+        let own = "id name validates sampling client rollout_s limits worker";
+        for (name, core, own) in [
+            ("Buffer", serde_json::json!(Buffer::off()), "env_ratios"),
+            ("ServedEvaluationSource", serde_json::json!(evaluation), own),
+        ] {
+            let core = core.as_object().expect("is a table");
+            let mut known: Vec<&str> = core.keys().map(String::as_str).collect();
+            known.extend(own.split(' '));
+            known.sort_unstable();
+            let given: Vec<&String> = ROOT.definitions[name].properties.keys().collect();
+            assert_eq!(given, known, "{name}");
+        }
     }
 }
