@@ -3,18 +3,15 @@ with, and knows environments by number and no sections."""
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from primerl.config.command_line.arguments import dotted
 from primerl.config.errors.error_locations import environment_places
 from primerl.config.schema.rl import RLConfig
 
-CHANGED = re.compile(
-    r"(?<=holds a run that was begun with )(?P<name>.+?) = (?P<was>.*?), and now (?P=name) = (?P<now>.*?)"
-    r"(?=: resume with)",
-    re.DOTALL,
-)
 ENVIRONMENT = re.compile(r"environments\.(\d+)(?:\.(.+))?")
 OF_ENVIRONMENT = re.compile(r"(sampling|truncated sampling|chat_template_kwargs) of environment (\d+)")
 CLIENT = "client of evaluation environment "
@@ -39,19 +36,41 @@ KIND = {
 FIELD = re.compile(r"(\w+): (Some\([^)]*\)|[^,}]+?)(?=,| })")
 
 
-def in_words_of(config: RLConfig, message: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What `primerl-orchestrate --check --json` says."""
+
+    code: str
+    """`changed`: the run was begun with another value. `config`, `input`: all else."""
+    message: str
+    key: str | None = None
+    """As the orchestrator and the core name it; None where it is not about one key."""
+    was: str = ""
+    now: str = ""
+
+
+def read(output: str) -> Refusal | None:
+    """None where the output is not a refusal."""
+    try:
+        said = json.loads(output)
+        return Refusal(said["code"], said["message"], said.get("key"), said.get("was", ""), said.get("now", ""))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def in_words_of(config: RLConfig, refusal: Refusal) -> str:
     """The message, with the key that the user wrote, or omitted, instead of the core's."""
-    found = CHANGED.search(message)
-    if found is None:
-        return message
-    name, was, now = found["name"], found["was"], found["now"]
+    if refusal.code != "changed" or refusal.key is None:
+        return refusal.message
+    name, was, now = refusal.key, refusal.was, refusal.now
+    core = f"{name} = {was}, and now {name} = {now}"
     if name.startswith(MODEL):
         what = "its shape" if name.startswith("flops.") else name.removeprefix("the model's ")
         said = f"another model than the one in model.path ({what} differs)"
     else:
         key, was, now = _placed(config, name, was, now)
         said = f"{key} = {was}, and now {key} = {now}"
-    return message[: found.start()] + said + message[found.end() :]
+    return refusal.message.replace(core, said)
 
 
 def _placed(config: RLConfig, name: str, was: str, now: str) -> tuple[str, str, str]:
