@@ -143,8 +143,10 @@ bench: build ## run the measurements under benches/
 	for script in benches/*.py; do echo "== $$script"; $(BIN)/python "$$script" || missed="$$missed $$script"; done; \
 	if test -n "$$missed"; then echo "make: failed, or missed a goal:$$missed" >&2; exit 1; fi
 
-reference: build ## write docs/configuration.md from the classes of the configs
+# The second file is compiled into the orchestrator: what it does not know yet is no key of it.
+reference: build ## write docs/configuration.md and the orchestrator's keys from the classes of the configs
 	$(BIN)/primerl config reference --output docs/configuration.md
+	$(BIN)/primerl config schema --of orchestrator > rust/primerl-orchestrator/src/config/schema.json
 
 # All extras but vllm, which pins other versions of torch and transformers.
 EXTRAS := train envs report data gepa wandb prime dev tinker

@@ -159,7 +159,7 @@ def taught(mode: str) -> dict[str, Any]:
             "orchestrator",
             "omit one of the two",
         ),
-        ({"orchestrator__timeouts__rollout_s": 0}, "orchestrator.timeouts.rollout_s", "greater than 0"),
+        ({"orchestrator__timeouts__rollout_s": 0}, "orchestrator.timeouts.rollout_s", "equal to 0.001"),
         ({"trainer__optim__lr": float("nan")}, "trainer.optim.lr", "finite"),
         ({"trainer__optim__schedule": "step"}, "trainer.optim.schedule", "'constant', 'linear', 'cosine' or 'wsd'"),
         ({"trainer__optim__type": "adam"}, "trainer.optim", "type is 'adam'; it must be one of 'adamw', 'muon', 'sgd'"),

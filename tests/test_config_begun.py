@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from end_to_end import until
 from primerl.config.errors import resume_refusal
 from primerl.config.errors.error_locations import placed
 from primerl.config.errors.fail import ConfigError
+from primerl.config.errors.resume_refusal import Refusal
 from primerl.config.hosted.load_run import is_short, load_run
 from primerl.config.process_files import files, resolve
 from primerl.config.schema.rl import RLConfig
@@ -79,8 +81,8 @@ def given(folder: Path, *overrides: str) -> RLConfig:
 
 
 def refused(config: RLConfig) -> list[str]:
-    problems = training.check_beside(resolve.orchestrator(config), [], 60.0, print, begins=False)
-    return [resume_refusal.in_words_of(config, problem) for problem in problems]
+    words = functools.partial(resume_refusal.in_words_of, config)
+    return training.check_beside(resolve.orchestrator(config), [], 60.0, print, begins=False, words=words)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +175,9 @@ def test_the_short_form_has_its_own_words(folder: Path, tmp_path: Path) -> None:
         ("group_size", "rollouts_per_example", f" (in {file}, line 4)"),
     ):
         message = f"/f holds a run that was begun with {name} = 1, and now {name} = 3: resume with the same config, or"
+        refusal = Refusal("changed", message, name, "1", "3")
         with pytest.raises(ConfigError) as caught, placed(config, arguments, short=is_short(arguments)):
-            raise ConfigError(resume_refusal.in_words_of(config, message))
+            raise ConfigError(resume_refusal.in_words_of(config, refusal))
         assert f"begun with {key} = 1, and now {key} = 3: resume with" in str(caught.value)
         assert place.removeprefix(f" (in {file}") in str(caught.value)
 
@@ -183,4 +186,9 @@ def test_the_short_form_has_its_own_words(folder: Path, tmp_path: Path) -> None:
     "message", ["", "another", "holds a run that was begun with x = 1, and now y = 2: resume with"]
 )
 def test_other_messages_stay_as_they_are(folder: Path, message: str) -> None:
-    assert resume_refusal.in_words_of(given(folder), message) == message
+    assert resume_refusal.in_words_of(given(folder), Refusal("config", message, "x")) == message
+
+
+@pytest.mark.parametrize("output", ["", "file: fine", "[1]", '{"code": "changed"}', "null"])
+def test_what_is_no_refusal_is_none(output: str) -> None:
+    assert resume_refusal.read(output) is None

@@ -377,7 +377,8 @@ def test_keys_are_found_wherever_toml_lets_them_be_written() -> None:
     with pytest.raises(ConfigError) as caught:
         load_run(["@", "run.toml"], program="primerl rl")
     assert str(caught.value).splitlines() == [
-        "orchestrator.timeouts.rollout_s (in run.toml, line 12): Input should be greater than 0 (it is 0)",
+        "orchestrator.timeouts.rollout_s (in run.toml, line 12): Input should be greater than or equal to 0.001 "
+        "(it is 0)",
         # Of a value over several lines, where it begins.
         "orchestrator.train.env[1].max_concurrent (in run.toml, line 7): Input should be greater than 0 (it is 0)",
     ]

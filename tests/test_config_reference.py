@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from primerl.cli import main
+from primerl.cli.config import schema
 from primerl.config.describe import fields, forms, reference
 from primerl.config.describe.help import UnknownFieldError, explain
 from primerl.config.schema.base import Section
@@ -217,6 +218,11 @@ def test_another_form_of_a_command_is_told_by_one_line(monkeypatch: pytest.Monke
 def test_the_committed_page_is_what_is_generated(repository: Path) -> None:
     page = repository / "docs" / "configuration.md"
     assert page.read_text() == reference.page(), "run `make reference`"
+
+
+def test_the_native_binary_has_the_defaults_and_bounds_of_the_classes(repository: Path) -> None:
+    compiled_in = repository / "rust/primerl-orchestrator/src/config/schema.json"
+    assert json.loads(compiled_in.read_text()) == schema("orchestrator"), "run `make reference`"
 
 
 def test_the_page_has_every_key_and_no_dead_link() -> None:

@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from primerl.config.errors import error_locations, resume_refusal
+from primerl.config.errors import error_locations
 from primerl.config.process_files import files, resolve, run_file
 from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
@@ -171,10 +171,7 @@ class Launcher:
                             self._watch()
                         self._store()
                     except RefusedError as refusal:
-                        code, reason = (
-                            BAD_INPUT,
-                            error_locations.told(resume_refusal.in_words_of(self.config, str(refusal))),
-                        )
+                        code, reason = BAD_INPUT, error_locations.told(str(refusal))
                         self.console.say(reason)
                     except RunFailedError as failure:
                         code, reason = FAILED, run_file.with_folder(str(failure), self.config)

@@ -9,7 +9,6 @@ use crate::run::Prepared;
 use crate::runtime;
 use clap::Parser;
 use primerl_core::Step;
-use primerl_service::config_error::ConfigError;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,6 +34,9 @@ struct Arguments {
     /// Check config and model folder, start nothing
     #[arg(long)]
     check: bool,
+    /// Write why the check refuses to standard output, as JSON: code, key, the value it had and has, message
+    #[arg(long, requires = "check")]
+    json: bool,
     /// Go back to the trainer's checkpoint of this step, at this start: what the run did after it is set aside
     #[arg(long, value_name = "STEP")]
     resume_step: Option<u64>,
@@ -88,16 +90,17 @@ fn answer(
     runtime: &Runtime,
     stopping: &Stopping,
 ) -> i32 {
-    let prepared = match Config::from_file(&arguments.config)
+    let prepared = Config::from_file(&arguments.config)
         .and_then(|config| Prepared::new(config, functions))
-    {
+        .map_err(RunError::Config);
+    let refuse = |error: &RunError| refuse(error, arguments.json);
+    let prepared = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return refuse(&error),
     };
     if arguments.check {
         if let Err(error) = prepared.check_folder() {
-            eprintln!("error: {error}");
-            return EXIT_INPUT;
+            return refuse(&error);
         }
         println!("{}: fine", arguments.config.display());
         return EXIT_FINISHED;
@@ -110,7 +113,10 @@ fn answer(
     runtime.block_on(serve(prepared, stopping))
 }
 
-fn refuse(error: &ConfigError) -> i32 {
+fn refuse(error: &RunError, json: bool) -> i32 {
+    if json {
+        println!("{}", serde_json::json!(error.refusal()));
+    }
     eprintln!("error: {error}");
     EXIT_INPUT
 }

@@ -3,8 +3,9 @@
 //! The program that embeds the orchestrator gives the function (the Python package does); the core waits for its answer
 //! with a deadline, so a function that hangs costs groups, and in the end the run, but delays nothing else.
 
-use crate::config::{AlgorithmType, Config};
+use crate::config::Config;
 use primerl_core::Event;
+use primerl_core::config::AlgorithmKind;
 use primerl_core::effect::AdvantagesRequest;
 use primerl_service::config_error::{ConfigError, field};
 use primerl_service::inbox::DriverHandle;
@@ -44,9 +45,11 @@ pub(crate) fn load(
         ),
         None => ("algorithm".to_owned(), &config.algorithm),
     });
-    let custom = own.filter(|(_, algorithm)| algorithm.r#type == AlgorithmType::Custom);
-    let paths: BTreeMap<&str, String> = custom
-        .filter_map(|(place, algorithm)| Some((algorithm.path.as_deref()?, place)))
+    let paths: BTreeMap<&str, String> = own
+        .filter_map(|(place, algorithm)| match &algorithm.0.kind {
+            AlgorithmKind::Custom { path, .. } => Some((path.as_str(), place)),
+            _ => None,
+        })
         .collect();
     for (path, place) in paths {
         let Some(functions) = functions else {

@@ -8,6 +8,7 @@ use primerl_service::config_error::ConfigError;
 use primerl_service::files::WriteError;
 use primerl_service::http::ApiError;
 use primerl_service::inbox::RunOver;
+use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -123,6 +124,43 @@ impl RunError {
                 | RunError::Skip(_)
                 | RunError::NoState { .. }
         )
+    }
+}
+
+/// Why a check refuses, for a program that started it.
+#[derive(Debug, Serialize)]
+pub struct Refusal<'a> {
+    /// `changed`: the run was begun with another value of `key`. `config`: the config is wrong. `input`: all else.
+    pub code: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub was: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub now: Option<&'a str>,
+    /// The same for people.
+    pub message: String,
+}
+
+impl RunError {
+    pub fn refusal(&self) -> Refusal<'_> {
+        let (code, key) = match self {
+            RunError::Config(error) => ("config", error.key()),
+            RunError::Changed { name, .. } => ("changed", Some(name.as_str())),
+            _ => ("input", None),
+        };
+        let (was, now) = match self {
+            RunError::Changed { was, is, .. } => (Some(was.as_str()), Some(is.as_str())),
+            _ => (None, None),
+        };
+        let message = self.to_string();
+        Refusal {
+            code,
+            key,
+            was,
+            now,
+            message,
+        }
     }
 }
 

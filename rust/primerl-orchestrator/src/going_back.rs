@@ -11,8 +11,8 @@
 //! A process that is killed leaves the run as it was, or gone back: the next start completes what was begun
 //! ([`complete`]).
 
+use crate::changed::same_run;
 use crate::failure::RunError;
-use crate::resumed_run::same_run;
 use primerl_core::Step;
 use primerl_record::journal::{self, Identity};
 use primerl_record::kept_state::{State, remove_all};

@@ -13,6 +13,7 @@
 mod address;
 mod app;
 mod batches;
+mod changed;
 mod command;
 pub mod config;
 mod custom;

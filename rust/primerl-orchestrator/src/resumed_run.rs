@@ -1,6 +1,7 @@
 //! A run begins, or resumes where its journal ends.
 
 use crate::app::App;
+use crate::changed::same_run;
 use crate::config::Config;
 use crate::failure::RunError;
 use primerl_core::config::Changes;
@@ -16,15 +17,6 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Fields of the core's config that do not identify a run: they may change between two starts.
 const MAY_CHANGE: [&str; 3] = ["max_steps", "timeouts", "shared_prefixes"];
-
-/// Whether the identity's entry of this name may change, too. Journals of earlier versions could hold it.
-fn may_change(name: &str, run: &Identity) -> bool {
-    let is_interval =
-        name.starts_with("environments.") && name.ends_with(".role.evaluate.interval");
-    // Training environments come first.
-    let only_evaluates = !run.contains_key("environments.0.role");
-    is_interval || (name == "batch_size" && only_evaluates)
-}
 
 /// The driver's initial state.
 pub(crate) struct ResumedRun {
@@ -69,7 +61,7 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
         }
     }
     // Defaults are omitted: runs from before these keys can be resumed.
-    if config.client_type != ClientType::default() {
+    if config.client_type != ClientType::Renderer {
         identity.insert("client_type".into(), config.client_type.as_str().into());
     }
     if config.control_tokens == ControlTokenPolicy::Neutralize {
@@ -259,27 +251,6 @@ fn append(
     journal.request_sync()?;
     owed.extend(core.handle(event, now));
     Ok(())
-}
-
-pub(crate) fn same_run(folder: &Path, was: &Identity, is: &Identity) -> Result<(), RunError> {
-    let names = was.keys().chain(is.keys());
-    let Some(name) = names
-        .into_iter()
-        .find(|name| was.get(*name) != is.get(*name) && !may_change(name, was))
-    else {
-        return Ok(());
-    };
-    let value = |identity: &Identity| {
-        identity
-            .get(name)
-            .map_or_else(|| "not set".to_owned(), String::clone)
-    };
-    Err(RunError::Changed {
-        path: folder.parent().unwrap_or(folder).to_owned(),
-        name: name.clone(),
-        was: value(was),
-        is: value(is),
-    })
 }
 
 /// Gives the shell the core's state: open rollouts with their conversations, workers, engines.

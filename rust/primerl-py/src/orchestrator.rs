@@ -6,6 +6,7 @@ use crate::interrupt::SIGNALS;
 use parking_lot::Mutex;
 use primerl_orchestrator::Config;
 use primerl_orchestrator::in_process::{InProcess, InProcessError, Pending};
+use primerl_service::config_error::ConfigError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::path::PathBuf;
@@ -81,12 +82,13 @@ fn wait<T: Send>(py: Python<'_>, mut pending: Pending<Result<T, InProcessError>>
 impl Orchestrator {
     #[new]
     fn new(config: &Bound<'_, PyDict>) -> PyResult<Self> {
-        let refuse = |message: String| PrimerlError::new_err(format!("config: {message}"));
-        let config: Config =
-            pythonize::depythonize(config).map_err(|error| refuse(error.to_string()))?;
-        config
-            .validate()
-            .map_err(|error| refuse(with_causes(&error)))?;
+        let refuse = |message: String| PrimerlError::new_err(message);
+        let table =
+            pythonize::depythonize(config).map_err(|error| refuse(format!("config: {error}")))?;
+        let config = Config::from_table(table, "config").map_err(|error| match error {
+            ConfigError::Parse { .. } => refuse(error.to_string()),
+            _ => refuse(format!("config: {}", with_causes(&error))),
+        })?;
         Ok(Orchestrator {
             config,
             run: Mutex::new(None),

@@ -67,7 +67,7 @@ fn core() -> Core {
             limit: LimitRule::Fixed,
             start_per_engine: u32::MAX,
             max_per_engine: u32::MAX,
-            ..Admission::default()
+            ..primerl_core::testing::admission()
         },
         environments: vec![environment("a"), environment("b")],
         ..config()

@@ -24,6 +24,18 @@ pub enum ConfigError {
     Model(String),
 }
 
+impl ConfigError {
+    /// The key to change first, where it is about one.
+    pub fn key(&self) -> Option<&str> {
+        match self {
+            ConfigError::Read { .. } | ConfigError::Parse { .. } => None,
+            ConfigError::Field { field, .. } => Some(field),
+            ConfigError::Core(error) => Some(error.key()),
+            ConfigError::Model(_) => Some("model.path"),
+        }
+    }
+}
+
 pub fn field(name: &str, problem: impl Into<String>, hint: impl Into<String>) -> ConfigError {
     ConfigError::Field {
         field: name.into(),

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 /// Longest time of what happens once a step, a turn or a rollout: long polls and heartbeats continue meanwhile, so a plan
 /// with longer times would take very long to simulate.
 const LONGEST_S: f64 = 86_400.0;
+/// In-flight rollouts, as a multiple of a batch.
+const MOST_AHEAD: f64 = 1000.0;
 /// More would not fit into this machine's memory, or take longer than a run.
 const MOST: u64 = 1_000_000;
 const MOST_PROCESSES: u64 = 100_000;
@@ -138,13 +140,7 @@ impl Plan {
         }
         let core = self.core_config();
         core.validate().map_err(|error| {
-            let message = error.to_string();
-            let field = message
-                .split([' ', ':'])
-                .next()
-                .unwrap_or("plan")
-                .to_owned();
-            PlanError::new(format!("orchestrator.{field}"), message)
+            PlanError::new(format!("orchestrator.{}", error.key()), error.to_string())
         })
     }
 
@@ -189,6 +185,13 @@ impl Plan {
                 MOST,
             ),
         ];
+        let off_policy = self.orchestrator.max_off_policy_steps;
+        if off_policy > MOST {
+            return Err(PlanError::new(
+                "orchestrator.max_off_policy_steps",
+                format!("{off_policy} must be a number from 0 to {MOST}"),
+            ));
+        }
         for (field, count, most) in counts {
             if count == 0 || count > most {
                 return Err(PlanError::new(
@@ -261,6 +264,13 @@ impl Plan {
                 "must be below 1, or no group is ever completed",
             ));
         }
+        let ahead = self.orchestrator.oversampling_factor;
+        if !(1.0..=MOST_AHEAD).contains(&ahead) {
+            return Err(PlanError::new(
+                "orchestrator.oversampling_factor",
+                format!("{ahead} must be a number from 1 to {MOST_AHEAD}"),
+            ));
+        }
         let rollout_s = self.orchestrator.rollout_s;
         if !(rollout_s > 0.0 && rollout_s <= LONGEST_S) {
             return Err(PlanError::new(
@@ -327,10 +337,14 @@ impl Plan {
             admission: Admission {
                 limit: LimitRule::Fixed,
                 start_per_engine: u32::MAX,
+                min_per_engine: 1,
                 max_per_engine: u32::MAX,
-                ..Admission::default()
+                kv_cache_target: 1.0,
+                increase: 1,
+                decrease_factor: 0.5,
+                evaluation_share: 0.5,
             },
-            buffer: Buffer::default(),
+            buffer: Buffer::off(),
             trajectory_strategy: TrajectoryStrategy::Interleaved,
             truncated_rollouts: TruncatedRollouts::Train,
             long_samples: LongSamples::Drop,
@@ -340,7 +354,7 @@ impl Plan {
                 role: Role::Train,
                 ratio: 1.0,
                 max_retries: 2,
-                algorithm: Algorithm::default(),
+                algorithm: Algorithm::plain(),
                 group_size: None,
                 training_mode: None,
             }],

@@ -3,23 +3,18 @@ with, and knows environments by number and no sections."""
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from primerl.config.command_line.arguments import dotted
 from primerl.config.errors.error_locations import environment_places
 from primerl.config.schema.rl import RLConfig
 
-CHANGED = re.compile(
-    r"(?<=holds a run that was begun with )(?P<name>.+?) = (?P<was>.*?), and now (?P=name) = (?P<now>.*?)"
-    r"(?=: resume with)",
-    re.DOTALL,
-)
 ENVIRONMENT = re.compile(r"environments\.(\d+)(?:\.(.+))?")
-OF_ENVIRONMENT = re.compile(r"(sampling|truncated sampling|chat_template_kwargs) of environment (\d+)")
 CLIENT = "client of evaluation environment "
 TEACHER = "teacher of environment "
-DEMONSTRATION = re.compile(r"demonstrations of environment (\d+)")
 MODEL = ("flops.", "the model's ")
 ELSEWHERE = {
     "seed": "seed",
@@ -36,41 +31,56 @@ KIND = {
     "kind.rae.decay": "decay",
     "kind.hierarchical_grpo.episode_agents": "episode_agents",
 }
-FIELD = re.compile(r"(\w+): (Some\([^)]*\)|[^,}]+?)(?=,| })")
 
 
-def in_words_of(config: RLConfig, message: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What `primerl-orchestrate --check --json` says."""
+
+    code: str
+    """`changed`: the run was begun with another value. `config`, `input`: all else."""
+    message: str
+    key: str | None = None
+    """As the orchestrator and the core name it; None where it is not about one key."""
+    was: str = ""
+    now: str = ""
+
+
+def read(output: str) -> Refusal | None:
+    """None where the output is not a refusal."""
+    try:
+        said = json.loads(output)
+        return Refusal(said["code"], said["message"], said.get("key"), said.get("was", ""), said.get("now", ""))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def in_words_of(config: RLConfig, refusal: Refusal) -> str:
     """The message, with the key that the user wrote, or omitted, instead of the core's."""
-    found = CHANGED.search(message)
-    if found is None:
-        return message
-    name, was, now = found["name"], found["was"], found["now"]
+    if refusal.code != "changed" or refusal.key is None:
+        return refusal.message
+    name, was, now = refusal.key, refusal.was, refusal.now
+    core = f"{name} = {was}, and now {name} = {now}"
     if name.startswith(MODEL):
         what = "its shape" if name.startswith("flops.") else name.removeprefix("the model's ")
         said = f"another model than the one in model.path ({what} differs)"
     else:
-        key, was, now = _placed(config, name, was, now)
+        key = _placed(config, name)
         said = f"{key} = {was}, and now {key} = {now}"
-    return message[: found.start()] + said + message[found.end() :]
+    return refusal.message.replace(core, said)
 
 
-def _placed(config: RLConfig, name: str, was: str, now: str) -> tuple[str, str, str]:
-    """Key of the full form, and both values as they are written there."""
-    sampled = OF_ENVIRONMENT.fullmatch(name)
-    if sampled is not None:
-        return _sampling(config, sampled[1], int(sampled[2]), was, now)
+def _placed(config: RLConfig, name: str) -> str:
+    """Key of the full form."""
     numbered = ENVIRONMENT.fullmatch(name)
     if numbered is not None:
-        return _of_environment(config, int(numbered[1]), numbered[2] or ""), was, now
+        return _of_environment(config, int(numbered[1]), numbered[2] or "")
     if name.startswith(TEACHER):
-        return f"{_place(config, name.removeprefix(TEACHER))}.teacher.client.model", was, now
-    shown = DEMONSTRATION.fullmatch(name)
-    if shown is not None:
-        return _of_environment(config, int(shown[1]), "demonstration"), was, now
+        return f"{_place(config, name.removeprefix(TEACHER))}.teacher.client.model"
     if name.startswith(CLIENT):
         label = name.removeprefix(CLIENT)
-        return f"{_place(config, label)}.client", was, now
-    return ELSEWHERE.get(name, f"orchestrator.{name}"), was, now
+        return f"{_place(config, label)}.client"
+    return ELSEWHERE.get(name, f"orchestrator.{name}")
 
 
 def _environments(config: RLConfig) -> list[Any]:
@@ -92,38 +102,18 @@ def _of_environment(config: RLConfig, number: int, field: str) -> str:
     run = config.orchestrator
     if field in ("demonstration", "group_size", "training_mode") and getattr(entry, field, None) is None:
         return f"orchestrator.{field}" if getattr(run, field, None) is not None else place
+    if field.startswith("sampling."):
+        # An evaluation may have its own.
+        own = getattr(entry, "sampling", None)
+        of_its_own = own is not None and getattr(own, field.removeprefix("sampling."), None) is not None
+        return f"{place if of_its_own else 'orchestrator'}.{field}"
     if field.startswith("algorithm."):
         key = field.removeprefix("algorithm.")
-        own = place if getattr(entry, "algorithm", None) is not None else "orchestrator"
-        return f"{own}.algorithm.{KIND.get(key, key)}"
+        section = place if getattr(entry, "algorithm", None) is not None else "orchestrator"
+        return f"{section}.algorithm.{KIND.get(key, key)}"
     if field == "ratio" and config.orchestrator.buffer.env_ratios is not None:
         return f"orchestrator.buffer.env_ratios[{number}]"
     if field == "name" and entry.name is None:
         return f"{place}.id"
     field = field.removeprefix("role.evaluate.")
     return place if field in ("", "role") else f"{place}.{field}"
-
-
-def _sampling(config: RLConfig, what: str, number: int, was: str, now: str) -> tuple[str, str, str]:
-    """The first value of an environment's sampling that differs; an evaluation may have its own."""
-    there = _environments(config)
-    own = getattr(there[number], "sampling", None) if number < len(there) else None
-
-    def key(name: str) -> str:
-        of_its_own = own is not None and getattr(own, name, None) is not None
-        place = _place(config, there[number].label) if of_its_own else "orchestrator"
-        return f"{place}.sampling.{name}"
-
-    if what == "chat_template_kwargs":
-        return key(what), was, now
-    if what == "truncated sampling":
-        return key("truncated"), was, now
-    before, after = (dict(FIELD.findall(text)) for text in (was, now))
-    name = next((field for field in after if before.get(field) != after[field]), "temperature")
-    return key(name), _value(before.get(name)), _value(after.get(name))
-
-
-def _value(text: str | None) -> str:
-    if text is None or text == "None":
-        return "not set"
-    return text.removeprefix("Some(").removesuffix(")") if text.startswith("Some(") else text

@@ -51,6 +51,8 @@ Oversampling = Annotated[float, Field(ge=1, le=1000)]
 Port = Annotated[int, Field(ge=0, le=MOST_PORTS)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
+# How long something is waited for: a clock of microseconds has to see it pass.
+Wait = Annotated[float, Field(ge=0.001, le=LONGEST_S)]
 SecondsOrZero = Annotated[float, Field(ge=0, le=LONGEST_S)]
 # Room above for what is derived from it by counting up, within what TOML can hold.
 Seed = Annotated[int, Field(ge=0, le=2**62)]

@@ -29,9 +29,9 @@ from primerl.config.schema.base import (
     Port,
     Processes,
     RolloutLog,
-    Seconds,
     Section,
     Seed,
+    Wait,
 )
 from primerl.config.schema.environment import (
     EvaluationEnvironments,
@@ -44,32 +44,33 @@ from primerl.config.schema.environment_checks import check_environments, check_h
 from primerl.config.schema.monitors import check_url
 from primerl.config.schema.rollouts import Admission, Algorithm, Buffer, Demonstration, Sampling, TrainingMode
 from primerl.config.schema.services import ClientType, Teacher
+from primerl.process.setting_checks import LONGEST_S
 
 
 class OrchestratorTimeouts(Section):
     """How long the orchestrator waits, in seconds."""
 
-    rollout_s: Seconds = 600.0
+    rollout_s: Wait = 600.0
     """A rollout that has not ended after this long is cancelled and counts as failed."""
-    worker_s: float = Field(default=15.0, ge=1)
+    worker_s: float = Field(default=15.0, ge=1, le=LONGEST_S)
     """A worker without a heartbeat for this long loses its leases."""
-    long_poll_s: Seconds = 10.0
+    long_poll_s: Wait = 10.0
     """Longest time a request for leases or a batch waits before it is answered with a reason."""
-    evaluation_s: Seconds | None = None
+    evaluation_s: Wait | None = None
     """An evaluation that has not ended by then is closed with the results so far and reported as incomplete; no limit
     if unset."""
-    evaluation_progress_s: Seconds | None = None
+    evaluation_progress_s: Wait | None = None
     """The same for an evaluation of which no rollout was measured for this long, since weight updates wait for it;
     default: three times `rollout_s`."""
-    engine_request_s: Seconds = 300.0
+    engine_request_s: Wait = 300.0
     """Longest time one generation may take."""
-    engine_update_s: Seconds = 120.0
+    engine_update_s: Wait = 120.0
     """Longest time an engine may take to load new weights."""
-    weights_s: Seconds = 600.0
+    weights_s: Wait = 600.0
     """A trainer that holds a batch and has not published its weights for this long is warned about."""
-    trainer_s: float = Field(default=25.0, ge=1)
+    trainer_s: float = Field(default=25.0, ge=1, le=LONGEST_S)
     """The run fails when a trainer that sends heartbeats has been silent for this long."""
-    no_engine_s: Seconds = 60.0
+    no_engine_s: Wait = 60.0
     """The run fails when no engine was reachable for this long."""
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from primerl.config.schema.base import BadKeysError, Bound, LargeCountOrZero, Seconds, SecondsOrZero, Section
+from primerl.config.schema.base import BadKeysError, Bound, LargeCountOrZero, Seconds, SecondsOrZero, Section, Wait
 from primerl.process.setting_checks import MOST_COUNT
 
 KEY_PREFIX = "tskey-auth-"
@@ -88,7 +88,7 @@ class Client(Section):
     """How it is asked. `openai_chat_completions`: messages in, text out, for evaluations and for the teacher of
     `training_mode = "sft"`. `renderer`: token ids in, their log-probabilities out, over vLLM's
     `/inference/v1/generate`, for the teacher of `training_mode = "opd"`. Follows from these if unset."""
-    timeout_s: Seconds = 600.0
+    timeout_s: Wait = 600.0
     """Longest time one answer may take."""
 
     @field_validator("base_url", mode="before")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import os
 import shutil
 import subprocess
@@ -265,8 +267,9 @@ def _exposure(config: RLConfig) -> None:
 def _slow_checks(config: RLConfig, variables: secrets.Variables, say: Callable[[str], None]) -> list[str]:
     wanted = environments.of_run(config, variables)
     begins = config.clean_output_dir
-    found = check_beside(resolve.orchestrator(config), wanted, config.timeouts.check_s, say, begins=begins)
-    return [resume_refusal.in_words_of(config, problem) for problem in found]
+    words = functools.partial(resume_refusal.in_words_of, config)
+    resolved = resolve.orchestrator(config)
+    return check_beside(resolved, wanted, config.timeouts.check_s, say, begins=begins, words=words)
 
 
 def check_beside(
@@ -276,16 +279,19 @@ def check_beside(
     say: Callable[[str], None],
     *,
     begins: bool,
+    words: Callable[[resume_refusal.Refusal], str] = operator.attrgetter("message"),
 ) -> list[str]:
     """What the orchestrator says of its config, and each environment of its settings. `begins`: whatever its folder
-    holds, which it has to fit otherwise."""
+    holds, which it has to fit otherwise. `words`: how its refusal is worded."""
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
         elsewhere = {"output_dir": os.fspath(Path(folder) / "run")} if begins else {}
         file.write_text(files.to_toml(process.config.model_copy(update=elsewhere)), encoding="utf-8")
         # Side by side, and in the hands of this thread: whatever ends it ends them.
         with (
-            checker.running("primerl", "orchestrator", "--config", os.fspath(file), "--check") as orchestrator,
+            checker.running(
+                "primerl", "orchestrator", "--config", os.fspath(file), "--check", "--json"
+            ) as orchestrator,
             environments.checking(wanted, Path(folder)) as processes,
             ThreadPoolExecutor(1) as watching,
         ):
@@ -295,7 +301,7 @@ def check_beside(
                 done = watched.result()
             finally:
                 orchestrator.kill()  # which ends the thread too
-    refusal = _orchestrator_said(done, file, check_s)
+    refusal = _orchestrator_said(done, file, check_s, words)
     return [refusal] if refusal and done is not None else [*filter(None, [refusal]), *found]
 
 
@@ -310,7 +316,12 @@ def _ended(
     return done
 
 
-def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path, check_s: float) -> str | None:
+def _orchestrator_said(
+    done: subprocess.CompletedProcess[str] | None,
+    file: Path,
+    check_s: float,
+    words: Callable[[resume_refusal.Refusal], str],
+) -> str | None:
     """What the orchestrator itself says about its config and the model's template and tokenizer."""
     if done is None:
         return (
@@ -319,6 +330,9 @@ def _orchestrator_said(done: subprocess.CompletedProcess[str] | None, file: Path
         )
     if done.returncode == 0:
         return None
+    refusal = resume_refusal.read(done.stdout)
+    if refusal is not None and done.returncode == BAD_INPUT:
+        return words(refusal).replace(f"{file}: ", "")
     # Whole: a value that TOML or the orchestrator cannot hold is shown with the line it is on.
     said = done.stderr.strip().removeprefix("error: ").replace(f"{file}: ", "")
     if not said or "Traceback" in said:

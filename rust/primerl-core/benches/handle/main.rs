@@ -28,7 +28,7 @@ fn unlimited() -> Admission {
         limit: LimitRule::Fixed,
         start_per_engine: u32::MAX,
         max_per_engine: u32::MAX,
-        ..Admission::default()
+        ..primerl_core::testing::admission()
     }
 }
 

@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn each_sign_of_congestion_lowers_the_limit() {
-        let config = Admission::default();
+        let config = crate::testing::admission();
         for full in [
             load(100, 0, 0.95, 0),
             load(100, 20, 0.5, 0),
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn the_limit_rises_only_when_it_holds_back() {
-        let config = Admission::default();
+        let config = crate::testing::admission();
         let idle = InFlight {
             rollouts: 150,
             ..PRESSED
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_decrease_is_taken_from_what_the_engine_has_and_shows_before_the_next() {
-        let config = Admission::default();
+        let config = crate::testing::admission();
         let full = load(60, 40, 0.99, 3);
         let limit = next_limit(
             &config,
@@ -295,7 +295,7 @@ mod tests {
     fn a_fixed_limit_stays() {
         let config = Admission {
             limit: LimitRule::Fixed,
-            ..Admission::default()
+            ..crate::testing::admission()
         };
         for load in [load(100, 50, 1.0, 9), load(0, 0, 0.0, 0)] {
             assert_eq!(next_limit(&config, 256, &load, PRESSED), 256);
@@ -308,7 +308,7 @@ mod tests {
         for start in [8, 1024] {
             let config = Admission {
                 start_per_engine: start,
-                ..Admission::default()
+                ..crate::testing::admission()
             };
             let (mut limit, mut seen) = (start, Vec::new());
             for _ in 0..200 {
@@ -339,7 +339,7 @@ mod tests {
     fn evaluations_have_their_share_and_at_least_one() {
         let config = Admission {
             evaluation_share: 0.25,
-            ..Admission::default()
+            ..crate::testing::admission()
         };
         let limits: Vec<usize> = [0, 1, 3, 8, 100]
             .map(|limit| evaluation_limit(&config, limit))

@@ -20,44 +20,24 @@ pub struct Buffer {
     pub seed: Option<u64>,
 }
 
-impl Default for Buffer {
+impl Buffer {
     /// Nothing is filtered.
-    fn default() -> Self {
+    pub fn off() -> Buffer {
         Buffer {
             online_difficulty_filtering: false,
-            easy_threshold: 0.8,
-            hard_threshold: 0.2,
+            easy_threshold: 1.0,
+            hard_threshold: 0.0,
             easy_fraction: 0.0,
             hard_fraction: 0.0,
             seed: None,
         }
     }
-}
 
-impl Buffer {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        for (field, value) in [
-            ("easy_threshold", self.easy_threshold),
-            ("hard_threshold", self.hard_threshold),
-        ] {
-            if !value.is_finite() {
-                return Err(ConfigError::Threshold { field, value });
-            }
-        }
         let (hard, easy) = (self.hard_threshold, self.easy_threshold);
         if hard >= easy {
             return Err(ConfigError::Thresholds { hard, easy });
         }
-        let fractions = [
-            ("easy_fraction", self.easy_fraction),
-            ("hard_fraction", self.hard_fraction),
-        ];
-        match fractions
-            .into_iter()
-            .find(|(_, value)| !(0.0..=1.0).contains(value))
-        {
-            Some((field, value)) => Err(ConfigError::Fraction { field, value }),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }

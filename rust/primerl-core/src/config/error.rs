@@ -6,8 +6,6 @@ use super::TrainingMode;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    #[error("{field} is 0: set it to at least 1")]
-    Zero { field: &'static str },
     #[error(
         "batch_size = {batch_size} is not a multiple of group_size = {group_size}: \
          a batch holds whole groups; set batch_size to {lower} or {upper}"
@@ -23,8 +21,6 @@ pub enum ConfigError {
          the first or lower the second"
     )]
     BatchBelowGroup { batch_size: u32, group_size: u32 },
-    #[error("environment {name:?}: group_size is 0: set it to at least 1")]
-    EmptyGroups { name: String },
     #[error("environment {name:?}: algorithm.{field} {problem}")]
     Algorithm {
         name: String,
@@ -46,12 +42,6 @@ pub enum ConfigError {
          learns from a teacher, not from rewards: set it to false"
     )]
     FilteredTeaching { mode: TrainingMode },
-    #[error("{field} = {value} is more than {most}; lower it")]
-    TooLarge {
-        field: &'static str,
-        value: u64,
-        most: u64,
-    },
     #[error(
         "max_off_policy_steps = {max_off_policy_steps} is below max_async_level = {max_async_level}: \
          rollouts would be generated only to be voided as stale; raise the first or lower the second"
@@ -68,23 +58,16 @@ pub enum ConfigError {
         min_group_size: u32,
         group_size: u32,
     },
-    #[error("admission.{field} = {value}: {hint}")]
-    Admission {
-        field: &'static str,
-        value: f64,
-        hint: &'static str,
-    },
-    #[error("oversampling_factor = {value} must be a finite number of at least 1")]
-    Oversampling { value: f64 },
-    #[error("buffer.{field} = {value} must be a finite number")]
-    Threshold { field: &'static str, value: f64 },
+    #[error(
+        "admission.start_per_engine = {start} is not between admission.min_per_engine = {min} and \
+         admission.max_per_engine = {max}; move one of them"
+    )]
+    Admission { start: u32, min: u32, max: u32 },
     #[error(
         "buffer.hard_threshold = {hard} is not below buffer.easy_threshold = {easy}: \
          an example would be both; lower the first or raise the second"
     )]
     Thresholds { hard: f64, easy: f64 },
-    #[error("buffer.{field} = {value} must be from 0 (never drawn) to 1 (drawn like a normal one)")]
-    Fraction { field: &'static str, value: f64 },
     #[error(
         "environments: there is no training environment; add at least one, or set max_steps to 0 to evaluate only"
     )]
@@ -107,16 +90,31 @@ pub enum ConfigError {
     )]
     EnvironmentOrder { index: usize, name: String },
     #[error(
-        "environment {name:?}: ratio = {ratio} (its own, or of buffer.env_ratios) must be a finite number above 0; \
-         leave the environment out to not use it"
-    )]
-    Ratio { name: String, ratio: f64 },
-    #[error("environment {name:?}: pass_threshold = {value} must be a finite number")]
-    PassThreshold { name: String, value: f64 },
-    #[error("environment {name:?}: {field} is 0; set it to at least 1 or leave it out")]
-    ZeroInEnvironment { name: String, field: &'static str },
-    #[error(
         "flops.{field} = {value} must be a finite number of at least 0, and one of the two above 0"
     )]
     Flops { field: &'static str, value: f64 },
+}
+
+impl ConfigError {
+    /// The key to change first.
+    pub fn key(&self) -> &'static str {
+        match self {
+            ConfigError::BatchNotWholeGroups { .. } | ConfigError::BatchBelowGroup { .. } => {
+                "batch_size"
+            }
+            ConfigError::Algorithm { .. } => "algorithm",
+            ConfigError::GroupOfOne | ConfigError::FilteredGroupOfOne => "group_size",
+            ConfigError::FilteredTeaching { .. } => "buffer.online_difficulty_filtering",
+            ConfigError::AsyncBeyondOffPolicy { .. } => "max_off_policy_steps",
+            ConfigError::MinGroupSize { .. } => "min_group_size",
+            ConfigError::Admission { .. } => "admission.start_per_engine",
+            ConfigError::Thresholds { .. } => "buffer.hard_threshold",
+            ConfigError::NothingToEvaluate | ConfigError::NothingIsTrained => "max_steps",
+            ConfigError::NoTrainingEnvironment
+            | ConfigError::DuplicateEnvironment { .. }
+            | ConfigError::UnnamedEnvironment { .. }
+            | ConfigError::EnvironmentOrder { .. } => "environments",
+            ConfigError::Flops { .. } => "flops",
+        }
+    }
 }

@@ -14,7 +14,7 @@ fn message(change: impl FnOnce(&mut Config)) -> String {
 
 #[test]
 fn each_message_names_the_field_and_the_remedy() {
-    let cases: [(String, &[&str]); 33] = [
+    let cases: [(String, &[&str]); 19] = [
         (
             message(|c| c.max_steps = 0),
             &["max_steps is 0", "at least 1"],
@@ -30,7 +30,6 @@ fn each_message_names_the_field_and_the_remedy() {
             message(|c| c.environments = vec![evaluation("evaluation", None)]),
             &["no training environment", "max_steps to 0"],
         ),
-        (message(|c| c.group_size = 0), &["group_size is 0"]),
         (
             message(|c| c.group_size = 1),
             &["group_size = 1", "at least 2"],
@@ -41,15 +40,6 @@ fn each_message_names_the_field_and_the_remedy() {
                 c.environments[0].algorithm.kind = AlgorithmKind::ReinforcePlusPlus;
             }),
             &["group_size = 1", "online_difficulty_filtering"],
-        ),
-        (
-            message(|c| c.max_off_policy_steps = u64::MAX),
-            &["max_off_policy_steps = 18446744073709551615", "1000000"],
-        ),
-        (message(|c| c.data_ranks = 0), &["data_ranks is 0"]),
-        (
-            message(|c| c.timeouts.worker = Duration(0)),
-            &["timeouts.worker is 0"],
         ),
         (
             message(|c| (c.batch_size, c.group_size) = (63, 8)),
@@ -64,10 +54,6 @@ fn each_message_names_the_field_and_the_remedy() {
             &["batch_size = 4", "group_size = 6", "largest"],
         ),
         (
-            message(|c| c.environments[0].group_size = Some(0)),
-            &["\"train\"", "group_size is 0"],
-        ),
-        (
             message(|c| c.environments[0].group_size = Some(1)),
             &["group_size = 1", "at least 2"],
         ),
@@ -80,32 +66,12 @@ fn each_message_names_the_field_and_the_remedy() {
             ],
         ),
         (
-            message(|c| c.oversampling_factor = 0.5),
-            &["oversampling_factor = 0.5", "at least 1"],
-        ),
-        (
-            message(|c| c.oversampling_factor = f64::NAN),
-            &["oversampling_factor = NaN"],
-        ),
-        (
-            message(|c| c.buffer.easy_threshold = f64::NAN),
-            &["buffer.easy_threshold = NaN", "finite"],
-        ),
-        (
             message(|c| c.buffer.hard_threshold = 0.8),
             &[
                 "buffer.hard_threshold = 0.8",
                 "buffer.easy_threshold = 0.8",
                 "lower the first",
             ],
-        ),
-        (
-            message(|c| c.buffer.easy_fraction = 1.5),
-            &["buffer.easy_fraction = 1.5", "from 0"],
-        ),
-        (
-            message(|c| c.buffer.hard_fraction = f64::NAN),
-            &["buffer.hard_fraction = NaN"],
         ),
         (
             message(|c| c.min_group_size = Some(3)),
@@ -119,20 +85,12 @@ fn each_message_names_the_field_and_the_remedy() {
             message(|c| c.admission.min_per_engine = 1000),
             &[
                 "admission.min_per_engine = 1000",
-                "at most start_per_engine",
+                "admission.start_per_engine",
             ],
         ),
         (
             message(|c| c.admission.max_per_engine = 9),
-            &["admission.max_per_engine = 9", "at least start_per_engine"],
-        ),
-        (
-            message(|c| c.admission.decrease_factor = 1.0),
-            &["admission.decrease_factor = 1", "below 1"],
-        ),
-        (
-            message(|c| c.admission.evaluation_share = 0.0),
-            &["admission.evaluation_share = 0", "starves"],
+            &["admission.max_per_engine = 9", "move one of them"],
         ),
         (
             message(|c| c.environments.retain(|e| e.role != Role::Train)),
@@ -149,14 +107,6 @@ fn each_message_names_the_field_and_the_remedy() {
         (
             message(|c| c.environments.push(environment("late"))),
             &["environments[2]", "\"late\"", "first"],
-        ),
-        (
-            message(|c| c.environments[0].ratio = 0.0),
-            &["\"train\"", "ratio = 0"],
-        ),
-        (
-            message(|c| c.environments[1] = evaluation("evaluation", Some(0))),
-            &["\"evaluation\"", "interval is 0"],
         ),
         (
             message(|c| {
@@ -196,12 +146,8 @@ fn algorithms_are_checked_for_each_environment() {
             "\"train\": algorithm.normalize_std",
         ),
         (
-            message(|c| c.environments[0].algorithm.kind = custom("m:")),
+            message(|c| c.environments[0].algorithm.kind = custom("")),
             "algorithm.path",
-        ),
-        (
-            message(|c| c.environments[0].algorithm.kind = custom("m:f")),
-            "algorithm.timeout_s",
         ),
         (
             with(|a| {
@@ -214,10 +160,6 @@ fn algorithms_are_checked_for_each_environment() {
             "algorithm.shuffle_advantages",
         ),
         (
-            with(|a| a.kind = AlgorithmKind::Rae { decay: 1.0 }),
-            "algorithm.decay",
-        ),
-        (
             with(|a| {
                 a.kind = AlgorithmKind::HierarchicalGrpo {
                     episode_agents: Vec::new(),
@@ -228,10 +170,6 @@ fn algorithms_are_checked_for_each_environment() {
         (
             with(|a| (a.kind, a.length_penalty) = (AlgorithmKind::Rloo, penalty(0.1))),
             "set type = \"grpo\"",
-        ),
-        (
-            with(|a| a.length_penalty = penalty(-0.1)),
-            "algorithm.length_penalty",
         ),
     ];
     for (message, part) in cases {

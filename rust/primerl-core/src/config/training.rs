@@ -52,7 +52,7 @@ pub struct Algorithm {
 /// Weights of the cross-entropy of what the environment says, by who says it: 0 or more, not all 0. ECHO (Shrivastava et
 /// al. 2026, arXiv:2605.24517): `L = L_RL + lambda * mean over those tokens of -log p`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct Echo {
     pub system: f64,
     pub user: f64,
@@ -78,7 +78,7 @@ impl Echo {
 /// What a trace pays for its length, as a share of its group's mean reward; [`crate::signal::penalise`] has the formula.
 /// Each weight is finite and at least 0, and is paid in full by the trace that has most of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct LengthPenalty {
     /// Of tokens that the policy sampled.
     pub num_output_tokens_weight: f64,
@@ -88,9 +88,9 @@ pub struct LengthPenalty {
     pub num_turns_weight: f64,
 }
 
-impl Default for Algorithm {
-    /// Plain GRPO.
-    fn default() -> Self {
+impl Algorithm {
+    /// GRPO without any addition.
+    pub fn plain() -> Algorithm {
         Algorithm {
             kind: AlgorithmKind::Grpo,
             normalize_std: false,
@@ -108,6 +108,8 @@ pub enum AlgorithmKind {
     Grpo,
     DrGrpo,
     Rloo,
+    /// The file of a run writes it in one word.
+    #[serde(alias = "maxrl")]
     MaxRl,
     ReinforcePlusPlus,
     /// Each seat against what it usually gets.
@@ -164,22 +166,20 @@ pub enum LengthNormalization {
 }
 
 /// Which sequences a rollout's turns become; see [`crate::sample`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrajectoryStrategy {
     /// Turns that extend each other are one sample.
-    #[default]
     Interleaved,
     /// Each turn is a sample, with all before it as context.
     Branching,
 }
 
 /// What becomes of rollouts the environment cut short (too many tokens, or turns).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TruncatedRollouts {
     /// They are trained as all others.
-    #[default]
     Train,
     /// Their rewards count in their group's baseline, their tokens are not trained.
     Mask,
@@ -188,11 +188,10 @@ pub enum TruncatedRollouts {
 }
 
 /// What becomes of samples longer than `seq_len`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LongSamples {
     /// They are left out.
-    #[default]
     Drop,
     /// Their tails are cut off; one with nothing left to train is left out.
     Truncate,
@@ -214,85 +213,37 @@ impl Algorithm {
                 "divides GRPO's advantages and no other type's: leave it false, or set type = \"grpo\"",
             );
         }
-        if let Some(penalty) = &self.length_penalty {
-            if !matches!(self.kind, AlgorithmKind::Grpo | AlgorithmKind::DrGrpo) {
-                return refuse(
-                    "length_penalty",
-                    "is subtracted before GRPO's baseline and no other type's: leave it out, or set type = \"grpo\" or \
-                     \"dr_grpo\"",
-                );
-            }
-            if !penalty
-                .weights()
-                .iter()
-                .all(|weight| weight.is_finite() && *weight >= 0.0)
-            {
-                return refuse("length_penalty", "has a weight below 0: give 0 or more");
-            }
+        let is_grpo = matches!(self.kind, AlgorithmKind::Grpo | AlgorithmKind::DrGrpo);
+        if self.length_penalty.is_some() && !is_grpo {
+            return refuse(
+                "length_penalty",
+                "is subtracted before GRPO's baseline and no other type's: leave it out, or set type = \"grpo\" or \
+                 \"dr_grpo\"",
+            );
         }
-        if let Some(echo) = &self.echo {
-            let weights = echo.weights();
-            let valid = |weight: &f64| weight.is_finite() && *weight >= 0.0;
-            if !weights.iter().all(valid) || weights.iter().all(|weight| *weight == 0.0) {
-                return refuse(
-                    "echo",
-                    "has weights of roles that are below 0, or none above: give some of system, user, assistant and tool, \
-                     above 0",
-                );
-            }
+        let learns_nothing = |echo: &Echo| echo.weights().iter().all(|weight| *weight == 0.0);
+        if self.echo.as_ref().is_some_and(learns_nothing) {
+            return refuse(
+                "echo",
+                "has no weight above 0: give one of system, user, assistant and tool",
+            );
         }
         match &self.kind {
-            AlgorithmKind::Rae { decay } if !(0.0..1.0).contains(decay) => refuse(
-                "decay",
-                "must be at least 0 and below 1: at 1 a baseline would never leave 0",
-            ),
             AlgorithmKind::HierarchicalGrpo { episode_agents } if episode_agents.is_empty() => {
                 refuse(
                     "episode_agents",
                     "names no seat: name those that are compared within one rollout, or set type = \"grpo\"",
                 )
             }
-            AlgorithmKind::Custom { path, timeout } => self.validate_custom(path, *timeout, refuse),
-            _ => Ok(()),
-        }
-    }
-
-    fn validate_custom(
-        &self,
-        path: &str,
-        timeout: Duration,
-        refuse: impl Fn(&'static str, &'static str) -> Result<(), ConfigError>,
-    ) -> Result<(), ConfigError> {
-        match path.split_once(':') {
-            Some((module, function)) if !module.is_empty() && !function.is_empty() => {}
-            None if !path.is_empty() => {}
-            _ => {
-                return refuse(
-                    "path",
-                    "must be \"module:function\", or the name of an installed one, for type = \"custom\"",
-                );
-            }
-        }
-        if timeout.0 == 0 {
-            return refuse("timeout_s", "is 0: set it above 0");
-        }
-        if self.shuffle_advantages {
-            return refuse(
+            AlgorithmKind::Custom { path, .. } if path.is_empty() => refuse(
+                "path",
+                "must be \"module:function\", or the name of an installed one, for type = \"custom\"",
+            ),
+            AlgorithmKind::Custom { .. } if self.shuffle_advantages => refuse(
                 "shuffle_advantages",
                 "cannot exchange advantages of single tokens: shuffle them in your function",
-            );
-        }
-        Ok(())
-    }
-}
-
-/// Those of prime-rl's `linear` penalty.
-impl Default for LengthPenalty {
-    fn default() -> Self {
-        LengthPenalty {
-            num_output_tokens_weight: 0.25,
-            num_input_tokens_weight: 0.1,
-            num_turns_weight: 0.1,
+            ),
+            _ => Ok(()),
         }
     }
 }

@@ -1,47 +1,21 @@
 //! Checks of a config before the run.
 
-use super::{Config, ConfigError, Environment, Evaluation, FlopsModel, Role};
-use crate::time::Duration;
+use super::{Config, ConfigError, Environment, FlopsModel, Role};
 use std::collections::BTreeSet;
 
-/// More says nothing that this does not, and would leave no room to count beyond it.
-const MOST_STEPS_APART: u64 = 1_000_000;
-
 impl Config {
-    /// Everything that can be known to be wrong before the run.
+    /// What does not go together. That each number alone is one that a run can have is the caller's to check: the classes
+    /// in `python/primerl/config/schema` have the bounds.
     ///
     /// # Errors
     /// The first field found wrong.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.validate_sizes()?;
         self.validate_groups()?;
         self.validate_staleness()?;
         self.buffer.validate()?;
         self.admission.validate()?;
         self.validate_environments()?;
-        self.validate_timeouts()?;
         self.flops.validate()
-    }
-
-    fn validate_sizes(&self) -> Result<(), ConfigError> {
-        let sizes = [
-            ("batch_size", u64::from(self.batch_size)),
-            ("token_batch_size", self.token_batch_size.unwrap_or(1)),
-            ("group_size", u64::from(self.group_size)),
-            ("seq_len", u64::from(self.seq_len)),
-            ("data_ranks", u64::from(self.data_ranks)),
-            ("spool_steps", self.spool_steps),
-        ];
-        if let Some((field, _)) = sizes.into_iter().find(|(_, value)| *value == 0) {
-            return Err(ConfigError::Zero { field });
-        }
-        let mut empty = self.environments.iter();
-        match empty.find(|environment| environment.group_size == Some(0)) {
-            Some(environment) => Err(ConfigError::EmptyGroups {
-                name: environment.name.clone(),
-            }),
-            None => Ok(()),
-        }
     }
 
     fn validate_groups(&self) -> Result<(), ConfigError> {
@@ -115,24 +89,11 @@ impl Config {
     fn validate_staleness(&self) -> Result<(), ConfigError> {
         let (max_off_policy_steps, max_async_level) =
             (self.max_off_policy_steps, self.max_async_level);
-        for (field, value) in [
-            ("max_async_level", max_async_level),
-            ("max_off_policy_steps", max_off_policy_steps),
-        ] {
-            if value > MOST_STEPS_APART {
-                let most = MOST_STEPS_APART;
-                return Err(ConfigError::TooLarge { field, value, most });
-            }
-        }
         if max_off_policy_steps < max_async_level {
             return Err(ConfigError::AsyncBeyondOffPolicy {
                 max_off_policy_steps,
                 max_async_level,
             });
-        }
-        let value = self.oversampling_factor;
-        if !value.is_finite() || value < 1.0 {
-            return Err(ConfigError::Oversampling { value });
         }
         Ok(())
     }
@@ -156,17 +117,8 @@ impl Config {
                 Role::Train if evaluation_seen => {
                     return Err(ConfigError::EnvironmentOrder { index, name });
                 }
-                Role::Train if !environment.ratio.is_finite() || environment.ratio <= 0.0 => {
-                    return Err(ConfigError::Ratio {
-                        name,
-                        ratio: environment.ratio,
-                    });
-                }
                 Role::Train => environment.algorithm.validate(&name)?,
-                Role::Evaluate(evaluation) => {
-                    evaluation_seen = true;
-                    evaluation.validate(&name)?;
-                }
+                Role::Evaluate(_) => evaluation_seen = true,
             }
         }
         let mut roles = self.environments.iter().map(|own| &own.role);
@@ -175,29 +127,6 @@ impl Config {
             (false, 1..) => Err(ConfigError::NoTrainingEnvironment),
             (false, 0) if self.environments.is_empty() => Err(ConfigError::NothingToEvaluate),
             _ => Ok(()),
-        }
-    }
-
-    fn validate_timeouts(&self) -> Result<(), ConfigError> {
-        if self.timeouts.rollout_of.contains(&Some(Duration(0))) {
-            let field = "timeouts.rollout_of";
-            return Err(ConfigError::Zero { field });
-        }
-        let timeouts = [
-            ("timeouts.rollout", self.timeouts.rollout),
-            ("timeouts.worker", self.timeouts.worker),
-            ("timeouts.long_poll", self.timeouts.long_poll),
-            ("timeouts.evaluation", self.timeouts.evaluation),
-            (
-                "timeouts.evaluation_progress",
-                self.timeouts.evaluation_progress.unwrap_or(Duration(1)),
-            ),
-            ("timeouts.weights", self.timeouts.weights),
-            ("timeouts.teacher", self.timeouts.teacher),
-        ];
-        match timeouts.into_iter().find(|(_, span)| span.0 == 0) {
-            Some((field, _)) => Err(ConfigError::Zero { field }),
-            None => Ok(()),
         }
     }
 }
@@ -216,36 +145,5 @@ impl FlopsModel {
             });
         }
         Ok(())
-    }
-}
-
-impl Evaluation {
-    fn validate(&self, name: &str) -> Result<(), ConfigError> {
-        let zero = |field| {
-            Err(ConfigError::ZeroInEnvironment {
-                name: name.to_owned(),
-                field,
-            })
-        };
-        match self {
-            Evaluation {
-                num_examples: Some(0),
-                ..
-            } => zero("num_examples"),
-            Evaluation {
-                rollouts_per_example: 0,
-                ..
-            } => zero("rollouts_per_example"),
-            Evaluation {
-                interval: Some(0), ..
-            } => zero("interval"),
-            Evaluation { pass_threshold, .. } if !pass_threshold.is_finite() => {
-                Err(ConfigError::PassThreshold {
-                    name: name.to_owned(),
-                    value: *pass_threshold,
-                })
-            }
-            _ => Ok(()),
-        }
     }
 }

@@ -38,11 +38,10 @@ pub enum Slot {
 }
 
 /// What becomes of the slot of a rollout that is cancelled as stale.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnCancel {
     /// Another rollout takes its place.
-    #[default]
     Refill,
     /// The slot is given up.
     Drop,

@@ -50,7 +50,7 @@ fn close(got: &[f32], expected: &[f64]) {
 fn algorithm(kind: AlgorithmKind) -> Algorithm {
     Algorithm {
         kind,
-        ..Algorithm::default()
+        ..Algorithm::plain()
     }
 }
 
@@ -61,7 +61,7 @@ fn penalised(weights: [f64; 3]) -> Algorithm {
             num_input_tokens_weight: weights[1],
             num_turns_weight: weights[2],
         }),
-        ..Algorithm::default()
+        ..Algorithm::plain()
     }
 }
 

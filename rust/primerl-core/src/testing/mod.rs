@@ -31,8 +31,8 @@ pub fn config() -> Config {
         max_off_policy_steps: 2,
         oversampling_factor: 1.0,
         spool_steps: 100,
-        admission: Admission::default(),
-        buffer: Buffer::default(),
+        admission: admission(),
+        buffer: buffer(),
         trajectory_strategy: TrajectoryStrategy::Interleaved,
         truncated_rollouts: TruncatedRollouts::Train,
         long_samples: LongSamples::Drop,
@@ -57,6 +57,29 @@ pub fn config() -> Config {
     }
 }
 
+/// An adaptive limit that begins high. Change it with struct update.
+pub fn admission() -> Admission {
+    Admission {
+        limit: LimitRule::Adaptive,
+        start_per_engine: 256,
+        min_per_engine: 8,
+        max_per_engine: 4096,
+        kv_cache_target: 0.9,
+        increase: 16,
+        decrease_factor: 0.8,
+        evaluation_share: 0.5,
+    }
+}
+
+/// Nothing is filtered; thresholds are set. Change it with struct update.
+pub fn buffer() -> Buffer {
+    Buffer {
+        easy_threshold: 0.8,
+        hard_threshold: 0.2,
+        ..Buffer::off()
+    }
+}
+
 /// A training environment.
 pub fn environment(name: &str) -> Environment {
     Environment {
@@ -72,7 +95,7 @@ pub fn environment(name: &str) -> Environment {
 
 /// Plain GRPO. Change it with struct update.
 pub fn grpo() -> Algorithm {
-    Algorithm::default()
+    Algorithm::plain()
 }
 
 /// An evaluation environment, evaluated at version 0, every `interval` versions, and at the end.

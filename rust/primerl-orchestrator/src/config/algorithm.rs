@@ -5,119 +5,69 @@ use primerl_core::config::{Algorithm, AlgorithmKind, Echo, LengthNormalization, 
 use primerl_core::time::Duration;
 use primerl_core::turn::MessageRole;
 use serde::Deserialize;
+use serde_json::json;
 
-/// How rewards become advantages; `primerl_core::signal` has the formulas and their papers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AlgorithmType {
-    #[default]
-    Grpo,
-    DrGrpo,
-    Rloo,
-    Maxrl,
-    ReinforcePlusPlus,
-    Rae,
-    HierarchicalGrpo,
-    Custom,
-}
-
+/// How rewards become advantages: as core has it, where a type's parameters are the type's own.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct AlgorithmConfig {
-    pub r#type: AlgorithmType,
-    pub normalize_std: bool,
+#[serde(try_from = "Keys")]
+pub struct AlgorithmConfig(pub Algorithm);
+
+/// In the file the parameters of all types stand beside the type.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Keys {
+    r#type: String,
+    normalize_std: bool,
     /// `None`: the type's own, `constant` for `dr_grpo` and `token` for the others.
-    pub length_normalization: Option<LengthNormalization>,
-    pub shuffle_advantages: bool,
-    /// Of `grpo` and `dr_grpo`.
-    pub length_penalty: Option<LengthPenalty>,
-    /// What the environment says is learnt, too.
-    pub echo: Option<Echo>,
-    /// Of `rae`: how much of its baseline a seat keeps at each reward.
-    pub decay: f64,
-    /// Of `hierarchical_grpo`: seats that are compared within their rollout.
-    pub episode_agents: Vec<String>,
-    /// `module:function` of `custom`, or the name of an installed one.
-    pub path: Option<String>,
-    /// Of `custom`: a group is dropped when the function has not answered for this long, seconds.
-    pub timeout_s: f64,
+    length_normalization: Option<LengthNormalization>,
+    shuffle_advantages: bool,
+    length_penalty: Option<LengthPenalty>,
+    echo: Option<Echo>,
+    decay: f64,
+    episode_agents: Vec<String>,
+    path: Option<String>,
+    timeout_s: f64,
 }
 
-impl Default for AlgorithmConfig {
-    fn default() -> Self {
-        AlgorithmConfig {
-            r#type: AlgorithmType::Grpo,
-            normalize_std: false,
-            length_normalization: None,
-            shuffle_advantages: false,
-            length_penalty: None,
-            echo: None,
-            decay: 0.95,
-            episode_agents: Vec::new(),
-            path: None,
-            timeout_s: 60.0,
+impl TryFrom<Keys> for AlgorithmConfig {
+    type Error = String;
+
+    fn try_from(keys: Keys) -> Result<AlgorithmConfig, String> {
+        let name = keys.r#type;
+        if name != "custom" && keys.path.is_some() {
+            return Err("path is read for type = \"custom\" only; omit it, or set the type".into());
         }
+        let parameters = json!({
+            "decay": keys.decay,
+            "episode_agents": keys.episode_agents,
+            "path": keys.path.unwrap_or_default(),
+            "timeout": Duration::from_secs_f64(keys.timeout_s),
+        });
+        // Core reads a kind without parameters from its name, and one with some from a table of that name.
+        let kind = AlgorithmKind::deserialize(json!(name))
+            .or_else(|_| AlgorithmKind::deserialize(json!({&name: parameters})))
+            .map_err(|error| format!("type: {error}"))?;
+        let usual = match kind {
+            AlgorithmKind::DrGrpo => LengthNormalization::Constant,
+            _ => LengthNormalization::Token,
+        };
+        Ok(AlgorithmConfig(Algorithm {
+            kind,
+            normalize_std: keys.normalize_std,
+            length_normalization: keys.length_normalization.unwrap_or(usual),
+            shuffle_advantages: keys.shuffle_advantages,
+            length_penalty: keys.length_penalty,
+            echo: keys.echo,
+        }))
     }
 }
 
 impl AlgorithmConfig {
-    pub(super) fn to_core(&self) -> Algorithm {
-        let kind = match self.r#type {
-            AlgorithmType::Grpo => AlgorithmKind::Grpo,
-            AlgorithmType::DrGrpo => AlgorithmKind::DrGrpo,
-            AlgorithmType::Rloo => AlgorithmKind::Rloo,
-            AlgorithmType::Maxrl => AlgorithmKind::MaxRl,
-            AlgorithmType::ReinforcePlusPlus => AlgorithmKind::ReinforcePlusPlus,
-            AlgorithmType::Rae => AlgorithmKind::Rae { decay: self.decay },
-            AlgorithmType::HierarchicalGrpo => AlgorithmKind::HierarchicalGrpo {
-                episode_agents: self.episode_agents.clone(),
-            },
-            AlgorithmType::Custom => AlgorithmKind::Custom {
-                path: self.path.clone().unwrap_or_default(),
-                timeout: Duration::from_secs_f64(self.timeout_s),
-            },
-        };
-        let usual = match self.r#type {
-            AlgorithmType::DrGrpo => LengthNormalization::Constant,
-            _ => LengthNormalization::Token,
-        };
-        Algorithm {
-            kind,
-            normalize_std: self.normalize_std,
-            length_normalization: self.length_normalization.unwrap_or(usual),
-            shuffle_advantages: self.shuffle_advantages,
-            length_penalty: self.length_penalty,
-            echo: self.echo,
-        }
-    }
-
     /// Whose messages are learnt.
     pub(super) fn observes(&self) -> Vec<MessageRole> {
-        let echo = self.echo.unwrap_or_default();
-        let learnt = MessageRole::ALL
-            .into_iter()
-            .filter(|role| echo.weight(*role) > 0.0);
-        learnt.collect()
-    }
-
-    /// What the core cannot see. `name` is where it stands in the file.
-    fn validate(&self, name: &str) -> Result<(), ConfigError> {
-        if self.r#type != AlgorithmType::Custom && self.path.is_some() {
-            return Err(field(
-                &format!("{name}.path"),
-                "is read for type = \"custom\" only",
-                "leave it out, or set the type",
-            ));
-        }
-        // A year: larger numbers overflow the clock's arithmetic.
-        if !(self.timeout_s > 0.0 && self.timeout_s <= 366.0 * 86_400.0) {
-            return Err(field(
-                &format!("{name}.timeout_s"),
-                format!("is {}", self.timeout_s),
-                "give seconds above 0 and up to a year",
-            ));
-        }
-        Ok(())
+        let echo = self.0.echo;
+        let is_learnt = |role: &MessageRole| echo.is_some_and(|echo| echo.weight(*role) > 0.0);
+        MessageRole::ALL.into_iter().filter(is_learnt).collect()
     }
 }
 
@@ -127,12 +77,8 @@ impl Config {
     }
 
     pub(super) fn validate_algorithms(&self) -> Result<(), ConfigError> {
-        self.algorithm.validate("algorithm")?;
         for environment in &self.train.env {
-            if let Some(algorithm) = &environment.algorithm {
-                algorithm.validate(&format!("train.env.{}.algorithm", environment.name()))?;
-            }
-            let echoes = self.algorithm_of(environment).echo.is_some();
+            let echoes = self.algorithm_of(environment).0.echo.is_some();
             if echoes && self.client_type != ClientType::Renderer {
                 return Err(field(
                     "algorithm.echo",
@@ -142,5 +88,48 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_type_of_the_classes_is_a_kind_of_the_core() {
+        let schema: serde_json::Value =
+            serde_json::from_str(include_str!("schema.json")).expect("is JSON");
+        let types = &schema["$defs"]["Algorithm"]["properties"]["type"]["enum"];
+        let types = types.as_array().expect("is a list");
+        assert!(types.len() >= 8);
+        for name in types {
+            let path = match name.as_str() {
+                Some("custom") => "path = \"m:f\"\n",
+                _ => "",
+            };
+            let toml = format!(
+                "output_dir = \"o\"\nmax_steps = 1\n[model]\npath = \"m\"\n[[train.env]]\nid = \"e\"\n\
+                 [algorithm]\ntype = {name}\nepisode_agents = [\"a\"]\n{path}"
+            );
+            let config = Config::from_toml(&toml, "test").expect("is a config");
+            let kind = serde_json::json!(config.algorithm.0.kind);
+            let written = kind.as_str().map(str::to_owned);
+            let with_parameters = kind
+                .as_object()
+                .and_then(|kind| kind.keys().next().cloned());
+            let found = written
+                .or(with_parameters)
+                .map(|name| name.replace("max_rl", "maxrl"));
+            assert_eq!(found.as_deref(), name.as_str());
+        }
+        let unused = "output_dir = \"o\"\nmax_steps = 1\n[model]\npath = \"m\"\n[[train.env]]\nid = \"e\"\n\
+                      algorithm.path = \"m:f\"";
+        let error = Config::from_toml(unused, "test").expect_err("is refused");
+        let said = error.to_string();
+        assert!(
+            said.contains("path is read for type = \"custom\" only"),
+            "{said}"
+        );
+        assert!(said.contains("train.env.algorithm"), "{said}");
     }
 }

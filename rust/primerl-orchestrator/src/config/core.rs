@@ -1,10 +1,8 @@
 //! The config as the core wants it.
 
-use super::{
-    AlgorithmConfig, BufferConfig, Config, SamplingConfig, TimeoutsConfig, TruncatedSampling,
-};
+use super::{Config, SamplingConfig, TimeoutsConfig, TruncatedSampling};
 use primerl_core::Truncation;
-use primerl_core::config::{Buffer, Environment, Evaluation, FlopsModel, Role, Timeouts};
+use primerl_core::config::{Algorithm, Environment, FlopsModel, Role, Timeouts};
 use primerl_core::time::Duration;
 use primerl_gateway::Sampling;
 use serde::Deserialize;
@@ -33,22 +31,16 @@ impl Config {
             role: Role::Train,
             ratio,
             max_retries: environment.max_retries,
-            algorithm: self.algorithm_of(environment).to_core(),
+            algorithm: self.algorithm_of(environment).0.clone(),
             group_size: environment.group_size,
             training_mode: environment.training_mode,
         });
         let evaluation = self.eval.env.iter().map(|environment| Environment {
             name: environment.name(),
-            role: Role::Evaluate(Evaluation {
-                num_examples: environment.num_examples,
-                rollouts_per_example: environment.rollouts_per_example,
-                interval: environment.interval,
-                base_model: environment.base_model,
-                pass_threshold: environment.pass_threshold,
-            }),
+            role: Role::Evaluate(environment.measured.clone()),
             ratio: 1.0,
             max_retries: 1,
-            algorithm: AlgorithmConfig::default().to_core(),
+            algorithm: Algorithm::plain(),
             group_size: None,
             training_mode: None,
         });
@@ -68,7 +60,7 @@ impl Config {
             oversampling_factor: self.oversampling_factor,
             spool_steps: self.retention.spool_steps,
             admission: self.admission.clone(),
-            buffer: self.buffer.to_core(),
+            buffer: self.buffer.core.clone(),
             trajectory_strategy: self.trajectory_strategy,
             truncated_rollouts: self.truncated_rollouts,
             long_samples: self.long_samples,
@@ -146,7 +138,7 @@ impl Config {
             }
         });
         let evaluation = self.eval.env.iter().map(|environment| Sampling {
-            temperature: environment.sampling.temperature.unwrap_or(own.temperature),
+            temperature: environment.sampling.temperature,
             max_tokens: environment.sampling.max_tokens.unwrap_or(own.max_tokens),
             rollout_max_tokens: environment
                 .sampling
@@ -185,19 +177,6 @@ impl SamplingConfig {
             top_k: u32::try_from(self.top_k).unwrap_or(0),
             min_p: self.min_p as f32,
         })
-    }
-}
-
-impl BufferConfig {
-    fn to_core(&self) -> Buffer {
-        Buffer {
-            online_difficulty_filtering: self.online_difficulty_filtering,
-            easy_threshold: self.easy_threshold,
-            hard_threshold: self.hard_threshold,
-            easy_fraction: self.easy_fraction,
-            hard_fraction: self.hard_fraction,
-            seed: self.seed,
-        }
     }
 }
 

@@ -50,21 +50,12 @@ impl Config {
             )
         });
         for (environment, limits, rollout_s) in training.chain(evaluation) {
-            if let Some((name, problem, remedy)) = limits.problem() {
-                return Err(field(
-                    &format!("{environment}.limits.{name}"),
-                    problem,
-                    remedy,
-                ));
-            }
             let longest = self.timeouts.rollout_s;
-            if let Some(own) = rollout_s.filter(|own| !(*own > 0.0 && *own <= longest)) {
+            if let Some(own) = rollout_s.filter(|own| *own > longest) {
                 return Err(field(
                     &format!("{environment}.rollout_s"),
                     format!("is {own}"),
-                    format!(
-                        "give seconds above 0 and at most timeouts.rollout_s = {longest}, or leave it out"
-                    ),
+                    format!("give at most timeouts.rollout_s = {longest}, or omit it"),
                 ));
             }
             let (longest, key) = match rollout_s {

@@ -13,7 +13,7 @@ pub struct TeacherConfig {
 
 /// What the policy is shown in front of what it sampled, to be its own teacher.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub struct DemonstrationConfig {
     /// Where the environment's examples have it; workers read it.
     pub key: String,
@@ -22,17 +22,6 @@ pub struct DemonstrationConfig {
 }
 
 const PLACE: &str = "{demonstration}";
-
-impl Default for DemonstrationConfig {
-    fn default() -> Self {
-        DemonstrationConfig {
-            key: "demonstration".to_owned(),
-            template: format!(
-                "Here is an example of an expert response:\n<demonstration>\n{PLACE}\n</demonstration>"
-            ),
-        }
-    }
-}
 
 impl DemonstrationConfig {
     /// The system message with this demonstration.
@@ -125,11 +114,11 @@ impl Config {
                 (TrainingMode::Rl, _) => {}
                 (TrainingMode::Opsd, _) => {
                     let shown = self.demonstration_of(environment);
-                    if shown.key.is_empty() || !shown.template.contains(PLACE) {
+                    if !shown.template.contains(PLACE) {
                         return Err(field(
                             &name("demonstration"),
-                            "has no key, or its template has no {demonstration}",
-                            "give both, or leave them out",
+                            "has a template without {demonstration}",
+                            "add it, or omit the template",
                         ));
                     }
                 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Seconds.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields)]
 pub struct TimeoutsConfig {
     pub rollout_s: f64,
     pub worker_s: f64,
@@ -29,22 +29,5 @@ impl TimeoutsConfig {
     /// Silence of a trainer on another machine after which another one may have the run. Shorter than the one that ends it.
     pub(crate) fn trainer_patience(&self) -> Duration {
         Duration::from_secs_f64(self.trainer_s / 2.0)
-    }
-}
-
-impl Default for TimeoutsConfig {
-    fn default() -> Self {
-        TimeoutsConfig {
-            rollout_s: 600.0,
-            worker_s: 15.0,
-            long_poll_s: 10.0,
-            evaluation_s: None,
-            evaluation_progress_s: None,
-            engine_request_s: 300.0,
-            engine_update_s: 120.0,
-            no_engine_s: 60.0,
-            weights_s: 600.0,
-            trainer_s: 25.0,
-        }
     }
 }

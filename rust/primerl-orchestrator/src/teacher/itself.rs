@@ -196,7 +196,10 @@ mod tests {
     #[test]
     fn a_template_has_to_write_the_message_with_its_text() {
         let folder = tempfile::tempdir().expect("temporary folder");
-        let shown = DemonstrationConfig::default();
+        let shown = DemonstrationConfig {
+            key: "demonstration".to_owned(),
+            template: "An expert: {demonstration}".to_owned(),
+        };
         assert_eq!(check(&renderer(folder.path(), PLAIN), &shown), Ok(()));
         let silent =
             format!("{{% if messages[0].role != 'system' %}}{PLAIN}{{% endif %}}<|im_end|>");

@@ -46,6 +46,41 @@ fn refused(place: &Place, toml: &str, words: &[&str]) {
     assert!(!place.output().exists(), "nothing is written");
 }
 
+/// A program that starts it reads no sentence.
+#[test]
+fn a_check_says_as_json_why_it_refuses() {
+    let place = Place::new();
+    let said = |toml: &str| -> serde_json::Value {
+        let mut check = command(&write(&place, toml));
+        let Output { status, stdout, .. } = check.args(["--check", "--json"]).output().unwrap();
+        assert_eq!(status.code(), Some(2));
+        serde_json::from_slice(&stdout).unwrap()
+    };
+    let refusal = said(&place.toml("max_off_policy_steps = 1", ""));
+    assert_eq!(refusal["code"], "config");
+    assert_eq!(refusal["key"], "max_off_policy_steps");
+    assert!(
+        refusal["message"]
+            .as_str()
+            .unwrap()
+            .contains("raise the first")
+    );
+    let refusal = said(&place.toml(
+        "control_tokens = \"neutralize\"\nclient_type = \"openai_chat_completions_token\"",
+        "",
+    ));
+    assert_eq!(
+        (&refusal["code"], &refusal["key"]),
+        (&"config".into(), &"control_tokens".into())
+    );
+    let alone = command(&place.path("orchestrator.toml"))
+        .arg("--json")
+        .output()
+        .unwrap();
+    assert_eq!(alone.status.code(), Some(2));
+    assert!(alone.stdout.is_empty());
+}
+
 /// Nothing in this binary could call it.
 #[test]
 fn a_function_in_python_is_refused() {
@@ -181,7 +216,7 @@ fn bad_configs_are_refused_before_anything_starts() {
     refused(
         &place,
         &place.toml("", "[buffer]\nenv_ratios = [0.0]"),
-        &["\"task\"", "ratio = 0", "buffer.env_ratios", "above 0"],
+        &["buffer.env_ratios[0]: is 0", "more than 0"],
     );
     refused(
         &place,

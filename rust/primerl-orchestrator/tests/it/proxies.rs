@@ -89,7 +89,8 @@ async fn a_run_behind_a_proxy() {
     tokio::task::spawn_blocking(move || {
         rollout(&url);
         let server: ClientConfig =
-            serde_json::from_value(json!({"base_url": models, "model": "m"})).unwrap();
+            serde_json::from_value(json!({"base_url": models, "model": "m", "timeout_s": 60.0}))
+                .unwrap();
         assert_eq!(clients::look(&server, PATIENCE).unwrap().status, 200);
     })
     .await

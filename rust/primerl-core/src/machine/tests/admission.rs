@@ -14,7 +14,7 @@ fn limited(start_per_engine: u32, limit: LimitRule) -> Config {
             min_per_engine: 1,
             max_per_engine: 100,
             increase: 2,
-            ..Admission::default()
+            ..crate::testing::admission()
         },
         ..config()
     }

@@ -102,7 +102,7 @@ fn a_group_larger_than_what_engines_are_trusted_with_runs_alone() {
         limit: LimitRule::Fixed,
         start_per_engine: 3,
         min_per_engine: 1,
-        ..Admission::default()
+        ..crate::testing::admission()
     };
     let mut run = started(Config {
         admission,

@@ -119,7 +119,7 @@ fn admission(rng: &mut ChaCha8Rng) -> Admission {
         max_per_engine: start_per_engine + rng.random_range(0..=20),
         increase: rng.random_range(1..=4),
         evaluation_share: rng.random_range(0.05..0.95),
-        ..Admission::default()
+        ..crate::testing::admission()
     }
 }
 

@@ -96,7 +96,7 @@ fn neither_training_nor_evaluation_starves_where_there_is_little_room() {
                 start_per_engine: 8,
                 min_per_engine: 1,
                 evaluation_share: [0.1, 0.3, 0.5][seed as usize % 3],
-                ..Admission::default()
+                ..crate::testing::admission()
             },
             ..config()
         });
@@ -153,7 +153,7 @@ fn roomy_with_limit(limit: LimitRule) -> Scenario {
             start_per_engine: 64,
             min_per_engine: 2,
             increase: 2,
-            ..Admission::default()
+            ..crate::testing::admission()
         },
         ..config()
     });
