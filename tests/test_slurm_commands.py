@@ -13,6 +13,9 @@ import slurm_runs
 from cluster_commands import (
     ENGINES,
     FINE_TUNING,
+    TINKER,
+    TINKER_KEY,
+    a_client_trains_and_samples,
     a_port_that_is_taken_is_named,
     an_engine_is_killed_and_comes_back,
     running,
@@ -80,6 +83,34 @@ def test_engines_on_two_nodes_serve_until_they_are_stopped(slurm: Cluster, tmp_p
     assert "inference_1 was killed by SIGKILL; it is started again" in printed
     assert not (run.output / "engines.json").exists()
     assert one_listed(job)["status"] == "STOPPED"
+
+
+def test_a_tinker_server_with_engines_on_another_node(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    (tmp_path / "serve.toml").write_text(f"{TINKER}[slurm]\nexclusive = false\n")
+    command = ["serve", "--tinker", "@", "serve.toml"]
+    assert "TINKER_API_KEY is not set; set it where the job is submitted" in primerl(*command, code=2)
+    monkeypatch.setenv("TINKER_API_KEY", TINKER_KEY)
+    assert "slurm.export (NONE) does not hand on" in primerl(*command, "--slurm.export", "NONE", code=2)
+    assert "nothing was submitted" in primerl(*command, "--output-dir", "dry", "--dry-run")
+    script = Path("dry/job.sbatch").read_text()
+    assert "-m primerl serve --tinker @ " in script
+    assert TINKER_KEY not in script
+    with running(tmp_path / "t", *command) as run:
+        url = a_client_trains_and_samples(run, WAIT_S)
+        job = job_of(run.output)
+        assert (listed := one_listed(job))["kind"] == "serve"
+        assert listed["status"] == "RUNNING"
+        assert f"ready: TINKER_BASE_URL={url}" in primerl("run", "logs", listed["id"], "-c", "server")
+        assert "engine_1: n2: process" in (run.output / "logs" / "node_1.log").read_text()
+        assert f"stopped job {job}" in primerl("run", "stop", listed["id"])
+        code, printed = run.ended(LIMIT_S)
+    assert code == 0, printed
+    assert "engine_1 was killed by SIGKILL; it is started again" in printed
+    assert one_listed(job)["status"] == "STOPPED"
+    assert list((run.output / "states").glob("*/sampler_weights/one"))
 
 
 HETEROGENEOUS = """
