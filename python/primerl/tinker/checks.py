@@ -66,7 +66,7 @@ class Checked:
     folder: Path
     """The model's."""
     backend: str
-    """Of the engines."""
+    """Name of the engines' backend."""
     context: int
     """Tokens of a prompt and its sample."""
 

@@ -162,7 +162,7 @@ class _Server:
         self._interrupted = False
 
     async def run(self) -> int:
-        # One each: what torch computes, and whoever waits for the placement, which one thread uses at a time.
+        # One for what torch computes, and one that waits for the placement, which one thread uses at a time.
         thread, watching = (ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("trainer", "placement"))
         starting = places.Starting(self._served, self._joined_at, self._engines_key)
         described = {one.name: one for one in places.engines(self._config, self._checked, starting)}
