@@ -39,7 +39,7 @@ from primerl.tinker.losses import LOSSES, LossInputError, NotFoundError, check
 from primerl.tinker.records import Limits, UnknownError
 from primerl.tinker.routes import application
 from primerl.tinker.service import Service
-from primerl.tinker.store import SAMPLER, WEIGHTS, Store
+from primerl.tinker.store import EXTERNAL, SAMPLER, WEIGHTS, Store
 from primerl.tinker.untied import engines_folder
 from primerl.tinker.wire import Request, datums_of, request_of
 from primerl.train.checkpoint.step_folders import SavingError
@@ -1079,6 +1079,33 @@ def test_a_client_that_vanishes_leaves_nothing(base: BaseModel, tmp_path: Path) 
     assert "2 training clients, as many as it takes (trainer.max_clients)" in refused["error"]
     assert waits["error"] == "the session has ended"
     assert again["model_id"].endswith(":train:2")
+
+
+def test_an_sdk_that_does_not_know_exports_gets_a_list_without_them(base: BaseModel, tmp_path: Path) -> None:
+    store, client = Store(tmp_path / "states", base.digest, 32.0), TrainingClient(base, OPTIONS, MOST)
+    how: dict[str, Any] = {"base_model": "tiny", "ttl_s": None, "overwrite": False, "user_metadata": None}
+    for kind in (WEIGHTS, EXTERNAL):
+        store.save(client, "s:train:0", kind, "one", **how)
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(1) as thread:
+            service = Service(base, Pool([], "tiny", thread), tmp_path, LIMITS, None)
+            transport = httpx.ASGITransport(application(service, None, "the-engines-key", MOST))
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as asking:
+                both = ["external", "training"]
+                old, new = "x-stainless-package-version", "x-sdk-version"
+                for name, version, kinds in (
+                    (old, "0.25.0", ["training"]),
+                    (new, "0.28.0", ["training"]),
+                    (new, "0.38.0", both),
+                    (new, "later", both),
+                ):
+                    answer = await asking.get("/api/v1/checkpoints", headers={name: version})
+                    found = sorted(one["checkpoint_type"] for one in answer.json()["checkpoints"])
+                    assert found == kinds, version
+            await service.close()
+
+    run(scenario())
 
 
 def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
