@@ -58,16 +58,21 @@ num_infer_nodes = 1
 TINKER_KEY = "tml-of-the-test"
 
 
-def a_client_trains_and_samples(run: Started, wait_s: float) -> str:
-    """By a server of the Tinker API, which has its address in its log; an engine is killed meanwhile. Its address."""
+def tinker_address(run: Started, wait_s: float, start: int = 1) -> str:
+    """Where a server of the Tinker API answers, by its log, after so many starts."""
     log = run.output / "logs" / "server.log"
 
     def address() -> str | None:
         assert run.launcher.poll() is None, run.launcher.communicate()
-        found = re.search(r"ready: TINKER_BASE_URL=(\S+)", log.read_text()) if log.is_file() else None
-        return None if found is None else found[1]
+        found = re.findall(r"ready: TINKER_BASE_URL=(\S+)", log.read_text()) if log.is_file() else []
+        return None if len(found) < start else str(found[-1])
 
-    url = str(until(address, wait_s, "the server"))
+    return str(until(address, wait_s, "the server"))
+
+
+def a_client_trains_and_samples(run: Started, wait_s: float) -> str:
+    """By a server of the Tinker API; an engine is killed meanwhile. Its address."""
+    url = tinker_address(run, wait_s)
     driven = tinker_calls.Client(url, "tiny", TINKER_KEY)
     model = driven.trained_model()
     losses = [driven.step(model)[0] for _ in range(3)]

@@ -19,12 +19,14 @@ from cluster_commands import (
     a_port_that_is_taken_is_named,
     an_engine_is_killed_and_comes_back,
     running,
+    tinker_address,
     write_rows,
 )
 from end_to_end import primerl, steps_of, until
 from run_helpers import write_run
 from slurm_helpers import Cluster
 from slurm_runs import LIMIT_S, RUNS, WAIT_S, back_from_the_queue, job_of, left_of_job, one_listed
+from tinker_calls import Client
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -111,6 +113,29 @@ def test_a_tinker_server_with_engines_on_another_node(
     assert "engine_1 was killed by SIGKILL; it is started again" in printed
     assert one_listed(job)["status"] == "STOPPED"
     assert list((run.output / "states").glob("*/sampler_weights/one"))
+
+
+def test_a_tinker_server_is_back_after_its_jobs_time_limit(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", TINKER_KEY)
+    (tmp_path / "serve.toml").write_text(f"{TINKER}[slurm]\nexclusive = false\n")
+    with running(tmp_path / "t", "serve", "--tinker", "@", "serve.toml") as run:
+        client = Client(tinker_address(run, WAIT_S), "tiny", TINKER_KEY)
+        model = client.trained_model()
+        client.step(model)
+        saved = client.called("save_weights", model, path="one")["path"]
+        expected = [client.step(model)[0] for _ in range(2)]
+        job = job_of(run.output)
+        slurm.run("scancel", "--batch", "--signal=USR1", str(job))
+        back_from_the_queue(slurm, job)
+        client = Client(tinker_address(run, WAIT_S, start=2), "tiny", TINKER_KEY)
+        loaded = client.trained_model(path=saved, optimizer=True)
+        assert [client.step(loaded)[0] for _ in range(2)] == pytest.approx(expected, abs=1e-6)
+        assert f"stopped job {job}" in primerl("run", "stop", one_listed(job)["id"])
+        code, printed = run.ended(LIMIT_S)
+    assert code == 0, printed
+    assert "stopping: the job's time limit was near" in printed
 
 
 HETEROGENEOUS = """

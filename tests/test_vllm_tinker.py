@@ -78,6 +78,7 @@ def results(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return scenarios(server, tmp_path_factory.mktemp("home"), *SCENARIOS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_sdk(name: str, results: dict[str, str | None]) -> None:
     """`tinker_scenarios.py` says what each asserts."""
