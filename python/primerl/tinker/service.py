@@ -220,10 +220,15 @@ class Service:
         async def work(model: Model) -> Any:
             given = body.get("adam_params") or body.get("optimizer_params") or {}
             client = model.client
-            metrics = await self._compute(client.optim_step, given)
+
+            def step() -> dict[str, float]:
+                metrics = client.optim_step(given)
+                self._steps.add(model.id, client.steps, client.stepped_loss, metrics)
+                return metrics
+
+            metrics = await self._compute(step)
             if client.stepped_loss is not None:
                 model.losses.add(client.steps, client.stepped_loss)
-            await self._compute(self._steps.add, model.id, client.steps, client.stepped_loss, metrics)
             return {"metrics": metrics}
 
         return self._call(body.get("model_id"), body.get("seq_id"), "optim_step", work)
