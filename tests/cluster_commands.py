@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import tinker_calls
 from end_to_end import Started, find, start, until
 
 ENGINES = """\
@@ -40,6 +41,52 @@ interval = 1000
 [deployment]
 num_train_nodes = 2
 """
+
+
+TINKER = """\
+output_dir = "t"
+port = 0
+[model]
+path = "tiny"
+[trainer]
+threads = 1
+[inference]
+max_model_len = 64
+[deployment]
+num_infer_nodes = 1
+"""
+TINKER_KEY = "tml-of-the-test"
+
+
+def tinker_address(run: Started, wait_s: float, start: int = 1) -> str:
+    """Where a server of the Tinker API answers, by its log, after so many starts."""
+    log = run.output / "logs" / "server.log"
+
+    def address() -> str | None:
+        assert run.launcher.poll() is None, run.launcher.communicate()
+        found = re.findall(r"ready: TINKER_BASE_URL=(\S+)", log.read_text()) if log.is_file() else []
+        return None if len(found) < start else str(found[-1])
+
+    return str(until(address, wait_s, "the server"))
+
+
+def a_client_trains_and_samples(run: Started, wait_s: float) -> str:
+    """By a server of the Tinker API; an engine is killed meanwhile. Its address."""
+    url = tinker_address(run, wait_s)
+    driven = tinker_calls.Client(url, "tiny", TINKER_KEY)
+    model = driven.trained_model()
+    losses = [driven.step(model)[0] for _ in range(3)]
+    assert losses[2] < losses[0]
+    sampler = driven.sampler(0, model_path=driven.called("save_weights_for_sampler", model, path="one")["path"])
+    before = driven.sample(sampler, 0, [5, 6, 7], 4)
+    pid = find(str(run.output / "configs" / "engine_1.toml"))
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    base = driven.sampler(1, base_model="tiny")
+    answers = [driven.sample(one, 1, [5, 6, 7], 4) for one in (base, sampler)]
+    assert answers[1].sequences[0].tokens == before.sequences[0].tokens
+    assert all(len(answer.sequences[0].tokens) == 16 for answer in answers)
+    return url
 
 
 def write_rows(file: Path) -> None:

@@ -75,3 +75,20 @@ def test_stages_are_lines_and_a_machine_without_a_gpu_is_told(repository: Path, 
     assert (json.loads(line)["stage"], json.loads(line)["ok"]) == ("features", True)
     done = check("")
     assert (done.returncode, "REHEARSAL=1 tries the check on the CPU" in done.stderr) == (2, True)
+
+
+@pytest.mark.long
+@pytest.mark.end_to_end
+@pytest.mark.timeout(300)
+def test_a_tinker_server_is_compared_with_one_on_the_cpu(repository: Path, tmp_path: Path) -> None:
+    variables = {"OUT": str(tmp_path / "out"), "PYTHON": sys.executable, "REHEARSAL": "1"}
+    command = ["bash", "scripts/gpu_check.sh", "tinker"]
+    environment = {**os.environ, **variables, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [line] = map(json.loads, (tmp_path / "out" / "results.jsonl").read_text().splitlines())
+    assert line["ok"]
+    assert line["fp32"]["computes"] == ["float32 on cpu"] * 3
+    assert line["bf16"]["computes"][0] == "bfloat16 on cpu"
+    assert line["fp32"]["same_sample"]
+    assert 0 < line["bf16"]["trained_by_cpu"] < 0.05

@@ -17,6 +17,9 @@ import ray_helpers
 from cluster_commands import (
     ENGINES,
     FINE_TUNING,
+    TINKER,
+    TINKER_KEY,
+    a_client_trains_and_samples,
     a_port_that_is_taken_is_named,
     an_engine_is_killed_and_comes_back,
     running,
@@ -282,6 +285,30 @@ def test_engines_on_two_nodes_serve_until_they_are_stopped(ray: Cluster, tmp_pat
         code, printed = run.ended(LIMIT_S)
     assert code == 130, printed
     assert "inference_1 was killed by SIGKILL; it is started again" in printed
+
+
+def test_a_tinker_server_with_engines_on_another_node(
+    ray: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", TINKER_KEY)
+    (tmp_path / "serve.toml").write_text(f"{TINKER}[ray]\n")
+    command = ["serve", "--tinker", "@", "serve.toml"]
+    planned = primerl(*command, "--output-dir", "dry", "--dry-run")
+    assert re.search(rf"trainer +{HEAD} ", planned)
+    assert re.search(rf"engine_1 +{SECOND} ", planned)
+    refused = primerl(*command, "--trainer.threads", str(CPUS + 1), "--dry-run", code=2)
+    assert "the trainer is in this command's own process: start that on a node" in " ".join(refused.lower().split())
+    with running(tmp_path / "t", *command) as run:
+        url = a_client_trains_and_samples(run, WAIT_S)
+        assert ray.free() == {HEAD: CPUS - 1, SECOND: CPUS - 2}
+        [listed] = [one for one in json.loads(primerl("run", "list", "--json")) if one["output_dir"] == str(run.output)]
+        assert (listed["kind"], listed["status"]) == ("serve", "RUNNING")
+        assert f"ready: TINKER_BASE_URL={url}" in primerl("run", "logs", listed["id"], "-c", "server")
+        assert "engine_1: process" in (run.output / "logs" / f"node_{SECOND}.log").read_text()
+        assert "with the states that its clients have saved" in primerl("run", "stop", listed["id"])
+        code, printed = run.ended(LIMIT_S)
+    assert code == 0, printed
+    assert "engine_1 was killed by SIGKILL; it is started again" in printed
 
 
 def test_a_fine_tuning_on_two_nodes(ray: Cluster, tmp_path: Path) -> None:

@@ -13,15 +13,20 @@ import slurm_runs
 from cluster_commands import (
     ENGINES,
     FINE_TUNING,
+    TINKER,
+    TINKER_KEY,
+    a_client_trains_and_samples,
     a_port_that_is_taken_is_named,
     an_engine_is_killed_and_comes_back,
     running,
+    tinker_address,
     write_rows,
 )
 from end_to_end import primerl, steps_of, until
 from run_helpers import write_run
 from slurm_helpers import Cluster
 from slurm_runs import LIMIT_S, RUNS, WAIT_S, back_from_the_queue, job_of, left_of_job, one_listed
+from tinker_calls import Client
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -80,6 +85,57 @@ def test_engines_on_two_nodes_serve_until_they_are_stopped(slurm: Cluster, tmp_p
     assert "inference_1 was killed by SIGKILL; it is started again" in printed
     assert not (run.output / "engines.json").exists()
     assert one_listed(job)["status"] == "STOPPED"
+
+
+def test_a_tinker_server_with_engines_on_another_node(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    (tmp_path / "serve.toml").write_text(f"{TINKER}[slurm]\nexclusive = false\n")
+    command = ["serve", "--tinker", "@", "serve.toml"]
+    assert "TINKER_API_KEY is not set; set it where the job is submitted" in primerl(*command, code=2)
+    monkeypatch.setenv("TINKER_API_KEY", TINKER_KEY)
+    assert "slurm.export (NONE) does not hand on" in primerl(*command, "--slurm.export", "NONE", code=2)
+    assert "nothing was submitted" in primerl(*command, "--output-dir", "dry", "--dry-run")
+    script = Path("dry/job.sbatch").read_text()
+    assert "-m primerl serve --tinker @ " in script
+    assert TINKER_KEY not in script
+    with running(tmp_path / "t", *command) as run:
+        url = a_client_trains_and_samples(run, WAIT_S)
+        job = job_of(run.output)
+        assert (listed := one_listed(job))["kind"] == "serve"
+        assert listed["status"] == "RUNNING"
+        assert f"ready: TINKER_BASE_URL={url}" in primerl("run", "logs", listed["id"], "-c", "server")
+        assert "engine_1: n2: process" in (run.output / "logs" / "node_1.log").read_text()
+        assert f"stopped job {job}" in primerl("run", "stop", listed["id"])
+        code, printed = run.ended(LIMIT_S)
+    assert code == 0, printed
+    assert "engine_1 was killed by SIGKILL; it is started again" in printed
+    assert one_listed(job)["status"] == "STOPPED"
+    assert list((run.output / "states").glob("*/sampler_weights/one"))
+
+
+def test_a_tinker_server_is_back_after_its_jobs_time_limit(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", TINKER_KEY)
+    (tmp_path / "serve.toml").write_text(f"{TINKER}[slurm]\nexclusive = false\n")
+    with running(tmp_path / "t", "serve", "--tinker", "@", "serve.toml") as run:
+        client = Client(tinker_address(run, WAIT_S), "tiny", TINKER_KEY)
+        model = client.trained_model()
+        client.step(model)
+        saved = client.called("save_weights", model, path="one")["path"]
+        expected = [client.step(model)[0] for _ in range(2)]
+        job = job_of(run.output)
+        slurm.run("scancel", "--batch", "--signal=USR1", str(job))
+        back_from_the_queue(slurm, job)
+        client = Client(tinker_address(run, WAIT_S, start=2), "tiny", TINKER_KEY)
+        loaded = client.trained_model(path=saved, optimizer=True)
+        assert [client.step(loaded)[0] for _ in range(2)] == pytest.approx(expected, abs=1e-6)
+        assert f"stopped job {job}" in primerl("run", "stop", one_listed(job)["id"])
+        code, printed = run.ended(LIMIT_S)
+    assert code == 0, printed
+    assert "stopping: the job's time limit was near" in printed
 
 
 HETEROGENEOUS = """

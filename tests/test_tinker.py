@@ -34,11 +34,12 @@ from primerl.tinker.clients import (
 )
 from primerl.tinker.engines import Engine, Pool, Weights
 from primerl.tinker.futures import Future, Futures, Queue
-from primerl.tinker.losses import LOSSES, LossInputError, check
+from primerl.tinker.history import StepLines
+from primerl.tinker.losses import LOSSES, LossInputError, NotFoundError, check
 from primerl.tinker.records import Limits, UnknownError
 from primerl.tinker.routes import application
 from primerl.tinker.service import Service
-from primerl.tinker.store import SAMPLER, WEIGHTS, Store
+from primerl.tinker.store import EXTERNAL, SAMPLER, WEIGHTS, Store
 from primerl.tinker.untied import engines_folder
 from primerl.tinker.wire import Request, datums_of, request_of
 from primerl.train.checkpoint.step_folders import SavingError
@@ -272,7 +273,7 @@ def test_other_kinds_of_input_are_named() -> None:
     with pytest.raises(LossInputError, match="data is empty"):
         datums_of(request_of(made.SerializeToString()), (), 100, MOST)
     made.data.add().model_input.add().image.data = b"png"
-    with pytest.raises(LossInputError, match="a chunk is image; this server trains on text only"):
+    with pytest.raises(LossInputError, match=r"data\[0\]\.model_input: chunk 0 is an image; .* text only"):
         datums_of(request_of(made.SerializeToString()), (), 100, MOST)
     with pytest.raises(ValueError, match="no ForwardBackwardRequest"):
         request_of(b"\xff\xff\xff")
@@ -550,6 +551,37 @@ def test_a_device_without_enough_memory_is_told(base: BaseModel, monkeypatch: py
     client.optim_step({})
 
 
+def test_weights_that_overflow_are_named_with_what_to_do(base: BaseModel, tmp_path: Path) -> None:
+    client = TrainingClient(base, OPTIONS, MOST)
+    client.name = "s:train:0"
+    inputs = {"target_tokens": [5, 6, 7], "logprobs": [-30.0] * 3, "advantages": [3e38] * 3}
+    with pytest.raises(LossInputError, match=r"the loss of data \[0\] is (-inf|nan), by what loss_fn_inputs has"):
+        client.forward_backward(message("importance_sampling", [([4, 5, 6], inputs)], forward_only=True))
+    one = message("cross_entropy", [([4, 5, 6], {"target_tokens": [5, 6, 7], "weights": [1.0] * 3})])
+    published = Published(base, tmp_path)
+    assert published.is_finite((OPTIONS, client.tensors()), [4, 5])
+    client.forward_backward(one)
+    client.optim_step({"learning_rate": 1e30})
+    words = r"s:train:0 after its optim_step 1 \(learning_rate 1e\+30\): its weights give .* not finite.*load_state"
+    with pytest.raises(LossInputError, match=words):
+        client.forward_backward(one)
+    assert not published.is_finite((OPTIONS, client.tensors()), [4, 5])
+    assert published.is_finite(None, [4, 5])
+
+
+def test_steps_are_lines_also_after_half_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "steps.jsonl"
+    file.write_text('{"client": "a", "step": 1}\n{"client": "a", "st')
+    lines = StepLines(file)
+    for step in (2, 3):
+        lines.add("b", step, 0.5, {"grad_norm:mean": 2.0, "learning_rate:mean": 1e-3})
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(one["client"], one["step"]) for one in found] == [("a", 1), ("b", 2), ("b", 3)]
+    assert (found[-1]["loss"], found[-1]["grad_norm"], found[-1]["learning_rate"]) == (0.5, 2.0, 1e-3)
+    StepLines(tmp_path / "gone" / "steps.jsonl").add("b", 4, None, {})
+    assert "step 4 of b is not in" in caplog.text
+
+
 def test_what_the_page_remembers_is_bounded() -> None:
     from primerl.tinker.history import MOST_POINTS, MOST_SAMPLES, Curve, Samples
 
@@ -624,12 +656,13 @@ def test_states_that_cannot_be_used_are_named(base: BaseModel, tmp_path: Path) -
         "/etc/passwd",
         "tinker://a/b/c/d",
     ):
-        with pytest.raises(LossInputError, match="there is no saved state"):
+        with pytest.raises(NotFoundError, match="there is no saved state"):
             store.load(other)
     with pytest.raises(LossInputError, match="other weights than this server's base model"):
         Store(tmp_path, "0" * 16, 32.0).load(path)
-    with pytest.raises(LossInputError, match=r"lora_alpha = 32, and this server's is 8"):
+    with pytest.raises(LossInputError, match=r"lora_alpha = 32, and this server's is 8") as refused:
         Store(tmp_path, base.digest, 8.0).load(path)
+    assert not isinstance(refused.value, NotFoundError)
     with pytest.raises(LossInputError, match="at most ten years"):
         store.save(client, "s:train:0", WEIGHTS, "long", ttl_s=1e15, **how)
     with pytest.raises(AssertionError):
@@ -955,7 +988,7 @@ def test_a_request_becomes_an_engines() -> None:
         ({"prompt_alt_tokens_k": 257}, "prompt_alt_tokens_k is 257"),
         ({"record_stability_info": True}, "record_stability_info: this server does not give"),
         ({"prompt": {"chunks": []}}, "the prompt is empty"),
-        ({"prompt": {"chunks": [{"type": "image"}]}}, "a chunk is 'image'"),
+        ({"prompt": {"chunks": [{"type": "image"}]}}, "chunk 0 is an image; this server reads text only"),
         ({"prompt": {"chunks": [{"tokens": [-1]}]}}, "the id -1"),
         ({"prompt": {"chunks": [{"tokens": [1] * 16}]}}, "16 tokens; this server's longest sequence is 16"),
     ],
@@ -1046,6 +1079,33 @@ def test_a_client_that_vanishes_leaves_nothing(base: BaseModel, tmp_path: Path) 
     assert "2 training clients, as many as it takes (trainer.max_clients)" in refused["error"]
     assert waits["error"] == "the session has ended"
     assert again["model_id"].endswith(":train:2")
+
+
+def test_an_sdk_that_does_not_know_exports_gets_a_list_without_them(base: BaseModel, tmp_path: Path) -> None:
+    store, client = Store(tmp_path / "states", base.digest, 32.0), TrainingClient(base, OPTIONS, MOST)
+    how: dict[str, Any] = {"base_model": "tiny", "ttl_s": None, "overwrite": False, "user_metadata": None}
+    for kind in (WEIGHTS, EXTERNAL):
+        store.save(client, "s:train:0", kind, "one", **how)
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(1) as thread:
+            service = Service(base, Pool([], "tiny", thread), tmp_path, LIMITS, None)
+            transport = httpx.ASGITransport(application(service, None, "the-engines-key", MOST))
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as asking:
+                both = ["external", "training"]
+                old, new = "x-stainless-package-version", "x-sdk-version"
+                for name, version, kinds in (
+                    (old, "0.25.0", ["training"]),
+                    (new, "0.28.0", ["training"]),
+                    (new, "0.38.0", both),
+                    (new, "later", both),
+                ):
+                    answer = await asking.get("/api/v1/checkpoints", headers={name: version})
+                    found = sorted(one["checkpoint_type"] for one in answer.json()["checkpoints"])
+                    assert found == kinds, version
+            await service.close()
+
+    run(scenario())
 
 
 def test_a_body_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files.files import ProcessConfig
-from primerl.config.schema.inference import EngineModel, InferenceConfig
 from primerl.config.schema.serve import ServeConfig
 from primerl.launch.placement import gpus
 from primerl.launch.placement.gpus import Gpu
 from primerl.launch.placement.local import LocalPlacement
 from primerl.tinker import places
+from primerl.tinker.checks import Checked
 
 BACKEND = "torch"
+CHECKED = Checked(Path("/models/base"), BACKEND, 128)
 
 
 def config_of(**inference: Any) -> ServeConfig:
@@ -25,21 +26,7 @@ def config_of(**inference: Any) -> ServeConfig:
 
 
 def engines(config: ServeConfig) -> list[ProcessConfig]:
-    found = []
-    for index in range(config.inference.replicas):
-        own = InferenceConfig(
-            model=EngineModel(path="/models/base"),
-            backend=BACKEND,
-            device=config.inference.device,
-            gpu_share=places.engine_share(config, BACKEND),
-        )
-        files: dict[str, Any] = {
-            "file": Path(f"/o/engine_{index}.toml"),
-            "log": Path(f"/o/engine_{index}.log"),
-            "threads": 1,
-        }
-        found.append(ProcessConfig(kind="inference", name=f"engine_{index}", config=own, **files))
-    return found
+    return places.engines(config, CHECKED)
 
 
 def gpus_of(config: ServeConfig, machine: list[Gpu]) -> dict[str, tuple[str, ...]]:
@@ -78,7 +65,7 @@ def test_the_trainer_counts_gpus_as_the_placement_does(monkeypatch: pytest.Monke
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     config, placement = config_of(), LocalPlacement(find_gpus=lambda: [Gpu(name) for name in "012"])
-    places.take(places.plan(placement, config, engines(config)))
+    places.take(placement, places.plan(placement, config, engines(config)))
     assert os.environ[gpus.ORDER] == gpus.BY_BUS
     # An engine that is given its GPU by number counts all of them.
     assert gpus.VARIABLE not in os.environ

@@ -19,6 +19,7 @@ import pytest
 from docs_pages import shown
 from end_to_end import REPOSITORY, until
 from primerl.cli import main
+from tinker_calls import ROWS, Client
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -142,9 +143,15 @@ def test_states_outlive_a_killed_server(
     assert len(ids) == 1
     assert main(["run", "logs", *ids, "-c", "server"]) == 0
     assert capsys.readouterr().out.count(f"ready: TINKER_BASE_URL={server.url}") == 1
-    for word, words in (("metrics", "its page shows their losses"), ("checkpoints", str(tmp_path / "tinker/states"))):
-        assert main(["run", word, *ids]) != 0
-        assert words in " ".join(capsys.readouterr().err.split())
+    assert main(["run", "metrics", *ids]) == 0
+    table = capsys.readouterr().out.splitlines()
+    # Of the client that was lost with its server, and of the one that went on from its state.
+    assert [line.split()[1] for line in table] == ["step", "5", "5"]
+    assert main(["run", "metrics", *ids, "--json", "--limit", "1"]) == 0
+    (last,) = json.loads(capsys.readouterr().out)
+    assert (last["step"], last["learning_rate"]) == (5, 5e-3)
+    assert main(["run", "checkpoints", *ids]) != 0
+    assert str(tmp_path / "tinker/states") in " ".join(capsys.readouterr().err.split())
     assert main(["page", *ids]) != 0
     assert f"{server.url}/" in capsys.readouterr().err
 
@@ -296,6 +303,32 @@ def _post(url: str, body: dict[str, Any] | bytes, **headers: str) -> tuple[int, 
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+def test_what_fails_is_named_with_its_client_and_logged(server: Server) -> None:
+    """Weights that overflow: the call, a sampler of them, and what can still be done; and a state of other weights."""
+    client = Client(server.url, "tiny", KEY)
+    model = client.trained_model()
+    client.losses(model, ROWS)
+    client.called("optim_step", model, adam_params={"learning_rate": 1e30})
+    named = rf"{model} after its optim_step 1 \(learning_rate 1e\+30\): its weights give log-probabilities that are not"
+    with pytest.raises(SystemExit, match=named):
+        client.losses(model, ROWS)
+    saved = client.called("save_weights_for_sampler", model, path="broken")["path"]
+    words = rf"{saved}, of step 1: its weights give log-probabilities that are not finite.*load_state"
+    with pytest.raises(SystemExit, match=words):
+        client.sample(client.sampler(0, model_path=saved), 0, [5, 6, 7], 3)
+    assert len(client.sample(client.sampler(1, base_model="tiny"), 0, [5, 6, 7], 3).sequences[0].tokens) == 12
+    facts = server.output / "states" / model / "sampler_weights" / "broken" / "primerl.json"
+    facts.write_text(facts.read_text().replace('"alpha": 32.0', '"alpha": 8.0'))
+    for path, status in ((saved, 422), (saved.replace("broken", "gone"), 404)):
+        body = {"session_id": client.session, "sampling_session_seq_id": 2, "model_path": path}
+        found, text = _post(f"{server.url}/api/v1/create_sampling_session", body, **{"X-API-Key": KEY})
+        assert found == status, text
+    log = (server.output / "logs" / "server.log").read_text()
+    assert re.search(rf"forward_backward of {model} failed: {named}", log)
+    assert re.search(rf"asample of {client.session}:sample:0 \({saved}, of step 1\) failed: {words}", log)
+    assert re.search(r"POST /api/v1/create_sampling_session of 127\.0\.0\.1:\d+ is refused with 404: there is no", log)
 
 
 def test_what_no_sdk_sends_is_refused(server: Server) -> None:

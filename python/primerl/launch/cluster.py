@@ -10,6 +10,7 @@ from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.launched import C, Launched
 from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.serve import ServeConfig
 from primerl.config.schema.sft import SFTConfig
 
 EVERYWHERE = "0.0.0.0"
@@ -21,18 +22,20 @@ def has_orchestrator(config: Launched) -> bool:
 
 def serves_others(config: Launched) -> bool:
     """Whether the processes are there for clients on other machines, also where they are on a single node."""
-    return isinstance(config, InferenceRunConfig)
+    return isinstance(config, InferenceRunConfig | ServeConfig)
 
 
 def reachable(config: C, address: str) -> C:
-    """With an orchestrator that listens at `address`, and engines that listen everywhere, unless the user has said
-    where. The stored config has neither."""
+    """With an orchestrator, or a server of the Tinker API, that listens at `address`, and engines that listen
+    everywhere, unless the user has said where. The stored config has neither."""
     if isinstance(config, SFTConfig):
         return config
     if isinstance(config, InferenceRunConfig):
         return config if "host" in config.model_fields_set else config.implied(host=EVERYWHERE)
     if isinstance(config, RLConfig) and "host" not in config.orchestrator.model_fields_set:
         config = config.implied(orchestrator=config.orchestrator.implied(host=address))
+    if isinstance(config, ServeConfig) and "host" not in config.model_fields_set:
+        config = config.implied(host=address)
     if "host" not in config.inference.model_fields_set:
         config = config.implied(inference=config.inference.implied(host=EVERYWHERE))
     if isinstance(config, EvalConfig):

@@ -15,7 +15,7 @@ from pathlib import Path
 from primerl.config.process_files import files, run_file
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.inference_run import InferenceRunConfig
-from primerl.config.schema.launched import Registered
+from primerl.config.schema.launched import Launched
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.serve import ServeConfig
 from primerl.launch.preflight import hub
@@ -38,7 +38,7 @@ class Session:
 
 @contextlib.contextmanager
 def registered(
-    config: Registered,
+    config: Launched,
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -91,7 +91,7 @@ def _former(folder: Path) -> tuple[Run, str] | None:
 
 
 def begin(
-    config: Registered,
+    config: Launched,
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -117,7 +117,7 @@ def begin(
         return None
 
 
-def _described(config: Registered) -> tuple[str, list[str], str]:
+def _described(config: Launched) -> tuple[str, list[str], str]:
     """Kind, environments, and the model: its folder, or its name at an endpoint."""
     if isinstance(config, EvalConfig):
         model = config.model if config.base_url is not None else files.absolute(config.model)
@@ -133,7 +133,7 @@ def _described(config: Registered) -> tuple[str, list[str], str]:
     return "sft", [], path
 
 
-def stored_copy(config: Registered) -> str:
+def stored_copy(config: Launched) -> str:
     """TOML to resume with: what was given, without what was asked of this start only."""
     settings = run_file.settings(config)
     for section in (settings, settings.get("trainer", {})):

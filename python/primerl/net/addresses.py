@@ -69,6 +69,12 @@ def is_loopback(host: str) -> bool:
     return own is not None and own.is_loopback
 
 
+def is_unspecified(host: str) -> bool:
+    """Whether who listens there listens at all addresses."""
+    own = _literal(host)
+    return own is not None and own.is_unspecified
+
+
 def is_own_name(header: str) -> bool:
     """Whether a `Host` header names this machine's loopback. A page of another site, whose name was made to lead here,
     sends its own name."""

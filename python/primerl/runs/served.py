@@ -7,6 +7,8 @@ from pathlib import Path
 
 KIND = "serve"
 FILE = Path("run") / "tinker.json"
+STEPS = "steps.jsonl"
+"""Optimizer steps of all training clients, in the output folder."""
 
 
 def note_url(folder: Path, url: str) -> None:

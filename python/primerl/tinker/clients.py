@@ -40,6 +40,10 @@ ATTENTION = ("attn", "attention", "mixer")
 """Parts of the names of layers that `train_attn` is about; the others are `train_mlp`'s."""
 
 DIST_TIMEOUT_S = 600.0
+BROKEN = (
+    "its weights give log-probabilities that are not finite, as after steps with too large a learning rate. Go on from "
+    "an earlier state (load_state), and step with a smaller one"
+)
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,16 @@ class Published:
         temperature = float(request.sampling["temperature"])
         return scored(model, request.prompt, request.targets, request.alternatives, temperature, request.seed)
 
+    @torch.no_grad()
+    def is_finite(self, adapter: SavedAdapter | None, prompt: Sequence[int]) -> bool:
+        """Whether the model gives every token a probability after this prompt."""
+        model = self._base.model if adapter is None else self._with(*adapter)
+        token_ids = torch.tensor(prompt, device=self._base.device)
+        packed = PackedSequences.from_lengths([len(prompt)], self._base.device)
+        last = torch.tensor([len(prompt)], device=self._base.device)
+        logits = output_head(model).logits(predicted_hidden(model, token_ids, packed, last))
+        return bool(logits.isfinite().all())
+
     def write(self, version: int, adapter: SavedAdapter | None) -> Path:
         """The folder that an engine loads. Raises SavingError."""
         with saving(self._folder / "broadcasts" / f"step_{version}"):
@@ -179,6 +193,8 @@ def set_tensors(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
 class TrainingClient:
     def __init__(self, base: BaseModel, options: LoraOptions, micro_batch_tokens: int) -> None:
         self.options = options
+        self.name = "this client"
+        """For messages."""
         self.steps = 0
         self._base = base
         self._micro_batch_tokens = micro_batch_tokens
@@ -224,7 +240,7 @@ class TrainingClient:
                 whole = torch.stack([one.sum() for one in losses]).sum()
                 value = whole.item()
                 if not math.isfinite(value):
-                    raise LossInputError(f"the loss of the datums {places} is {value}")
+                    raise LossInputError(self._not_finite(places, logprobs, value))
                 if not request.forward_only and whole.requires_grad:
                     whole.backward()  # type: ignore[no-untyped-call]
                 total += value
@@ -253,6 +269,12 @@ class TrainingClient:
         logprobs, _ = token_logprobs(hidden, output_head(self.model), targets, entropy=False)
         parts = torch.split(logprobs, [datum.targets.numel() for datum in datums])
         return [part.view(datum.targets.shape) for part, datum in zip(parts, datums, strict=True)]
+
+    def _not_finite(self, places: list[int], logprobs: list[Tensor], value: float) -> str:
+        if all(bool(one.isfinite().all()) for one in logprobs):
+            return f"the loss of data {places} is {value}, by what loss_fn_inputs has for them (logprobs, advantages)"
+        rate = self._optimizer.param_groups[0]["lr"]
+        return f"{self.name} after its optim_step {self.steps} (learning_rate {rate:g}): {BROKEN}"
 
     def lose(self, why: str, *, drop: bool) -> None:
         """A call of this client never ran: gradients are missing. `drop`: it was to step by what is there, which no

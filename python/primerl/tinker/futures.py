@@ -35,6 +35,8 @@ class Future:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     body: bytes = b""
     media_type: str = JSON
+    client: str | None = None
+    """Whose call it is, for the log: a training client or a sampler."""
     ended: float | None = None
     """When, by the monotonic clock."""
 
@@ -45,16 +47,19 @@ class Future:
         except LossInputError as error:
             self.fail(str(error), "user")
         except asyncio.CancelledError:
-            self.fail("the server is stopping", "server")
+            self._end("the server is stopping", "server")
             raise
         except SavingError as error:
-            log.error("%s failed: %s", self.kind, error)
             self.fail(f"{error}; make room on the server's disk, and call again", "server")
         except Exception as error:
             log.exception("%s failed", self.kind)
-            self.fail(f"{type(error).__name__}: {error}", "server")
+            self._end(f"{type(error).__name__}: {error}", "server")
 
     def fail(self, message: str, category: str) -> None:
+        log.warning("%s of %s failed: %s", self.kind, self.client or self.model_id, printable(message))
+        self._end(message, category)
+
+    def _end(self, message: str, category: str) -> None:
         self._answer({"error": message, "category": category})
 
     def _answer(self, result: Any) -> None:
@@ -64,6 +69,11 @@ class Future:
             self.body, self.media_type = json.dumps(result).encode(), JSON
         self.ended = time.monotonic()
         self.done.set()
+
+
+def printable(text: str) -> str:
+    """As one line of a log: a client's own words may be in it."""
+    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 class Futures:

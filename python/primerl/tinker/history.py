@@ -1,12 +1,18 @@
-"""What a server's page shows of the past: losses over steps, and the last samples. In memory, and bounded."""
+"""What a server shows of the past: losses over steps and the last samples for its page, in memory and bounded; and a
+file of all steps, for `primerl run metrics`."""
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+log = logging.getLogger("primerl.tinker")
 
 MOST_POINTS = 2000
 """Points of a curve; with more every other one is dropped."""
@@ -25,6 +31,35 @@ class Curve:
             del self.x[::2], self.y[::2]
         self.x.append(step)
         self.y.append(value)
+
+
+class StepLines:
+    """A line of JSON for each optim_step. Used by one thread at a time."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._is_whole = False
+
+    def add(self, client: str, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
+        """A step that was made is not failed by a disk that is full."""
+        own = {name.partition(":")[0]: value for name, value in metrics.items()}
+        line = {"client": client, "step": step, "loss": loss, **own, "timestamp": time.time()}
+        try:
+            if not self._is_whole:
+                self._end_whole()
+            with self._file.open("ab") as file:
+                file.write(json.dumps(line).encode() + b"\n")
+            self._is_whole = True
+        except OSError as error:
+            self._is_whole = False
+            log.warning("step %d of %s is not in %s: %s", step, client, self._file, error)
+
+    def _end_whole(self) -> None:
+        """Without the half line of a server that was killed, or whose disk was full."""
+        if self._file.is_file():
+            with self._file.open("rb+") as file:
+                content = file.read()
+                file.truncate(content.rfind(b"\n") + 1)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,10 @@ class LossInputError(ValueError):
     """The client's request names an unknown loss, or lacks or misshapes an input. The message says which."""
 
 
+class NotFoundError(LossInputError):
+    """It names a saved state, or a model, that is not here."""
+
+
 def cross_entropy(p: Tensor, columns: Columns, config: Config) -> Tensor:
     return -columns["weights"] * p
 

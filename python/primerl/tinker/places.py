@@ -1,18 +1,25 @@
-"""Which GPUs the trainer, which is the server's own process, and the engines get."""
+"""Where a server's trainer, which is its own process, and its engines run, and which GPUs they get."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from primerl.config.errors.fail import ConfigError
-from primerl.config.process_files.files import ProcessConfig
+from primerl.config.process_files.files import ProcessConfig, process, shared
+from primerl.config.schema.inference import EngineModel, InferenceConfig, InferenceSettings
 from primerl.config.schema.serve import ServeConfig
 from primerl.inference import backends
 from primerl.launch.placement import gpus
 from primerl.launch.placement.commands import role_of
 from primerl.launch.placement.protocol import Placement, PlacementError, Plan, Resources, Role
+from primerl.launch.placement.ray.placement import RayPlacement
 from primerl.launch.placement.sharing import LOCAL, ON_ONE_GPU
+from primerl.launch.placement.slurm.placement import SlurmPlacement
+from primerl.run_key import VARIABLE
+from primerl.tinker.checks import Checked
 
 TRAINER = "trainer"
 
@@ -27,7 +34,8 @@ def with_share(config: ServeConfig, backend: str) -> tuple[ServeConfig, str | No
     """The config, with the engines' share of a machine's only GPU where none was given; and what to say of it."""
     deployment = config.deployment
     has_share = "gpu-memory-utilization" in {name.replace("_", "-") for name in config.inference.vllm}
-    if deployment.engine_share is not None or deployment.type != LOCAL or has_share:
+    is_here = deployment.type == LOCAL and config.slurm is None and config.ray is None
+    if deployment.engine_share is not None or not is_here or has_share:
         return config, None
     if engine_gpus(config, backend) != 1 or len(gpus.found()) != 1:
         return config, None
@@ -48,18 +56,81 @@ def trainer_share(config: ServeConfig) -> float | None:
     return None if share is None else round(1.0 - share, 6)
 
 
+@dataclass(frozen=True)
+class Starting:
+    """What engines are started with, and a plan does not need."""
+
+    served: Path
+    """The model's folder, as engines load it."""
+    url: str
+    """At which they join the server."""
+    key: str
+    """By which they do."""
+
+
+def engines(config: ServeConfig, checked: Checked, starting: Starting | None = None) -> list[ProcessConfig]:
+    """A process for each."""
+    source = config.inference
+    options = dict(source.vllm)
+    if config.model.trust_remote_code and source.backend == "vllm":
+        options.setdefault("trust-remote-code", True)
+    found = []
+    for index in range(source.replicas):
+        name = f"engine_{index}"
+        resolved = InferenceConfig.model_validate(
+            {
+                **shared(source, InferenceSettings),
+                "vllm": options,
+                "backend": checked.backend,
+                "gpu_share": engine_share(config, checked.backend),
+                "start_s": config.timeouts.start_s,
+                "max_model_len": checked.context,
+                "logprobs_mode": "raw_logprobs",
+                "model": EngineModel(
+                    path=os.fspath(checked.folder if starting is None else starting.served), name=checked.folder.name
+                ),
+                "seed": index,
+                "join": None if starting is None else starting.url,
+                "join_as": name,
+                "log": config.log,
+            }
+        )
+        variables = {} if starting is None else {VARIABLE: starting.key}
+        found.append(process(config, "inference", name, resolved, threads=source.threads, variables=variables))
+    return found
+
+
 def plan(placement: Placement, config: ServeConfig, engines: Iterable[ProcessConfig]) -> Plan:
     """The trainer first. Raises ConfigError where they cannot be placed."""
-    resources = Resources(1, max(1, config.trainer.threads), share=trainer_share(config))
+    own, also = None, ""
+    if isinstance(placement, RayPlacement):
+        own = placement.connection.own
+        also = ". The trainer is in this command's own process: start that on a node of the cluster that has enough"
+    resources = Resources(1, max(1, config.trainer.threads), share=trainer_share(config), nodes=own)
     try:
         return placement.plan([Role(TRAINER, TRAINER, resources), *(role_of(one) for one in engines)])
     except PlacementError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{error}{also}") from None
 
 
-def take(plan: Plan) -> None:
-    """Has CUDA count GPUs as the placement does, so that the first, which torch takes, is the one that the trainer was
-    given. Engines see what this process sees, so it is not shown less. To be called before torch has looked."""
-    (own,) = (place for place in plan.places if place.role.name == TRAINER)
-    if own.gpus and gpus.VARIABLE not in os.environ:
+def take(placement: Placement, plan: Plan) -> None:
+    """Has CUDA show this process the trainer's GPU as the first, which torch takes. To be called before torch has
+    looked. On one machine engines see what this process sees, so it is not shown less."""
+    if isinstance(placement, RayPlacement):
+        own: Sequence[str] = placement.gpus_of(TRAINER)
+        if own:
+            os.environ[gpus.VARIABLE] = ",".join(own)
+        return
+    (place,) = (place for place in plan.places if place.role.name == TRAINER)
+    if place.gpus and gpus.VARIABLE not in os.environ:
+        # As the placement counts them.
         os.environ.setdefault(gpus.ORDER, gpus.BY_BUS)
+
+
+def address_of(placement: Placement) -> str:
+    """By which processes on the placement's machines reach this one."""
+    if isinstance(placement, RayPlacement):
+        return placement.address
+    if isinstance(placement, SlurmPlacement):
+        return placement.address(placement.allocation.nodes[0])
+    return "127.0.0.1"

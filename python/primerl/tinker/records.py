@@ -11,6 +11,7 @@ from primerl.tinker.clients import LoraOptions, SavedAdapter, TrainingClient
 from primerl.tinker.engines import Weights
 from primerl.tinker.futures import Queue
 from primerl.tinker.history import Curve
+from primerl.tinker.losses import LossInputError
 
 
 class UnknownError(Exception):
@@ -51,6 +52,8 @@ class Sampler:
     id: str
     base_model: str
     path: str | None
+    origin: str
+    """What its weights are of, for messages: a client at a step, a saved state."""
     weights: Weights
     adapter: Callable[[], SavedAdapter | None]
     """Reads it; None for the base model. Called by the thread that computes."""
@@ -78,3 +81,15 @@ def number(body: Mapping[str, Any], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ValueError(f"{name} is {value!r}; it has to be a number")
     return value
+
+
+def options_of(given: Mapping[str, Any] | None, max_rank: int) -> LoraOptions:
+    """The options in `lora_config`, with the SDK's defaults. Raises LossInputError."""
+    given = given or {}
+    rank = given.get("rank", 32)
+    if not isinstance(rank, int) or not 1 <= rank <= max_rank:
+        raise LossInputError(f"lora_config.rank is {rank!r}; this server takes 1 to {max_rank} (trainer.max_rank)")
+    seed = given.get("seed")
+    seed = 0 if seed is None else int(seed) % 2**63
+    parts = [bool(given.get(name, True)) for name in ("train_mlp", "train_attn", "train_unembed")]
+    return LoraOptions(rank, seed, *parts)

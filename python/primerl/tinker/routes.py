@@ -21,8 +21,8 @@ from starlette.routing import Route
 from primerl.net.addresses import is_own_name
 from primerl.tinker.calls import NOT_HERE, Body, Call, RefusedError
 from primerl.tinker.export import FILES
-from primerl.tinker.futures import Future
-from primerl.tinker.losses import LossInputError
+from primerl.tinker.futures import Future, printable
+from primerl.tinker.losses import LossInputError, NotFoundError
 from primerl.tinker.page import Page
 from primerl.tinker.records import UnknownError
 from primerl.tinker.sampling import MOST_SAMPLES
@@ -51,6 +51,9 @@ def application(
     routes = Routes(service, max_context)
 
     async def answer(request: Request) -> Response:
+        def _refused(status: int, detail: str) -> JSONResponse:
+            return refused(request, status, detail)
+
         # Not `request.url`, which has the client's own Host header in it.
         path = request.scope["path"]
         if path == "/engines/join":
@@ -114,8 +117,10 @@ def _foreign(request: Request) -> str | None:
     return None
 
 
-def _refused(status: int, detail: str) -> JSONResponse:
-    log.info("refused with %d: %s", status, detail)
+def refused(request: Request, status: int, detail: str) -> JSONResponse:
+    client = "a client" if request.client is None else f"{request.client.host}:{request.client.port}"
+    what = f"{request.method} {request.scope['path']} of {client}"
+    log.info("%s is refused with %d: %s", printable(what), status, printable(detail))
     # `error` is what pages of primerl show.
     return JSONResponse({"detail": detail, "error": {"message": detail}}, status)
 
@@ -136,7 +141,7 @@ async def _read(request: Request) -> bytes:
 async def _joined(service: Service, request: Request, engines_key: str) -> Response:
     given = request.headers.get("authorization", "")
     if not hmac.compare_digest(given.encode(), f"Bearer {engines_key}".encode()):
-        return _refused(401, "only this server's own engines join it")
+        return refused(request, 401, "only this server's own engines join it")
     body = json.loads(await _read(request))
     await service.pool.joined(str(body["name"]), str(body["url"]))
     return JSONResponse({"engine": body["name"]})
@@ -274,7 +279,7 @@ class Routes:
         call.need("session_id")
         try:
             sampler = await self._service.create_sampler(call.body)
-        except LossInputError as error:
+        except NotFoundError as error:
             raise RefusedError(404, str(error)) from None
         return {"sampling_session_id": sampler.id}
 

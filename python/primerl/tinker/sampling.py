@@ -106,9 +106,11 @@ def _prompt(body: Mapping[str, Any], vocabulary: int) -> list[int]:
     chunks = given.get("chunks") if isinstance(given, dict) else None
     if not isinstance(chunks, list) or not all(isinstance(chunk, dict) for chunk in chunks):
         raise LossInputError("the prompt has no list of chunks")
-    for chunk in chunks:
-        if chunk.get("type", "encoded_text") != "encoded_text":
-            raise LossInputError(f"prompt: a chunk is {chunk.get('type')!r}; this server's model reads text only")
+    for number, chunk in enumerate(chunks):
+        kind = chunk.get("type", "encoded_text")
+        if kind != "encoded_text":
+            said = "an image" if "image" in str(kind) else f"of the type {kind!r}"
+            raise LossInputError(f"prompt: chunk {number} is {said}; this server reads text only, so omit it")
         prompt += chunk.get("tokens", [])
     if not prompt:
         raise LossInputError("the prompt is empty; give at least one token")

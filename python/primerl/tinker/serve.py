@@ -18,34 +18,33 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from safetensors import SafetensorError
 
-from primerl.config.errors.fail import ConfigError, Problems
+from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import files
-from primerl.config.process_files.files import ProcessConfig, absolute, shared
-from primerl.config.schema.inference import EngineModel, InferenceConfig, InferenceSettings
+from primerl.config.process_files.files import ProcessConfig
 from primerl.config.schema.serve import ServeConfig
-from primerl.inference import backends
-from primerl.inference.backend import UnservableError
+from primerl.launch import on_ray, placing
 from primerl.launch.placement.commands import start
-from primerl.launch.placement.local import LocalPlacement
-from primerl.launch.preflight import hub, model_folder
+from primerl.launch.placement.protocol import Placement
+from primerl.launch.preflight import hub
+from primerl.launch.preflight.training import claimed
 from primerl.launch.registration import registered
 from primerl.launch.report.logs import describe_end
-from primerl.launch.supervise.lock import LOCK, take
+from primerl.launch.slurm import submission, within
+from primerl.launch.supervise.failures import RefusedError
 from primerl.launch.supervise.watching import Restarts
 from primerl.net import addresses
+from primerl.process import signals
 from primerl.process.log_levels import LEVELS
-from primerl.run_key import VARIABLE
 from primerl.runs.served import note_url
-from primerl.tinker import places
+from primerl.tinker import checks, places
+from primerl.tinker.checks import KEY, KEY_BEGINS, Checked
 from primerl.tinker.clients import BaseModel, on_one_device
 from primerl.tinker.engines import Pool
 from primerl.tinker.page import Page
 from primerl.tinker.records import Limits
 from primerl.tinker.routes import application
 from primerl.tinker.service import Service
-from primerl.tinker.untied import engines_folder
 from primerl.train.distributed.ranks import keep_to, own_device
 from primerl.train.model.packed_model import ModelError
 
@@ -56,10 +55,6 @@ said = logging.getLogger("primerl.tinker.serve")
 ENGINES_MODEL = "engines_model"
 """Folder in output_dir: the base model with an output layer of its own, where it is tied."""
 LOG = "server.log"
-WITH_KEY = "with_key"
-"""In output_dir/run: a server that was started there had a key."""
-KEY = "TINKER_API_KEY"
-KEY_BEGINS = "tml-"
 TEND_S = 30.0
 WATCH_S = 0.5
 STOP_S = 5.0
@@ -67,37 +62,41 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
 def serve(config: ServeConfig) -> int:
-    """Serves until it is asked to stop. Raises ConfigError before anything starts."""
-    key = _key(config)
-    folder, output_dir = _checked(config)
-    lock = output_dir / LOCK
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"output_dir: cannot use {output_dir}: {error.strerror}; use another folder, or change its permissions"
-        ) from None
-    with lock.open("w", encoding="utf-8") as file:
-        if not take(file):
-            raise ConfigError(f"output_dir: another process is using {output_dir}; choose another output_dir")
+    """Serves until it is asked to stop, or submits the job that does. Raises ConfigError before anything starts."""
+    begun = placing.begun(config, _say, saves=False)
+    config, placement = begun.config, begun.placement
+    key = checks.key_of(config, submits=begun.submits)
+    checked = checks.checked(config)
+    config, shared_gpu = places.with_share(config, checked.backend)
+    plan = places.plan(placement, config, places.engines(config, checked))
+    if begun.submits:
+        return submission.submit(config, _say, command="serve --tinker", goes_on=lambda _: True)
+    with claimed(config.output_dir, clean=config.clean_output_dir) as output_dir:
+        if config.dry_run:
+            _say(f"where the trainer, which is the server's own process, and the engines would run:\n{plan.table()}")
+            _say("everything checked; nothing was started")
+            return 0
         _start_logging(config, output_dir)
         with _listening(config) as listener:
             if key is None and not addresses.is_loopback(listener.getsockname()[0]):
-                raise ConfigError(_exposed(config.host))
-            _note_key(key, lock.parent / WITH_KEY)
-            served = _for_engines(config, folder, output_dir)
-            config, shared_gpu = places.with_share(config, _backend(config, folder))
+                raise ConfigError(checks.exposed(config.host))
+            checks.note_key(key, output_dir / "run", _say)
+            served = checks.for_engines(config, checked, output_dir / ENGINES_MODEL)
             if shared_gpu is not None:
                 _say(shared_gpu)
-            with registered(config, output_dir, _say, goes_on=True) as session:
+            with registered(config, output_dir, _say, goes_on=True) as session, placement:
                 try:
-                    code = asyncio.run(_Server(config, key, folder, served, output_dir, listener).run())
-                except ConfigError:
+                    # Reserves a cluster's nodes.
+                    on_ray.prepare(placement, output_dir, _say, signals.check)
+                    places.take(placement, plan)
+                    server = _Server(config, key, checked, served, output_dir, listener, placement, begun.limit)
+                    code = asyncio.run(server.run())
+                except (ConfigError, RefusedError) as error:
                     session.exit_code = BAD_INPUT
-                    raise
+                    raise ConfigError(str(error)) from None
                 # One that was asked to stop is listed as stopped.
                 session.exit_code = INTERRUPTED if code == 0 else code
-            return code
+    return within.ended(config, code, begun.limit, _say)
 
 
 def _start_logging(config: ServeConfig, output_dir: Path) -> None:
@@ -113,79 +112,6 @@ def _start_logging(config: ServeConfig, output_dir: Path) -> None:
     said.propagate = False
     said.setLevel(logging.INFO)
     said.addHandler(to_file)
-
-
-def _key(config: ServeConfig) -> str | None:
-    """Raises ConfigError where clients of other machines could call without one, or the SDK would refuse it."""
-    key = os.environ.get(KEY)
-    if key is not None and not key.startswith(KEY_BEGINS):
-        raise ConfigError(
-            f"{KEY} has to begin with {KEY_BEGINS}: the SDK refuses any other; for example {KEY_BEGINS}local"
-        )
-    if key is None and addresses.is_reached_from_elsewhere(config.host):
-        raise ConfigError(_exposed(config.host))
-    return key
-
-
-def _note_key(key: str | None, marker: Path) -> None:
-    """Says so where this server had a key before, as one that is resumed elsewhere may have lost it."""
-    if key is not None:
-        marker.touch()
-    elif marker.exists():
-        _say(
-            f"warning: this server had a key before, and {KEY} is not set now: any program of this machine may call it"
-        )
-
-
-def _exposed(host: str) -> str:
-    return (
-        f"host: {host} can be reached from other machines, and {KEY} is not set; set it here and for clients (it "
-        f"begins with {KEY_BEGINS}), or listen on 127.0.0.1"
-    )
-
-
-def _checked(config: ServeConfig) -> tuple[Path, Path]:
-    """The model's folder and the output folder. Raises ConfigError."""
-    name = config.model.path
-    folder = hub.folder_of(name) if hub.is_hub_name(name) else Path(absolute(name))
-    problems = Problems()
-    with problems.noted():
-        model_folder.check_model(folder)
-    problems.check()
-    with problems.noted():
-        model_folder.check_trainable(folder, trusted=config.model.trust_remote_code)
-    with problems.noted():
-        try:
-            backend = backends.named(_backend(config, folder))
-            backend.check_model(folder, config.inference.python)
-            dtype = config.inference.dtype or backend.default_dtype(config.inference.python)
-            backend.check_dtype(folder, dtype, config.inference.python)
-        except (UnservableError, ValueError) as error:
-            raise ConfigError(str(error)) from None
-    limit = model_folder.longest_sequence(folder)
-    if limit is not None and config.inference.max_model_len is not None and config.inference.max_model_len > limit:
-        problems.found.append(
-            f"inference.max_model_len is {config.inference.max_model_len}; the model attends to {limit}"
-        )
-    problems.check()
-    output_dir = Path(absolute(config.output_dir))
-    if output_dir.exists() and not output_dir.is_dir():
-        raise ConfigError(f"output_dir: {output_dir} is not a folder; choose another output_dir")
-    return folder, output_dir
-
-
-def _for_engines(config: ServeConfig, folder: Path, output_dir: Path) -> Path:
-    """The folder that engines load. Raises ConfigError."""
-    try:
-        return engines_folder(folder, output_dir / ENGINES_MODEL, trusted=config.model.trust_remote_code)
-    except ModelError as error:
-        raise ConfigError(f"model.path: {error}") from None
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"output_dir: {output_dir / ENGINES_MODEL} cannot be written: {error}") from None
-
-
-def _backend(config: ServeConfig, folder: Path) -> str:
-    return backends.chosen(config.inference.backend, config.inference.python, folder)
 
 
 def _listening(config: ServeConfig) -> contextlib.closing[socket.socket]:
@@ -205,65 +131,74 @@ def _listening(config: ServeConfig) -> contextlib.closing[socket.socket]:
     return contextlib.closing(listener)
 
 
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class _Server:
     def __init__(
         self,
         config: ServeConfig,
         key: str | None,
-        folder: Path,
+        checked: Checked,
         served: Path,
         output_dir: Path,
         listener: socket.socket,
+        placement: Placement,
+        limit: within.TimeLimit | None,
     ) -> None:
-        """`served`: the model's folder as engines load it."""
-        self._config, self._key, self._folder, self._output_dir = config, key, folder, output_dir
+        """`served`: the model's folder as engines load it. `placement`: entered. `limit`: of the job that this is."""
+        self._config, self._key, self._checked, self._output_dir = config, key, checked, output_dir
         self._served = served
         self._listener = listener
+        self._placement = placement
+        self._limit = limit
         host, port = listener.getsockname()[:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.url = _url(host, port)
+        self._joined_at = _url(places.address_of(placement), port) if addresses.is_unspecified(host) else self.url
         self._engines_key = secrets.token_hex(32)
         self._restarts = Restarts(config.restarts)
         self._failure: str | None = None
         self._interrupted = False
 
     async def run(self) -> int:
-        thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
-        described = self._described()
-        placement = LocalPlacement()
-        places.take(places.plan(placement, self._config, described.values()))
-        with placement:
-            for process in described.values():
-                files.write(process)
-                start(placement, process)
-            loop = asyncio.get_running_loop()
-            _say(f"loading {self._folder}; {len(described)} engines start, logs in {self._output_dir / 'logs'}")
-            try:
-                base = await loop.run_in_executor(thread, self._base)
-            except ModelError as error:
-                raise ConfigError(f"model.path: {error}") from None
-            pool = Pool(list(described), str(described["engine_0"].config.model.name), thread)  # type: ignore[attr-defined]
-            context = self._context()
-            service = Service(base, pool, self._output_dir, self._limits(), self._tokenizer())
-            app = application(service, self._key, self._engines_key, context, Page(service, self._about()))
-            server = _Uvicorn(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_keep_alive=75))
-            tasks = [
-                asyncio.create_task(self._watch(placement, described, pool, server)),
-                asyncio.create_task(_tend(service)),
-                asyncio.create_task(self._announce(pool, server)),
-            ]
+        # One for what torch computes, and one that waits for the placement, which one thread uses at a time.
+        thread, watching = (ThreadPoolExecutor(1, thread_name_prefix=name) for name in ("trainer", "placement"))
+        starting = places.Starting(self._served, self._joined_at, self._engines_key)
+        described = {one.name: one for one in places.engines(self._config, self._checked, starting)}
+        for process in described.values():
+            files.write(process)
+            start(self._placement, process)
+        loop = asyncio.get_running_loop()
+        _say(f"loading {self._checked.folder}; {len(described)} engines start, logs in {self._output_dir / 'logs'}")
+        try:
+            base = await loop.run_in_executor(thread, self._base)
+        except ModelError as error:
+            raise ConfigError(f"model.path: {error}") from None
+        pool = Pool(list(described), self._checked.folder.name, thread)
+        service = Service(base, pool, self._output_dir, self._limits(), self._tokenizer())
+        page = Page(service, self._about())
+        app = application(service, self._key, self._engines_key, self._checked.context, page)
+        server = _Uvicorn(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_keep_alive=75))
+        tasks = [
+            asyncio.create_task(self._watch(watching, described, pool, server)),
+            asyncio.create_task(_tend(service)),
+            asyncio.create_task(self._announce(pool, server)),
+        ]
+        for task in tasks:
+            task.add_done_callback(lambda ended: self._check(ended, server))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop, number, server)
+        try:
+            await server.serve([self._listener])
+        finally:
             for task in tasks:
-                task.add_done_callback(lambda ended: self._check(ended, server))
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._stop, number, server)
-            try:
-                await server.serve([self._listener])
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                await service.close()
-                thread.shutdown(wait=False, cancel_futures=True)
-                placement.stop(grace_s=STOP_S)
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await service.close()
+            thread.shutdown(wait=False, cancel_futures=True)
+            watching.shutdown(cancel_futures=True)
+            self._placement.stop(grace_s=STOP_S)
         if self._failure is not None:
             _say(f"error: {self._failure}")
             return FAILED
@@ -294,68 +229,30 @@ class _Server:
 
             torch.set_num_threads(given.threads)
         keep_to(places.trainer_share(self._config), own_device())
-        base = BaseModel(self._folder, computation, given.lora_alpha, trusted=self._config.model.trust_remote_code)
+        trusted = self._config.model.trust_remote_code
+        base = BaseModel(self._checked.folder, computation, given.lora_alpha, trusted=trusted)
         _say(f"the trainer computes in {str(base.model.dtype).removeprefix('torch.')} on {base.device}")
         return base
 
     def _tokenizer(self) -> Any:
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_file(os.fspath(self._folder / "tokenizer.json"))
-
-    def _context(self) -> int:
-        longest = self._config.inference.max_model_len or self._config.trainer.max_tokens
-        return min(longest, model_folder.longest_sequence(self._folder) or longest)
+        return Tokenizer.from_file(os.fspath(self._checked.folder / "tokenizer.json"))
 
     def _limits(self) -> Limits:
-        name = self._config.model.path if hub.is_hub_name(self._config.model.path) else self._folder.name
+        name = self._config.model.path if hub.is_hub_name(self._config.model.path) else self._checked.folder.name
         given, timeouts = self._config.trainer, self._config.timeouts
         return Limits(
             # By its folder, SDK and cookbooks on this machine find its tokenizer without a hub.
-            names=tuple(dict.fromkeys([*(self._config.model.names or [name]), os.fspath(self._folder)])),
+            names=tuple(dict.fromkeys([*(self._config.model.names or [name]), os.fspath(self._checked.folder)])),
             max_rank=given.max_rank,
             max_clients=given.max_clients,
             most_tokens=given.max_tokens,
-            context=self._context(),
+            context=self._checked.context,
             most_samples=self._config.inference.max_num_seqs,
             gap_s=timeouts.gap_s,
             session_s=timeouts.session_s,
         )
-
-    def _described(self) -> dict[str, ProcessConfig]:
-        source = self._config.inference
-        options = dict(source.vllm)
-        if self._config.model.trust_remote_code and source.backend == "vllm":
-            options.setdefault("trust-remote-code", True)
-        found, backend = {}, _backend(self._config, self._folder)
-        for index in range(source.replicas):
-            name = f"engine_{index}"
-            resolved = InferenceConfig.model_validate(
-                {
-                    **shared(source, InferenceSettings),
-                    "vllm": options,
-                    "backend": backend,
-                    "gpu_share": places.engine_share(self._config, backend),
-                    "start_s": self._config.timeouts.start_s,
-                    "max_model_len": self._context(),
-                    "logprobs_mode": "raw_logprobs",
-                    "model": EngineModel(path=os.fspath(self._served), name=self._folder.name),
-                    "seed": index,
-                    "join": self.url,
-                    "join_as": name,
-                    "log": self._config.log,
-                }
-            )
-            found[name] = ProcessConfig(
-                kind="inference",
-                name=name,
-                config=resolved,
-                file=self._output_dir / "configs" / f"{name}.toml",
-                log=self._output_dir / "logs" / f"{name}.log",
-                threads=source.threads,
-                variables={VARIABLE: self._engines_key},
-            )
-        return found
 
     async def _announce(self, pool: Pool, server: uvicorn.Server) -> None:
         try:
@@ -387,12 +284,20 @@ class _Server:
         server.should_exit = server.force_exit = True
 
     async def _watch(
-        self, placement: LocalPlacement, described: dict[str, ProcessConfig], pool: Pool, server: uvicorn.Server
+        self, watching: ThreadPoolExecutor, described: dict[str, ProcessConfig], pool: Pool, server: uvicorn.Server
     ) -> None:
+        placement, loop = self._placement, asyncio.get_running_loop()
         while True:
-            ended = await asyncio.to_thread(placement.watch, WATCH_S)
+            ended = await loop.run_in_executor(watching, placement.watch, WATCH_S)
             if placement.lost is not None:
                 self._fail(placement.lost, server)
+                return
+            try:
+                if self._limit is not None:
+                    self._limit.check()
+            except within.TimeIsUp:
+                _say(f"stopping: {within.REASON}")
+                self._stop(signal.SIGINT, server)
                 return
             for process in ended:
                 await pool.lost(process.name)

@@ -15,15 +15,16 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
+from primerl.runs.served import STEPS
 from primerl.tinker import sampling
-from primerl.tinker.clients import BaseModel, LoraOptions, Published, SavedAdapter, TrainingClient
-from primerl.tinker.engines import Pool, Weights
+from primerl.tinker.clients import BROKEN, BaseModel, LoraOptions, Published, SavedAdapter, TrainingClient
+from primerl.tinker.engines import EngineError, Pool, Weights
 from primerl.tinker.export import Export
 from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.generation import Generation
-from primerl.tinker.history import Samples
-from primerl.tinker.losses import LossInputError
-from primerl.tinker.records import Limits, Model, Sampler, Session, UnknownError, number
+from primerl.tinker.history import Samples, StepLines
+from primerl.tinker.losses import LossInputError, NotFoundError
+from primerl.tinker.records import Limits, Model, Sampler, Session, UnknownError, number, options_of
 from primerl.tinker.store import SAMPLER, Facts, Store
 from primerl.tinker.wire import Request
 from primerl.train.checkpoint.step_folders import saving
@@ -56,6 +57,7 @@ class Service:
         self._creating = 0
         self.tokenizer = tokenizer
         self.samples = Samples()
+        self._steps = StepLines(output_dir / STEPS)
         self._generation = Generation(pool, tokenizer, limits.most_samples)
         self._published = Published(base, output_dir)
         self._turn = asyncio.Lock()
@@ -112,7 +114,7 @@ class Service:
     def create_model(self, body: Mapping[str, Any]) -> Future:
         async def work(session: Session, model_id: str) -> dict[str, Any]:
             self._check_base(body.get("base_model"))
-            options = self._options(body.get("lora_config"))
+            options = options_of(body.get("lora_config"), self.limits.max_rank)
             with self._room():
                 client = await self._compute(TrainingClient, self._base, options, self.limits.most_tokens)
             self._add(session, model_id, str(body["base_model"]), options, body.get("user_metadata"), client)
@@ -171,6 +173,7 @@ class Service:
             # None of the client's calls runs meanwhile.
             client.lose(why, drop=kind == "optim_step")
 
+        client.name = model_id
         queue = Queue(self._turn, self.limits.gap_s, lost)
         now = time.time()
         self.models[model_id] = Model(model_id, session.id, base_model, options, metadata, queue, client, now)
@@ -178,7 +181,7 @@ class Service:
 
     def _check_base(self, name: object) -> None:
         if name not in self.limits.names:
-            raise LossInputError(f"base_model {name!r} is not served here; served: {', '.join(self.limits.names)}")
+            raise NotFoundError(f"base_model {name!r} is not served here; served: {', '.join(self.limits.names)}")
 
     @contextlib.contextmanager
     def _room(self) -> Iterator[None]:
@@ -198,18 +201,6 @@ class Service:
         finally:
             self._creating -= 1
 
-    def _options(self, given: Mapping[str, Any] | None) -> LoraOptions:
-        given = given or {}
-        rank = given.get("rank", 32)
-        if not isinstance(rank, int) or not 1 <= rank <= self.limits.max_rank:
-            raise LossInputError(
-                f"lora_config.rank is {rank!r}; this server takes 1 to {self.limits.max_rank} (trainer.max_rank)"
-            )
-        seed = given.get("seed")
-        seed = 0 if seed is None else int(seed) % 2**63
-        parts = [bool(given.get(name, True)) for name in ("train_mlp", "train_attn", "train_unembed")]
-        return LoraOptions(rank, seed, *parts)
-
     def model(self, model_id: object) -> Model:
         if model_id not in self.models:
             raise UnknownError(
@@ -228,9 +219,16 @@ class Service:
     def optim_step(self, body: Mapping[str, Any]) -> Future:
         async def work(model: Model) -> Any:
             given = body.get("adam_params") or body.get("optimizer_params") or {}
-            metrics = await self._compute(model.client.optim_step, given)
-            if model.client.stepped_loss is not None:
-                model.losses.add(model.client.steps, model.client.stepped_loss)
+            client = model.client
+
+            def step() -> dict[str, float]:
+                metrics = client.optim_step(given)
+                self._steps.add(model.id, client.steps, client.stepped_loss, metrics)
+                return metrics
+
+            metrics = await self._compute(step)
+            if client.stepped_loss is not None:
+                model.losses.add(client.steps, client.stepped_loss)
             return {"metrics": metrics}
 
         return self._call(body.get("model_id"), body.get("seq_id"), "optim_step", work)
@@ -293,16 +291,23 @@ class Service:
 
         await self._compute(keep)
         name = f"{model.session}:sample:{key}"
-        sampler = self._sampler(name, model.base_model, None, key, lambda: (model.options, load_file(file)))
+        origin = f"{model.id} at its step {model.client.steps}"
+        sampler = self._sampler(name, model.base_model, None, key, origin, lambda: (model.options, load_file(file)))
         self._keep(model.session, sampler)
         return sampler
 
     def _sampler(
-        self, name: str, base_model: str, path: str | None, key: str, adapter: Callable[[], SavedAdapter | None]
+        self,
+        name: str,
+        base_model: str,
+        path: str | None,
+        key: str,
+        origin: str,
+        adapter: Callable[[], SavedAdapter | None],
     ) -> Sampler:
-        """`key`: of its weights, which samplers may share."""
+        """`key`: of its weights, which samplers may share. `origin`: what they are of, for messages."""
         weights = Weights(key, lambda version: self._published.write(version, adapter()))
-        return Sampler(name, base_model, path, weights, adapter)
+        return Sampler(name, base_model, path, origin, weights, adapter)
 
     async def create_sampler(self, body: Mapping[str, Any]) -> Sampler:
         """Raises LossInputError where there is no such model or state."""
@@ -315,7 +320,7 @@ class Service:
         path = body.get("model_path")
         if path is None:
             self._check_base(body.get("base_model"))
-            sampler = self._sampler(name, str(body["base_model"]), None, BASE, lambda: None)
+            sampler = self._sampler(name, str(body["base_model"]), None, BASE, "the base model", lambda: None)
         else:
             # Also while the trainer computes; and again when an engine is to have them.
             facts, _, _ = await asyncio.to_thread(self._store.load, str(path))
@@ -323,7 +328,9 @@ class Service:
             def adapter() -> SavedAdapter:
                 return facts.options, self._store.load(str(path))[1]
 
-            sampler = self._sampler(name, facts.base_model, str(path), f"{path}@{facts.saved}", adapter)
+            at = "" if facts.steps is None else f", of step {facts.steps}"
+            key, origin = f"{path}@{facts.saved}", f"{path}{at}"
+            sampler = self._sampler(name, facts.base_model, str(path), key, origin, adapter)
         self._keep(session.id, sampler)
         return sampler
 
@@ -343,10 +350,16 @@ class Service:
         if known is not None:
             return known
         future = self.futures.new("asample", None, call)
+        future.client = f"{sampler.id} ({sampler.origin})"
 
         async def work() -> Any:
             request = sampling.request_of(body, self._base.vocabulary, self.limits.context)
-            choices, scores = await self._generation.sampled(sampler.weights, request, future.id)
+            try:
+                choices, scores = await self._generation.sampled(sampler.weights, request, future.id)
+            except EngineError:
+                if not await self._compute(lambda: self._published.is_finite(sampler.adapter(), request.prompt)):
+                    raise LossInputError(f"{sampler.origin}: {BROKEN}") from None
+                raise
             self.samples.add(sampler.id, request.prompt, choices)
             answer = sampling.answer_of(request, choices, scores)
             if request.targets is not None or request.alternatives:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,9 @@ from primerl.tinker.losses import LossInputError
 from primerl.tinker.records import Model
 from primerl.tinker.service import Service
 from primerl.tinker.store import EXTERNAL, SCHEME, Facts
+
+KNOWS_EXPORTS = (0, 30)
+"""Version of the SDK that lists exported adapters; 0.25 does not know them."""
 
 
 class StateRoutes:
@@ -69,6 +73,13 @@ class StateRoutes:
         return _listed(await self._service.states(), call)
 
 
+def _version(call: Call) -> tuple[int, ...]:
+    """Version of the SDK that asks; the newest where it does not say."""
+    said = call.headers.get("x-sdk-version") or call.headers.get("x-stainless-package-version", "")
+    parts = said.split(".")[:2]
+    return tuple(map(int, parts)) if len(parts) == 2 and all(part.isdigit() for part in parts) else (sys.maxsize,)
+
+
 def _page(found: list[Any], call: Call) -> tuple[list[Any], Body]:
     offset, limit = int(call.query.get("offset", 0)), int(call.query.get("limit", 100))
     cursor = {"offset": offset, "limit": limit, "total_count": len(found)}
@@ -76,6 +87,9 @@ def _page(found: list[Any], call: Call) -> tuple[list[Any], Body]:
 
 
 def _listed(states: list[Facts], call: Call) -> Body:
+    if _version(call) < KNOWS_EXPORTS:
+        # It refuses the whole list for a kind that it does not know.
+        states = [one for one in states if one.kind != EXTERNAL]
     page, cursor = _page([one.as_json() for one in states], call)
     return {"checkpoints": page, "cursor": cursor}
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from primerl.tinker.clients import LoraOptions, TrainingClient
-from primerl.tinker.losses import LossInputError
+from primerl.tinker.losses import LossInputError, NotFoundError
 from primerl.train.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE, BASE_DIGEST, base_digest
 from primerl.train.checkpoint.files import whole_folder, write_text
 from primerl.train.checkpoint.proof import damaged, write_sums
@@ -55,6 +55,8 @@ class Facts:
     has_optimizer: bool
     alpha: float = 32.0
     """The adapter is scaled by alpha / rank."""
+    steps: int | None = None
+    """Optimizer steps until it was saved; None where the state does not say."""
 
     @property
     def path(self) -> str:
@@ -114,7 +116,17 @@ class Store:
             raise LossInputError(f"{SCHEME}{model_id}/{kind}/{name} exists; give another name, or overwrite=True")
         has_optimizer = kind == WEIGHTS
         facts = Facts(
-            model_id, kind, name, base_model, client.options, now, expires, user_metadata, has_optimizer, self._alpha
+            model_id,
+            kind,
+            name,
+            base_model,
+            client.options,
+            now,
+            expires,
+            user_metadata,
+            has_optimizer,
+            self._alpha,
+            client.steps,
         )
         with saving(target), whole_folder(target, replace=True) as folder:
             client.adapter.write(folder, client.adapter.tensors())
@@ -199,7 +211,7 @@ class Store:
                 folder = self._folder_of(model_id, kind, name)
                 if self._is_kept(folder, time.time()):
                     return folder
-        raise LossInputError(f"there is no saved state {path!r} on this server")
+        raise NotFoundError(f"there is no saved state {path!r} on this server")
 
     def _is_kept(self, folder: Path, now: float) -> bool:
         try:

@@ -16,6 +16,8 @@ from primerl.tinker.losses import LossInputError
 
 DTYPES: dict[int, Any] = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
 STOP, LENGTH = pb.STOP_REASON_STOP, pb.STOP_REASON_LENGTH
+WORDS = {"image": "an image", "dmel": "audio"}
+"""Kinds of chunks that are no text."""
 NOT_SCORED = float("nan")
 
 
@@ -76,10 +78,13 @@ def datums_of(request: Request, columns: Sequence[str], vocabulary: int, most_to
 
 def _datum(datum: Any, where: str, columns: Sequence[str], vocabulary: int, most_tokens: int) -> Datum:
     parts = []
-    for chunk in datum.model_input:
+    for number, chunk in enumerate(datum.model_input):
         kind = chunk.WhichOneof("chunk")
         if kind != "encoded_text":
-            raise LossInputError(f"{where}.model_input: a chunk is {kind}; this server trains on text only")
+            raise LossInputError(
+                f"{where}.model_input: chunk {number} is {WORDS.get(kind, 'empty')}; this server trains on text only, "
+                "so omit it"
+            )
         parts.append(np.frombuffer(chunk.encoded_text.tokens, np.int32))
     token_ids = np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
     if not len(token_ids):

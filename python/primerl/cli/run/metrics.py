@@ -17,13 +17,17 @@ from primerl.launch.report.evaluations import mark, measured
 from primerl.runs import served
 from primerl.runs.registry import Run
 
+FILES = {"eval": "evals.jsonl", served.KIND: served.STEPS}
+OF_CLIENTS = ("step", "loss", "grad_norm", "learning_rate", "timestamp")
+"""Columns of a server's table; a loss is of a token."""
 SCORE = re.compile(r"(avg|pass)@\d+")
 
 
 def main(arguments: list[str]) -> int:
     parser = parser_of(
         "metrics",
-        "The metrics of a run's last step; of all steps as CSV or JSON. Of an evaluation its scores, by environment.",
+        "The metrics of a run's last step; of all steps as CSV or JSON. Of an evaluation its scores, by environment; "
+        "of a server of the Tinker API the last step of each training client.",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="all steps, a line each")
@@ -37,11 +41,9 @@ def main(arguments: list[str]) -> int:
 def _metrics(run: Run, chosen: argparse.Namespace) -> int:
     from primerl.runs.report import DamagedRunError, read_lines
 
-    if run.kind == served.KIND:
-        return fail(f"{run.id} serves training clients; its page shows their losses while it runs", title="No metrics")
     try:
         # An evaluation has no steps: a line is an environment's.
-        steps = read_lines(run.output_dir / ("evals.jsonl" if run.kind == "eval" else "metrics.jsonl"))
+        steps = read_lines(run.output_dir / FILES.get(run.kind, "metrics.jsonl"))
     except DamagedRunError as error:
         print(f"primerl run metrics: {error}", file=sys.stderr)
         return FAILED
@@ -65,6 +67,9 @@ def _metrics(run: Run, chosen: argparse.Namespace) -> int:
     if run.kind == "eval":
         show(["score", "value"], _scores(steps), right=(1,))
         return 0
+    if run.kind == served.KIND:
+        show(["client", *OF_CLIENTS], _of_clients(steps), right=tuple(range(1, len(OF_CLIENTS) + 1)))
+        return 0
     last = steps[-1]
     # What is looked for first.
     names = sorted(last, key=lambda name: (name != "step", not name.startswith("reward/")))
@@ -78,6 +83,18 @@ def _within(steps: list[dict[str, Any]], chosen: argparse.Namespace) -> list[dic
     # An evaluation's lines are of no step.
     found = [step for step in steps if low <= step.get("step", low) <= high]
     return found if chosen.limit is None else found[len(found) - min(chosen.limit, len(found)) :]
+
+
+def _of_clients(steps: list[dict[str, Any]]) -> list[list[Any]]:
+    """The last step of each training client of a server; the newest is the last."""
+    last: dict[str, dict[str, Any]] = {}
+    for step in steps:
+        last.pop(step["client"], None)
+        last[step["client"]] = step
+    return [
+        [client, *(_shown(name, "-" if step.get(name) is None else step[name]) for name in OF_CLIENTS)]
+        for client, step in last.items()
+    ]
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -17,8 +17,9 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files.files import absolute, dump_toml, write_text
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.inference_run import InferenceRunConfig
-from primerl.config.schema.launched import C, Launched, Registered
+from primerl.config.schema.launched import C, Launched
 from primerl.config.schema.rl import RLConfig
+from primerl.config.schema.serve import ServeConfig
 from primerl.config.schema.sft import SFTConfig
 
 LONGEST = 40
@@ -51,7 +52,7 @@ def label_of(config: Launched) -> str:
     """The first environment, the file of rows, or the model that is served."""
     if isinstance(config, SFTConfig):
         text = Path(config.data.path or "").stem
-    elif isinstance(config, InferenceRunConfig):
+    elif isinstance(config, InferenceRunConfig | ServeConfig):
         text = Path(absolute(config.model.path)).name
     else:
         entries = config.env if isinstance(config, EvalConfig) else config.orchestrator.train.env
@@ -63,7 +64,7 @@ def goes_on(config: Launched) -> str | None:
     """The key that asks for resuming, if any."""
     if isinstance(config, EvalConfig):
         return "retry_errors" if config.retry_errors else None
-    if isinstance(config, InferenceRunConfig):
+    if isinstance(config, InferenceRunConfig | ServeConfig):
         return None
     return "ckpt.resume_step" if config.ckpt is not None and config.ckpt.resume_step is not None else None
 
@@ -96,7 +97,7 @@ def to_toml(config: RLConfig | EvalConfig) -> str:
     return dump_toml(settings(config))
 
 
-def settings(config: Registered) -> dict[str, Any]:
+def settings(config: Launched) -> dict[str, Any]:
     """The keys that were given, so that unset ones are decided again (some defaults depend on their being unset).
     Without one-time requests."""
     exclude: dict[str, Any] = {"dry_run": True, "clean_output_dir": True, "retry_errors": True, "skip_event": True}

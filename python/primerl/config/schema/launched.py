@@ -10,7 +10,5 @@ from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.serve import ServeConfig
 from primerl.config.schema.sft import SFTConfig
 
-Launched = RLConfig | SFTConfig | EvalConfig | InferenceRunConfig
-Registered = Launched | ServeConfig
-"""Those of what `primerl run list` shows."""
-C = TypeVar("C", RLConfig, SFTConfig, EvalConfig, InferenceRunConfig)
+Launched = RLConfig | SFTConfig | EvalConfig | InferenceRunConfig | ServeConfig
+C = TypeVar("C", RLConfig, SFTConfig, EvalConfig, InferenceRunConfig, ServeConfig)

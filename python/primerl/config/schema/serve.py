@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
-from primerl.config.schema.base import BadKeysError, Count, Log, Port, ProcessesOrZero, Seconds, Section, Threads
-from primerl.config.schema.deployment import Deployment
+from primerl.config.schema.base import (
+    BadKeysError,
+    Count,
+    Log,
+    Port,
+    ProcessesOrZero,
+    Seconds,
+    Section,
+    Threads,
+    check_dry_run,
+)
+from primerl.config.schema.deployment import Deployment, Ray, Slurm, check_places
 from primerl.config.schema.inference import InferenceSettings
 
 
@@ -70,7 +80,8 @@ class ServeConfig(Section):
     output_dir: str = Field(default="outputs/tinker", min_length=1)
     """Folder of saved states (`states`), logs and configs. A server that is started again in it has them all."""
     host: str = Field(default="127.0.0.1", min_length=1)
-    """Address to listen on. For any but loopback, TINKER_API_KEY has to be set, to a value that begins with `tml-`."""
+    """Address to listen on; on a cluster, if unset, that of the server's node. For any but loopback, TINKER_API_KEY has
+    to be set, to a value that begins with `tml-`."""
     port: Port = 8080
     """Port to listen on; 0 takes a free one."""
     restarts: int = Field(default=5, ge=0)
@@ -80,7 +91,26 @@ class ServeConfig(Section):
     inference: ServedInference = ServedInference()
     timeouts: ServeTimeouts = ServeTimeouts()
     deployment: Deployment = Deployment()
+    slurm: Slurm | None = None
+    ray: Ray | None = None
     log: Log = Log()
+    clean_output_dir: bool = False
+    """Delete what earlier servers left in output_dir: their saved states, too."""
+    dry_run: bool = False
+    """Check everything, and start nothing."""
+    _chosen: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="after")
+    def _has_its_nodes(self) -> Self:
+        check_places(self.deployment, self.slurm, self.ray)
+        check_dry_run(dry_run=self.dry_run, clean_output_dir=self.clean_output_dir)
+        if self.deployment.num_train_nodes > 1:
+            raise BadKeysError(
+                f"deployment.num_train_nodes is {self.deployment.num_train_nodes}, and the trainer of a server is one "
+                "process; omit it (deployment.num_infer_nodes gives engines nodes of their own)",
+                "deployment.num_train_nodes",
+            )
+        return self
 
     @model_validator(mode="after")
     def _logprobs_are_the_models(self) -> Self:

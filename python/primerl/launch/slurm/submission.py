@@ -171,7 +171,8 @@ def submit(
     goes_on: Callable[[Path], bool],
     form: str = "full",
 ) -> int:
-    """Writes and submits the job, and follows it to its end; returns the exit code. `command`: the subcommand.
+    """Writes and submits the job, and follows it to its end; returns the exit code. `command`: the subcommand,
+    with its own flags.
 
     Raises ConfigError where it is refused; nothing is left in the queue then.
     """
@@ -183,7 +184,7 @@ def submit(
         slurm,
         config.deployment,
         folder,
-        command=[command, "@", os.fspath(folder / CONFIG)],
+        command=[*command.split(), "@", os.fspath(folder / CONFIG)],
         first_start=once(config),
         later_starts=later(config),
     )

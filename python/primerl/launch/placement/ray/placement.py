@@ -117,6 +117,13 @@ class RayPlacement:
         at = {seat.node: name for name, seat in self.seats.items()}
         self._seats_of = {role: tuple(at[node] for node in slot.nodes) for role, slot in self._slots.items()}
 
+    def gpus_of(self, name: str) -> tuple[str, ...]:
+        """GPUs that are reserved for a role on its first node, by the names that CUDA_VISIBLE_DEVICES takes: for one
+        that the launcher itself is, and does not start."""
+        slot = self._slots[name]
+        own = self.seats[self._seats_of[name][0]].gpus
+        return tuple(own[number] for number in slot.gpus[0]) if slot.gpus else ()
+
     def start(self, role: Role, command: Command) -> Process:
         if role.name not in self._slots:
             process = self.by_name[role.name] = self._local.start(role, command)

@@ -125,10 +125,11 @@ def _tried(
     room = Room({node.id: node for node in nodes})
     slots: dict[str, Slot] = {}
     missing: list[str] = []
+    engines = {role.name for role in roles if role.kind == "inference"}
     for kind in PLACED:
         for role in roles:
             if role.kind == kind:
-                slot = _slot(role, room, slots, own, shape, has_gpus)
+                slot = _slot(role, room, slots, engines, own, shape, has_gpus)
                 if isinstance(slot, str):
                     missing.append(slot)
                 else:
@@ -148,8 +149,10 @@ def _tried(
     return Placed(Plan(tuple(places)), slots, bundles), missing
 
 
-def _slot(role: Role, room: Room, slots: dict[str, Slot], own: str, shape: Shape, has_gpus: bool) -> Slot | str:
-    """Or why there is none."""
+def _slot(
+    role: Role, room: Room, slots: dict[str, Slot], engines: set[str], own: str, shape: Shape, has_gpus: bool
+) -> Slot | str:
+    """Or why there is none. `engines`: their names."""
     trains = role.kind in ("trainer", "sft")
     count = shape.train_nodes if trains else 1
     if role.ranks % count:
@@ -159,7 +162,7 @@ def _slot(role: Role, room: Room, slots: dict[str, Slot], own: str, shape: Shape
         )
     cpus = -(-role.resources.cpus // count)
     gpus = -(-role.resources.gpus // count) if has_gpus else 0
-    allowed = _allowed(role, room, slots, shape)
+    allowed = _allowed(role, room, slots, engines, shape)
     able = [node for node in allowed if room.fits(node, cpus, gpus)]
     if trains:
         able.sort(key=lambda node: (gpus == 0 and node != own, room.nodes[node].gpus))
@@ -174,13 +177,13 @@ def _slot(role: Role, room: Room, slots: dict[str, Slot], own: str, shape: Shape
     return Slot(chosen, cpus, numbers if gpus else ())
 
 
-def _allowed(role: Role, room: Room, slots: dict[str, Slot], shape: Shape) -> list[str]:
+def _allowed(role: Role, room: Room, slots: dict[str, Slot], names: set[str], shape: Shape) -> list[str]:
     named = role.resources.nodes
     nodes = [one.id for one in room.nodes.values() if named is None or named in (one.id, one.name, one.address)]
     if role.kind != "inference" or not shape.infer_nodes:
         return nodes
     training = {node for slot in (slots.get("trainer"),) if slot is not None for node in slot.nodes}
-    engines = list(dict.fromkeys(n for name, one in slots.items() if name.startswith("inference") for n in one.nodes))
+    engines = list(dict.fromkeys(n for name, one in slots.items() if name in names for n in one.nodes))
     if len(engines) < shape.infer_nodes:
         fresh = [node for node in nodes if node not in training and node not in engines]
         return fresh or engines
