@@ -15,9 +15,10 @@ use primerl_service::secret::Secret;
 use reqwest::RequestBuilder;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -118,7 +119,13 @@ impl Orchestrator {
         let running: Running = prepared.start(listener).await.unwrap();
         let url = running.url().to_owned();
         let shutdown = CancellationToken::new();
-        let end = tokio::spawn(running.wait(shutdown.clone()));
+        let ending = (running.wait(shutdown.clone()), url.clone());
+        let end = tokio::spawn(async move {
+            let (wait, url) = ending;
+            let reason = wait.await;
+            OVER.lock().unwrap().insert(format!("{url}/"));
+            reason
+        });
         Orchestrator { url, shutdown, end }
     }
 
@@ -244,12 +251,15 @@ pub async fn chat_with(
 pub async fn persistently(request: RequestBuilder) -> reqwest::Response {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     for attempt in 0.. {
-        let request = request
+        let (http, request) = request
             .try_clone()
             .unwrap()
-            .header("x-stainless-retry-count", attempt);
+            .header("x-stainless-retry-count", attempt)
+            .build_split();
+        let request = request.unwrap();
+        let sent = request.try_clone().unwrap();
         let whole = async {
-            let answer = request.send().await?;
+            let answer = http.execute(sent).await?;
             let (status, headers) = (answer.status(), answer.headers().clone());
             let body = answer.bytes().await?;
             let failed =
@@ -263,11 +273,29 @@ pub async fn persistently(request: RequestBuilder) -> reqwest::Response {
             Ok(Some(answer)) => return answer,
             // It is about to end, and may be started again.
             Ok(None) => assert!(tokio::time::Instant::now() < deadline, "the run failed"),
+            Err(_) if is_over(&request) => return over(),
             Err(error) => assert!(tokio::time::Instant::now() < deadline, "{error}"),
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     unreachable!("attempts are not counted out")
+}
+
+/// Addresses of orchestrators in this process whose run is over. A client that a busy machine kept from asking in the
+/// time that a run waits for its clients finds nothing there.
+static OVER: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+fn is_over(request: &reqwest::Request) -> bool {
+    let asked = request.url().as_str();
+    let over = OVER.lock().unwrap();
+    over.iter().any(|url| asked.starts_with(url.as_str()))
+}
+
+/// What a run that is over answers as long as it listens.
+fn over() -> reqwest::Response {
+    let mut answer = axum::http::Response::new("");
+    *answer.status_mut() = axum::http::StatusCode::GONE;
+    answer.into()
 }
 
 pub fn user(text: &str) -> Value {
