@@ -238,6 +238,9 @@ WITH_STATE = {
 }
 """Families with layers that carry a state from token to token."""
 
+UNCOUNTED = {"falcon_h1", "mamba2", "zamba2"}
+"""Those of them whose configs do not tell what each layer computes: some have attention as well."""
+
 NOT_UNDERSTOOD = {"jetmoe", "llama4_text"}
 """Mixtures whose routers do not answer with logits, weights and chosen experts."""
 

@@ -25,7 +25,7 @@ from env_orchestrator import Chat, completion
 from env_orchestrator import Orchestrator as Double
 from primerl._core import Orchestrator, inspect_run
 from primerl.config.errors.fail import ConfigError
-from primerl.config.schema.environment import JoinConfig
+from primerl.config.schema.environment import JoinConfig, JoinedSettings
 from primerl.config.schema.rl import RLConfig
 from primerl.envs import listing
 from primerl.envs.generations import v1
@@ -134,7 +134,7 @@ def test_workers_are_told_their_environment_and_refused_where_they_differ(model:
             "id": "owner/task-env",
             "model": "m",
             "limits": {"turns": 4},
-            "worker": worker,
+            "worker": JoinedSettings.model_validate(worker).model_dump(mode="json", exclude_none=True),
             "first": None,
         }
         assert httpx.get(ask, headers=key).json() == told

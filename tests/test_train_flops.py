@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES
+from families import FAMILIES, UNCOUNTED
 from primerl.train.distributed.ranks import ALONE
 from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model import flops, recurrent
@@ -27,10 +27,6 @@ NOT_EXACT = {
     "longcat_flash": 0.1,  # some experts compute nothing, and how often they are chosen is chance
 }
 """Families -> how far the count may be off."""
-
-
-BOTH = frozenset({"falcon_h1", "mamba2", "zamba2"})
-"""Families with a state of whose layers the config does not tell enough: some have attention as well."""
 
 
 def counted_states(monkeypatch: pytest.MonkeyPatch, model: Any, given: list[float]) -> None:
@@ -55,7 +51,7 @@ def counted_states(monkeypatch: pytest.MonkeyPatch, model: Any, given: list[floa
                 monkeypatch.setattr(home, name, stand_in)
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(COMPUTE_MORE) - BOTH))
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(COMPUTE_MORE) - UNCOUNTED))
 def test_flops_by_counting(family: str, folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch counts the matrix products of a forward pass; what attention multiplies is told by what it is given."""
     model = load_model(folders(family))
@@ -119,7 +115,7 @@ def test_heads_may_differ_from_layer_to_layer(folders: Any) -> None:
     assert [(part.width, part.window) for part in found] == 2 * [(4 * 8, 8), (4 * 16, None)]
 
 
-@pytest.mark.parametrize("family", sorted({*COMPUTE_MORE, *BOTH}))
+@pytest.mark.parametrize("family", sorted({*COMPUTE_MORE, *UNCOUNTED}))
 def test_where_flops_are_not_known_there_is_no_mfu(family: str, folders: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A metric keeps no model from being trained."""
     performance = Performance.of(load_model(folders(family)), torch.float32, ALONE, peak_tflops=1.0)
