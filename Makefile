@@ -96,7 +96,7 @@ test-rust-lib: | .make/venv
 
 # Files are handed out in the order of collection, which tests/tiers.py makes: those that take longest first.
 PYTEST = $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
-	--junitxml .make/reports/$@.xml
+	--junitxml .make/reports/$@.xml $(if $(SHUFFLE),--dist load --shuffle $(SHUFFLE))
 
 test-python: test-python-fast test-python-slow ## run the tests of Python that need no vLLM
 

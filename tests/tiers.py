@@ -1,5 +1,7 @@
 """The tiers of tests: marks those that are `fast`, holds them to it, and orders files for pytest's workers.
 
+With `--shuffle SEED` tests run in a random order, which shows what one leaves to another.
+
 A test is fast unless it, or its module, is marked `processes`, `end_to_end`, `vllm` or `long`, or unless it asks for a
 fixture that starts processes. A fast test that starts a process fails, whether it notices or not.
 """
@@ -7,6 +9,7 @@ fixture that starts processes. A fast test that starts a process fails, whether 
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Generator
 from typing import Any
@@ -54,6 +57,10 @@ class Guard:
 GUARD = Guard()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
+
+
 def pytest_configure() -> None:
     GUARD.install()
 
@@ -72,14 +79,18 @@ def weight(item: pytest.Item) -> int:
 
 # First, since `-m` selects by marks in this same hook.
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files that take longest come first: a worker that began one at the end would leave the others idle."""
     weights = {item.path: WEIGHTS.get(item.path.stem, 0) for item in items}
     for item in items:
         if not is_slow(item):
             item.add_marker("fast")
         weights[item.path] += weight(item)
-    items.sort(key=lambda item: -weights[item.path])
+    seed = config.getoption("shuffle")
+    if seed is None:
+        items.sort(key=lambda item: -weights[item.path])
+    else:
+        random.Random(seed).shuffle(items)
 
 
 @pytest.hookimpl(wrapper=True)
