@@ -62,7 +62,7 @@ def family(folder: Path) -> Iterator[tuple[str, Any]]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
-    # Of the sequences with what they share computed for each.
+    # What sequences share is computed for each.
     exact, gradient = computed(copy.deepcopy(model), LENGTHS, torch.device("cpu"), SHARED, tree=False)
     for kind, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         own = copy.deepcopy(model).to(device(), dtype)

@@ -192,7 +192,7 @@ def trees() -> Found:
         apart, share = float((logprobs - exact).abs().max()), off(of_tree, gradient)
         found |= {f"{name}_logprob": apart, f"{name}_gradient": share}
         found["ok"] &= found[f"{name}_refused"] is None and apart < limit and share < limit
-    # Of 8,192 tokens, most work is in matrices; of 2,048, much is in starting kernels.
+    # With 8,192 tokens most work is in matrices; with 2,048 much is in starting kernels.
     prompt, answer = (64, 8) if REHEARSAL else (8192, 512)
     lengths, shared = [prompt + answer] * 8, (0, *[prompt] * 7)
     if not REHEARSAL:

@@ -24,11 +24,11 @@ LARGE = Machine(10**12, "this machine")
 JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_dt_rank": 4}
 
 
-def dry_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def dry_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
     """Exit code, and what is printed."""
     write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
     arguments = ["--model.path", str(folder), "--data.path", str(tmp_path / "rows.jsonl"), "--data.seq-len", "64"]
-    code = main(["sft", *arguments, "--max-steps", "1", "--output-dir", str(tmp_path / "dry"), "--dry-run"])
+    code = main(["sft", *arguments, *flags, "--max-steps", "1", "--output-dir", str(tmp_path / "dry"), "--dry-run"])
     output = capsys.readouterr()
     return code, output.out + output.err
 
@@ -83,6 +83,8 @@ def test_a_package_that_a_gpu_is_slower_without_is_named_before_the_start(
     code, said = dry_run(folders(family), tmp_path, capsys)
     assert code == 0, said
     assert f"pip install {package}" in said
+    # Not used there, whatever is installed.
+    assert package not in dry_run(folders(family), tmp_path, capsys, "--dtype", "float32")[1]
 
 
 def test_the_packages_are_those_that_the_trainer_asks_for(folders: Any) -> None:

@@ -42,7 +42,7 @@ def sft(arguments: list[str]) -> int:
             given = run_file.located(config)
         keep_state(given.output_dir)
         from primerl.launch import monitors, placing, sft_ranks
-        from primerl.launch.preflight import model_folder, sft, training
+        from primerl.launch.preflight import sft, training
         from primerl.launch.registration import registered
         from primerl.launch.slurm import submission, within
         from primerl.train.distributed import torchrun
@@ -62,8 +62,7 @@ def sft(arguments: list[str]) -> int:
             if config.dry_run:
                 if elsewhere:
                     print(f"where the ranks would run:\n{plan.table()}")
-                slower = model_folder.slower_on_gpu(Path(config.model.path)) if config.model.path is not None else None
-                if slower is not None:
+                if (slower := sft.slower_on_gpu(config)) is not None:
                     print(slower)
                 print(f"everything checked; the resolved config is {folder / sft.CONFIG_FILE}")
                 return 0

@@ -154,7 +154,8 @@ def make_ready(
         ConfigError: the adapter cannot be added.
     """
     dtype = DTYPES[dtype_on(ranks.device, config.dtype)]
-    slower = slower_kernels(model, ranks.device, dtype)
+    # Machines may have other packages.
+    slower = ranks.union(slower_kernels(model, ranks.device, dtype))
     for why in slower if ranks.leads else ():
         log.warning("%s", why)
     tried = model

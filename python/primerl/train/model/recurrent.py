@@ -56,7 +56,7 @@ class Kernel:
     is_exact: bool = False
     """Whether fp32 is computed as such. Triton multiplies it as TF32, with a mantissa of 10 bits; torch's own operators
     take the place of such a kernel in fp32."""
-    is_fast: bool = True
+    saves_time: bool = True
     """Whether torch code in its place is far slower."""
 
     def takes(self, tensor: Tensor) -> bool:
@@ -75,9 +75,9 @@ class Kernel:
 
     def slower(self, device: torch.device) -> str | None:
         """Why this GPU is slower than it could be, and what to install."""
-        found, problem = _imported(self.module, self.name)
-        if not self.is_fast:
+        if not self.saves_time:
             return None
+        found, problem = _imported(self.module, self.name)
         if found is None:
             return slower_without(self.package, problem)
         fault = self.fails(device)
@@ -104,7 +104,7 @@ def _wrong_on_hopper(device: torch.device) -> str:
     )
 
 
-CONVOLUTION = Kernel("causal-conv1d", "causal_conv1d", "causal_conv1d_fn", is_exact=True, is_fast=False)
+CONVOLUTION = Kernel("causal-conv1d", "causal_conv1d", "causal_conv1d_fn", is_exact=True, saves_time=False)
 DELTA_RULE = Kernel(
     "flash-linear-attention",
     "fla.ops.gated_delta_rule",
@@ -274,12 +274,14 @@ def untold(model: torch.nn.Module) -> str | None:
 def slower_kernels(model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> list[str]:
     """Why layers of this model are computed more slowly on this device than they could be. Also chooses what computes
     them, before layers are compiled."""
-    if device.type != "cuda" or dtype == torch.float32:
+    if device.type != "cuda":
         return []
     homes = {_home(mixer) for mixer in mixers(model)}
     kernels = {kernel for home in homes for name, (_, kernel) in TOLD.items() if hasattr(home, name)}
     for kernel in kernels:
         kernel.chosen(device)
+    if dtype == torch.float32:
+        return []  # they are not used
     return sorted({why for kernel in kernels if (why := kernel.slower(device)) is not None})
 
 
