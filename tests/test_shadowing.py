@@ -42,9 +42,10 @@ def test_the_file_is_told_where_a_check_ends(tmp_path: Path, monkeypatch: pytest
     said = checker.said(done)
     assert said.startswith(f"my own script; {tmp_path / 'random.py'} is imported in place of the library")
     # The orchestrator's check says what is wrong in whole; it did not get so far.
-    assert training._orchestrator_said(done, tmp_path / "o.toml", 1.0) == said
+    file = tmp_path / "o.toml"
+    assert training._orchestrator_said(done, file, 1.0, lambda refusal: refusal.message) == said
     refused = subprocess.CompletedProcess([], 2, "", "error: a key is wrong")
-    assert training._orchestrator_said(refused, tmp_path / "o.toml", 1.0) == "a key is wrong"
+    assert training._orchestrator_said(refused, file, 1.0, lambda refusal: refusal.message) == "a key is wrong"
 
 
 def environment(folder: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> str:
