@@ -15,6 +15,7 @@ from primerl.process import redaction
 from primerl.process.redaction import MARK
 from primerl.runs import compare
 from primerl.runs.compare import differing, flat
+from primerl.runs.listings import Listed, UnknownExampleError
 from run_helpers import begin, end, told
 
 
@@ -205,6 +206,11 @@ def test_metrics_that_were_cut_are_named_once_the_run_is_over(
         return json.loads(told("run", "compare", first, cut, "--json", capsys=capsys))["runs"][1]["problem"]
 
     assert problem() == "its metrics.jsonl is damaged: it ends with step 7 of 9"
+    # It was stopped after it had resumed from a checkpoint: the lines after that are dropped, the policies are not.
+    finished = summary.read_text()
+    summary.write_text(json.dumps(json.loads(finished) | {"exit_code": 130}))
+    assert problem() is None
+    summary.write_text(finished)
     begin(tmp_path / "cut", name="cut")
     output = str(tmp_path / "cut")
     with training.claimed(output, clean=False), (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
@@ -212,6 +218,12 @@ def test_metrics_that_were_cut_are_named_once_the_run_is_over(
         file.write('{"step": 8}\n{"step": 9}\n{"st')
         file.flush()
         assert problem() is None
+
+
+def test_an_environment_without_examples_has_no_numbers() -> None:
+    with pytest.raises(UnknownExampleError) as caught:
+        Listed([], 0).check("task", 3)
+    assert str(caught.value) == "there is no example 3: environment 'task' has none"
 
 
 @pytest.mark.parametrize(
