@@ -13,7 +13,7 @@ from primerl._core import RunCurves
 from primerl.launch.preflight import training
 from primerl.process import redaction
 from primerl.process.redaction import MARK
-from primerl.runs import compare
+from primerl.runs import compare, example
 from primerl.runs.compare import differing, flat
 from primerl.runs.listings import Listed, UnknownExampleError
 from run_helpers import begin, end, told
@@ -218,6 +218,19 @@ def test_metrics_that_were_cut_are_named_once_the_run_is_over(
         file.write('{"step": 8}\n{"step": 9}\n{"st')
         file.flush()
         assert problem() is None
+
+
+def test_what_a_model_was_asked_and_said_moves_no_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = trained(tmp_path / "first", []), trained(tmp_path / "second", [])
+    rollout = {"step": 1, "status": "done", "reward": 1.0, "sampled_tokens": 3, "answer": "yes\x1b[2J"}
+    asked = {"rollouts": [rollout | {"prompt": "a\tb\x1b]0;title\x07\r\nsecond"}]}
+    monkeypatch.setattr(example, "rollouts_of", lambda *_: {"runs": {first: asked}, "problems": {}})
+    printed = told("run", "compare", first, second, "--env", "math", "--example", "1", capsys=capsys)
+    assert printed.startswith("example 1 of 'math':\n  a       b?]0;title?\n  second\n")
+    assert "yes?[2J" in printed
+    assert all(line.isprintable() for line in printed.splitlines())
 
 
 def test_an_environment_without_examples_has_no_numbers() -> None:
