@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from primerl._core import RunCurves
 from primerl.launch.preflight import training
 from primerl.process import redaction
 from primerl.process.redaction import MARK
-from primerl.runs import compare, example
+from primerl.runs import compare, example, standing
 from primerl.runs.compare import differing, flat
 from primerl.runs.listings import Listed, UnknownExampleError
+from primerl.runs.registry import Registry
 from run_helpers import begin, end, told
 
 
@@ -218,6 +220,21 @@ def test_metrics_that_were_cut_are_named_once_the_run_is_over(
         file.write('{"step": 8}\n{"step": 9}\n{"st')
         file.flush()
         assert problem() is None
+
+
+def test_a_summary_is_read_once_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = trained(tmp_path / "first", [])
+    with Registry(reading=True) as registry:
+        run = registry.find(first)
+    read = []
+    monkeypatch.setattr(standing, "json", SimpleNamespace(loads=lambda text: read.append(text) or json.loads(text)))
+    found = [standing.summary_of(run) for _ in range(3)]
+    assert len(read) == 1
+    file = tmp_path / "first" / "run" / "summary.json"
+    file.write_text(json.dumps({**(found[0] or {}), "exit_code": 130}))
+    again = standing.summary_of(run)
+    assert again is not None
+    assert (again["exit_code"], len(read)) == (130, 2)
 
 
 def test_what_a_model_was_asked_and_said_moves_no_cursor(
