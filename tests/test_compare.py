@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from primerl._core import RunCurves
 from primerl.launch.preflight import training
 from primerl.process import redaction
 from primerl.process.redaction import MARK
-from primerl.runs import compare
+from primerl.runs import compare, example, standing
 from primerl.runs.compare import differing, flat
+from primerl.runs.listings import Listed, UnknownExampleError
+from primerl.runs.registry import Registry
 from run_helpers import begin, end, told
 
 
@@ -205,6 +208,11 @@ def test_metrics_that_were_cut_are_named_once_the_run_is_over(
         return json.loads(told("run", "compare", first, cut, "--json", capsys=capsys))["runs"][1]["problem"]
 
     assert problem() == "its metrics.jsonl is damaged: it ends with step 7 of 9"
+    # It was stopped after it had resumed from a checkpoint: the lines after that are dropped, the policies are not.
+    finished = summary.read_text()
+    summary.write_text(json.dumps(json.loads(finished) | {"exit_code": 130}))
+    assert problem() is None
+    summary.write_text(finished)
     begin(tmp_path / "cut", name="cut")
     output = str(tmp_path / "cut")
     with training.claimed(output, clean=False), (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
@@ -212,6 +220,40 @@ def test_metrics_that_were_cut_are_named_once_the_run_is_over(
         file.write('{"step": 8}\n{"step": 9}\n{"st')
         file.flush()
         assert problem() is None
+
+
+def test_a_summary_is_read_once_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = trained(tmp_path / "first", [])
+    with Registry(reading=True) as registry:
+        run = registry.find(first)
+    read = []
+    monkeypatch.setattr(standing, "json", SimpleNamespace(loads=lambda text: read.append(text) or json.loads(text)))
+    found = [standing.summary_of(run) for _ in range(3)]
+    assert len(read) == 1
+    file = tmp_path / "first" / "run" / "summary.json"
+    file.write_text(json.dumps({**(found[0] or {}), "exit_code": 130}))
+    again = standing.summary_of(run)
+    assert again is not None
+    assert (again["exit_code"], len(read)) == (130, 2)
+
+
+def test_what_a_model_was_asked_and_said_moves_no_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = trained(tmp_path / "first", []), trained(tmp_path / "second", [])
+    rollout = {"step": 1, "status": "done", "reward": 1.0, "sampled_tokens": 3, "answer": "yes\x1b[2J"}
+    asked = {"rollouts": [rollout | {"prompt": "a\tb\x1b]0;title\x07\r\nsecond"}]}
+    monkeypatch.setattr(example, "rollouts_of", lambda *_: {"runs": {first: asked}, "problems": {}})
+    printed = told("run", "compare", first, second, "--env", "math", "--example", "1", capsys=capsys)
+    assert printed.startswith("example 1 of 'math':\n  a       b?]0;title?\n  second\n")
+    assert "yes?[2J" in printed
+    assert all(line.isprintable() for line in printed.splitlines())
+
+
+def test_an_environment_without_examples_has_no_numbers() -> None:
+    with pytest.raises(UnknownExampleError) as caught:
+        Listed([], 0).check("task", 3)
+    assert str(caught.value) == "there is no example 3: environment 'task' has none"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -136,6 +138,21 @@ def test_a_change_is_named_by_its_key(folder: Path, overrides: list[str], said: 
     assert ": resume with the same config" in problem
 
 
+def test_a_run_without_a_journal_is_refused_in_the_same_words(folder: Path, tmp_path: Path) -> None:
+    """What it was begun with is in its checkpoint, to which the start goes back."""
+    state = tmp_path / "run" / "checkpoints" / "step_2" / "orchestrator"
+    state.mkdir(parents=True)
+    snapshot = next((folder / "run" / "journal").glob("*.snapshot"))
+    shutil.copy(snapshot, state)
+    elsewhere = ["--output-dir", str(tmp_path / "run")]
+    for back in ([], ["--ckpt.resume-step", "2"]):
+        config = given(folder, *elsewhere, *back, "--orchestrator.eval.env.0.sampling.max-tokens", "9")
+        with pytest.raises(ConfigError) as caught:
+            training.check(config)
+        assert "begun with orchestrator.eval.env[0].sampling.max_tokens = 12, and now" in str(caught.value)
+    assert not (tmp_path / "run" / "journal").exists()
+
+
 def test_what_may_change_is_refused_by_nobody(folder: Path) -> None:
     assert refused(given(folder)) == []
     assert refused(given(folder, "--max-steps", "5", "--trainer.optim.lr", "1e-3")) == []
@@ -186,7 +203,14 @@ def test_the_short_form_has_its_own_words(folder: Path, tmp_path: Path) -> None:
     "message", ["", "another", "holds a run that was begun with x = 1, and now y = 2: resume with"]
 )
 def test_other_messages_stay_as_they_are(folder: Path, message: str) -> None:
-    assert resume_refusal.in_words_of(given(folder), Refusal("config", message, "x")) == message
+    assert resume_refusal.in_words_of(given(folder), Refusal("changed", message, "x", "1", "2")) == message
+
+
+def test_a_refusal_is_found_below_what_a_module_prints() -> None:
+    said = json.dumps({"code": "changed", "message": "m", "key": "seed", "was": "0", "now": "5"})
+    found = Refusal("changed", "m", "seed", "0", "5")
+    assert resume_refusal.read(f"{said}\n") == found
+    assert resume_refusal.read(f"loading rewards\n{{}}\n{said}\n") == found
 
 
 @pytest.mark.parametrize("output", ["", "file: fine", "[1]", '{"code": "changed"}', "null"])

@@ -27,6 +27,7 @@ from primerl.launch.external_trainer import MARGIN_S, ExternalTrainer
 from primerl.launch.preflight.training import claimed
 from primerl.launch.supervise.failures import RunFailedError
 from primerl.models.tiny import TinyConfig, write_model
+from primerl.own_trainer import connection
 from primerl.own_trainer.checkpoints import ScriptCheckpoints
 from primerl.own_trainer.loop import TrainingLoop
 from primerl.runs.costs import cost
@@ -158,6 +159,13 @@ def test_an_orchestrator_that_was_started_again_hears_of_it_first(watched: Watch
     assert "has not come back since the orchestrator was started again" in watched.said[-1]
 
 
+def test_one_without_heartbeats_is_not_called_by_the_process_before(watched: Watched) -> None:
+    assert not watched.waits(1.0, silent_s=0.5, doing="training")
+    assert watched.waits(2.0, silent_s=None, doing="finished", process=None)
+    assert not watched.waits(3.0, silent_s=None, doing="", waiting=True, process=None)
+    assert watched.said[-1] == "the training script trains: it sends no heartbeats"
+
+
 def test_a_script_without_heartbeats_need_not_send_any(watched: Watched) -> None:
     assert watched.waits(1.0, last_seen_s=0.0, doing="", waiting=False)
     assert not watched.waits(2.0, last_seen_s=0.0, doing="", waiting=True)
@@ -240,6 +248,32 @@ def test_a_run_that_is_over_and_a_folder_by_another_name_are_named_at_once(
     (folder / "run" / "orchestrator.json").write_text("{}")
     os.utime(summary, (0, 0))
     assert f"no run listens in {folder}:" in named(folder)
+
+
+def test_a_folder_whose_parent_is_closed_is_named_and_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[Path] = []
+
+    def closed(folder: Path) -> Any:
+        asked.append(folder)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    monkeypatch.setattr(connection, "POLL_S", 0.0)
+    with pytest.raises(RunFailedError, match=rf"there is no folder {tmp_path / 'own'}, after 0.05 s of waiting"):
+        primerl_package.connect(tmp_path / "own", wait_s=0.05)
+    # With the reminder and the end, whatever the number of looks.
+    assert asked == [tmp_path, tmp_path]
+    assert len(caplog.messages) == 1
+    look = Path.stat
+
+    def shut(path: Path, **how: Any) -> os.stat_result:
+        return closed(path) if path == tmp_path / "own" else look(path, **how)
+
+    monkeypatch.setattr(Path, "stat", shut)
+    with pytest.raises(RunFailedError, match=r"own cannot be looked at \(Permission denied\), after 0 s"):
+        primerl_package.connect(tmp_path / "own", wait_s=0.0)
 
 
 def test_an_error_of_the_input_shows_the_line_of_the_script_and_the_sentence(tmp_path: Path) -> None:

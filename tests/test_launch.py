@@ -604,6 +604,24 @@ def test_a_refusal_of_the_orchestrator_is_bad_input(tmp_path: Path, monkeypatch:
         assert (tmp_path / name).read_text() == "the session before\n"
 
 
+@pytest.mark.processes
+def test_a_start_that_finds_the_run_over_keeps_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("journal/0.snapshot", "configs/orchestrator.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("the session before\n")
+    (tmp_path / "logs").mkdir()
+    says = "print('the run in this output_dir is over: all 1 steps are trained')"
+    monkeypatch.setattr(
+        commands, "command_of", lambda process: Command([sys.executable, "-c", says], os.environ, process.log)
+    )
+    values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}}
+    config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
+    output = io.StringIO()
+    assert Launcher(config, tmp_path, Console(output), {}).run() == 0
+    assert "nothing is left to do" in output.getvalue()
+    assert (tmp_path / "configs" / "orchestrator.toml").read_text() == "the session before\n"
+
+
 def launcher_of_three(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[Launcher, Any]:
     """A launcher that starts nothing, and a table of processes: the orchestrator comes back where it was."""
     sources = {"train": {"env": [{"id": "reverse-text"}]}}

@@ -200,6 +200,16 @@ def test_a_script_that_is_started_again_goes_on_from_its_checkpoint(
     orchestrator.checkpoint_saved(3)  # The run is over: nobody will ask for a batch.
 
 
+def test_a_key_that_is_none_is_not_given(model: Path, tmp_path: Path) -> None:
+    given = settings(model, tmp_path / "out", teacher=None, token_batch_size=None)
+    given["sampling"]["rollout_max_tokens"] = None
+    given["train"] = {"env": ({"id": "task", "name": None, "ratio": None},)}
+    Orchestrator(given)
+    assert given["teacher"] is None
+    with pytest.raises(PrimerlError, match="max_steps: is missing, and has no default"):
+        Orchestrator({**given, "max_steps": None})
+
+
 def test_what_is_wrong_is_named(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     with pytest.raises(PrimerlError, match="batch_sise"):

@@ -347,8 +347,13 @@ def test_damaged_and_empty_spools_are_named(run: Run, tmp_path: Path) -> None:
     (run.folder / "spool" / "step_9" / "rank_0.msgpack").write_bytes(b"\x81")
     with pytest.raises(VerifyError, match=r"rank_0\.msgpack: not a batch"):
         verify(run.folder)
-    with pytest.raises(VerifyError, match=r"holds no trained sample; they are deleted .* start one with that"):
+    # A folder that was mistyped.
+    with pytest.raises(VerifyError, match="holds no trained sample; give the output_dir of a run that has trained"):
         verify(tmp_path / "nowhere")
+    (tmp_path / "trained" / "configs").mkdir(parents=True)
+    (tmp_path / "trained" / "configs" / "rl.toml").write_text("max_steps = 4\n")
+    with pytest.raises(VerifyError, match=r"holds no trained sample; they are deleted .* start one with that"):
+        verify(tmp_path / "trained")
     kept = tmp_path / "kept" / "configs"
     kept.mkdir(parents=True)
     (kept / "rl.toml").write_text("keep_broadcasts = true\n")

@@ -53,12 +53,13 @@ class ExternalTrainer:
         """
         if is_trained(status):
             return False
-        self._process = _process(status["trainer"]) or self._process
+        process = _process(status["trainer"])
+        self._process = process or self._process
         why = self._absence(status["trainer"], now)
         if why is None:
             if self._away_since is not None:
                 self._away_since = None
-                self._say(f"the training script trains: {self._process or 'it sends no heartbeats'}")
+                self._say(f"the training script trains: {process or 'it sends no heartbeats'}")
             return False
         if self._away_since is None:
             self._away_since, self._why = now, why

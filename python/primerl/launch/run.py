@@ -49,7 +49,7 @@ from primerl.launch.supervise.failures import (
     RunFailedError,
     check_placement,
 )
-from primerl.launch.supervise.orchestrator import OrchestratorWatch, unchanged_if_refused, wait_for_orchestrator
+from primerl.launch.supervise.orchestrator import OrchestratorWatch, kept_unless_used, wait_for_orchestrator
 from primerl.launch.supervise.watching import STATUS_EVERY_S, TICK_S, Interrupted, Interrupts, say_goodbye
 from primerl.process import extras
 from primerl.process.redaction import redact, redacted
@@ -204,10 +204,12 @@ class Launcher:
         self.console.say(f"{doing} in {self.folder}")
         on_ray.prepare(self.placement, self.folder, self.console.say, self.interrupts.check)
         orchestrator = resolve.orchestrator(self.config, secrets.names_of_variables(self.variables))
-        with unchanged_if_refused(orchestrator.file):
+        with kept_unless_used(orchestrator.file) as restore:
             files.write(orchestrator)
             started = self.recovery.start(orchestrator, *going_back.flags(self.config, self.folder))
             url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)
+            if url is None:
+                restore()
         if url is not None:
             status = orchestrator_status.fetch(url) or {}
             going_back.check_steps(self.config, status)

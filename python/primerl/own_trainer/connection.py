@@ -11,6 +11,7 @@ import difflib
 import json
 import logging
 import os
+import stat
 import time
 import tomllib
 from collections.abc import Callable
@@ -268,22 +269,25 @@ def _found(folder: Path, wait_s: float) -> TrainerConfig:
         now = time.monotonic()
         if now > deadline:
             raise RunFailedError(
-                f"{problem}, after {wait_s:g} s of waiting; start it with `primerl rl @ FILE --trainer external "
-                f"--output-dir {folder}`"
+                f"{problem}{_meant(folder)}, after {wait_s:g} s of waiting; start it with `primerl rl @ FILE --trainer "
+                f"external --output-dir {folder}`"
             )
         if problem != said or now - last > REMIND_S:
             said, last = problem, now
-            log.warning("%s: waiting for it to be started, for at most %.0f s", problem, deadline - now)
+            left = deadline - now
+            log.warning("%s%s: waiting for it to be started, for at most %.0f s", problem, _meant(folder), left)
         time.sleep(POLL_S)
 
 
 def absence(folder: Path, problem: str | None = None) -> str:
     """In words, why no run listens in the folder; `problem` where its launcher is there."""
-    if not folder.is_dir():
-        siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
-        near = difflib.get_close_matches(folder.name, siblings, n=3)
-        meant = f" (did you mean {', '.join(str(folder.parent / name) for name in near)}?)" if near else ""
-        return f"there is no folder {folder}{meant}"
+    try:
+        if not stat.S_ISDIR(folder.stat().st_mode):
+            return f"{folder} is no folder"
+    except PermissionError as error:
+        return f"{folder} cannot be looked at ({error.strerror})"
+    except OSError:
+        return f"there is no folder {folder}"
     with contextlib.suppress(OSError):
         if in_use(folder):
             return problem or f"the run in {folder} does not listen yet"
@@ -297,6 +301,16 @@ def absence(folder: Path, problem: str | None = None) -> str:
         return problem or f"no run listens in {folder}"
     over = "has trained all its steps" if code == 0 else f"has ended ({reason})"
     return f"the run in {folder} {over}{'; it needs a larger --max-steps' if code == 0 else ''}"
+
+
+def _meant(folder: Path) -> str:
+    """Folders by a name like that of one that is not there. It looks at all folders next to it."""
+    with contextlib.suppress(OSError):
+        if not folder.exists():
+            siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()]
+            near = difflib.get_close_matches(folder.name, siblings, n=3)
+            return f" (did you mean {', '.join(str(folder.parent / name) for name in near)}?)" if near else ""
+    return ""
 
 
 def _written(file: Path) -> float:

@@ -27,10 +27,8 @@ class Listed:
     def check(self, environment: str, number: int) -> None:
         """Raises UnknownExampleError where there is no such number."""
         if self.count is not None and number >= self.count:
-            raise UnknownExampleError(
-                f"there is no example {number}: environment {environment!r} has {self.count:,}, numbered from 0 to "
-                f"{self.count - 1}"
-            )
+            there = f"{self.count:,}, numbered from 0 to {self.count - 1}" if self.count else "none"
+            raise UnknownExampleError(f"there is no example {number}: environment {environment!r} has {there}")
 
 
 def listed(folder: Path, environment: str) -> Listed | None:

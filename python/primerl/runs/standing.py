@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,12 +97,19 @@ def summary_of(run: Run) -> dict[str, Any] | None:
     """`run/summary.json`, where it is of the run's last launcher and no earlier one."""
     file = run.output_dir / "run" / "summary.json"
     try:
-        if file.stat().st_mtime < run.session_started:
+        written = file.stat()
+        if written.st_mtime < run.session_started:
             return None
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = _read_summary(file, (written.st_ino, written.st_mtime_ns, written.st_size))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _read_summary(file: Path, _version: tuple[int, int, int]) -> Any:
+    """A page that is looked at asks every few seconds. Callers do not change it."""
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _has_started(run: Run) -> bool:

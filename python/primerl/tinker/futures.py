@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from primerl.process.printing import printable
 from primerl.tinker.losses import LossInputError
 from primerl.train.checkpoint.step_folders import SavingError
 
@@ -69,11 +70,6 @@ class Future:
             self.body, self.media_type = json.dumps(result).encode(), JSON
         self.ended = time.monotonic()
         self.done.set()
-
-
-def printable(text: str) -> str:
-    """As one line of a log: a client's own words may be in it."""
-    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 class Futures:

@@ -19,9 +19,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from primerl.net.addresses import is_own_name
+from primerl.process.printing import printable
 from primerl.tinker.calls import NOT_HERE, Body, Call, RefusedError
 from primerl.tinker.export import FILES
-from primerl.tinker.futures import Future, printable
+from primerl.tinker.futures import Future
 from primerl.tinker.losses import LossInputError, NotFoundError
 from primerl.tinker.page import Page
 from primerl.tinker.records import UnknownError

@@ -87,12 +87,13 @@ class Report:
 
 
 def and_now(folder: Path) -> str:
-    """What to do about batches and weights that are not there any more."""
+    """What to do about batches and weights that are not there any more, if they ever were."""
+    config = folder / "configs" / "rl.toml"
     try:
-        keeps = tomllib.loads((folder / "configs" / "rl.toml").read_text(encoding="utf-8")).get("keep_broadcasts")
+        keeps = tomllib.loads(config.read_text(encoding="utf-8")).get("keep_broadcasts")
     except (OSError, ValueError):
         keeps = None
-    if keeps:
+    if keeps or not (config.is_file() or (folder / "spool").is_dir()):
         return "; give the output_dir of a run that has trained"
     return (
         "; they are deleted while a run trains, unless it was started with --keep-broadcasts: start one with that in "

@@ -31,7 +31,7 @@ struct Arguments {
     /// TOML file that describes the run
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Check config and model folder, start nothing
+    /// Check config, model folder and the run to resume, start nothing
     #[arg(long)]
     check: bool,
     /// Write why the check refuses to standard output, as JSON: code, key, the value it had and has, message
@@ -98,6 +98,7 @@ fn answer(
         Ok(prepared) => prepared,
         Err(error) => return refuse(&error),
     };
+    let prepared = prepared.going_back_to(arguments.resume_step.map(Step));
     if arguments.check {
         if let Err(error) = prepared.check_folder() {
             return refuse(&error);
@@ -106,7 +107,6 @@ fn answer(
         return EXIT_FINISHED;
     }
     let prepared = prepared
-        .going_back_to(arguments.resume_step.map(Step))
         .measuring_again(arguments.measure_again)
         .skipping(arguments.skip_event);
     log::to_stderr(&prepared.config().log.level);

@@ -14,7 +14,7 @@
 use crate::changed::same_run;
 use crate::failure::RunError;
 use primerl_core::Step;
-use primerl_record::journal::{self, Identity};
+use primerl_record::journal::{self, Identity, Snapshot};
 use primerl_record::kept_state::{State, remove_all};
 use primerl_record::spool::Spool;
 use primerl_service::files::{self, sync_folder, whole_lines, write_whole};
@@ -67,12 +67,7 @@ impl<'a> Places<'a> {
 pub(crate) fn go_back(output_dir: &Path, step: Step, identity: &Identity) -> Result<(), RunError> {
     let places = Places::of(output_dir);
     let state = State::new(output_dir, step);
-    let snapshot = state.read().map_err(|why| RunError::NoState {
-        step: step.0,
-        folder: state.folder().to_owned(),
-        why,
-    })?;
-    same_run(&places.journal, &snapshot.identity, identity)?;
+    let snapshot = fitting(&places, &state, step, identity)?;
     let gone_back = GoneBack {
         step,
         cut: Step(snapshot.core.next_step().0 - 1),
@@ -84,6 +79,30 @@ pub(crate) fn go_back(output_dir: &Path, step: Step, identity: &Identity) -> Res
     complete(output_dir)?;
     tracing::info!(%step, "gone back to the checkpoint of this step; what came after it is in replaced_journal");
     Ok(())
+}
+
+/// Whether [`go_back`] would go back. Writes nothing.
+///
+/// # Errors
+/// The checkpoint has no orchestrator state, or is of a run with another config.
+pub(crate) fn check(output_dir: &Path, step: Step, identity: &Identity) -> Result<(), RunError> {
+    let state = State::new(output_dir, step);
+    fitting(&Places::of(output_dir), &state, step, identity).map(drop)
+}
+
+fn fitting(
+    places: &Places<'_>,
+    state: &State,
+    step: Step,
+    identity: &Identity,
+) -> Result<Snapshot, RunError> {
+    let snapshot = state.read().map_err(|why| RunError::NoState {
+        step: step.0,
+        folder: state.folder().to_owned(),
+        why,
+    })?;
+    same_run(&places.journal, &snapshot.identity, identity)?;
+    Ok(snapshot)
 }
 
 /// Completes going back, if a process was killed while it did that.

@@ -8,7 +8,7 @@ use primerl_orchestrator::Config;
 use primerl_orchestrator::in_process::{InProcess, InProcessError, Pending};
 use primerl_service::config_error::ConfigError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,6 +68,23 @@ impl Orchestrator {
     }
 }
 
+/// A key that is None is not given: TOML has no word for it.
+fn without_none<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = value.py();
+    if let Ok(table) = value.cast::<PyDict>() {
+        let given = PyDict::new(py);
+        for (key, inner) in table.iter().filter(|(_, inner)| !inner.is_none()) {
+            given.set_item(key, without_none(&inner)?)?;
+        }
+        return Ok(given.into_any());
+    }
+    if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        let inner = value.try_iter()?.map(|inner| without_none(&inner?));
+        return Ok(PyList::new(py, inner.collect::<PyResult<Vec<_>>>()?)?.into_any());
+    }
+    Ok(value.clone())
+}
+
 fn wait<T: Send>(py: Python<'_>, mut pending: Pending<Result<T, InProcessError>>) -> PyResult<T> {
     loop {
         match py.detach(|| pending.wait(SIGNALS)) {
@@ -83,10 +100,11 @@ impl Orchestrator {
     #[new]
     fn new(config: &Bound<'_, PyDict>) -> PyResult<Self> {
         let refuse = |message: String| PrimerlError::new_err(message);
+        let given = without_none(config)?;
         let table =
-            pythonize::depythonize(config).map_err(|error| refuse(format!("config: {error}")))?;
+            pythonize::depythonize(&given).map_err(|error| refuse(format!("config: {error}")))?;
         let config = Config::from_table(table, "config").map_err(|error| match error {
-            ConfigError::Parse { .. } => refuse(error.to_string()),
+            ConfigError::Parse { .. } | ConfigError::Located { .. } => refuse(error.to_string()),
             _ => refuse(format!("config: {}", with_causes(&error))),
         })?;
         Ok(Orchestrator {
@@ -177,11 +195,7 @@ impl Orchestrator {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _exception: &Bound<'_, pyo3::types::PyTuple>,
-    ) -> PyResult<()> {
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
         self.shutdown(py, "the orchestrator's block was left")
     }
 }

@@ -12,6 +12,12 @@ pub enum ConfigError {
     },
     #[error("{origin}: {message}")]
     Parse { origin: String, message: String },
+    /// What is wrong with one key of a file that may not have been made by hand.
+    #[error("{origin}: {error}")]
+    Located {
+        origin: String,
+        error: Box<ConfigError>,
+    },
     #[error("{field}: {problem}; {hint}")]
     Field {
         field: String,
@@ -29,6 +35,7 @@ impl ConfigError {
     pub fn key(&self) -> Option<&str> {
         match self {
             ConfigError::Read { .. } | ConfigError::Parse { .. } => None,
+            ConfigError::Located { error, .. } => error.key(),
             ConfigError::Field { field, .. } => Some(field),
             ConfigError::Core(error) => Some(error.key()),
             ConfigError::Model(_) => Some("model.path"),

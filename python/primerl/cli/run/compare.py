@@ -11,6 +11,7 @@ from primerl.cli.arguments import count
 from primerl.cli.run.common import BAD_INPUT, add_json, gone, natural, parser_of, show, size
 from primerl.config.errors.fail import fail
 from primerl.launch.secrets import note_of_run
+from primerl.process.printing import printable
 from primerl.runs.registry import Registry, Run, UnknownRunError
 from primerl.runs.state import StateError
 
@@ -135,13 +136,14 @@ def _when(rollout: dict[str, Any]) -> str | None:
 
 def _cut(prompt: str) -> str:
     left = len(prompt) - PROMPT
-    return prompt if left <= 0 else f"{prompt[:PROMPT]}... ({left:,} more characters; --json has all of it)"
+    shown = "\n".join(printable(line.expandtabs()) for line in prompt[:PROMPT].splitlines())
+    return shown if left <= 0 else f"{shown}... ({left:,} more characters; --json has all of it)"
 
 
 def _line(text: str | None) -> str | None:
     if text is None:
         return None
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     return line if len(line) <= ANSWER else f"{line[:ANSWER]}..."
 
 

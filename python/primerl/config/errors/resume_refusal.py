@@ -47,9 +47,9 @@ class Refusal:
 
 
 def read(output: str) -> Refusal | None:
-    """None where the output is not a refusal."""
+    """None where the output does not end with a refusal: a custom algorithm's module may print when it is imported."""
     try:
-        said = json.loads(output)
+        said = json.loads(output.rstrip().rpartition("\n")[2])
         return Refusal(said["code"], said["message"], said.get("key"), said.get("was", ""), said.get("now", ""))
     except (ValueError, KeyError, TypeError):
         return None

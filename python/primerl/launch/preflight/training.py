@@ -269,7 +269,8 @@ def _slow_checks(config: RLConfig, variables: secrets.Variables, say: Callable[[
     begins = config.clean_output_dir
     words = functools.partial(resume_refusal.in_words_of, config)
     resolved = resolve.orchestrator(config)
-    return check_beside(resolved, wanted, config.timeouts.check_s, say, begins=begins, words=words)
+    step = None if begins else going_back.needed(config, Path(files.absolute(config.output_dir)))
+    return check_beside(resolved, wanted, config.timeouts.check_s, say, begins=begins, back_to=step, words=words)
 
 
 def check_beside(
@@ -279,18 +280,21 @@ def check_beside(
     say: Callable[[str], None],
     *,
     begins: bool,
+    back_to: int | None = None,
     words: Callable[[resume_refusal.Refusal], str] = operator.attrgetter("message"),
 ) -> list[str]:
     """What the orchestrator says of its config, and each environment of its settings. `begins`: whatever its folder
-    holds, which it has to fit otherwise. `words`: how its refusal is worded."""
+    holds, which it has to fit otherwise. `back_to`: the checkpoint that it has to fit instead. `words`: how its
+    refusal is worded."""
     with tempfile.TemporaryDirectory(prefix="primerl-check-") as folder:
         file = Path(folder) / "orchestrator.toml"
         elsewhere = {"output_dir": os.fspath(Path(folder) / "run")} if begins else {}
         file.write_text(files.to_toml(process.config.model_copy(update=elsewhere)), encoding="utf-8")
+        back = [] if back_to is None else ["--resume-step", str(back_to)]
         # Side by side, and in the hands of this thread: whatever ends it ends them.
         with (
             checker.running(
-                "primerl", "orchestrator", "--config", os.fspath(file), "--check", "--json"
+                *("primerl", "orchestrator", "--config", os.fspath(file), "--check", "--json"), *back
             ) as orchestrator,
             environments.checking(wanted, Path(folder)) as processes,
             ThreadPoolExecutor(1) as watching,

@@ -69,14 +69,19 @@ def wait_for_orchestrator(
 
 
 @contextlib.contextmanager
-def unchanged_if_refused(file: Path) -> Iterator[None]:
-    """The config of a run stays what it was trained with."""
+def kept_unless_used(file: Path) -> Iterator[Callable[[], None]]:
+    """The config of a run stays what it was trained with, where the orchestrator refuses the new one, or finds the run
+    over: the block calls what it gets when that is so."""
     before = file.read_text(encoding="utf-8") if file.is_file() else None
-    try:
-        yield
-    except RefusedError:
+
+    def restore() -> None:
         if before is not None:
             files.write_text(file, before)
+
+    try:
+        yield restore
+    except RefusedError:
+        restore()
         raise
 
 

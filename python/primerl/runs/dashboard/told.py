@@ -104,14 +104,19 @@ def _told(run: Run, sources: Sources) -> dict[str, Any]:
         found["checkpoints"] = compare.checkpoints(run.output_dir, lines)
         health = json.loads(curves.health())
         found["health"], found["health_steps"] = health["findings"], health["steps"]
-        problems.append(damage(read["damaged"], is_over=is_over(found["status"])))
-        problems.append(cut_short(run, read["last"]))
+        problems.append(_wrong_with_files(run, read, found["status"]))
     except SourceError as error:
         problems.append(str(error))
     except OSError as error:  # its files vanish while they are read, or are not this user's
         problems.append(f"its files cannot be read: {error}")
     told = "; ".join(filter(None, problems))
     return {**found, "problem": redact(told) or None, "_config": config, "_evaluations": lines}
+
+
+def _wrong_with_files(run: Run, read: dict[str, Any], status: str) -> str | None:
+    """`read`: of `RunCurves.curves`."""
+    told = damage(read["damaged"], is_over=is_over(status)), cut_short(run, read["last"])
+    return "; ".join(filter(None, told)) or None
 
 
 def is_over(status: str) -> bool:
@@ -141,9 +146,14 @@ def _damage(file: dict[str, Any], *, is_over: bool) -> str | None:
 
 
 def cut_short(run: Run, last: dict[str, int]) -> str | None:
-    """Whether its files end before the last step that its launcher had seen, in a run that is over. `last`: where they
-    end, of `RunCurves.curves`; a script that speaks HTTP by itself need not write any."""
-    seen = ((summary_of(run) or {}).get("status") or {}).get("run") or {}
+    """Whether its files end before the last step, in a run that has finished. Of others nothing is certain: a trainer
+    may end between a policy and its line, and one that resumes drops the lines after its checkpoint, while the policies
+    of before stay published. `last`: where the files end, of `RunCurves.curves`; a script that speaks HTTP by itself
+    need not write any."""
+    summary = summary_of(run) or {}
+    if summary.get("exit_code") != 0:
+        return None
+    seen = (summary.get("status") or {}).get("run") or {}
     known = {"metrics.jsonl": seen.get("published_version"), "steps.jsonl": seen.get("step")}
     ends = ((file, step, known[file]) for file, step in last.items())
     found = [f"its {file} is damaged: it ends with step {at} of {of}" for file, at, of in ends if of and at < of]
@@ -202,13 +212,9 @@ class Board:
         status = {one["id"]: one["status"] for one in self.runs()}
         for run in runs:
             if run.id in found:
-                one = found[run.id]
-                told = [
-                    damage(one["damaged"], is_over=is_over(status.get(run.id, RUNNING))),
-                    cut_short(run, one["last"]),
-                ]
-                if any(told):
-                    problems[run.id] = "; ".join(filter(None, told))
+                wrong = _wrong_with_files(run, found[run.id], status.get(run.id, RUNNING))
+                if wrong is not None:
+                    problems[run.id] = wrong
         bounds = [step for one in found.values() for step in one["steps"] if step is not None]
         return {
             "steps": [min(bounds), max(bounds)] if bounds else [None, None],

@@ -1,5 +1,6 @@
 //! The config as the core wants it.
 
+use super::schema::YEAR_S;
 use super::{Config, SamplingConfig, TimeoutsConfig, TruncatedSampling};
 use primerl_core::Truncation;
 use primerl_core::config::{Algorithm, Environment, FlopsModel, Role, Timeouts};
@@ -10,14 +11,12 @@ use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A timeout that is none: the longest that may be given.
-const LONGEST_S: f64 = 366.0 * 86_400.0;
 /// A rollout, its second attempt, and what is between them.
 const ROLLOUTS_WITHOUT_PROGRESS: f64 = 3.0;
 
 impl TimeoutsConfig {
     fn evaluation_progress_s(&self) -> f64 {
-        let usual = (ROLLOUTS_WITHOUT_PROGRESS * self.rollout_s).min(LONGEST_S);
+        let usual = (ROLLOUTS_WITHOUT_PROGRESS * self.rollout_s).min(YEAR_S);
         self.evaluation_progress_s.unwrap_or(usual)
     }
 }
@@ -72,7 +71,8 @@ impl Config {
                 rollout_of: self.rollout_spans(),
                 worker: seconds(self.timeouts.worker_s),
                 long_poll: seconds(self.timeouts.long_poll_s),
-                evaluation: seconds(self.timeouts.evaluation_s.unwrap_or(LONGEST_S)),
+                // Where none is given, the longest that may be.
+                evaluation: seconds(self.timeouts.evaluation_s.unwrap_or(YEAR_S)),
                 evaluation_progress: Some(seconds(self.timeouts.evaluation_progress_s())),
                 weights: seconds(self.timeouts.weights_s),
                 teacher: seconds(self.teacher_patience_s()),
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn an_evaluation_may_last_but_not_without_progress() {
         let usual = timeouts("rollout_s = 100.0");
-        assert_eq!(usual.evaluation, Duration::from_secs_f64(LONGEST_S));
+        assert_eq!(usual.evaluation, Duration::from_secs_f64(YEAR_S));
         assert_eq!(usual.evaluation_progress, Some(Duration::from_secs(300)));
         let given = timeouts("evaluation_s = 60.0\nevaluation_progress_s = 7.0");
         assert_eq!(given.evaluation, Duration::from_secs(60));

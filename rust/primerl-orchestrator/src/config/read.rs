@@ -37,9 +37,9 @@ fn read(
     located: impl FnOnce(&toml::de::Error) -> Option<toml::de::Error>,
 ) -> Result<Config, ConfigError> {
     inherit_sampling(&mut table);
-    schema::complete(&mut table).map_err(|error| ConfigError::Parse {
+    schema::complete(&mut table).map_err(|error| ConfigError::Located {
         origin: origin.into(),
-        message: error.to_string(),
+        error: Box::new(error),
     })?;
     let config: Config = table
         .try_into()

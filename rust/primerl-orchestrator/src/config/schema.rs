@@ -16,7 +16,7 @@ static ROOT: LazyLock<Node> = LazyLock::new(|| {
 });
 
 /// The longest time of any key, seconds.
-const YEAR_S: f64 = 365.0 * 86_400.0;
+pub(super) const YEAR_S: f64 = 365.0 * 86_400.0;
 
 /// The part of JSON Schema that the classes need. What is not here is refused: a bound that no one checks.
 #[derive(Debug, Default, Deserialize)]
@@ -34,9 +34,8 @@ struct Node {
     reference: Option<String>,
     any_of: Vec<Node>,
     r#type: String,
-    /// Serde checks it.
     #[serde(rename = "enum")]
-    _choices: Vec<Json>,
+    choices: Vec<String>,
     /// Of a table whose keys are an environment's or a template's: true.
     #[serde(rename = "additionalProperties")]
     others: bool,
@@ -165,7 +164,9 @@ impl Node {
                 let pattern = self.pattern.as_deref().map(Regex::new);
                 let matches =
                     pattern.is_none_or(|found| found.is_ok_and(|found| found.is_match(text)));
-                return matches
+                let is_one = self.choices.is_empty() || self.choices.contains(text);
+                return is_one
+                    && matches
                     && self.min_length.is_none_or(|least| length >= least)
                     && self.max_length.is_none_or(|most| length <= most);
             }
@@ -215,6 +216,9 @@ impl Node {
                 .as_ref()
                 .map(|pattern| format!("text that matches {pattern}")),
         );
+        if !self.choices.is_empty() {
+            parts.push(format!("one of {}", self.choices.join(", ")));
+        }
         match parts.is_empty() {
             true => "a finite number".to_owned(),
             false => parts.join(" and "),
@@ -329,6 +333,16 @@ mod tests {
             ),
             (
                 "",
+                "[log]\nlevel = \"loud\"",
+                "log.level: is not what it may be; give one of trace, debug, info, warn, error",
+            ),
+            (
+                "",
+                "training_mode = \"rll\"",
+                "train.env.e.training_mode: is not what it may be; give one of rl, opd, sft, opsd, or omit it",
+            ),
+            (
+                "",
                 &format!("{client}api_key_env = \"sk-1\""),
                 "teacher.client.api_key_env: is not",
             ),
@@ -403,8 +417,8 @@ mod tests {
         if let Some(node) = node.any_of.first() {
             return sample(node);
         }
-        if let Some(choice) = node._choices.last().and_then(as_toml) {
-            return choice;
+        if let Some(choice) = node.choices.last() {
+            return Value::String(choice.clone());
         }
         match node.r#type.as_str() {
             "integer" => Value::Integer(1),

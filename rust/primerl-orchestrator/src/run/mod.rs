@@ -168,10 +168,14 @@ impl Prepared {
         &self.config
     }
 
-    /// Whether this config can resume the run that its folder holds, if any. Writes nothing.
+    /// Whether this config can resume the run that its folder holds, if any, or go back to the checkpoint. Writes
+    /// nothing.
     pub fn check_folder(&self) -> Result<(), RunError> {
-        let folder = absolute(&self.config.output_dir)?.join("journal");
-        ResumedRun::check(&folder, &self.identity)
+        let output_dir = absolute(&self.config.output_dir)?;
+        match self.goes_back_to {
+            Some(step) => going_back::check(&output_dir, step, &self.identity),
+            None => ResumedRun::check(&output_dir.join("journal"), &self.identity),
+        }
     }
 
     pub async fn start(self, listener: TcpListener) -> Result<Running, RunError> {

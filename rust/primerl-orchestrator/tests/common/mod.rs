@@ -118,6 +118,8 @@ impl Orchestrator {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let running: Running = prepared.start(listener).await.unwrap();
         let url = running.url().to_owned();
+        // Its port may have been that of a run before.
+        OVER.lock().unwrap().remove(&format!("{url}/"));
         let shutdown = CancellationToken::new();
         let ending = (running.wait(shutdown.clone()), url.clone());
         let end = tokio::spawn(async move {

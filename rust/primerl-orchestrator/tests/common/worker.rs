@@ -62,6 +62,24 @@ impl Worker {
         .await
     }
 
+    /// Asks once, and only the product answers: a connection that fails is an error.
+    pub async fn lease_once(&self) -> reqwest::Result<Result<LeaseAnswer, u16>> {
+        let request = LeaseRequest {
+            worker: self.id,
+            max: 1,
+        };
+        let call = self.http.post(format!("{}{}", self.url, wire::LEASE));
+        let call = call
+            .header("content-type", wire::CONTENT_TYPE)
+            .body(wire::encode(&request).unwrap());
+        let answer = call.send().await?;
+        let (status, body) = (answer.status().as_u16(), answer.bytes().await?);
+        Ok(match status {
+            200 => Ok(wire::decode(&body).unwrap()),
+            status => Err(status),
+        })
+    }
+
     /// Leases until there is a rollout.
     pub async fn one(&self) -> Lease {
         let deadline = tokio::time::Instant::now() + PATIENCE;

@@ -73,6 +73,19 @@ fn a_check_says_as_json_why_it_refuses() {
         (&refusal["code"], &refusal["key"]),
         (&"config".into(), &"control_tokens".into())
     );
+    // A bound of the key itself.
+    let refusal = said(
+        &place
+            .toml("", "")
+            .replace("batch_size = 8", "batch_size = 0"),
+    );
+    assert_eq!(
+        (&refusal["code"], &refusal["key"]),
+        (&"config".into(), &"batch_size".into())
+    );
+    let file = place.path("orchestrator.toml");
+    let begins = format!("{}: batch_size: is 0; give", file.display());
+    assert!(refusal["message"].as_str().unwrap().starts_with(&begins));
     let alone = command(&place.path("orchestrator.toml"))
         .arg("--json")
         .output()

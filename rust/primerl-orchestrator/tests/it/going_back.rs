@@ -74,12 +74,29 @@ fn rollouts(batches: &[Batch]) -> BTreeSet<u64> {
 }
 
 async fn refused(place: &Place, step: u64) -> String {
-    let prepared = prepared(place.config(SETTINGS, ""));
+    let going_back = || prepared(place.config(SETTINGS, "")).going_back_to(Some(Step(step)));
+    let ahead = going_back().check_folder().expect_err("no such state");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let started = prepared.going_back_to(Some(Step(step))).start(listener);
+    let started = going_back().start(listener);
     let error = started.await.err().expect("there is no such state");
     assert!(matches!(error, RunError::NoState { .. }) && error.is_input());
+    assert_eq!(ahead.to_string(), error.to_string());
     error.to_string()
+}
+
+/// A run that was fetched from a store has no journal; what it was begun with is in its checkpoint.
+fn check_asks_the_checkpoint(place: &Place, step: u64) {
+    let (journal, away) = (place.output().join("journal"), place.path("journal"));
+    std::fs::rename(&journal, &away).unwrap();
+    let check = |settings: &str| {
+        let prepared = prepared(place.config(settings, ""));
+        prepared.going_back_to(Some(Step(step))).check_folder()
+    };
+    check(SETTINGS).expect("it is the same run");
+    let changed = check(&format!("{SETTINGS}\nseed = 5")).expect_err("it is another");
+    assert!(matches!(&changed, RunError::Changed { name, .. } if name == "seed"));
+    assert!(!journal.exists(), "nothing is written");
+    std::fs::rename(&away, &journal).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -118,6 +135,8 @@ async fn a_run_goes_back_to_what_it_was_at_a_checkpoint() {
         steps(&read_lines(&output.join("steps.jsonl")))[..6],
         [1, 2, 3, 4, 5, 6]
     );
+
+    check_asks_the_checkpoint(&place, 2);
 
     let session = start(&place, &engine, Some(2)).await;
     trainer::resume(&session.orchestrator.url, 2).await;

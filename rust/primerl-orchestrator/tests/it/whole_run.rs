@@ -1,11 +1,13 @@
 //! Whole runs over loopback.
 
 use crate::common::engine::{Engine, expected_logprobs};
+use crate::common::session::Session;
 use crate::common::trainer::{self, Batch};
 use crate::common::worker::Worker;
-use crate::common::{Orchestrator, Place, read_lines};
+use crate::common::{Orchestrator, Place, prepared, read_lines};
 use primerl_core::Event;
 use primerl_engine::mock::MockConfig;
+use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use primerl_record::journal;
 use std::collections::BTreeSet;
@@ -253,4 +255,45 @@ fn check_metrics(batch: &trainer::Batch, line: &serde_json::Value) {
     }
     assert_eq!(batch.metrics["errored_rollouts/all/mean"], 0.0);
     assert!(batch.metrics["progress/epoch"] > 0.0);
+}
+
+/// In place of [`Worker::work`], which is answered by the tests themselves where it comes too late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_finished_run_tells_the_workers_that_ask() {
+    let place = Place::new();
+    let engine = Engine::start(MockConfig::default()).await;
+    let settings = place
+        .toml("max_steps = 1", "")
+        .replace("long_poll_s = 2.0", "long_poll_s = 0.1");
+    let config = Config::from_toml(&settings, "test").unwrap();
+    let Session {
+        orchestrator,
+        worker,
+    } = Session::start(prepared(config), &engine).await;
+    let (url, output) = (orchestrator.url.clone(), place.output());
+    trainer::publish(&url, &output, 0).await;
+    trainer::batch_bytes(&url, 1, 0).await.expect("a batch");
+
+    // Every rollout is sampled: this one is asked for again and again, until the run is over.
+    let idle = Worker::register(&url, "task", WorkerRole::Train, "idle").await;
+    let first = idle
+        .lease_once()
+        .await
+        .unwrap()
+        .expect("the run is not over");
+    assert!(!first.finished);
+    let asking = tokio::spawn(async move {
+        while !idle
+            .lease_once()
+            .await
+            .unwrap()
+            .expect("the run's answer")
+            .finished
+        {}
+        idle.leave().await;
+    });
+    trainer::publish(&url, &output, 1).await;
+    orchestrator.end().await.unwrap();
+    asking.await.unwrap();
+    worker.await.unwrap();
 }
