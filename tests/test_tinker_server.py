@@ -80,6 +80,7 @@ SCENARIOS = [
     "texts_and_tokens_end_samples",
     "adapters_are_exported_for_peft",
     "what_users_get_wrong_is_a_result_and_the_client_goes_on",
+    "weights_that_overflow_are_left_as_the_message_says",
     "a_killed_engine_is_started_again",
 ]
 
@@ -316,7 +317,7 @@ def test_what_fails_is_named_with_its_client_and_logged(server: Server) -> None:
     with pytest.raises(SystemExit, match=named):
         client.losses(model, ROWS)
     saved = client.called("save_weights_for_sampler", model, path="broken")["path"]
-    words = rf"{saved}, of step 1: its weights give log-probabilities that are not finite.*load_state"
+    words = rf"{saved}, of step 1: its weights give log-probabilities that are not finite.*from_state"
     with pytest.raises(SystemExit, match=words):
         client.sample(client.sampler(0, model_path=saved), 0, [5, 6, 7], 3)
     assert len(client.sample(client.sampler(1, base_model="tiny"), 0, [5, 6, 7], 3).sequences[0].tokens) == 12

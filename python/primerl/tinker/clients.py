@@ -40,9 +40,11 @@ ATTENTION = ("attn", "attention", "mixer")
 """Parts of the names of layers that `train_attn` is about; the others are `train_mlp`'s."""
 
 DIST_TIMEOUT_S = 600.0
+FROM_STATE = "service_client.create_training_client_from_state_with_optimizer(path)"
+"""What a script calls for a training client that continues from a state."""
 BROKEN = (
-    "its weights give log-probabilities that are not finite, as after steps with too large a learning rate. Go on from "
-    "an earlier state (load_state), and step with a smaller one"
+    "its weights give log-probabilities that are not finite, as after steps with too large a learning rate. Continue "
+    f"from an earlier state ({FROM_STATE}), and step with a smaller one"
 )
 
 

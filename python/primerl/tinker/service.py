@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from primerl.runs.served import STEPS
 from primerl.tinker import sampling
-from primerl.tinker.clients import BROKEN, BaseModel, LoraOptions, Published, SavedAdapter, TrainingClient
+from primerl.tinker.clients import BROKEN, FROM_STATE, BaseModel, LoraOptions, Published, SavedAdapter, TrainingClient
 from primerl.tinker.engines import EngineError, Pool, Weights
 from primerl.tinker.export import Export
 from primerl.tinker.futures import Future, Futures, Queue
@@ -238,7 +238,10 @@ class Service:
 
         async def work(model: Model) -> Any:
             if body.get("seq_id") != 1:
-                raise LossInputError("load_weights has to be the first call of a training client")
+                raise LossInputError(
+                    "load_weights has to be the first call of a training client; for another one that continues from a "
+                    f"state call {FROM_STATE}"
+                )
             _, tensors, state = await self._compute(self._store.load, str(body["path"]))
             await self._compute(model.client.load, tensors, state if body.get("optimizer") else None)
             return {"path": body["path"]}
