@@ -532,6 +532,19 @@ def test_losses_over_steps_are_of_the_tokens_that_are_learnt_from(base: BaseMode
     assert total < 3 * first < 30  # the sum of both calls, over three tokens
     client.optim_step({})
     assert client.stepped_loss is None  # by no data
+    # Of gradients that were dropped nothing is left.
+    unusable = message("ppo", [([4], {"target_tokens": [5], "logprobs": [0.0]})])
+    for failed, drop in ((True, False), (False, True)):
+        client.forward_backward(one)
+        if failed:
+            with pytest.raises(LossInputError):
+                client.forward_backward(unusable)
+            with pytest.raises(LossInputError):
+                client.optim_step({})
+        else:
+            client.lose("it has not arrived", drop=drop)
+        client.optim_step({})
+        assert client.stepped_loss is None, (failed, drop)
 
 
 def test_a_device_without_enough_memory_is_told(base: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
