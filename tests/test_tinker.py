@@ -32,7 +32,7 @@ from primerl.tinker.clients import (
     packed,
     set_tensors,
 )
-from primerl.tinker.engines import Engine, Pool, Weights
+from primerl.tinker.engines import Engine, EngineError, Pool, Weights
 from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.history import StepLines
 from primerl.tinker.losses import LOSSES, LossInputError, NotFoundError, check
@@ -1092,6 +1092,42 @@ def test_a_client_that_vanishes_leaves_nothing(base: BaseModel, tmp_path: Path) 
     assert "2 training clients, as many as it takes (trainer.max_clients)" in refused["error"]
     assert waits["error"] == "the session has ended"
     assert again["model_id"].endswith(":train:2")
+
+
+@pytest.mark.parametrize("answer", [True, False, MemoryError("no room")])
+def test_weights_are_looked_at_once_for_all_requests_that_engines_fail(
+    answer: bool | MemoryError, base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+
+    def is_finite(_: Published, adapter: Any, prompt: Sequence[int]) -> bool:
+        looked.append(list(prompt))
+        if isinstance(answer, MemoryError):
+            raise answer
+        return answer
+
+    async def generate(*_: Any) -> Any:
+        raise EngineError("engine e0 answered 500")
+
+    async def scenario() -> set[str]:
+        pool = Pool(["e0"], "m", ThreadPoolExecutor(1))
+        monkeypatch.setattr(pool, "generate", generate)
+        monkeypatch.setattr(Published, "is_finite", is_finite)
+        service = Service(base, pool, tmp_path, LIMITS, None)
+        sampler = await service.create_sampler({"session_id": service.begin().id, "base_model": "tiny"})
+        body = {"sampling_session_id": sampler.id, "sampling_params": {"max_tokens": 2}}
+        body["prompt"] = {"chunks": [{"type": "encoded_text", "tokens": [4, 5]}]}
+        asked = [service.sample({**body, "seq_id": number}) for number in range(3)]
+        await asyncio.gather(*(one.done.wait() for one in asked))
+        asked.append(service.sample({**body, "seq_id": 3}))
+        await asked[-1].done.wait()
+        await service.close()
+        return {json.loads(one.body)["error"] for one in asked}
+
+    (said,) = run(scenario())
+    assert looked == [[4, 5]]
+    assert ("not finite" in said) == (answer is False)
+    assert ("engine e0 answered 500" in said) == (answer is not False)
 
 
 def test_an_sdk_that_does_not_know_exports_gets_a_list_without_them(base: BaseModel, tmp_path: Path) -> None:
