@@ -33,7 +33,7 @@ from primerl.tinker.clients import (
     set_tensors,
 )
 from primerl.tinker.engines import Engine, EngineError, Pool, Weights
-from primerl.tinker.futures import Future, Futures, Queue
+from primerl.tinker.futures import Future, Futures, Queue, printable
 from primerl.tinker.history import StepLines
 from primerl.tinker.losses import LOSSES, LossInputError, NotFoundError, check
 from primerl.tinker.records import Limits, UnknownError
@@ -1128,6 +1128,12 @@ def test_weights_are_looked_at_once_for_all_requests_that_engines_fail(
     assert looked == [[4, 5]]
     assert ("not finite" in said) == (answer is False)
     assert ("engine e0 answered 500" in said) == (answer is not False)
+
+
+def test_what_clients_say_is_cut_in_the_log() -> None:
+    assert printable("a\nb") == "a?b"
+    assert printable("x" * 1000) == "x" * 1000
+    assert printable("x" * 1000 + "\ny") == "x" * 1000 + ".. (1002 characters)"
 
 
 def test_an_sdk_that_does_not_know_exports_gets_a_list_without_them(base: BaseModel, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ log = logging.getLogger("primerl.tinker")
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 KEPT_S = 900.0
 """A client that has lost an answer asks again."""
+MOST_PRINTED = 1000
+"""Characters of a text that is logged."""
 Work = Callable[[], Awaitable[Any]]
 
 
@@ -72,8 +74,9 @@ class Future:
 
 
 def printable(text: str) -> str:
-    """As one line of a log: a client's own words may be in it."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+    """As one line of a log, cut where it is long: a client's own words may be in it."""
+    cut = "" if len(text) <= MOST_PRINTED else f".. ({len(text)} characters)"
+    return "".join(one if one.isprintable() else "?" for one in text[:MOST_PRINTED]) + cut
 
 
 class Futures:
