@@ -20,7 +20,9 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from primerl._core import RunCurves
 from primerl.models.tiny import TinyConfig, write_model
+from primerl.runs.served import STEPS
 from primerl.tinker import clients, sampling
 from primerl.tinker.clients import (
     BaseModel,
@@ -1128,6 +1130,15 @@ def test_weights_are_looked_at_once_for_all_requests_that_engines_fail(
     assert looked == [[4, 5]]
     assert ("not finite" in said) == (answer is False)
     assert ("engine e0 answered 500" in said) == (answer is not False)
+
+
+def test_steps_of_clients_are_no_curves_of_a_policy(base: BaseModel, tmp_path: Path) -> None:
+    """Of several clients at the same step, and of one that was loaded at an earlier one."""
+    lines = StepLines(tmp_path / STEPS)
+    for client, step in (("a", 3), ("b", 3), ("a", 1)):
+        lines.add(client, step, 1.0, {})
+    found = json.loads(RunCurves(tmp_path).curves(["loss"]))
+    assert (found["steps"], found["damaged"]) == ([None, None], [])
 
 
 def test_what_clients_say_is_cut_in_the_log() -> None:
