@@ -103,15 +103,22 @@ def plan(placement: Placement, config: ServeConfig, engines: Iterable[ProcessCon
         raise ConfigError(f"{error}{also}") from None
 
 
-def check_reached(host: str, plan: Plan) -> None:
+def check_reached(host: str, placement: Placement, plan: Plan) -> None:
     """Raises ConfigError where the server listens at its machine's loopback, and engines that join it are elsewhere."""
     own, *others = plan.places
     away = next((place for place in others if place.host != own.host), None)
-    if away is not None and addresses.is_loopback(host):
+    if away is not None and addresses.is_loopback(host) and not _is_one_machine(placement):
         raise ConfigError(
             f"host: {host} is reached from the trainer's node alone, and {away.role.name}, which joins the server "
             f"there, would be on another ({away.host}); set host to 0.0.0.0, or to an address of the trainer's node"
         )
+
+
+def _is_one_machine(placement: Placement) -> bool:
+    """Whether all nodes are reached at this machine's loopback, as those of a cluster for trials."""
+    if isinstance(placement, SlurmPlacement) and not placement.allocation.is_real:
+        return False
+    return addresses.is_loopback(address_of(placement))
 
 
 def take(placement: Placement, plan: Plan) -> None:

@@ -72,11 +72,11 @@ def serve(config: ServeConfig) -> int:
     if begun.submits:
         # Without a host, the job takes its node's address.
         if "host" in config.model_fields_set:
-            places.check_reached(config.host, plan)
+            places.check_reached(config.host, placement, plan)
         return submission.submit(config, _say, command="serve --tinker", goes_on=lambda _: True)
     # The folder, which may be emptied, comes after all that may refuse the start.
     with (
-        _listening(config, key, plan) as listener,
+        _listening(config, key, placement, plan) as listener,
         claimed(config.output_dir, clean=config.clean_output_dir) as output_dir,
     ):
         if config.dry_run:
@@ -118,7 +118,9 @@ def _start_logging(config: ServeConfig, output_dir: Path) -> None:
     said.addHandler(to_file)
 
 
-def _listening(config: ServeConfig, key: str | None, plan: Plan) -> contextlib.closing[socket.socket]:
+def _listening(
+    config: ServeConfig, key: str | None, placement: Placement, plan: Plan
+) -> contextlib.closing[socket.socket]:
     """Bound before anything is started. Raises ConfigError, also where other machines could call without a key, or
     engines on other nodes could not join."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -137,7 +139,7 @@ def _listening(config: ServeConfig, key: str | None, plan: Plan) -> contextlib.c
     try:
         if key is None and not addresses.is_loopback(host):
             raise ConfigError(checks.exposed(config.host))
-        places.check_reached(host, plan)
+        places.check_reached(host, placement, plan)
     except ConfigError:
         listener.close()
         raise
