@@ -116,7 +116,12 @@ def driven(model: Path, output: Path, options: list[str], *, on_cpu: bool) -> Se
             seen = called(Client(_url(server, output / "printed.txt"), str(model)))
         finally:
             server.terminate()
-            server.wait(30)
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+        if server.wait() != 0:
+            raise SystemExit(f"the server ended with code {server.returncode}: {output / 'printed.txt'}")
     logs = [output / "logs" / f"{name}.log" for name in ("server", "engine_0", "engine_1")]
     seen.computes = [_last(r"computes in (\w+ on [\w:]+)", log.read_text(encoding="utf-8")) for log in logs]
     seen.seconds = round(time.perf_counter() - began, 1)
@@ -150,13 +155,13 @@ def called(client: Client) -> Seen:
     # Both at once: each has an engine of its own.
     with ThreadPoolExecutor(2) as pool:
         of_base = pool.submit(client.sample, base, 0, row, 1)
-        answer = client.sample(sampler, 0, row, 1)
+        of_sampler = client.sample(sampler, 0, row, 1)
     shape = [len(row) - 1, 1]
     targets = {"data": row[1:], "dtype": "int64", "shape": shape}
     answer = client.sample(sampler, 1, row, 1, target_prompt_logprobs=targets, prompt_alt_tokens_k=2)
     seen.named = np.frombuffer(answer.target_prompt_logprobs.dense, np.float32).tolist()
     assert len(np.frombuffer(answer.prompt_alt_tokens.tokens.dense, np.int64)) == 2 * shape[0]
-    seen.sampled = np.frombuffer(answer.prompt_logprobs, np.float32)[1:].tolist()
+    seen.sampled = np.frombuffer(of_sampler.prompt_logprobs, np.float32)[1:].tolist()
     seen.base = np.frombuffer(of_base.result().prompt_logprobs, np.float32)[1:].tolist()
     answer = client.sample(sampler, 2, PROMPT, 24)
     seen.greedy = np.frombuffer(answer.sequences[0].tokens, np.int32).tolist()

@@ -850,6 +850,10 @@ def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:
         training.check_output_dir(str(tmp_path), clean=False)
     with pytest.raises(ConfigError, match="no run of primerl wrote"):
         training.check_output_dir(str(tmp_path), clean=True)
+    # Also where nobody has asked before.
+    with pytest.raises(ConfigError, match="no run of primerl wrote"), training.claimed(str(tmp_path), clean=True):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     (tmp_path / "configs").mkdir()
     training.check_output_dir(str(tmp_path), clean=True)
     with training.claimed(str(tmp_path), clean=True):
@@ -859,6 +863,14 @@ def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="another run is using"), training.claimed(str(tmp_path), clean=True):
             pass
         assert (tmp_path / "metrics.jsonl").exists()
+
+
+def test_output_folder_of_a_run_that_wrote_nothing_is_emptied(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with training.claimed(str(folder), clean=True):
+        (folder / "engines_model").mkdir()
+    with training.claimed(str(folder), clean=True):
+        assert not (folder / "engines_model").exists()
 
 
 def test_a_dry_run_leaves_the_run_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -887,7 +899,6 @@ def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:
             training.check_output_dir(str(folder), clean=True)
         with pytest.raises(ConfigError, match="another run is using"), training.claimed(str(folder), clean=False):
             pass
-    (folder / "configs").mkdir()
     training.check_output_dir(str(folder), clean=True)
 
 

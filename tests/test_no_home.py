@@ -52,7 +52,7 @@ def test_a_run_keeps_its_state_itself(tmp_path: Path, capsys: pytest.CaptureFixt
     training._check_folder(tmp_path / "out", clean=False, goes_on=None)
     (tmp_path / "out" / "configs").mkdir()
     with training.claimed("out", clean=True):
-        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run"]
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["configs", "run"]
         assert (folder / "runs.db").is_file()
 
 

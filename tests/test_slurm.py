@@ -679,6 +679,16 @@ def test_addresses_are_the_jobs_and_stay_out_of_the_stored_config(monkeypatch: p
     assert within.placed(given).inference.host == "::"
 
 
+def test_a_dry_submission_deletes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "journal").mkdir()
+    config = config_of(slurm={"dry_run": True}, output_dir=str(tmp_path), clean_output_dir=True)
+    said: list[str] = []
+    assert submission.submit(config, said.append, command="rl", goes_on=lambda _: False) == 0
+    assert "nothing was submitted" in said[-1]
+    assert (tmp_path / "journal").is_dir()
+
+
 def test_only_the_launcher_that_the_script_started_is_within(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     monkeypatch.delenv(script.VARIABLE, raising=False)

@@ -20,7 +20,10 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from primerl._core import RunCurves
 from primerl.models.tiny import TinyConfig, write_model
+from primerl.process.printing import printable
+from primerl.runs.served import STEPS
 from primerl.tinker import clients, sampling
 from primerl.tinker.clients import (
     BaseModel,
@@ -32,7 +35,7 @@ from primerl.tinker.clients import (
     packed,
     set_tensors,
 )
-from primerl.tinker.engines import Engine, Pool, Weights
+from primerl.tinker.engines import Engine, EngineError, Pool, Weights
 from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.history import StepLines
 from primerl.tinker.losses import LOSSES, LossInputError, NotFoundError, check
@@ -532,6 +535,19 @@ def test_losses_over_steps_are_of_the_tokens_that_are_learnt_from(base: BaseMode
     assert total < 3 * first < 30  # the sum of both calls, over three tokens
     client.optim_step({})
     assert client.stepped_loss is None  # by no data
+    # Of gradients that were dropped nothing is left.
+    unusable = message("ppo", [([4], {"target_tokens": [5], "logprobs": [0.0]})])
+    for failed, drop in ((True, False), (False, True)):
+        client.forward_backward(one)
+        if failed:
+            with pytest.raises(LossInputError):
+                client.forward_backward(unusable)
+            with pytest.raises(LossInputError):
+                client.optim_step({})
+        else:
+            client.lose("it has not arrived", drop=drop)
+        client.optim_step({})
+        assert client.stepped_loss is None, (failed, drop)
 
 
 def test_a_device_without_enough_memory_is_told(base: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,7 +578,7 @@ def test_weights_that_overflow_are_named_with_what_to_do(base: BaseModel, tmp_pa
     assert published.is_finite((OPTIONS, client.tensors()), [4, 5])
     client.forward_backward(one)
     client.optim_step({"learning_rate": 1e30})
-    words = r"s:train:0 after its optim_step 1 \(learning_rate 1e\+30\): its weights give .* not finite.*load_state"
+    words = r"s:train:0 after its optim_step 1 \(learning_rate 1e\+30\): its weights give .* not finite.*from_state"
     with pytest.raises(LossInputError, match=words):
         client.forward_backward(one)
     assert not published.is_finite((OPTIONS, client.tensors()), [4, 5])
@@ -1081,6 +1097,57 @@ def test_a_client_that_vanishes_leaves_nothing(base: BaseModel, tmp_path: Path) 
     assert again["model_id"].endswith(":train:2")
 
 
+@pytest.mark.parametrize("answer", [True, False, MemoryError("no room")])
+def test_weights_are_looked_at_once_for_all_requests_that_engines_fail(
+    answer: bool | MemoryError, base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+
+    def is_finite(_: Published, adapter: Any, prompt: Sequence[int]) -> bool:
+        looked.append(list(prompt))
+        if isinstance(answer, MemoryError):
+            raise answer
+        return answer
+
+    async def generate(*_: Any) -> Any:
+        raise EngineError("engine e0 answered 500")
+
+    async def scenario() -> set[str]:
+        pool = Pool(["e0"], "m", ThreadPoolExecutor(1))
+        monkeypatch.setattr(pool, "generate", generate)
+        monkeypatch.setattr(Published, "is_finite", is_finite)
+        service = Service(base, pool, tmp_path, LIMITS, None)
+        sampler = await service.create_sampler({"session_id": service.begin().id, "base_model": "tiny"})
+        body = {"sampling_session_id": sampler.id, "sampling_params": {"max_tokens": 2}}
+        body["prompt"] = {"chunks": [{"type": "encoded_text", "tokens": [4, 5]}]}
+        asked = [service.sample({**body, "seq_id": number}) for number in range(3)]
+        await asyncio.gather(*(one.done.wait() for one in asked))
+        asked.append(service.sample({**body, "seq_id": 3}))
+        await asked[-1].done.wait()
+        await service.close()
+        return {json.loads(one.body)["error"] for one in asked}
+
+    (said,) = run(scenario())
+    assert looked == [[4, 5]]
+    assert ("not finite" in said) == (answer is False)
+    assert ("engine e0 answered 500" in said) == (answer is not False)
+
+
+def test_steps_of_clients_are_no_curves_of_a_policy(base: BaseModel, tmp_path: Path) -> None:
+    """Of several clients at the same step, and of one that was loaded at an earlier one."""
+    lines = StepLines(tmp_path / STEPS)
+    for client, step in (("a", 3), ("b", 3), ("a", 1)):
+        lines.add(client, step, 1.0, {})
+    found = json.loads(RunCurves(tmp_path).curves(["loss"]))
+    assert (found["steps"], found["damaged"]) == ([None, None], [])
+
+
+def test_what_clients_say_is_cut_in_the_log() -> None:
+    assert printable("a\nb") == "a?b"
+    assert printable("x" * 1000, 1000) == "x" * 1000
+    assert printable("x" * 1000 + "\ny", 1000) == "x" * 1000 + ".. (1002 characters)"
+
+
 def test_an_sdk_that_does_not_know_exports_gets_a_list_without_them(base: BaseModel, tmp_path: Path) -> None:
     store, client = Store(tmp_path / "states", base.digest, 32.0), TrainingClient(base, OPTIONS, MOST)
     how: dict[str, Any] = {"base_model": "tiny", "ttl_s": None, "overwrite": False, "user_metadata": None}
@@ -1099,8 +1166,9 @@ def test_an_sdk_that_does_not_know_exports_gets_a_list_without_them(base: BaseMo
                     (new, "0.28.0", ["training"]),
                     (new, "0.38.0", both),
                     (new, "later", both),
+                    (new, "0.\u00b2", both),
                 ):
-                    answer = await asking.get("/api/v1/checkpoints", headers={name: version})
+                    answer = await asking.get("/api/v1/checkpoints", headers={name: version.encode("latin-1")})
                     found = sorted(one["checkpoint_type"] for one in answer.json()["checkpoints"])
                     assert found == kinds, version
             await service.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -79,6 +80,7 @@ SCENARIOS = [
     "texts_and_tokens_end_samples",
     "adapters_are_exported_for_peft",
     "what_users_get_wrong_is_a_result_and_the_client_goes_on",
+    "weights_that_overflow_are_left_as_the_message_says",
     "a_killed_engine_is_started_again",
 ]
 
@@ -315,7 +317,7 @@ def test_what_fails_is_named_with_its_client_and_logged(server: Server) -> None:
     with pytest.raises(SystemExit, match=named):
         client.losses(model, ROWS)
     saved = client.called("save_weights_for_sampler", model, path="broken")["path"]
-    words = rf"{saved}, of step 1: its weights give log-probabilities that are not finite.*load_state"
+    words = rf"{saved}, of step 1: its weights give log-probabilities that are not finite.*from_state"
     with pytest.raises(SystemExit, match=words):
         client.sample(client.sampler(0, model_path=saved), 0, [5, 6, 7], 3)
     assert len(client.sample(client.sampler(1, base_model="tiny"), 0, [5, 6, 7], 3).sequences[0].tokens) == 12
@@ -403,6 +405,10 @@ def test_the_example_learns(server: Server) -> None:
         (["--trainer.max-rnk", "4"], "max_rank"),
         (["--inference.max-model-len", "100000000"], "the model attends to"),
         (["--inference.logprobs-mode", "processed_logprobs"], "inference.logprobs_mode"),
+        (
+            ["--host", "127.0.0.1", "--deployment.num-infer-nodes", "1", "--slurm.dry-run"],
+            "host: 127.0.0.1 is reached from the trainer's node alone, and engine_0",
+        ),
     ],
 )
 def test_bad_input_starts_nothing(
@@ -418,3 +424,17 @@ def test_bad_input_starts_nothing(
     assert main(["serve", "--tinker", *given]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_port_that_is_taken_costs_nothing_that_was_saved(
+    imitator: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "out" / "states" / "s" / "weights" / "one"
+    for folder in (saved, tmp_path / "out" / "configs"):
+        folder.mkdir(parents=True)
+    given = ["--model.path", str(imitator), "--output-dir", str(tmp_path / "out"), "--clean-output-dir"]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["serve", "--tinker", *given, "--port", str(port)]) == 2
+    assert f"port: 127.0.0.1:{port} cannot be listened on" in capsys.readouterr().err
+    assert saved.is_dir()

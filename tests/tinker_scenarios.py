@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -349,6 +350,21 @@ def what_users_get_wrong_is_a_result_and_the_client_goes_on(server: Served, serv
     assert trained(client, 1)[0] > 0.0
     with pytest.raises(Exception, match="cannot be used"):
         client.save_state("a b").result()
+
+
+def weights_that_overflow_are_left_as_the_message_says(server: Served, service: tinker.ServiceClient) -> None:
+    client = service.create_lora_training_client(base_model="tiny", rank=2).result()
+    trained(client, 2)
+    path = client.save_state("sound").result().path
+    expected = trained(client, 1)
+    client.forward_backward([datum(ROWS[0])], "cross_entropy").result()
+    client.optim_step(types.AdamParams(learning_rate=1e30)).result()
+    with pytest.raises(Exception, match="not finite") as refused:
+        client.forward_backward([datum(ROWS[0])], "cross_entropy").result()
+    said = re.search(r"\(service_client\.(\w+)\(path\)\)", str(refused.value))
+    assert said is not None
+    continued = getattr(service, said[1])(path).result()
+    assert trained(continued, 1) == pytest.approx(expected, rel=1e-5)
 
 
 def a_killed_engine_is_started_again(server: Served, service: tinker.ServiceClient) -> None:

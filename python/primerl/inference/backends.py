@@ -42,6 +42,15 @@ def chosen(wanted: str, python: str | None, folder: Path) -> str:
     return next(preferred, None) or next((name for name in EVERYWHERE if _serves(name, folder, python)), DEFAULT)
 
 
+def vllm_options(wanted: str, found: str, given: Mapping[str, Any], *, trusted: bool) -> dict[str, Any]:
+    """`[inference.vllm]` for an engine of the backend `found`, which was chosen for `wanted`. `trusted`: code of the
+    model may be run."""
+    if found in EVERYWHERE:
+        # A backend that was asked for by name refuses them itself. `auto` takes these on machines without vLLM.
+        return {} if wanted == AUTO else dict(given)
+    return {**({"trust-remote-code": True} if trusted else {}), **given}
+
+
 def _serves(name: str, folder: Path, python: str | None) -> bool:
     try:
         named(name).check_model(folder, python)

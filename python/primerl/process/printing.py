@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 
-def printable(text: str) -> str:
-    """As one line, in which no character moves the cursor or begins a line."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+def printable(text: str, at_most: int | None = None) -> str:
+    """As one line, in which no character moves the cursor or begins a line. `at_most`: characters, after which it is
+    cut."""
+    cut = "" if at_most is None or len(text) <= at_most else f".. ({len(text)} characters)"
+    return "".join(one if one.isprintable() else "?" for one in text[:at_most]) + cut

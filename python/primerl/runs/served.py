@@ -7,8 +7,8 @@ from pathlib import Path
 
 KIND = "serve"
 FILE = Path("run") / "tinker.json"
-STEPS = "steps.jsonl"
-"""Optimizer steps of all training clients, in the output folder."""
+STEPS = "client_steps.jsonl"
+"""Optimizer steps of all training clients, in the output folder. `steps.jsonl` is an orchestrator's, of one policy."""
 
 
 def note_url(folder: Path, url: str) -> None:

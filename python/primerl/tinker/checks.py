@@ -26,8 +26,9 @@ WITH_KEY = "with_key"
 
 
 def key_of(config: ServeConfig, *, submits: bool = False) -> str | None:
-    """`submits`: of a server that a job is to be, whose address is not known yet. Raises ConfigError where clients of
-    other machines could call without one, or the SDK would refuse it."""
+    """The key that clients have to send; None: any. Raises ConfigError where other machines could call without one, the
+    SDK would refuse it, or a job would not have it. `submits`: for a server that a job is to be, whose address is not
+    known yet."""
     key = os.environ.get(KEY)
     if key is not None and not key.startswith(KEY_BEGINS):
         raise ConfigError(
@@ -47,7 +48,8 @@ def key_of(config: ServeConfig, *, submits: bool = False) -> str | None:
 
 
 def note_key(key: str | None, folder: Path, say: Callable[[str], None]) -> None:
-    """Says so where this server had a key before, as one that is resumed elsewhere may have lost it."""
+    """Writes into the folder that the server has a key. Warns where it had one before and has none now: the shell in
+    which it is resumed may lack it."""
     if key is not None:
         (folder / WITH_KEY).touch()
     elif (folder / WITH_KEY).exists():

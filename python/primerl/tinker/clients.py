@@ -40,9 +40,11 @@ ATTENTION = ("attn", "attention", "mixer")
 """Parts of the names of layers that `train_attn` is about; the others are `train_mlp`'s."""
 
 DIST_TIMEOUT_S = 600.0
+FROM_STATE = "service_client.create_training_client_from_state_with_optimizer(path)"
+"""What a script calls for a training client that continues from a state."""
 BROKEN = (
-    "its weights give log-probabilities that are not finite, as after steps with too large a learning rate. Go on from "
-    "an earlier state (load_state), and step with a smaller one"
+    "its weights give log-probabilities that are not finite, as after steps with too large a learning rate. Continue "
+    f"from an earlier state ({FROM_STATE}), and step with a smaller one"
 )
 
 
@@ -281,13 +283,18 @@ class TrainingClient:
         later step may do."""
         self._failed = None if drop else why
         if drop:
-            self._optimizer.zero_grad()
+            self._drop()
+
+    def _drop(self) -> None:
+        """The gradients, and what is remembered of the data that they are of."""
+        self._optimizer.zero_grad()
+        self._since_step = (0.0, 0)
 
     def optim_step(self, given: Mapping[str, Any]) -> dict[str, float]:
         """One step of AdamW by all gradients since the last one. Raises LossInputError; nothing has changed then."""
         if self._failed is not None:
             why, self._failed = self._failed, None
-            self._optimizer.zero_grad()
+            self._drop()
             raise LossInputError(
                 f"a forward_backward since the last optim_step has failed ({why}), so the gradients are not those of "
                 "all its data; they were dropped: call forward_backward again"
@@ -298,17 +305,17 @@ class TrainingClient:
                 parameter.grad = torch.zeros_like(parameter)
         norm = torch.nn.utils.get_total_norm([one.grad for one in self._parameters if one.grad is not None])
         if not math.isfinite(norm.item()):
-            self._optimizer.zero_grad()
+            self._drop()
             raise LossInputError(f"the norm of the gradient is {norm.item()}; the gradients were dropped")
         if 0.0 < values.clip < norm.item():
             torch.nn.utils.clip_grads_with_norm_(self._parameters, values.clip, norm)
         for group in self._optimizer.param_groups:
             group |= values.group
         self._optimizer.step()
-        self._optimizer.zero_grad()
         self.steps += 1
         total, tokens = self._since_step
-        self.stepped_loss, self._since_step = (total / tokens if tokens else None), (0.0, 0)
+        self.stepped_loss = total / tokens if tokens else None
+        self._drop()
         return {"grad_norm:mean": norm.item(), "learning_rate:mean": values.group["lr"]}
 
     # State ------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ log = logging.getLogger("primerl.tinker")
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 KEPT_S = 900.0
 """A client that has lost an answer asks again."""
+MOST_PRINTED = 1000
+"""Characters of a text that is logged."""
 Work = Callable[[], Awaitable[Any]]
 
 
@@ -57,7 +59,7 @@ class Future:
             self._end(f"{type(error).__name__}: {error}", "server")
 
     def fail(self, message: str, category: str) -> None:
-        log.warning("%s of %s failed: %s", self.kind, self.client or self.model_id, printable(message))
+        log.warning("%s of %s failed: %s", self.kind, self.client or self.model_id, printable(message, MOST_PRINTED))
         self._end(message, category)
 
     def _end(self, message: str, category: str) -> None:

@@ -16,8 +16,9 @@ from primerl.launch.placement import gpus
 from primerl.launch.placement.commands import role_of
 from primerl.launch.placement.protocol import Placement, PlacementError, Plan, Resources, Role
 from primerl.launch.placement.ray.placement import RayPlacement
-from primerl.launch.placement.sharing import LOCAL, ON_ONE_GPU
+from primerl.launch.placement.sharing import on_one_gpu
 from primerl.launch.placement.slurm.placement import SlurmPlacement
+from primerl.net import addresses
 from primerl.run_key import VARIABLE
 from primerl.tinker.checks import Checked
 
@@ -31,18 +32,8 @@ def engine_gpus(config: ServeConfig, backend: str) -> int:
 
 
 def with_share(config: ServeConfig, backend: str) -> tuple[ServeConfig, str | None]:
-    """The config, with the engines' share of a machine's only GPU where none was given; and what to say of it."""
-    deployment = config.deployment
-    has_share = "gpu-memory-utilization" in {name.replace("_", "-") for name in config.inference.vllm}
-    is_here = deployment.type == LOCAL and config.slurm is None and config.ray is None
-    if deployment.engine_share is not None or not is_here or has_share:
-        return config, None
-    if engine_gpus(config, backend) != 1 or len(gpus.found()) != 1:
-        return config, None
-    return config.implied(deployment=deployment.implied(engine_share=ON_ONE_GPU)), (
-        f"this machine has one GPU, so the trainer and the engines share it: engines get {ON_ONE_GPU:.0%} of its "
-        "memory (deployment.engine_share)"
-    )
+    """As `sharing.on_one_gpu`, of a server."""
+    return on_one_gpu(config, backend, engine_gpus(config, backend))
 
 
 def engine_share(config: ServeConfig, backend: str) -> float | None:
@@ -71,9 +62,8 @@ class Starting:
 def engines(config: ServeConfig, checked: Checked, starting: Starting | None = None) -> list[ProcessConfig]:
     """A process for each."""
     source = config.inference
-    options = dict(source.vllm)
-    if config.model.trust_remote_code and source.backend == "vllm":
-        options.setdefault("trust-remote-code", True)
+    trusted = config.model.trust_remote_code
+    options = backends.vllm_options(source.backend, checked.backend, source.vllm, trusted=trusted)
     found = []
     for index in range(source.replicas):
         name = f"engine_{index}"
@@ -111,6 +101,24 @@ def plan(placement: Placement, config: ServeConfig, engines: Iterable[ProcessCon
         return placement.plan([Role(TRAINER, TRAINER, resources), *(role_of(one) for one in engines)])
     except PlacementError as error:
         raise ConfigError(f"{error}{also}") from None
+
+
+def check_reached(host: str, placement: Placement, plan: Plan) -> None:
+    """Raises ConfigError where the server listens at its machine's loopback, and engines that join it are elsewhere."""
+    own, *others = plan.places
+    away = next((place for place in others if place.host != own.host), None)
+    if away is not None and addresses.is_loopback(host) and not _is_one_machine(placement):
+        raise ConfigError(
+            f"host: {host} is reached from the trainer's node alone, and {away.role.name}, which joins the server "
+            f"there, would be on another ({away.host}); set host to 0.0.0.0, or to an address of the trainer's node"
+        )
+
+
+def _is_one_machine(placement: Placement) -> bool:
+    """Whether all nodes are reached at this machine's loopback, as those of a cluster for trials."""
+    if isinstance(placement, SlurmPlacement) and not placement.allocation.is_real:
+        return False
+    return addresses.is_loopback(address_of(placement))
 
 
 def take(placement: Placement, plan: Plan) -> None:

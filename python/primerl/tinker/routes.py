@@ -22,7 +22,7 @@ from primerl.net.addresses import is_own_name
 from primerl.process.printing import printable
 from primerl.tinker.calls import NOT_HERE, Body, Call, RefusedError
 from primerl.tinker.export import FILES
-from primerl.tinker.futures import Future
+from primerl.tinker.futures import MOST_PRINTED, Future
 from primerl.tinker.losses import LossInputError, NotFoundError
 from primerl.tinker.page import Page
 from primerl.tinker.records import UnknownError
@@ -121,7 +121,7 @@ def _foreign(request: Request) -> str | None:
 def refused(request: Request, status: int, detail: str) -> JSONResponse:
     client = "a client" if request.client is None else f"{request.client.host}:{request.client.port}"
     what = f"{request.method} {request.scope['path']} of {client}"
-    log.info("%s is refused with %d: %s", printable(what), status, printable(detail))
+    log.info("%s is refused with %d: %s", printable(what, MOST_PRINTED), status, printable(detail, MOST_PRINTED))
     # `error` is what pages of primerl show.
     return JSONResponse({"detail": detail, "error": {"message": detail}}, status)
 

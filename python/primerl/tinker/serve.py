@@ -25,7 +25,7 @@ from primerl.config.process_files.files import ProcessConfig
 from primerl.config.schema.serve import ServeConfig
 from primerl.launch import on_ray, placing
 from primerl.launch.placement.commands import start
-from primerl.launch.placement.protocol import Placement
+from primerl.launch.placement.protocol import Placement, Plan
 from primerl.launch.preflight import hub
 from primerl.launch.preflight.training import claimed
 from primerl.launch.registration import registered
@@ -70,32 +70,36 @@ def serve(config: ServeConfig) -> int:
     config, shared_gpu = places.with_share(config, checked.backend)
     plan = places.plan(placement, config, places.engines(config, checked))
     if begun.submits:
+        # Without a host, the job takes its node's address.
+        if "host" in config.model_fields_set:
+            places.check_reached(config.host, placement, plan)
         return submission.submit(config, _say, command="serve --tinker", goes_on=lambda _: True)
-    with claimed(config.output_dir, clean=config.clean_output_dir) as output_dir:
+    # The folder, which may be emptied, comes after all that may refuse the start.
+    with (
+        _listening(config, key, placement, plan) as listener,
+        claimed(config.output_dir, clean=config.clean_output_dir) as output_dir,
+    ):
         if config.dry_run:
             _say(f"where the trainer, which is the server's own process, and the engines would run:\n{plan.table()}")
             _say("everything checked; nothing was started")
             return 0
         _start_logging(config, output_dir)
-        with _listening(config) as listener:
-            if key is None and not addresses.is_loopback(listener.getsockname()[0]):
-                raise ConfigError(checks.exposed(config.host))
-            checks.note_key(key, output_dir / "run", _say)
-            served = checks.for_engines(config, checked, output_dir / ENGINES_MODEL)
-            if shared_gpu is not None:
-                _say(shared_gpu)
-            with registered(config, output_dir, _say, goes_on=True) as session, placement:
-                try:
-                    # Reserves a cluster's nodes.
-                    on_ray.prepare(placement, output_dir, _say, signals.check)
-                    places.take(placement, plan)
-                    server = _Server(config, key, checked, served, output_dir, listener, placement, begun.limit)
-                    code = asyncio.run(server.run())
-                except (ConfigError, RefusedError) as error:
-                    session.exit_code = BAD_INPUT
-                    raise ConfigError(str(error)) from None
-                # One that was asked to stop is listed as stopped.
-                session.exit_code = INTERRUPTED if code == 0 else code
+        checks.note_key(key, output_dir / "run", _say)
+        served = checks.for_engines(config, checked, output_dir / ENGINES_MODEL)
+        if shared_gpu is not None:
+            _say(shared_gpu)
+        with registered(config, output_dir, _say, goes_on=True) as session, placement:
+            try:
+                # Reserves a cluster's nodes.
+                on_ray.prepare(placement, output_dir, _say, signals.check)
+                places.take(placement, plan)
+                server = _Server(config, key, checked, served, output_dir, listener, placement, begun.limit)
+                code = asyncio.run(server.run())
+            except (ConfigError, RefusedError) as error:
+                session.exit_code = BAD_INPUT
+                raise ConfigError(str(error)) from None
+            # One that was asked to stop is listed as stopped.
+            session.exit_code = INTERRUPTED if code == 0 else code
     return within.ended(config, code, begun.limit, _say)
 
 
@@ -114,8 +118,11 @@ def _start_logging(config: ServeConfig, output_dir: Path) -> None:
     said.addHandler(to_file)
 
 
-def _listening(config: ServeConfig) -> contextlib.closing[socket.socket]:
-    """Bound before anything is started. Raises ConfigError."""
+def _listening(
+    config: ServeConfig, key: str | None, placement: Placement, plan: Plan
+) -> contextlib.closing[socket.socket]:
+    """Bound before anything is started. Raises ConfigError, also where other machines could call without a key, or
+    engines on other nodes could not join."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     # With the protocol's number, by which asyncio knows that small answers are not to be held back (TCP_NODELAY).
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -128,6 +135,14 @@ def _listening(config: ServeConfig) -> contextlib.closing[socket.socket]:
         raise ConfigError(
             f"port: {config.host}:{config.port} cannot be listened on ({error}); choose another"
         ) from None
+    host = listener.getsockname()[0]
+    try:
+        if key is None and not addresses.is_loopback(host):
+            raise ConfigError(checks.exposed(config.host))
+        places.check_reached(host, placement, plan)
+    except ConfigError:
+        listener.close()
+        raise
     return contextlib.closing(listener)
 
 

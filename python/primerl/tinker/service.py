@@ -17,13 +17,14 @@ from safetensors.torch import load_file, save_file
 
 from primerl.runs.served import STEPS
 from primerl.tinker import sampling
-from primerl.tinker.clients import BROKEN, BaseModel, LoraOptions, Published, SavedAdapter, TrainingClient
+from primerl.tinker.clients import BROKEN, FROM_STATE, BaseModel, LoraOptions, Published, SavedAdapter, TrainingClient
 from primerl.tinker.engines import EngineError, Pool, Weights
 from primerl.tinker.export import Export
 from primerl.tinker.futures import Future, Futures, Queue
 from primerl.tinker.generation import Generation
 from primerl.tinker.history import Samples, StepLines
 from primerl.tinker.losses import LossInputError, NotFoundError
+from primerl.tinker.overflow import Overflows
 from primerl.tinker.records import Limits, Model, Sampler, Session, UnknownError, number, options_of
 from primerl.tinker.store import SAMPLER, Facts, Store
 from primerl.tinker.wire import Request
@@ -60,6 +61,7 @@ class Service:
         self._steps = StepLines(output_dir / STEPS)
         self._generation = Generation(pool, tokenizer, limits.most_samples)
         self._published = Published(base, output_dir)
+        self._overflows = Overflows()
         self._turn = asyncio.Lock()
 
     # Sessions
@@ -93,6 +95,7 @@ class Service:
         """To be called now and then: sessions without heartbeats end, and old results are forgotten."""
         now = time.monotonic()
         self.futures.forget_old(now)
+        self._overflows.keep(one.weights.key for one in self.samplers.values())
         for session in list(self.sessions.values()):
             if now - session.heard > self.limits.session_s:
                 log.warning(
@@ -238,7 +241,10 @@ class Service:
 
         async def work(model: Model) -> Any:
             if body.get("seq_id") != 1:
-                raise LossInputError("load_weights has to be the first call of a training client")
+                raise LossInputError(
+                    "load_weights has to be the first call of a training client; for another one that continues from a "
+                    f"state call {FROM_STATE}"
+                )
             _, tensors, state = await self._compute(self._store.load, str(body["path"]))
             await self._compute(model.client.load, tensors, state if body.get("optimizer") else None)
             return {"path": body["path"]}
@@ -357,7 +363,9 @@ class Service:
             try:
                 choices, scores = await self._generation.sampled(sampler.weights, request, future.id)
             except EngineError:
-                if not await self._compute(lambda: self._published.is_finite(sampler.adapter(), request.prompt)):
+                adapter, prompt = sampler.adapter, request.prompt
+                is_finite = partial(self._compute, lambda: self._published.is_finite(adapter(), prompt))
+                if await self._overflows.known(sampler.weights.key, sampler.origin, is_finite):
                     raise LossInputError(f"{sampler.origin}: {BROKEN}") from None
                 raise
             self.samples.add(sampler.id, request.prompt, choices)

@@ -77,7 +77,7 @@ def _version(call: Call) -> tuple[int, ...]:
     """Version of the SDK that asks; the newest where it does not say."""
     said = call.headers.get("x-sdk-version") or call.headers.get("x-stainless-package-version", "")
     parts = said.split(".")[:2]
-    return tuple(map(int, parts)) if len(parts) == 2 and all(part.isdigit() for part in parts) else (sys.maxsize,)
+    return tuple(map(int, parts)) if len(parts) == 2 and all(part.isdecimal() for part in parts) else (sys.maxsize,)
 
 
 def _page(found: list[Any], call: Call) -> tuple[list[Any], Body]:

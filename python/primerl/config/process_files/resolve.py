@@ -137,11 +137,8 @@ def engines(
 ) -> list[ProcessConfig]:
     """All replicas. `context` (tokens) and `logprobs_mode` count where the settings do not set them."""
     source = config.inference
-    # Options of vLLM are for machines that have it: `auto` takes another engine elsewhere, which knows none of them.
-    serves = source.backend != backends.AUTO or engine_name(config) == "vllm"
-    vllm = dict(source.vllm) if serves else {}
-    if serves and isinstance(config, RLConfig) and config.model.trust_remote_code:
-        vllm.setdefault("trust-remote-code", True)
+    trusted = isinstance(config, RLConfig) and config.model.trust_remote_code
+    vllm = backends.vllm_options(source.backend, engine_name(config), source.vllm, trusted=trusted)
     processes = []
     for index in range(source.replicas):
         name = "inference" if source.replicas == 1 else f"inference_{index}"

@@ -39,6 +39,9 @@ from primerl.runs.state import WITHIN_RUN
 from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import saved_steps
 
+OF_A_RUN = ("configs", "gepa.json")
+"""Either tells that a run wrote what is in a folder. Searches by primerl gepa once had the second alone."""
+
 
 def check(
     config: RLConfig, say: Callable[[str], None] = lambda _: None, placement: Placement | None = None
@@ -164,7 +167,7 @@ def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] 
             f"output_dir: {folder} is not empty; choose another --output-dir, or start (no dry run) with {going_on}"
             "--clean-output-dir to delete what an earlier run left there"
         )
-    if not (folder / "configs").is_dir():
+    if not any((folder / name).exists() for name in OF_A_RUN):
         raise ConfigError(
             f"output_dir: {folder} holds files that no run of primerl wrote, so it is not deleted; "
             "choose another output_dir, or empty it yourself"
@@ -192,8 +195,11 @@ def never_began(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
-    """The run's folder, emptied if asked for, and locked until the block ends (the kernel unlocks it at death)."""
+    """The run's folder, emptied if asked for, and locked until the block ends (the kernel unlocks it at death).
+    Raises ConfigError, before anything is made or deleted, where files in it are not a run's."""
     folder = Path(files.absolute(output_dir))
+    if clean:
+        check_output_dir(output_dir, clean=True)
     lock = folder / LOCK
     with _as_config_error(folder):
         if clean and (lock.parent.is_symlink() or not lock.parent.is_dir()):
@@ -206,6 +212,8 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
         with _as_config_error(folder):
             if clean:
                 _empty(folder, but=lock)
+            # By which a later start knows the folder as a run's, however early this one ends.
+            (folder / "configs").mkdir(exist_ok=True)
             on_request.forget(folder)  # by a session that was killed before it had its checkpoint
         yield folder
 

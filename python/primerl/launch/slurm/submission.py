@@ -192,7 +192,7 @@ def submit(
     nodes = config.deployment.num_train_nodes + config.deployment.num_infer_nodes
     if not is_dry:
         _test(text, nodes)
-    with claimed(config.output_dir, clean=config.clean_output_dir):
+    with claimed(config.output_dir, clean=config.clean_output_dir and not is_dry):
         resumes = goes_on(folder)  # before there is a folder of logs
         files.write_text(folder / CONFIG, stored_copy(config))
         files.write_text(folder / script.SCRIPT, text)
