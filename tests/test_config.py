@@ -424,6 +424,25 @@ def test_replicas_that_seed_requests_by_their_ids_share_the_runs_seed(backend: s
 
 
 @pytest.mark.parametrize(
+    ("backend", "given", "expected"),
+    [
+        ("vllm", {"enforce-eager": True}, {"enforce-eager": True, "trust-remote-code": True}),
+        ("vllm", {"trust-remote-code": False}, {"trust-remote-code": False}),
+        ("torch", {}, {}),
+        # The engine refuses them by name.
+        ("torch", {"enforce-eager": True}, {"enforce-eager": True}),
+    ],
+)
+def test_only_vllm_is_told_to_trust_a_models_code(
+    backend: str, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    changes = {"inference__backend": backend, "inference__vllm": given, "model__trust_remote_code": True}
+    (engine,) = resolve.inference(RLConfig.model_validate(tree(**changes)), "http://o:1")
+    assert isinstance(engine.config, InferenceConfig)
+    assert engine.config.vllm == expected
+
+
+@pytest.mark.parametrize(
     ("changes", "mode"),
     [
         ({}, "raw_logprobs"),
