@@ -77,7 +77,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs() -> Iterator[list[Started | subprocess.Popen[Any]]]:
-    """Runs, and scripts beside them, that end with the test, however that ends."""
+    """Runs, and scripts that train them, that end with the test, however that ends."""
     started: list[Started | subprocess.Popen[Any]] = []
     yield started
     for one in started:

@@ -583,20 +583,27 @@ def test_sampled_tokens_of_earlier_versions_are_kept(tmp_path: Path) -> None:
     assert summary.sums(json.loads((tmp_path / summary.FILE).read_text()))["sampled_tokens"] == 570
 
 
+def launched(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Exit code and output of a start whose processes run this program of Python."""
+    monkeypatch.setattr(
+        commands, "command_of", lambda process: Command([sys.executable, "-c", program], os.environ, process.log)
+    )
+    values = {"output_dir": str(folder), "max_steps": 1, "model": {"path": "m"}}
+    config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
+    output = io.StringIO()
+    code = Launcher(config, folder, Console(output), {}).run()
+    return code, output.getvalue()
+
+
 @pytest.mark.processes
 def test_a_refusal_of_the_orchestrator_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("journal/0.snapshot", "configs/orchestrator.toml", "logs/orchestrator.log", "run/summary.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("the session before\n")
     says = "import sys; sys.exit(print('error: batch_size = 32, and now batch_size = 64') or 2)"
-    monkeypatch.setattr(
-        commands, "command_of", lambda process: Command([sys.executable, "-c", says], os.environ, process.log)
-    )
-    values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}}
-    config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
-    output = io.StringIO()
-    assert Launcher(config, tmp_path, Console(output), {}).run() == 2
-    assert output.getvalue().splitlines() == [
+    code, output = launched(tmp_path, says, monkeypatch)
+    assert code == 2
+    assert output.splitlines() == [
         f"resuming the run in {tmp_path}",
         "the orchestrator refuses the run: batch_size = 32, and now batch_size = 64",
     ]
@@ -611,14 +618,9 @@ def test_a_start_that_finds_the_run_over_keeps_its_config(tmp_path: Path, monkey
         (tmp_path / name).write_text("the session before\n")
     (tmp_path / "logs").mkdir()
     says = "print('the run in this output_dir is over: all 1 steps are trained')"
-    monkeypatch.setattr(
-        commands, "command_of", lambda process: Command([sys.executable, "-c", says], os.environ, process.log)
-    )
-    values = {"output_dir": str(tmp_path), "max_steps": 1, "model": {"path": "m"}}
-    config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
-    output = io.StringIO()
-    assert Launcher(config, tmp_path, Console(output), {}).run() == 0
-    assert "nothing is left to do" in output.getvalue()
+    code, output = launched(tmp_path, says, monkeypatch)
+    assert code == 0
+    assert "nothing is left to do" in output
     assert (tmp_path / "configs" / "orchestrator.toml").read_text() == "the session before\n"
 
 
@@ -850,7 +852,7 @@ def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:
         training.check_output_dir(str(tmp_path), clean=False)
     with pytest.raises(ConfigError, match="no run of primerl wrote"):
         training.check_output_dir(str(tmp_path), clean=True)
-    # Also where nobody has asked before.
+    # Also where no one has asked before.
     with pytest.raises(ConfigError, match="no run of primerl wrote"), training.claimed(str(tmp_path), clean=True):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

@@ -43,6 +43,7 @@ def sft(arguments: list[str]) -> int:
         keep_state(given.output_dir)
         from primerl.launch import monitors, placing, sft_ranks
         from primerl.launch.preflight import sft, training
+        from primerl.launch.preflight.model_folder import slower_on_gpu
         from primerl.launch.registration import registered
         from primerl.launch.slurm import submission, within
         from primerl.train.distributed import torchrun
@@ -62,7 +63,9 @@ def sft(arguments: list[str]) -> int:
             if config.dry_run:
                 if elsewhere:
                     print(f"where the ranks would run:\n{plan.table()}")
-                if (slower := sft.slower_on_gpu(config)) is not None:
+                path = config.model.path
+                slower = None if path is None else slower_on_gpu(Path(path), config.dtype)
+                if slower is not None:
                     print(slower)
                 print(f"everything checked; the resolved config is {folder / sft.CONFIG_FILE}")
                 return 0

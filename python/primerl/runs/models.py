@@ -54,7 +54,7 @@ def look(folder: Path, machine: Machine) -> Model:
     except ConfigError as error:
         return Model(os.fspath(folder), kind, weights, False, "-", _short(str(error), folder))
     engine, why = _engine(folder)
-    why = "; ".join(filter(None, [slower_on_gpu(folder), why]))
+    why = "; ".join(filter(None, [slower_on_gpu(folder, None), why]))
     needs, needs_lora = machine.all_of(parameters), machine.adapter_of(parameters)
     fits = "all" if needs <= machine.bytes else "adapter" if needs_lora <= machine.bytes else "nothing"
     if fits != "all":

@@ -56,7 +56,7 @@ fn keyed(name: &str, was: String, is: String) -> (String, String, String) {
         "truncated sampling" => (of_environment("sampling.truncated"), was, is),
         "chat_template_kwargs" => (of_environment("sampling.chat_template_kwargs"), was, is),
         "demonstrations" => (of_environment("demonstration"), was, is),
-        // Its environment is told by name.
+        // Its environment is given by name.
         _ => (name.to_owned(), was, is),
     }
 }

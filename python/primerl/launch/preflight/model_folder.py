@@ -65,8 +65,10 @@ def check_trainable(folder: Path, *, ranks: int = 1, compiles: bool = False, tru
         raise ConfigError(f"model.path: {problem}")
 
 
-def slower_on_gpu(folder: Path) -> str | None:
-    """Why this machine's GPUs train the model more slowly than they could."""
+def slower_on_gpu(folder: Path, dtype: str | None) -> str | None:
+    """Why this machine's GPUs train the model more slowly than they could in this dtype (None: the GPU's default)."""
+    if dtype == "float32":
+        return None
     return support.slower_on_gpu(read_json(folder / "config.json")) if has_cuda() else None
 
 

@@ -52,15 +52,6 @@ def check(config: RLConfig, *, weights: bool = True) -> None:
     problems.check()
 
 
-def say_slower(config: RLConfig, say: Callable[[str], None]) -> None:
-    """Says why this machine's GPUs train the model more slowly than they could."""
-    if config.trainer.dtype == "float32":
-        return
-    slower = model_folder.slower_on_gpu(Path(files.absolute(config.model.path)))
-    if slower is not None:
-        say(slower)
-
-
 def say_drawback(config: RLConfig | EvalConfig, say: Callable[[str], None]) -> None:
     """Says what an engine is worse at that `auto` has chosen."""
     backend = resolve.engine_backend(config)

@@ -12,7 +12,7 @@ from primerl.config.process_files import resolve
 from primerl.config.process_files.files import keys_of
 from primerl.config.schema.sft import SFTConfig
 from primerl.launch import monitors
-from primerl.launch.preflight import hub, model_folder, training
+from primerl.launch.preflight import hub, training
 from primerl.launch.preflight.model_folder import check_model, check_trainable, longest_sequence
 from primerl.process import extras, signals
 from primerl.process.setting_checks import from_mapping
@@ -50,13 +50,6 @@ def prepared(given: SFTConfig) -> tuple[SFTConfig, dict[str, Any]]:
     values = settings_of(config)
     check(config, values)
     return config, values
-
-
-def slower_on_gpu(config: SFTConfig) -> str | None:
-    """Why this machine's GPUs train the model more slowly than they could."""
-    if config.model.path is None or config.dtype == "float32":
-        return None
-    return model_folder.slower_on_gpu(Path(config.model.path))
 
 
 def settings_of(config: SFTConfig) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight import checker, hub, shadowing
 from primerl.launch.preflight import environments as environments
 from primerl.launch.preflight import policy as policy
+from primerl.launch.preflight.model_folder import slower_on_gpu
 from primerl.launch.resume import going_back
 from primerl.launch.resume.going_back import holds_run as holds_run
 from primerl.launch.slurm.script import SCRIPT
@@ -56,7 +57,9 @@ def check(
     variables, with_key = _quick_checks(config, _model, placement or chosen(config.deployment, config.ray))
     # The slow checks run side by side, and only when the quick ones found nothing.
     _warn_of_repeats(config, say)
-    policy.say_slower(config, say)
+    slower = slower_on_gpu(Path(files.absolute(config.model.path)), config.trainer.dtype)
+    if slower is not None:
+        say(slower)
     if config.inference.replicas:
         policy.say_drawback(config, say)
     lookup.provided(configs.entries(config), config.timeouts.install_s, say)

@@ -104,9 +104,8 @@ def _sampled(summary: dict[str, Any], before: dict[str, float]) -> tuple[float, 
     status = summary.get("status", {})
     counted = status.get("run", {}).get("sampled_tokens")
     known = before.get(SAMPLED_BY_RUN)
-    if (
-        counted is None
-    ):  # of an earlier version, which counted since the orchestrator's last start; or nothing was heard
+    # Earlier versions counted since the orchestrator's last start; or it never answered.
+    if counted is None:
         return status.get("tokens", {}).get("sampled", 0), known
     began = summary.get(SAMPLED_BEFORE)
     if known is None:  # the first session, or the first after those of earlier versions

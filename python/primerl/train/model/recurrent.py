@@ -109,7 +109,7 @@ DELTA_RULE = Kernel(
     "flash-linear-attention",
     "fla.ops.gated_delta_rule",
     "chunk_gated_delta_rule",
-    lambda device: _wrong_on_hopper(device),
+    _wrong_on_hopper,
 )
 KIMI_DELTA_RULE = Kernel("flash-linear-attention", "fla.ops.kda", "chunk_kda")
 MAMBA_2 = Kernel("mamba-ssm", "mamba_ssm.ops.triton.ssd_combined", "mamba_chunk_scan_combined")

@@ -12,7 +12,7 @@ use serde_json::json;
 #[serde(try_from = "Keys")]
 pub struct AlgorithmConfig(pub Algorithm);
 
-/// In the file the parameters of all types stand beside the type.
+/// In the file the parameters of all types stand next to the type.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keys {
