@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from primerl.inference import backends
 from primerl.inference.backend import Engine, EngineEndedError
 from primerl.inference.settings import InferenceConfig
-from primerl.net.addresses import told_to
+from primerl.net.addresses import told_to, url_of
 from primerl.net.requests import open_url
 from primerl.process.log_levels import LEVELS, LogLevel
 from primerl.process.signals import stop_signals
@@ -121,10 +121,9 @@ def _check_reached(config: InferenceConfig) -> None:
     """Before the model is loaded. Raises ValueError where the orchestrator could never reach this engine."""
     if config.join is None:
         return
-    host = f"[{config.host}]" if ":" in config.host else config.host
     # A host that is unknown or unreachable so far: joining keeps trying.
     with contextlib.suppress(OSError):
-        told_to(f"http://{host}:{config.port}", config.join)
+        told_to(url_of(config.host, config.port), config.join)
 
 
 def _end_as(number: int) -> NoReturn:

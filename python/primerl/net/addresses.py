@@ -43,6 +43,11 @@ def told_to(url: str, peer: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{host}:{parts.port}"))
 
 
+def url_of(host: str, port: int | None) -> str:
+    """`http://HOST:PORT`, an address of IPv6 in brackets."""
+    return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"
+
+
 def _way(url: str) -> tuple[str, str]:
     """This machine's address on the way to the host, and the host's own."""
     parts = urlsplit(url)

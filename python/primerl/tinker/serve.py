@@ -146,10 +146,6 @@ def _listening(
     return contextlib.closing(listener)
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 class _Server:
     def __init__(
         self,
@@ -169,8 +165,8 @@ class _Server:
         self._placement = placement
         self._limit = limit
         host, port = listener.getsockname()[:2]
-        self.url = _url(host, port)
-        self._joined_at = _url(places.address_of(placement), port) if addresses.is_unspecified(host) else self.url
+        joined_at = places.address_of(placement) if addresses.is_unspecified(host) else host
+        self.url, self._joined_at = addresses.url_of(host, port), addresses.url_of(joined_at, port)
         self._engines_key = secrets.token_hex(32)
         self._restarts = Restarts(config.restarts)
         self._failure: str | None = None

@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING
 from primerl.inference.backend import EngineEndedError
 from primerl.inference.vllm import as_numbers, flags
 from primerl.inference.vllm.installation import Installation
+from primerl.net.addresses import url_of
 from primerl.net.requests import open_url
 
 if TYPE_CHECKING:
@@ -97,8 +98,7 @@ class VllmServer:
 
     @property
     def url(self) -> str:
-        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
-        return f"http://{host}:{self.port}"
+        return url_of(self._config.host, self.port)
 
     @property
     def pid(self) -> int:

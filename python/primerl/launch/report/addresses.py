@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from primerl.net import addresses
 from primerl.run_key import FILE, VARIABLE, run_key
 
 ANY = ("0.0.0.0", "::", "[::]")
@@ -25,4 +26,4 @@ def reached_at(host: str, port: int | None) -> str:
     """The orchestrator's URL as other machines may have it: `0.0.0.0` is no address to connect to."""
     if host in ANY:
         host = socket.gethostname()
-    return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"
+    return addresses.url_of(host, port)

@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from primerl._core import page_files
-from primerl.net.addresses import is_loopback, is_own_name
+from primerl.net.addresses import is_loopback, is_own_name, url_of
 from primerl.process.redaction import redact
 from primerl.runs.dashboard.sources import SourceError
 from primerl.runs.dashboard.told import MOST_NAMES, MOST_ROLLOUTS, MOST_RUNS, Board
@@ -93,8 +93,7 @@ class Dashboard:
         self.assets = _assets()
         handler = type("Handler", (_Handler,), {"dashboard": self})
         self._server = _Server((host, port), handler)
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._server.server_address[1]}"
+        self.url = url_of(host, self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="dashboard", daemon=True)
         self._thread.start()
 

@@ -35,7 +35,7 @@ MOST_RUNS = 30
 MOST_NAMES = 16
 MOST_ROLLOUTS = 200
 UNSURE = "what is shown has the same number, and may be another example"
-WITHOUT_KEYS = "it has no keys of its examples, as runs of earlier versions"
+HAS_NO_KEYS = "has no keys of its examples, as runs of earlier versions"
 
 
 def listed(run: Run) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class Board:
             if of is not None and environment and example is not None and run.id != of.id:
                 found = None if key is None else number_in(run.output_dir, environment, key)
                 if found is None:
-                    unsure[run.id] = f"{why or WITHOUT_KEYS}: {UNSURE}"
+                    unsure[run.id] = f"{why or f'it {HAS_NO_KEYS}'}: {UNSURE}"
                 number = example if found is None else found
             elif environment and example is not None and (known := listings.listed(run.output_dir, environment)):
                 known.check(environment, example)
@@ -267,7 +267,7 @@ class Board:
             return None, f"the example is not known, because the folder of {of.id}, {of.output_dir}, is gone"
         known = listings.listed(of.output_dir, environment)
         if known is None:
-            return None, f"{of.id} has no keys of its examples, as runs of earlier versions"
+            return None, f"{of.id} {HAS_NO_KEYS}"
         known.check(environment, example)
         if example >= len(known.keys):
             return None, f"only the first {len(known.keys)} examples of {of.id} are known by what they are"
