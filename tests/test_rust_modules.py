@@ -37,7 +37,6 @@ KNOWN = {
         }
     ],
     "primerl-engine": [{"backend", "batch", "checkpoint", "config", "request"}, {"scheduler", "sequence"}],
-    "primerl-gateway": [{"allowance", "dialect", "restore", "rollouts"}, {"client_type", "turn"}],
     "primerl-grammar": [{"spec", "vocabulary"}],
     "primerl-render": [{"abilities", "extend", "parse", "renderer"}],
     "primerl-simulate": [{"limits", "report"}],

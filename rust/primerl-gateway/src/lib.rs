@@ -13,22 +13,23 @@
 //! | `access` | keys |
 //! | `count` | tokens without an answer: counts, tokens of a text and back |
 //! | `endpoints`, `headers` | one request from its headers to its response |
-//! | `begin`, `attempts`, `restore` | retries and repeats, and their state across restarts |
-//! | `allowance`, `budget`, `limits` | how many turns and tokens one rollout may use, and what it may hold in memory |
+//! | `begin`, `attempts` | retries and repeats |
+//! | `notes`, `restore` | what a restart needs in addition to the turns, and how it is restored |
+//! | `budget`, `limits` | how many tokens one rollout may use, and what it may hold in memory |
 //! | `dialect` | bodies, answers and events of each API; `fields` and `sampling` are shared by them |
+//! | `seen` | the part of a body that the last request had, too, and that is not read again |
 //! | `prompt` | messages to the prompt's ids |
 //! | `continued` | answers that came back with more text appended |
 //! | `client_type` | prompts that the engine renders; rollouts that another server answers with text |
 //! | `turn`, `live` | the engine's request, the recorded turn, and the clients that wait for it |
 //! | `unanswered` | the server that did not answer a rollout whose time is up |
 //! | `events`, `text`, `body` | sending the answer to the client |
-//! | `rollouts` | open rollouts, and their recorded turns |
+//! | `rollouts` | open rollouts, their recorded turns, and how many turns and how much time they may use |
 
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
 mod access;
-mod allowance;
 mod answer;
 mod attempts;
 mod begin;
@@ -49,6 +50,7 @@ mod live;
 #[doc(hidden)]
 pub mod measure;
 mod metrics;
+mod notes;
 mod prompt;
 mod request;
 mod restore;
@@ -57,6 +59,7 @@ mod rollout_sampling;
 mod rollouts;
 mod routes;
 mod sampling;
+mod seen;
 mod structure;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -1,51 +1,13 @@
-//! Restores what the gateway knew about a rollout before a restart.
-//!
-//! The journal has the turns themselves. The rest that a restart needs is written there as notes
-//! ([`primerl_core::Event::Noted`]) in JSON, and only if there is something to note.
+//! Restores what the gateway knew about a rollout before a restart: from its turns and notes in the journal.
 
 use super::Gateway;
-use super::dialect::{KeptResponse, RestoringResponses};
-use super::rollout_limits::Limit;
+use super::dialect::{KeptResponse, ResponseStore, RestoringResponses};
+use super::notes::Note;
 use super::rollouts::Rollout;
-use crate::RolloutLimits;
 use primerl_core::machine::OpenRollout;
 use primerl_core::{Turn, TurnIndex};
-use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// One note about a rollout.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Note {
-    /// A request begins that is equal to one that was answered before. After a restart, its retry must not get the
-    /// earlier answer.
-    Repeat {
-        /// In hexadecimal digits: JSON has no 128-bit numbers.
-        digest: String,
-        request: u32,
-    },
-    /// Later requests may refer to the response to this request.
-    Response(Box<KeptResponse>),
-    /// The response was deleted.
-    ResponseDeleted { id: String },
-    /// Limits of the rollout's example.
-    Limits(RolloutLimits),
-    /// Another request of a conversation was refused because of a limit.
-    LimitMet { session: String, limit: Limit },
-}
-
-impl Note {
-    pub(crate) fn repeat(digest: u128, request: u32) -> Note {
-        let digest = format!("{digest:032x}");
-        Note::Repeat { digest, request }
-    }
-
-    pub(crate) fn text(&self) -> Arc<str> {
-        // Names are strings in all notes.
-        serde_json::to_string(self).unwrap_or_default().into()
-    }
-}
 
 /// Restores a rollout. The client may not have received any of the last answers: a marked retry gets them again.
 pub(super) fn restore(gateway: &Gateway, rollout: &Arc<Rollout>, open: &OpenRollout<'_>) {
@@ -63,7 +25,7 @@ pub(super) fn restore(gateway: &Gateway, rollout: &Arc<Rollout>, open: &OpenRoll
         let note = match serde_json::from_str(note) {
             Ok(note) => note,
             Err(error) => {
-                tracing::warn!(rollout = %rollout.id, %error, "a note in the journal cannot be read");
+                unreadable(rollout, &error);
                 continue;
             }
         };
@@ -76,11 +38,18 @@ pub(super) fn restore(gateway: &Gateway, rollout: &Arc<Rollout>, open: &OpenRoll
                 }
             }
             Note::Response(kept) => {
+                let kept: KeptResponse = match serde_json::from_str(kept.get()) {
+                    Ok(kept) => kept,
+                    Err(error) => {
+                        unreadable(rollout, &error);
+                        continue;
+                    }
+                };
                 // A request whose answer is not in the journal cannot be continued.
                 let Some(turn) = turns.get(&kept.request()) else {
                     continue;
                 };
-                if let Err(error) = responses.take_up(gateway, rollout, *turn, *kept) {
+                if let Err(error) = responses.take_up(gateway, rollout, *turn, kept) {
                     tracing::warn!(rollout = %rollout.id, error = error.message, "a stored response cannot be restored");
                 }
             }
@@ -95,8 +64,12 @@ pub(super) fn restore(gateway: &Gateway, rollout: &Arc<Rollout>, open: &OpenRoll
     }
     for id in deleted {
         // The answer may never have been recorded.
-        let _ = rollout.responses.delete(&id);
+        let _ = rollout.dialect_state::<ResponseStore>().delete(&id);
     }
+}
+
+fn unreadable(rollout: &Rollout, error: &serde_json::Error) {
+    tracing::warn!(rollout = %rollout.id, %error, "a note in the journal cannot be read");
 }
 
 fn restore_turns(rollout: &Rollout, turns: &[Turn]) {

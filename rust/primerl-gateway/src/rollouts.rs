@@ -1,16 +1,20 @@
 //! The open rollouts, each with its conversations.
 
-use super::allowance::Allowance;
+mod allowance;
+
+pub(crate) use allowance::tighten;
+
+use self::allowance::Allowance;
 use super::attempts::Attempts;
 use super::budget::Budget;
-use super::dialect::ResponseStore;
-use super::dialect::chat::seen::Seen;
 use super::limits::{self, Held};
 use super::live::Live;
 use super::request::Options;
 use super::sampling::Rules;
+use super::seen::Seen;
 use super::unanswered::Unanswered;
 use super::{Gateway, RolloutLimits, Sampling};
+use axum::http::Extensions;
 use parking_lot::{Mutex, RwLock};
 use primerl_core::conversation::{MessageKey, Walk};
 use primerl_core::effect::{CancelReason, LeasedRollout};
@@ -65,8 +69,8 @@ pub struct Rollout {
     cancelled: OnceLock<CancelReason>,
     /// Locked for look-ups and inserts, never across an await.
     pub(super) state: Mutex<RolloutState>,
-    /// Shared with replies, which store an answer once it is complete.
-    pub(super) responses: Arc<ResponseStore>,
+    /// One value of each type that a dialect keeps for the rollout.
+    dialects: Mutex<Extensions>,
 }
 
 #[derive(Debug, Default)]
@@ -224,7 +228,7 @@ impl Rollouts {
             over: CancellationToken::new(),
             cancelled: OnceLock::new(),
             state: Mutex::default(),
-            responses: Arc::default(),
+            dialects: Mutex::default(),
         };
         self.next.fetch_max(lease.rollout.0 + 1, Ordering::Relaxed);
         self.open.write().insert(lease.rollout, Arc::new(rollout));
@@ -291,6 +295,12 @@ impl Rollout {
             asks: asking.requests > 0,
             since: asking.since,
         }
+    }
+
+    /// What a dialect keeps for the rollout between requests; created when it is first needed.
+    pub(super) fn dialect_state<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
+        let mut states = self.dialects.lock();
+        Arc::clone(states.get_or_insert_default::<Arc<T>>())
     }
 
     /// The name that clients use for the model.

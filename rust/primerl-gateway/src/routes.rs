@@ -1,12 +1,12 @@
 //! The routes for agents, and the one where an env worker sends an example's limits.
 
 use super::Service;
-use super::allowance::tighten;
 use super::count::{count_tokens, detokenize, tokenize};
 use super::dialect::{delete_response, response_input_items, retrieve_response};
 use super::endpoints::{
     chat_completions, completions, messages, models, responses, rollout_model, rollout_models,
 };
+use super::rollouts::tighten;
 use axum::routing::{get, post};
 use primerl_service::http::Routes;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
 //! One turn: from a prompt to a recorded answer.
 
 mod record;
+mod text_only;
 
-pub(crate) use record::{answer_id, keep, recorded, take_in};
+pub(crate) use record::{answer_id, recorded, take_in};
 
 use super::answer::{Answer, Choice};
-use super::client_type::text_only;
 use super::live::Live;
 use super::prompt::Prompt;
 use super::request::TurnRequest;

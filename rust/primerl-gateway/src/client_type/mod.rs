@@ -5,8 +5,11 @@ mod engine_rendered;
 mod messages;
 mod taught;
 #[cfg(test)]
-mod testing;
-pub(super) mod text_only;
+pub(crate) mod testing;
+mod text_only;
+
+pub(crate) use taught::write as write_taught;
+pub(crate) use text_only::response_format;
 
 use super::Gateway;
 use super::prompt::{Prompt, resolve};

@@ -14,7 +14,7 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// A message that says why the policy cannot learn the answer.
-pub(super) fn write(
+pub(crate) fn write(
     renderer: &Renderer,
     request: &TurnRequest,
     prompt: &Prompt,

@@ -8,7 +8,7 @@ use primerl_core::conversation::History;
 use primerl_core::turn::ForkReason;
 use std::sync::Arc;
 
-pub(super) fn request() -> TurnRequest {
+pub(crate) fn request() -> TurnRequest {
     TurnRequest {
         input: Input::Ids(Vec::new()),
         sampling: TurnSampling {
@@ -26,7 +26,7 @@ pub(super) fn request() -> TurnRequest {
     }
 }
 
-pub(super) fn prompt() -> Prompt {
+pub(crate) fn prompt() -> Prompt {
     Prompt {
         session: "s".into(),
         start_digest: 1,

@@ -1,38 +1,15 @@
-//! For rollouts that another server answers, with text. An evaluation records such turns as text and measures them. If
-//! the server is the policy's teacher, the turns are also recorded as the policy would have written them, which is what
-//! it learns.
+//! Prompts for rollouts that another server answers, with text, and what may be asked of it. `turn::text_only` gets the
+//! answer.
 
 use super::messages::chat_messages;
-use super::taught;
-use crate::Service;
-use crate::answer::Choice;
 use crate::prompt::{Prompt, Resolved};
-use crate::request::{Incoming, Parse, TurnRequest, answer_key};
+use crate::request::{Incoming, TurnRequest};
 use crate::rollouts::Rollout;
-use crate::sampling::Demanded;
-use crate::text::cut_message;
-use crate::turn::{self, Task};
 use primerl_core::conversation::{History, Plan};
-use primerl_core::turn::{FinishReason, TextAnswer, VersionRuns};
-use primerl_core::{Event, Turn};
-use primerl_engines::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError, Pending};
+use primerl_engines::clients::Endpoint;
 use primerl_service::http::ApiError;
-use primerl_service::waits::Overdue;
-use serde_json::{Map, Value, json};
-use std::convert::Infallible;
+use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// The log names a rollout that waits longer.
-const PATIENCE: Duration = Duration::from_secs(25);
-/// A slow server needs at most this time for each token.
-const EACH_TOKEN: Duration = Duration::from_millis(100);
-/// Requests in a row that may be refused because of their content: one, and its second attempt.
-const REFUSALS_OF_ONE: u32 = 2;
-/// Pause before a server that refuses everyone is asked again.
-const BETWEEN_REFUSALS: Duration = Duration::from_secs(5);
-/// Extra time before checking whether the server has been silent for too long.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// A prompt without ids: the gateway does not know them.
 pub(crate) fn prompt(
@@ -89,7 +66,10 @@ fn check_for(name: &str, request: &TurnRequest) -> Result<(), ApiError> {
 }
 
 /// OpenAI's field for the value that vLLM has a parameter for.
-fn response_format(name: &str, outputs: Option<&Value>) -> Result<Option<Value>, ApiError> {
+pub(crate) fn response_format(
+    name: &str,
+    outputs: Option<&Value>,
+) -> Result<Option<Value>, ApiError> {
     let Some(outputs) = outputs else {
         return Ok(None);
     };
@@ -107,269 +87,6 @@ fn response_format(name: &str, outputs: Option<&Value>) -> Result<Option<Value>,
     Err(ApiError::invalid(message)
         .param("structured_outputs")
         .code("unsupported_parameter"))
-}
-
-/// One answer, recorded as a turn.
-pub(crate) async fn choice(
-    service: &Service,
-    rollout: &Rollout,
-    endpoint: &Endpoint,
-    task: &Task,
-    max_tokens: u32,
-    index: u32,
-) -> Result<Choice, ApiError> {
-    let sampling = &task.request.sampling;
-    let chat = task.prompt.chat.as_deref().cloned().unwrap_or_default();
-    let mut others = Map::new();
-    others.extend(chat.tools.map(|tools| ("tools".to_owned(), tools.into())));
-    if !chat.template_kwargs.is_empty() {
-        others.insert("chat_template_kwargs".into(), chat.template_kwargs.into());
-    }
-    let top_p = json!(sampling.truncation)["top_p"].take();
-    others.extend((!top_p.is_null()).then(|| ("top_p".to_owned(), top_p)));
-    let format = response_format(endpoint.name(), sampling.structured_outputs.as_ref())?;
-    others.extend(format.map(|format| ("response_format".to_owned(), format)));
-    let demanded = sampling.demanded.as_ref().map(Demanded::choice);
-    others.extend(demanded.map(|choice| ("tool_choice".to_owned(), choice)));
-    let request = ChatRequest {
-        model: endpoint.model(),
-        messages: &chat.messages,
-        // Some models accept no other value, and refuse any that is sent.
-        temperature: Some(sampling.temperature).filter(|temperature| *temperature != 1.0),
-        max_completion_tokens: max_tokens,
-        stop: &sampling.stop,
-        others,
-    };
-    let answer = ask(service, rollout, endpoint, task, &request).await?;
-    let mut turn = take_in(
-        &task.request,
-        &task.prompt,
-        (task.attempt.number, index),
-        answer,
-    )?;
-    let choice = Choice::of_text(&turn)?;
-    if rollout.is_taught() {
-        let renderer = &service.gateway.renderer;
-        let taught = taught::write(
-            renderer,
-            &task.request,
-            &task.prompt,
-            &choice.message,
-            &mut turn,
-        );
-        taught.map_err(|error| unwritable(service, rollout, &error))?;
-    }
-    turn::keep(service, rollout, task, turn, None).await?;
-    Ok(choice)
-}
-
-/// In a run that also trains, an evaluation's rollout fails with the server. But without its teacher no training
-/// rollout would ever finish, and a run that only evaluates would measure the outage. There the server is asked until
-/// the rollout's time is up; if it answers no one, or refuses everyone, the run ends, and the same command resumes it.
-async fn ask(
-    service: &Service,
-    rollout: &Rollout,
-    endpoint: &Endpoint,
-    task: &Task,
-    request: &ChatRequest<'_>,
-) -> Result<ChatAnswer, ApiError> {
-    let who = format!("rollout {}", rollout.id);
-    let waiting_for = format!("an answer of {} ({})", endpoint.name(), endpoint.url());
-    let waits = &service.waits;
-    let _waiting = waits.begin(who, waiting_for, PATIENCE, Overdue::IsNamed);
-    let pending = endpoint.outage().begin(Instant::now());
-    if !(rollout.is_taught() || service.only_evaluates) {
-        let asked = endpoint.ask(request, rollout.deadline);
-        return turn::awaited(rollout, task, asked)
-            .await?
-            .inspect(|_| pending.answered(Instant::now()))
-            .map_err(|error| {
-                if !error.is_outage() {
-                    pending.answered(Instant::now());
-                }
-                failed(service, rollout, endpoint, &error)
-            });
-    }
-    let outage = OutageOf {
-        service,
-        rollout,
-        endpoint,
-        pending: &pending,
-        limit: service.no_engine,
-        // A server that has not failed may only be slow.
-        patience: EACH_TOKEN * request.max_completion_tokens,
-    };
-    let asked = async {
-        tokio::select! {
-            answer = outage.answer(request) => answer,
-            never = outage.is_watched() => match never {},
-        }
-    };
-    turn::awaited(rollout, task, asked).await?
-}
-
-/// A server whose answer is required, while one request waits for it.
-struct OutageOf<'a> {
-    service: &'a Service,
-    rollout: &'a Rollout,
-    endpoint: &'a Endpoint,
-    pending: &'a Pending<'a>,
-    /// Longest silence of a server if some of its requests failed.
-    limit: Duration,
-    /// Longest silence if none failed and this is longer than `limit`.
-    patience: Duration,
-}
-
-impl OutageOf<'_> {
-    async fn answer(&self, request: &ChatRequest<'_>) -> Result<ChatAnswer, ApiError> {
-        loop {
-            let asked = self.endpoint.ask(request, self.rollout.deadline).await;
-            let error = match asked {
-                Ok(answer) => {
-                    self.pending.answered(Instant::now());
-                    return Ok(answer);
-                }
-                Err(error) => error,
-            };
-            let refused = || failed(self.service, self.rollout, self.endpoint, &error);
-            // A server may have reasons to refuse one request while it answers others.
-            let is_shut = error.is_shut()
-                || (error.may_be_shut() && self.pending.shut_out() > REFUSALS_OF_ONE);
-            if !error.is_outage() && !is_shut {
-                if !error.may_be_shut() {
-                    self.pending.answered(Instant::now());
-                }
-                return Err(refused());
-            }
-            self.pending.failed(&error);
-            self.end_if_silent(self.limit);
-            if matches!(error, EndpointError::Deadline { .. }) {
-                return Err(refused());
-            }
-            if is_shut {
-                tokio::time::sleep((self.limit / 8).min(BETWEEN_REFUSALS)).await;
-            }
-        }
-    }
-
-    /// Ends the run if the server answers no one, also while no request fails.
-    async fn is_watched(&self) -> Infallible {
-        loop {
-            let limit = self.longest_silence();
-            let left = limit.saturating_sub(self.pending.silence(Instant::now()));
-            tokio::time::sleep(left + LOOK_AGAIN).await;
-            self.end_if_silent(self.longest_silence());
-        }
-    }
-
-    fn longest_silence(&self) -> Duration {
-        match self.pending.last() {
-            Some(_) => self.limit,
-            None => self.limit.max(self.patience),
-        }
-    }
-
-    fn end_if_silent(&self, limit: Duration) {
-        let endpoint = self.endpoint;
-        let who = match self.rollout.is_taught() {
-            true => "the teacher",
-            false => "the server that is measured",
-        };
-        let who = format!("{who} ({} at {})", endpoint.model(), endpoint.url());
-        // `primerl eval` has its own key for this limit.
-        let key = match self.service.only_evaluates {
-            true => "timeouts.outage_s",
-            false => "timeouts.no_engine_s",
-        };
-        let last = self.pending.last().unwrap_or_else(|| {
-            format!("it takes requests and says nothing (raise {key} if its answers take so long)")
-        });
-        let now = Instant::now();
-        let end = self
-            .pending
-            .given_up(now, limit, who, endpoint.name(), &last);
-        if let Some(end) = end {
-            self.service.run.fail(end);
-        }
-    }
-}
-
-fn failed(
-    service: &Service,
-    rollout: &Rollout,
-    endpoint: &Endpoint,
-    error: &EndpointError,
-) -> ApiError {
-    let message = format!("{}: {error}", endpoint.name());
-    turn_failed(service, rollout, &message);
-    match error.is_refusal() {
-        true => ApiError::invalid(message).code("endpoint_refused"),
-        false => ApiError::unavailable("endpoint_unavailable", message),
-    }
-}
-
-fn unwritable(service: &Service, rollout: &Rollout, problem: &str) -> ApiError {
-    let message = format!("the policy cannot learn the teacher's answer: {problem}");
-    turn_failed(service, rollout, &message);
-    ApiError::unavailable("answer_not_learnable", message)
-}
-
-fn turn_failed(service: &Service, rollout: &Rollout, message: &str) {
-    tracing::warn!(rollout = %rollout.id, message, "turn failed");
-    service.driver.send(Event::TurnFailed {
-        rollout: rollout.id,
-        message: message.to_owned(),
-    });
-}
-
-/// The turn that is recorded.
-fn take_in(
-    request: &TurnRequest,
-    prompt: &Prompt,
-    (number, index): (u32, u32),
-    mut answer: ChatAnswer,
-) -> Result<Turn, ApiError> {
-    // Servers end before a stop sequence; an answer that goes past one is truncated as an engine's answer would be.
-    let cut = cut_message(&mut answer.message, &request.sampling.stop);
-    let stop = cut.or(answer.stop);
-    if let (Parse::Message { one_call: true }, Some(calls)) =
-        (request.parse, &mut answer.message.tool_calls)
-    {
-        calls.truncate(1);
-    }
-    let message = serde_json::to_string(&answer.message)
-        .map_err(|error| ApiError::internal(error.to_string()))?;
-    Ok(Turn {
-        session: Arc::clone(&prompt.session),
-        parent: prompt.parent,
-        fork: prompt.fork,
-        prompt_suffix: Arc::default(),
-        observed: Vec::new(),
-        sampled: Arc::default(),
-        logprobs: Arc::default(),
-        versions: VersionRuns::default(),
-        temperature: request.sampling.temperature as f32,
-        truncation: request.sampling.truncation,
-        grammar: None,
-        experts: None,
-        finish: match stop {
-            Some(_) => FinishReason::StopSequence,
-            None => answer.finish,
-        },
-        start_digest: prompt.start_digest,
-        context_digest: prompt.context_digest,
-        answer: answer_key(&answer.message),
-        request_digest: request.digest,
-        request: number,
-        choice: index,
-        text: Some(Arc::new(TextAnswer {
-            model: answer.model.into(),
-            message: message.into(),
-            stop: stop.map(Into::into),
-            prompt_tokens: answer.prompt_tokens,
-            completion_tokens: answer.completion_tokens,
-        })),
-    })
 }
 
 #[cfg(test)]

@@ -1,8 +1,5 @@
 //! OpenAI's chat completions, with the fields that vLLM adds.
 
-pub(crate) mod seen;
-
-use self::seen::{Seen, Unseen};
 use super::ReadRequest;
 use super::chunks::{Chunks, StreamForm, Usage, stop_or_length};
 use super::logprobs::{TokenLogprob, token_logprobs};
@@ -12,6 +9,7 @@ use crate::answer::{Answer, Choice, Events, Head, Reply, Tokens};
 use crate::fields::Fields;
 use crate::request::{IncomingOptions, Input, Parse, TurnRequest};
 use crate::sampling::{Rules, TurnSampling, choices, top_logprobs};
+use crate::seen::{Seen, Unseen};
 use crate::text::Delta;
 use bytes::Bytes;
 use primerl_core::turn::FinishReason;

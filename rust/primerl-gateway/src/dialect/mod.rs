@@ -1,7 +1,7 @@
 //! The APIs that clients use. A dialect parses a request into a [`TurnRequest`], which is independent of dialects, and
 //! writes the answer ([`Reply`]); everything between the two is the same for all dialects.
 
-pub(super) mod chat;
+mod chat;
 mod chunks;
 mod completions;
 mod logprobs;
@@ -15,10 +15,10 @@ pub(crate) use responses::{
     delete as delete_response, input_items as response_input_items, retrieve as retrieve_response,
 };
 
-use self::chat::seen::{Hashed, Seen};
 use super::answer::Reply;
 use super::request::TurnRequest;
 use super::rollouts::Rollout;
+use super::seen::{Hashed, Seen};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -73,7 +73,8 @@ impl Dialect {
             Dialect::Messages => messages::read(body, &rollout.rules(), digest),
             Dialect::Completions => completions::read(body, &rollout.rules(), digest),
             Dialect::Responses => {
-                responses::read(body, &rollout.rules(), &rollout.responses, digest)
+                let store = rollout.dialect_state();
+                responses::read(body, &rollout.rules(), &store, digest)
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Endpoints for stored responses.
 
-use super::store::Stored;
+use super::store::{Store, Stored};
 use crate::Service;
 use crate::fields::Fields;
-use crate::restore::Note;
+use crate::notes::Note;
 use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use primerl_service::http::{ApiError, JSON, encoded};
@@ -36,7 +36,7 @@ pub(crate) async fn delete(
     Path((rollout, response)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     let rollout = service.gateway.rollouts.find(&rollout)?;
-    rollout.responses.delete(&response)?;
+    rollout.dialect_state::<Store>().delete(&response)?;
     let id = response.clone();
     let note = Note::ResponseDeleted { id }.text();
     let noted = service.driver.noted(rollout.id, note).await;
@@ -60,7 +60,7 @@ fn find(service: &Service, rollout: &str, response: &str) -> Result<Arc<Stored>,
         .gateway
         .rollouts
         .find(rollout)?
-        .responses
+        .dialect_state::<Store>()
         .find(response)
 }
 

@@ -9,14 +9,15 @@ use super::tools::Tools;
 use super::{Keep, ResponseReply};
 use crate::Gateway;
 use crate::answer::{Answer, Choice, Head, Reply};
+use crate::notes::Note;
 use crate::request::{KeyedMessage, Parse};
-use crate::restore::Note;
 use crate::rollouts::Rollout;
 use crate::text::Reading;
 use primerl_core::{Turn, TurnIndex};
 use primerl_render::Message;
 use primerl_service::http::ApiError;
 use serde::{Deserialize, Serialize};
+use serde_json::value::to_raw_value;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -157,7 +158,8 @@ impl Restoring {
             choices: 1,
             prompt: None,
         };
-        let reply = self.reply(&rollout.responses, kept)?;
+        let store = rollout.dialect_state::<Store>();
+        let reply = self.reply(&store, kept)?;
         let choice = match text {
             Some(_) => Choice::of_text(&turn)?,
             None => read_again(gateway, &reply, &turn)?,
@@ -168,7 +170,7 @@ impl Restoring {
         };
         // A response is stored when it is written.
         reply.whole(&answer, gateway.renderer.tokenizer());
-        let stored = rollout.responses.last();
+        let stored = store.last();
         self.stored.extend(stored.map(|stored| (id, stored)));
         Ok(())
     }
@@ -262,8 +264,10 @@ impl KeptResponse {
     }
 
     /// The note in the journal's format.
-    pub(super) fn note(self) -> Arc<str> {
-        Note::Response(Box::new(self)).text()
+    pub(super) fn note(&self) -> Arc<str> {
+        let kept = to_raw_value(&self);
+        kept.map(|kept| Note::Response(kept).text())
+            .unwrap_or_default()
     }
 }
 

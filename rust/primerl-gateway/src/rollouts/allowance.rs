@@ -1,14 +1,13 @@
 //! Limits on the turns and the time of one rollout (`limits` of its environment and of its example), and which of its
-//! conversations reached a limit. [`super::budget`] counts its tokens.
+//! conversations reached a limit. [`crate::budget`] counts its tokens.
 //!
 //! The harness is not trusted with limits: a request beyond a limit is refused, with a message at which agents end in
 //! an orderly way. The conversation is then reported as truncated, whatever its environment reports.
 
-use super::restore::Note;
-use super::rollout_limits::Limit;
-use super::rollouts::Rollout;
-use crate::RolloutLimits;
-use crate::Service;
+use super::Rollout;
+use crate::notes::Note;
+use crate::rollout_limits::Limit;
+use crate::{RolloutLimits, Service};
 use axum::extract::{Path, State};
 use axum::response::Response;
 use parking_lot::Mutex;
@@ -108,14 +107,14 @@ impl Allowance {
 
 impl Rollout {
     /// The instant at which the model's time is up.
-    pub(super) fn allowed_until(&self) -> Option<Instant> {
+    pub(crate) fn allowed_until(&self) -> Option<Instant> {
         let time_s = self.allowance.time_s()?;
         // A year counts as no limit; larger numbers would overflow the clock's arithmetic.
         let span = Duration::try_from_secs_f64(time_s).ok()?;
         self.began.checked_add(span)
     }
 
-    pub(super) fn check_time(&self) -> Result<(), ApiError> {
+    pub(crate) fn check_time(&self) -> Result<(), ApiError> {
         match self.allowed_until() {
             Some(until) if Instant::now() >= until => Err(self.time_is_up()),
             _ => Ok(()),
@@ -123,7 +122,7 @@ impl Rollout {
     }
 
     /// Resolves when the model's time is up; never resolves if there is no time limit.
-    pub(super) async fn out_of_time(&self) -> ApiError {
+    pub(crate) async fn out_of_time(&self) -> ApiError {
         match self.allowed_until() {
             Some(until) => tokio::time::sleep_until(until.into()).await,
             None => std::future::pending().await,
@@ -137,7 +136,7 @@ impl Rollout {
     }
 
     /// Records that a request of this session was refused because of a limit.
-    pub(super) async fn note_refusal(
+    pub(crate) async fn note_refusal(
         &self,
         service: &Service,
         session: &Arc<str>,
@@ -149,7 +148,7 @@ impl Rollout {
     }
 
     /// Resolves once the journal has it, so that a restart knows it: the agent ends when it gets the refusal.
-    pub(super) async fn note_limit(&self, service: &Service, session: &Arc<str>, limit: Limit) {
+    pub(crate) async fn note_limit(&self, service: &Service, session: &Arc<str>, limit: Limit) {
         if !self.allowance.met(session, limit) {
             return;
         }
@@ -173,7 +172,7 @@ impl Rollout {
     }
 
     /// Limits of the rollout's example, in addition to those of its environment.
-    pub(super) fn tighten(&self, limits: RolloutLimits) -> RolloutLimits {
+    pub(crate) fn tighten(&self, limits: RolloutLimits) -> RolloutLimits {
         let limits = self.allowance.tighten(limits);
         self.budget.lower(limits.tokens);
         limits
