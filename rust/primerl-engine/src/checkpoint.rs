@@ -3,7 +3,7 @@
 //! The folder holds `manifest.json` and safetensors files; the format is in `docs/architecture.md`, *Weights*.
 //! Hashes: XXH3-64 of each tensor's bytes, XXH3-128 of the sorted list of tensors (Collet, xxHash 0.8).
 
-use crate::backend::{Loadable, TensorSpec};
+use crate::model_info::{Loadable, TensorSpec};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;

@@ -1,6 +1,6 @@
 //! The config of an engine, checked before it starts.
 
-use crate::backend::ModelInfo;
+use crate::model_info::ModelInfo;
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::time::Duration;

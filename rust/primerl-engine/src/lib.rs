@@ -26,18 +26,19 @@ pub mod handle;
 pub mod http;
 pub mod metrics;
 pub mod mock;
+pub mod model_info;
 pub mod numbered;
 pub mod request;
+pub mod schedulable;
 pub mod scheduler;
 pub mod sequence;
 pub mod server;
 pub mod versions;
 
-pub use backend::{
-    Backend, BackendError, Loadable, ModelInfo, ScoredToken, StepOutput, TensorSpec,
-};
+pub use backend::{Backend, BackendError, ScoredToken, StepOutput};
 pub use batch::Batch;
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use config::{Config, ConfigError};
 pub use mock::{MockBackend, MockConfig};
+pub use model_info::{Loadable, ModelInfo, TensorSpec};
 pub use server::{ServerError, run};

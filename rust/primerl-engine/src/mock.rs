@@ -7,12 +7,11 @@
 
 mod processed;
 
-use crate::backend::{
-    Backend, BackendError, Loadable, ModelInfo, ScoredToken, StepOutput, TopToken,
-};
+use crate::backend::{Backend, BackendError, ScoredToken, StepOutput, TopToken};
 use crate::batch::{Batch, Sample};
 use crate::checkpoint::{Checkpoint, digest};
 use crate::experts::ExpertRows;
+use crate::model_info::{Loadable, ModelInfo};
 use serde::Deserialize;
 use std::time::Duration;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};

@@ -1,7 +1,7 @@
 //! One generation request, checked and resolved.
 
-use crate::backend::ModelInfo;
 use crate::config::Config;
+use crate::model_info::ModelInfo;
 
 /// One sequence in the engine. A request with `n` > 1 has one key per choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -8,6 +8,7 @@ mod steps;
 
 use crate::numbered::NumberMap;
 use crate::request::RequestKey;
+use crate::schedulable::{Rank, Schedulable};
 use crate::sequence::Sequence;
 use crate::versions::Versions;
 use std::cmp::Reverse;
@@ -27,26 +28,6 @@ enum Gate {
     /// Only sequences that arrived before this number continue.
     Draining(u64),
     Closed,
-}
-
-/// Order of running and waiting: priority, then arrival.
-pub type Rank = (i32, u64);
-
-/// What the scheduler must know of a sequence to decide about it. A capacity planner has sequences of its own, which
-/// only count their tokens.
-pub trait Schedulable {
-    fn rank(&self) -> Rank;
-
-    /// Tokens it holds, which is the KV it needs before its next token can be sampled.
-    fn kv_needed(&self) -> u64;
-
-    /// Tokens whose KV is not computed, at least 1.
-    fn remaining(&self) -> usize;
-
-    fn has_output(&self) -> bool;
-
-    /// Forget the KV: it will be computed again.
-    fn drop_cache(&mut self);
 }
 
 /// Some of the tokens of one running sequence, in one step.

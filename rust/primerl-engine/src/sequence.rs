@@ -5,7 +5,7 @@ use crate::batch::{BatchSequence, PromptTargets, Sample, uniform};
 use crate::experts::{ExpertRows, SequenceExperts};
 use crate::grammar::Grammar;
 use crate::request::{FinishReason, RequestKey, SamplingParams};
-use crate::scheduler::{Rank, Schedulable};
+use crate::schedulable::{Rank, Schedulable};
 use crate::versions::{Epoch, VersionSpan, Versions};
 
 /// A request for one sequence.

@@ -1,6 +1,6 @@
 //! What an answer must obey, as requests say it and as it is recorded.
 
-use crate::{GrammarError, Vocabulary};
+use crate::GrammarError;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -37,13 +37,16 @@ pub struct Reasoning {
 }
 
 impl Spec {
-    /// The library's grammar.
-    pub(crate) fn grammar(&self, vocabulary: &Vocabulary) -> Result<TopLevelGrammar, GrammarError> {
+    /// The library's grammar. `literals` writes a text in the grammar language, special tokens in it included.
+    pub(crate) fn grammar(
+        &self,
+        literals: impl Fn(&str) -> String,
+    ) -> Result<TopLevelGrammar, GrammarError> {
         let answer = answer(&self.structured_outputs)?;
         let Some(reasoning) = &self.reasoning else {
             return Ok(TopLevelGrammar::from_grammar(answer));
         };
-        let whole = GrammarWithLexer::from_lark(reasoning.before_answer(vocabulary));
+        let whole = GrammarWithLexer::from_lark(reasoning.before_answer(literals));
         Ok(TopLevelGrammar {
             grammars: vec![whole, named(answer)],
             max_tokens: None,
@@ -57,12 +60,12 @@ fn named(mut grammar: GrammarWithLexer) -> GrammarWithLexer {
 }
 
 impl Reasoning {
-    fn before_answer(&self, vocabulary: &Vocabulary) -> String {
+    fn before_answer(&self, literals: impl Fn(&str) -> String) -> String {
         let (open, optional) = match &self.open {
-            Some(open) => (vocabulary.literals(open), "?"),
+            Some(open) => (literals(open), "?"),
             None => (String::new(), ""),
         };
-        let close = vocabulary.literals(&self.close);
+        let close = literals(&self.close);
         // A special token is never part of text, so text needs no other end.
         let text = match close.starts_with('<') {
             true => format!("text: /(.|\\n)*/ {close}"),

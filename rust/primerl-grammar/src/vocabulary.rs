@@ -99,7 +99,7 @@ impl Vocabulary {
                 "nothing may end the answer: it needs an end-of-sequence or stop token of this model",
             ));
         }
-        let init = GrammarInit::Serialized(spec.grammar(self)?);
+        let init = GrammarInit::Serialized(spec.grammar(|text| self.literals(text))?);
         let parser = self.factory.create_parser_from_init_ext(
             init,
             Logger::new(0, 0),

@@ -1,9 +1,9 @@
 //! Which conversations of a model extend and which fork, told before a run finds out.
 
 use crate::error::RenderError;
-use crate::extend::{ExtensionContext, call_id, scenario_answer, scenario_tool};
 use crate::message::{Content, Message};
 use crate::renderer::Renderer;
+use crate::renderer::{ExtensionContext, call_id, scenario_answer, scenario_tool};
 use crate::template::RenderOptions;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

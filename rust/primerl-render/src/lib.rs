@@ -11,12 +11,10 @@
 
 #![forbid(unsafe_code)]
 
-mod abilities;
 mod answer;
 mod check;
 mod control_tokens;
 mod error;
-mod extend;
 mod mask;
 mod message;
 mod model_files;
@@ -29,10 +27,8 @@ mod template;
 pub mod testing;
 mod tokenizer;
 
-pub use abilities::RoleSupport;
 pub use check::{CheckError, CheckedTurn, Verdict};
 pub use error::{LoadError, MaskFailure, RenderError};
-pub use extend::{Body, Extension, ExtensionContext, NotExtendable};
 pub use mask::MaskedIds;
 pub use message::{
     Content, FunctionCall, Message, ToolCall, answer_words, canonical, canonical_json,
@@ -44,6 +40,8 @@ pub use parse::{
     DescriptionError, MalformedCall, Parsed, ParserChoice, ParserSetting, Segment, SegmentKind,
     literals, reasoning_parsers, tool_parsers,
 };
-pub use renderer::{LoadOptions, Renderer};
+pub use renderer::{
+    Body, Extension, ExtensionContext, LoadOptions, NotExtendable, Renderer, RoleSupport,
+};
 pub use template::{ChatTemplate, RenderOptions};
 pub use tokenizer::{AddedToken, BackendChoice, DecodeState, StreamDecoder, Tokenizer};

@@ -1,9 +1,9 @@
 //! Answers that are nothing but tool calls have no content, which a client sends back as null. Some templates fail on that
 //! or write the word None; others tell calls by it. Which kind a template is shows by trying.
 
-use crate::extend::{scenario_answer, scenario_tool};
 use crate::message::{Content, Message};
 use crate::renderer::Renderer;
+use crate::renderer::{scenario_answer, scenario_tool};
 use crate::template::RenderOptions;
 
 impl Renderer {

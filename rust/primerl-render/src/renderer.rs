@@ -1,17 +1,22 @@
 //! One model folder, ready to turn messages into tokens and back.
 
+mod abilities;
+mod extend;
 mod neutral;
+mod parsing;
 
-use crate::abilities::Abilities;
+pub use abilities::RoleSupport;
+pub use extend::{Body, Extension, ExtensionContext, NotExtendable};
+pub(crate) use extend::{call_id, scenario_answer, scenario_tool};
+
+use self::abilities::Abilities;
+use self::extend::Proofs;
 use crate::control_tokens::ControlTokens;
 use crate::error::{LoadError, RenderError};
-use crate::extend::Proofs;
 use crate::message::Message;
 use crate::model_files::ModelFiles;
 use crate::neutral::{ControlTokenPolicy, Neutral};
-use crate::parse::{
-    AnswerContext, AnswerParser, AnswerStream, Parsed, ParserChoice, ParserSetting,
-};
+use crate::parse::{AnswerParser, ParserChoice, ParserSetting};
 use crate::template::{ChatTemplate, PreparedCache, PreparedOptions, RenderOptions};
 use crate::tokenizer::Tokenizer;
 use std::path::Path;
@@ -36,9 +41,6 @@ pub struct Renderer {
     /// [`Renderer::with_renderable_content`].
     pub(crate) null_content_fails: bool,
 }
-
-/// Tokens of a prompt that are looked at for an opened reasoning block; enough for the longest marker byte by byte.
-const PROMPT_TAIL: usize = 48;
 
 /// What is set by hand about a model. Default: all by the model's own files.
 #[derive(Clone, Debug, Default)]
@@ -100,7 +102,7 @@ impl Renderer {
         }
         renderer.null_content_fails = renderer.fails_on_null_content();
         renderer.learn_turn_end();
-        let newlines = AnswerParser::learn(&renderer);
+        let newlines = renderer.learn_newlines();
         renderer.parser.set_newlines(newlines);
         renderer.prove_common_shapes();
         Ok(renderer)
@@ -145,47 +147,9 @@ impl Renderer {
         Ok(ids)
     }
 
-    /// The assistant message that `sampled` stands for, for a request without tools whose prompt opened no reasoning.
-    pub fn parse(&self, sampled: &[u32]) -> Result<Message, RenderError> {
-        Ok(self
-            .parse_answer(sampled, &AnswerContext::default())?
-            .message)
-    }
-
-    /// The assistant message that `sampled` stands for, and which tokens became what.
-    pub fn parse_answer(
-        &self,
-        sampled: &[u32],
-        context: &AnswerContext<'_>,
-    ) -> Result<Parsed, RenderError> {
-        let mut stream = self.answer_stream(context);
-        stream.push(self, sampled)?;
-        Ok(stream.finish(self)?.1)
-    }
-
-    /// A parser for an answer that is still being sampled.
-    pub fn answer_stream(&self, context: &AnswerContext<'_>) -> AnswerStream {
-        AnswerStream::new(&self.parser, context)
-    }
-
-    /// Whether the generation prompt at the end of `prompt` opened a reasoning block.
-    pub fn starts_in_reasoning(&self, prompt: &[u32]) -> bool {
-        self.parser.opens_reasoning(&self.prompt_tail(prompt))
-    }
-
-    /// The end of the prompt as text; empty where it cannot be decoded.
-    pub(crate) fn prompt_tail(&self, prompt: &[u32]) -> String {
-        let tail = &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..];
-        self.tokenizer.decode(tail, false).unwrap_or_default()
-    }
-
     /// The parsers of this model.
     pub fn parsers(&self) -> ParserChoice {
         self.parser.choice()
-    }
-
-    pub(crate) fn answer_parser(&self) -> &AnswerParser {
-        &self.parser
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {

@@ -11,7 +11,6 @@
 
 mod distribution;
 mod engine;
-mod limits;
 mod picture;
 mod plan;
 mod report;
@@ -25,10 +24,9 @@ mod world;
 
 pub use distribution::Distribution;
 pub use engine::{Ended, Engine};
-pub use limits::Limit;
 pub use picture::picture;
 pub use plan::{EnvironmentPlan, Inference, Orchestration, Plan, PlanError, TrainerPlan};
-pub use report::Report;
+pub use report::{Limit, Report};
 pub use table::{table, what_if_table};
 pub use tracks::Doing;
 pub use what_if::{WhatIf, what_if};

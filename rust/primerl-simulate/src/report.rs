@@ -1,6 +1,9 @@
 //! What came out, in numbers.
 
-use crate::limits::{self, Limit};
+mod limits;
+
+pub use limits::Limit;
+
 use crate::tracks::{Doing, Track};
 use crate::world::{IN_FLIGHT, World};
 use serde::Serialize;

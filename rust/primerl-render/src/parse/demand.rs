@@ -18,9 +18,9 @@ mod strings;
 pub(super) use form::{ArgumentSyntax, Form, Marked, Part};
 pub(super) use literal::Style;
 
-use super::newlines::trailing;
 use super::parsers::{TOOL_PARSERS, harmony};
-use crate::renderer::Renderer;
+use crate::parse::ParserChoice;
+use crate::tokenizer::Tokenizer;
 use form::Writer;
 use grammar::delimited;
 pub use grammar::literals;
@@ -79,15 +79,19 @@ fn at(parameter: &Option<String>) -> String {
         .map_or(String::new(), |name| format!(", parameter {name:?}"))
 }
 
-impl Renderer {
-    /// The grammar of an answer that is calls, or JSON where the demand allows it. Reasoning is not in it, unless it is a
-    /// channel of the answer.
-    ///
-    /// # Errors
-    /// The model's calls have no grammar, the demand names no tool, or a tool's schema cannot be written in the syntax
-    /// of the model's calls.
-    pub fn call_grammar(&self, demand: &Demand<'_>) -> Result<String, DemandError> {
-        let parser = self.parsers().tool;
+/// Writes the grammars of one model's calls.
+pub(crate) struct CallGrammars<'a> {
+    pub parsers: ParserChoice,
+    pub tokenizer: &'a Tokenizer,
+    /// Whether a template of the model holds this text.
+    pub is_in_template: &'a dyn Fn(&str) -> bool,
+    /// Whether the prompt has opened a reasoning block.
+    pub starts_in_reasoning: bool,
+}
+
+impl CallGrammars<'_> {
+    pub(crate) fn of(&self, demand: &Demand<'_>) -> Result<String, DemandError> {
+        let parser = self.parsers.tool;
         if parser.forms.is_empty() {
             return Err(DemandError::Family(parser.name));
         }
@@ -111,7 +115,7 @@ impl Renderer {
             return Err(DemandError::UnknownTool(name));
         }
         let is_one = demand.one_call || demand.name.is_some();
-        let mut writer = Writer::new(self.parsers(), self.call_markers());
+        let mut writer = Writer::new(self.parsers, self.call_markers());
         let forms = self.forms();
         for (index, form) in forms.iter().enumerate() {
             writer.form(index, form, &tools, is_one)?;
@@ -121,7 +125,7 @@ impl Renderer {
         let (start, answer) = match demand.or_json {
             None => ("calls", String::new()),
             Some(schema) => {
-                let header = writer.fixed(match self.parsers().reads_harmony_calls() {
+                let header = writer.fixed(match self.parsers.reads_harmony_calls() {
                     true => harmony::FINAL,
                     false => "",
                 });
@@ -131,8 +135,8 @@ impl Renderer {
                 )
             }
         };
-        let start = match self.parsers().reads_harmony_reasoning() {
-            true => format!("{} ({start})", self.analysis(&mut writer, demand.prompt)),
+        let start = match self.parsers.reads_harmony_reasoning() {
+            true => format!("{} ({start})", self.analysis(&mut writer)),
             false => start.to_owned(),
         };
         let rules = writer.finish();
@@ -140,7 +144,7 @@ impl Renderer {
     }
 
     /// A block of reasoning as harmony writes it, as far as it is still to come.
-    fn analysis(&self, writer: &mut Writer<'_>, prompt: &[u32]) -> String {
+    fn analysis(&self, writer: &mut Writer<'_>) -> String {
         let (open, close) = harmony::ANALYSIS;
         let text = "/(?s:.*)/";
         let rest = delimited(
@@ -150,7 +154,7 @@ impl Renderer {
             &harmony::ENDS,
             close,
         );
-        match self.starts_in_reasoning(prompt) {
+        match self.starts_in_reasoning {
             true => rest,
             false => format!("({} {rest})?", writer.fixed(open)),
         }
@@ -158,9 +162,9 @@ impl Renderer {
 
     /// How this model writes calls: as its template shows, else every way that its parser reads.
     fn forms(&self) -> &'static [Form] {
-        let parser = self.parsers().tool;
-        let shows_calls = (parser.openers.iter()).any(|text| self.template_sources_contain(text));
-        let shown = |form: &Form| self.template_sources_contain(form.sign);
+        let parser = self.parsers.tool;
+        let shows_calls = (parser.openers.iter()).any(|text| (self.is_in_template)(text));
+        let shown = |form: &Form| (self.is_in_template)(form.sign);
         let Some(first) = parser.forms.iter().position(shown).filter(|_| shows_calls) else {
             return parser.forms;
         };
@@ -171,32 +175,12 @@ impl Renderer {
 
     /// Special tokens of the syntax of calls, with their ids.
     fn call_markers(&self) -> Vec<(&str, u32)> {
-        let parser = self.parsers().tool;
-        self.tokenizer()
+        let parser = self.parsers.tool;
+        self.tokenizer
             .added_tokens()
             .filter(|token| token.special && parser.has_marker(&token.content))
             .map(|token| (token.content.as_str(), token.id))
             .collect()
-    }
-
-    /// The markers of a reasoning block that may, or does, come before the rest of an answer to this prompt: the opening
-    /// one, where the prompt has not opened the block, and the closing one. The opening one has the newlines that the
-    /// template writes before it and the prompt does not end with. `None`: no block comes, or [`Demand`] says all.
-    pub fn reasoning_ahead(&self, prompt: &[u32]) -> Option<(Option<String>, &'static str)> {
-        let think = self
-            .parsers()
-            .think()
-            .filter(|_| !self.parsers().is_harmony())?;
-        if self.starts_in_reasoning(prompt) {
-            return Some((None, think.close));
-        }
-        let tail = self.prompt_tail(prompt);
-        if tail.trim_end().ends_with(think.close) {
-            return None;
-        }
-        let written = self.answer_parser().newlines().before_open;
-        let missing = written.saturating_sub(trailing(&tail));
-        Some((Some("\n".repeat(missing) + think.open), think.close))
     }
 }
 

@@ -32,10 +32,12 @@ mod stream;
 mod tagged;
 
 pub use choice::{ParserChoice, ParserSetting, reasoning_parsers, tool_parsers};
+pub(crate) use demand::CallGrammars;
 pub use demand::{Demand, DemandError, literals};
 pub use description::{Description, DescriptionError};
-pub(crate) use stream::AnswerParser;
+pub(crate) use newlines::{Newlines, trailing};
 pub use stream::AnswerStream;
+pub(crate) use stream::{AnswerModel, AnswerParser};
 
 use crate::message::Message;
 use serde_json::Value;

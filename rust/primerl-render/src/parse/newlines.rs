@@ -3,7 +3,6 @@
 
 use super::protocol::{ThinkMarkers, ToolParser};
 use crate::message::{FunctionCall, Message, ToolCall};
-use crate::renderer::Renderer;
 use crate::template::RenderOptions;
 use serde_json::{Map, Value, json};
 
@@ -37,7 +36,7 @@ impl Newlines {
 
     /// As the model's own template writes them; the usual ones where it writes no such part.
     pub(super) fn learn(
-        renderer: &Renderer,
+        render: impl Fn(&[Message], &RenderOptions) -> Option<String>,
         think: Option<&ThinkMarkers>,
         tool: &ToolParser,
     ) -> Self {
@@ -45,8 +44,8 @@ impl Newlines {
             before_call: tool.newlines_before_call,
             ..Self::USUAL
         };
-        let plain = render(renderer, false);
-        let called = render(renderer, true);
+        let plain = tried(&render, false);
+        let called = tried(&render, true);
         if let Some(think) = think
             && let Some(text) = plain.as_deref().or(called.as_deref())
             && let Some((before, after)) = text.split_once(REASONING)
@@ -74,11 +73,14 @@ fn leading(text: &str) -> usize {
     text.bytes().take_while(|byte| *byte == b'\n').count()
 }
 
-pub(super) fn trailing(text: &str) -> usize {
+pub(crate) fn trailing(text: &str) -> usize {
     text.bytes().rev().take_while(|byte| *byte == b'\n').count()
 }
 
-fn render(renderer: &Renderer, has_call: bool) -> Option<String> {
+fn tried(
+    render: impl Fn(&[Message], &RenderOptions) -> Option<String>,
+    has_call: bool,
+) -> Option<String> {
     let call = ToolCall {
         id: Some("call00000".to_owned()),
         kind: Some("function".to_owned()),
@@ -99,8 +101,7 @@ fn render(renderer: &Renderer, has_call: bool) -> Option<String> {
         template_kwargs: Map::new(),
         ..RenderOptions::default()
     };
-    let text = renderer.render_text(&[Message::user("x"), answer], &options);
-    text.ok()
+    render(&[Message::user("x"), answer], &options)
 }
 
 fn tools() -> Vec<Value> {

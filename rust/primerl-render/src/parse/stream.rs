@@ -8,7 +8,7 @@ use super::parsers::harmony::Harmony;
 use super::{AnswerContext, Delta, Parsed, Segment, SegmentKind};
 use crate::error::RenderError;
 use crate::message::{Content, Message};
-use crate::renderer::Renderer;
+use crate::template::RenderOptions;
 use crate::tokenizer::{DecodeState, Tokenizer};
 use std::ops::Range;
 
@@ -36,9 +36,8 @@ impl AnswerParser {
     }
 
     /// Looks at what the model's template writes around reasoning and calls.
-    pub fn learn(renderer: &Renderer) -> Newlines {
-        let choice = renderer.answer_parser().choice;
-        Newlines::learn(renderer, choice.think(), choice.tool)
+    pub fn learn(&self, render: impl Fn(&[Message], &RenderOptions) -> Option<String>) -> Newlines {
+        Newlines::learn(render, self.choice.think(), self.choice.tool)
     }
 
     pub fn set_newlines(&mut self, newlines: Newlines) {
@@ -69,6 +68,15 @@ impl AnswerParser {
         let found = self.hidden.binary_search_by_key(&id, |(id, _)| *id);
         found.ok().map(|place| &*self.hidden[place].1)
     }
+}
+
+/// What is needed to read the ids of a model's answers.
+#[derive(Clone, Copy)]
+pub(crate) struct AnswerModel<'a> {
+    pub parser: &'a AnswerParser,
+    pub tokenizer: &'a Tokenizer,
+    /// Ascending.
+    pub stop_token_ids: &'a [u32],
 }
 
 /// Cuts the text of an answer.
@@ -125,26 +133,31 @@ impl AnswerStream {
         }
     }
 
-    /// Takes the next sampled ids; returns what is certain by now.
-    pub fn push(&mut self, renderer: &Renderer, ids: &[u32]) -> Result<Vec<Delta>, RenderError> {
+    pub(crate) fn take(
+        &mut self,
+        model: AnswerModel<'_>,
+        ids: &[u32],
+    ) -> Result<Vec<Delta>, RenderError> {
         self.cut.text.reserve(ids.len() * 4);
         self.tokens.reserve(ids.len());
         for &id in ids {
             if let Some(id) = self.stop_token.take() {
-                self.decode(renderer, id)?;
+                self.decode(model, id)?;
             }
-            match renderer.is_stop_token(id) {
+            match model.stop_token_ids.binary_search(&id).is_ok() {
                 true => self.stop_token = Some(id),
-                false => self.decode(renderer, id)?,
+                false => self.decode(model, id)?,
             }
         }
         self.engine.run(&mut self.cut, false);
         Ok(self.cut.take_deltas())
     }
 
-    /// The answer is over: the remaining deltas, and all of it.
-    pub fn finish(mut self, renderer: &Renderer) -> Result<(Vec<Delta>, Parsed), RenderError> {
-        std::mem::take(&mut self.decoder).finish(renderer.tokenizer(), &mut self.cut.text)?;
+    pub(crate) fn end(
+        mut self,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Vec<Delta>, Parsed), RenderError> {
+        std::mem::take(&mut self.decoder).finish(tokenizer, &mut self.cut.text)?;
         self.cut.is_complete = self.stop_token.is_some();
         self.engine.run(&mut self.cut, true);
         let deltas = self.cut.take_deltas();
@@ -160,13 +173,13 @@ impl AnswerStream {
         Ok((deltas, parsed))
     }
 
-    fn decode(&mut self, renderer: &Renderer, id: u32) -> Result<(), RenderError> {
+    fn decode(&mut self, model: AnswerModel<'_>, id: u32) -> Result<(), RenderError> {
         let text = &mut self.cut.text;
         let start = text.len();
-        self.decoder.push(renderer.tokenizer(), id, text)?;
+        self.decoder.push(model.tokenizer, id, text)?;
         let end = text.len() + usize::from(self.decoder.holds_back());
         self.tokens.push(start..end);
-        if let Some(token) = renderer.answer_parser().hidden_text(id)
+        if let Some(token) = model.parser.hidden_text(id)
             && text[start..].ends_with(token)
         {
             self.cut.mark_special(token.len());

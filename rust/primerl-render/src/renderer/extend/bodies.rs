@@ -93,9 +93,9 @@ impl Renderer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::extend::{Extension, ExtensionContext};
     use crate::template::RenderOptions;
     use crate::testing::write_tiny_model;
+    use crate::{Extension, ExtensionContext};
 
     fn extension(sampled: &[u32], new: &[Message], renderer: &Renderer) -> Extension {
         let (answer, options) = (Message::assistant("hi"), RenderOptions::default());

@@ -3,8 +3,8 @@
 //! is refused, so it is tried out, once for each template and role. What a model would be taught wrongly by is refused
 //! likewise.
 
+use super::extend::{scenario_answer, scenario_tool};
 use crate::error::RenderError;
-use crate::extend::{scenario_answer, scenario_tool};
 use crate::message::Message;
 use crate::renderer::Renderer;
 use crate::template::RenderOptions;

@@ -5,8 +5,8 @@
 //! the engine, is the engines' fault; the rest of sampling, and environments, is latency, which more rollouts side by
 //! side would hide: then the limit is what kept more of them from being started.
 
+use super::{Report, Shares};
 use crate::plan::Plan;
-use crate::report::{Report, Shares};
 use serde::Serialize;
 
 /// A trainer that works more than this leaves little to be gained elsewhere.
