@@ -5,7 +5,8 @@
 //! rollout, it is that of the request rendered alone.
 
 use super::Gateway;
-use super::dialect::{Dialect, messages};
+use super::dialect::Dialect;
+use super::dialect::messages::{self, Messages};
 use super::endpoints::compute;
 use super::fields::{Fields, missing, shown};
 use super::headers::session_of;
@@ -50,7 +51,7 @@ pub(crate) async fn count_tokens(
     };
     match counted.await {
         Ok(count) => encoded(JSON, json!({"input_tokens": count}).to_string()),
-        Err(error) => Dialect::Messages.refusal(&error),
+        Err(error) => Messages.refusal(&error),
     }
 }
 

@@ -4,7 +4,7 @@ use super::answer::{Answer, Reply, unix_time};
 use super::begin::{Found, Prepared, begin, find};
 use super::body::{DeliveredBody, Delivery};
 use super::client_type;
-use super::dialect::Dialect;
+use super::dialect::{Asked, Dialect};
 use super::events::{KEEP_ALIVE, Streaming, all_at_once, stream_body};
 use super::headers::Call;
 use super::live::Following;
@@ -20,6 +20,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use axum::routing::{MethodRouter, post};
 use bytes::Bytes;
 use primerl_service::http::{ApiError, JSON, RawBody, encoded};
 use std::sync::Arc;
@@ -28,10 +29,25 @@ use std::time::Instant;
 /// Rendering a body larger than this would delay other requests on its thread.
 const LARGE_BODY: usize = 64 << 10;
 
+/// The route of a dialect's requests.
+pub(super) fn route_of(dialect: &'static dyn Dialect) -> MethodRouter<Arc<Service>> {
+    post(
+        move |State(service): State<Arc<Service>>,
+              Path(rollout): Path<String>,
+              headers: HeaderMap,
+              body: Result<RawBody, ApiError>| async move {
+            match body {
+                Ok(RawBody(body)) => serve(service, dialect, &rollout, &headers, body).await,
+                Err(error) => dialect.refusal(&error),
+            }
+        },
+    )
+}
+
 /// Serves one request, in the dialect of its route.
-pub(super) async fn serve(
+async fn serve(
     service: Arc<Service>,
-    dialect: Dialect,
+    dialect: &'static dyn Dialect,
     rollout: &str,
     headers: &HeaderMap,
     body: Bytes,
@@ -50,9 +66,21 @@ pub(super) async fn serve(
             let (status, message) = (error.status.as_u16(), &error.message);
             if error.status == StatusCode::GONE {
                 // Every rollout that is ended from here gets this error, and the reason was logged.
-                tracing::debug!(rollout, ?dialect, status, message, "request refused");
+                tracing::debug!(
+                    rollout,
+                    dialect = dialect.name(),
+                    status,
+                    message,
+                    "request refused"
+                );
             } else if error.status.is_client_error() {
-                tracing::info!(rollout, ?dialect, status, message, "request refused");
+                tracing::info!(
+                    rollout,
+                    dialect = dialect.name(),
+                    status,
+                    message,
+                    "request refused"
+                );
             }
             if let Ok(open) = service.gateway.rollouts.find(rollout) {
                 open.refuse(&error);
@@ -62,49 +90,9 @@ pub(super) async fn serve(
     }
 }
 
-pub(crate) async fn chat_completions(
-    State(service): State<Arc<Service>>,
-    Path(rollout): Path<String>,
-    headers: HeaderMap,
-    RawBody(body): RawBody,
-) -> Response {
-    serve(service, Dialect::Chat, &rollout, &headers, body).await
-}
-
-/// An error in the body is also written in the dialect's format.
-pub(crate) async fn messages(
-    State(service): State<Arc<Service>>,
-    Path(rollout): Path<String>,
-    headers: HeaderMap,
-    body: Result<RawBody, ApiError>,
-) -> Response {
-    match body {
-        Ok(RawBody(body)) => serve(service, Dialect::Messages, &rollout, &headers, body).await,
-        Err(error) => Dialect::Messages.refusal(&error),
-    }
-}
-
-pub(crate) async fn responses(
-    State(service): State<Arc<Service>>,
-    Path(rollout): Path<String>,
-    headers: HeaderMap,
-    RawBody(body): RawBody,
-) -> Response {
-    serve(service, Dialect::Responses, &rollout, &headers, body).await
-}
-
-pub(crate) async fn completions(
-    State(service): State<Arc<Service>>,
-    Path(rollout): Path<String>,
-    headers: HeaderMap,
-    RawBody(body): RawBody,
-) -> Response {
-    serve(service, Dialect::Completions, &rollout, &headers, body).await
-}
-
 async fn respond(
     service: &Arc<Service>,
-    dialect: Dialect,
+    dialect: &'static dyn Dialect,
     rollout: &str,
     headers: &HeaderMap,
     body: Bytes,
@@ -156,7 +144,7 @@ async fn prepare(
     service: &Arc<Service>,
     rollout: &Arc<Rollout>,
     call: Call,
-    dialect: Dialect,
+    dialect: &'static dyn Dialect,
     body: Bytes,
 ) -> Result<Prepared, ApiError> {
     let size = body.len();
@@ -201,12 +189,18 @@ fn prepare_now(
     service: &Service,
     rollout: &Arc<Rollout>,
     call: &Call,
-    dialect: Dialect,
+    dialect: &dyn Dialect,
     body: &Bytes,
 ) -> Result<Step, ApiError> {
     let hashed = dialect.hash(body, rollout, &call.session)?;
     let digest = call.repeat.digest(dialect, &call.session, hashed.digest);
-    let (request, reply) = dialect.read(body, rollout, &call.session, hashed.known, digest)?;
+    let (request, reply) = dialect.read(&Asked {
+        rollout,
+        session: &call.session,
+        body,
+        known: hashed.known,
+        digest,
+    })?;
     let is_marked = call.repeat.is_marked();
     let found = find(rollout, &mut rollout.state.lock(), &request, is_marked);
     if let Found::Known(known) = found {

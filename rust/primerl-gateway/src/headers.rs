@@ -57,8 +57,8 @@ impl Repeat {
     }
 
     /// Hash that identifies the request when it is repeated; `body` is the body's hash.
-    pub(crate) fn digest(&self, dialect: Dialect, session: &str, body: u128) -> u128 {
-        let route = message_hash(format!("{dialect:?} {session}").as_bytes());
+    pub(crate) fn digest(&self, dialect: &dyn Dialect, session: &str, body: u128) -> u128 {
+        let route = message_hash(format!("{} {session}", dialect.name()).as_bytes());
         match self {
             Repeat::Key(key) => digest_next(digest_next(route, *key), 1),
             Repeat::Unmarked | Repeat::Retry => digest_next(route, body),

@@ -2,7 +2,8 @@
 
 use super::access::Access;
 use super::answer::{Answer, Head, Reply};
-use super::dialect::Dialect;
+use super::dialect::chat::Chat;
+use super::dialect::{self, Dialect};
 use super::prompt::{self, Prompt};
 use super::request::TurnRequest;
 use super::rollouts::Rollout;
@@ -113,14 +114,19 @@ impl Turns {
 
     /// From the body of a chat request to the engine's request.
     pub fn ask(&self, body: &Bytes) -> Result<Asked, ApiError> {
-        self.ask_in(Dialect::Chat, body)
+        self.ask_in(&Chat, body)
     }
 
-    pub(super) fn ask_in(&self, dialect: Dialect, body: &Bytes) -> Result<Asked, ApiError> {
+    pub(super) fn ask_in(&self, dialect: &dyn Dialect, body: &Bytes) -> Result<Asked, ApiError> {
         let hashed = dialect.hash(body, &self.rollout, &"".into())?;
         let digest = hashed.digest;
-        let (request, reply) =
-            dialect.read(body, &self.rollout, &"".into(), hashed.known, digest)?;
+        let (request, reply) = dialect.read(&dialect::Asked {
+            rollout: &self.rollout,
+            session: &"".into(),
+            body,
+            known: hashed.known,
+            digest,
+        })?;
         let renderer = &self.gateway.renderer;
         let prompt = prompt::prepare(renderer, &self.rollout, &"".into(), &request.input)?;
         let sample = self.sample(&request, &prompt);

@@ -2,10 +2,8 @@
 
 use super::Service;
 use super::count::{count_tokens, detokenize, tokenize};
-use super::dialect::{delete_response, response_input_items, retrieve_response};
-use super::endpoints::{
-    chat_completions, completions, messages, models, responses, rollout_model, rollout_models,
-};
+use super::dialect::DIALECTS;
+use super::endpoints::{models, rollout_model, rollout_models, route_of};
 use super::rollouts::tighten;
 use axum::routing::{get, post};
 use primerl_service::http::Routes;
@@ -13,23 +11,14 @@ use std::sync::Arc;
 
 /// Only the path decides which key opens each of them: see `access`.
 pub fn routes() -> Routes<Arc<Service>> {
-    Routes::new()
-        .route(
-            "/rollouts/{rollout}/v1/chat/completions",
-            post(chat_completions),
-        )
-        .route("/rollouts/{rollout}/v1/messages", post(messages))
-        .merge(counting())
-        .route("/rollouts/{rollout}/v1/completions", post(completions))
-        .route("/rollouts/{rollout}/v1/responses", post(responses))
-        .route(
-            "/rollouts/{rollout}/v1/responses/{response}",
-            get(retrieve_response).delete(delete_response),
-        )
-        .route(
-            "/rollouts/{rollout}/v1/responses/{response}/input_items",
-            get(response_input_items),
-        )
+    let mut routes = counting();
+    for dialect in DIALECTS {
+        let path = format!("/rollouts/{{rollout}}/v1/{}", dialect.path());
+        routes = routes
+            .route(&path, route_of(dialect))
+            .merge(dialect.routes());
+    }
+    routes
         .route("/rollouts/{rollout}/v1/models", get(rollout_models))
         .route("/rollouts/{rollout}/v1/models/{*model}", get(rollout_model))
         .route("/rollouts/{rollout}/limits", post(tighten))

@@ -1,6 +1,6 @@
 //! Takes a request from its bytes to the answer's bytes, without sockets, engines and a driver; for fuzzing.
 
-use super::dialect::Dialect;
+use super::dialect::{DIALECTS, Dialect};
 use super::events::all_at_once;
 use super::measure::{Answered, Turns};
 use bytes::Bytes;
@@ -40,7 +40,7 @@ impl Desk {
     }
 
     /// Makes a request's prompt, answers it with [`ANSWER`], and records and writes the answer.
-    fn ask(&self, dialect: Dialect, body: &[u8]) -> Result<(), ApiError> {
+    fn ask(&self, dialect: &dyn Dialect, body: &[u8]) -> Result<(), ApiError> {
         let asked = self.turns.ask_in(dialect, &Bytes::copy_from_slice(body))?;
         let sent: Value =
             serde_json::from_slice(&asked.engine_body.concatenated()).expect("is JSON");
@@ -62,8 +62,10 @@ impl Desk {
     }
 }
 
-/// Handles one request of the dialect, which is answered or refused as the client's mistake.
-fn converse(desk: &Desk, dialect: Dialect, body: &[u8]) {
+/// Handles one request of the dialect at this path, which is answered or refused as the client's mistake.
+fn converse(desk: &Desk, path: &str, body: &[u8]) {
+    let dialect = DIALECTS.iter().find(|dialect| dialect.path() == path);
+    let dialect = *dialect.expect("the dialect is served");
     if let Err(refusal) = desk.ask(dialect, body) {
         assert!(refusal.status.is_client_error(), "{refusal:?}");
         assert!(dialect.refusal(&refusal).status().is_client_error());
@@ -72,20 +74,20 @@ fn converse(desk: &Desk, dialect: Dialect, body: &[u8]) {
 
 /// A request to `/chat/completions`.
 pub fn chat(desk: &Desk, body: &[u8]) {
-    converse(desk, Dialect::Chat, body);
+    converse(desk, "chat/completions", body);
 }
 
 /// A request to `/messages`.
 pub fn messages(desk: &Desk, body: &[u8]) {
-    converse(desk, Dialect::Messages, body);
+    converse(desk, "messages", body);
 }
 
 /// A request to `/responses`.
 pub fn responses(desk: &Desk, body: &[u8]) {
-    converse(desk, Dialect::Responses, body);
+    converse(desk, "responses", body);
 }
 
 /// A request to `/completions`.
 pub fn completions(desk: &Desk, body: &[u8]) {
-    converse(desk, Dialect::Completions, body);
+    converse(desk, "completions", body);
 }

@@ -1,15 +1,16 @@
 //! OpenAI's chat completions, with the fields that vLLM adds.
 
-use super::ReadRequest;
 use super::chunks::{Chunks, StreamForm, Usage, stop_or_length};
 use super::logprobs::{TokenLogprob, token_logprobs};
 use super::shared::{ToolChoice, is_neutral, structured_fields};
 use super::sse::append;
+use super::{Asked, Dialect, ReadRequest};
 use crate::answer::{Answer, Choice, Events, Head, Reply, Tokens};
 use crate::fields::Fields;
 use crate::request::{IncomingOptions, Input, Parse, TurnRequest};
+use crate::rollouts::Rollout;
 use crate::sampling::{Rules, TurnSampling, choices, top_logprobs};
-use crate::seen::{Seen, Unseen};
+use crate::seen::{Hashed, Seen, Unseen};
 use crate::text::Delta;
 use bytes::Bytes;
 use primerl_core::turn::FinishReason;
@@ -21,6 +22,40 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use std::fmt;
 use std::sync::Arc;
+
+pub(crate) struct Chat;
+
+impl Dialect for Chat {
+    fn name(&self) -> &'static str {
+        "Chat"
+    }
+
+    fn path(&self) -> &'static str {
+        "chat/completions"
+    }
+
+    fn hash(
+        &self,
+        body: &Bytes,
+        rollout: &Rollout,
+        session: &Arc<str>,
+    ) -> Result<Hashed, ApiError> {
+        let seen = rollout.state.lock().session(session)?.seen.clone();
+        Ok(Hashed::of(body, seen))
+    }
+
+    fn read(&self, asked: &Asked<'_>) -> Result<ReadRequest, ApiError> {
+        let rollout = asked.rollout;
+        let (request, seen) = read(
+            asked.body,
+            &rollout.rules(),
+            asked.digest,
+            asked.known.clone(),
+        )?;
+        rollout.state.lock().session(asked.session)?.seen = seen;
+        Ok(request)
+    }
+}
 
 /// The body; its largest parts are left as unparsed text.
 struct Body<'a> {

@@ -6,16 +6,38 @@
 use super::chunks::{Chunks, StreamForm, Usage, stop_or_length};
 use super::logprobs::TokenText;
 use super::shared::{is_neutral, structured_fields};
+use super::{Asked, Dialect, ReadRequest, with_messages_named};
 use crate::answer::{Answer, Choice, Events, Head, Reply, Tokens};
 use crate::fields::{Fields, unsupported};
 use crate::request::{Input, Parse, TurnRequest};
 use crate::sampling::{Rules, choices, top_logprobs};
 use crate::text::Delta;
+use axum::response::{IntoResponse, Response};
 use primerl_render::Tokenizer;
 use primerl_service::http::ApiError;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
+
+pub(crate) struct Completions;
+
+impl Dialect for Completions {
+    fn name(&self) -> &'static str {
+        "Completions"
+    }
+
+    fn path(&self) -> &'static str {
+        "completions"
+    }
+
+    fn read(&self, asked: &Asked<'_>) -> Result<ReadRequest, ApiError> {
+        read(asked.body, &asked.rollout.rules(), asked.digest)
+    }
+
+    fn refusal(&self, error: &ApiError) -> Response {
+        with_messages_named(error, "prompt").into_response()
+    }
+}
 
 pub(super) fn read(
     bytes: &[u8],

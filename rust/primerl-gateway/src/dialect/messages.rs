@@ -4,16 +4,18 @@ mod blocks;
 mod options;
 mod reply;
 
+use super::{Asked, Dialect, ReadRequest};
 use crate::Sampling;
 use crate::answer::Reply;
 use crate::fields::{Fields, missing, unsupported, within};
 use crate::request::{Incoming, IncomingOptions, Input, Options, Parse, TurnRequest};
 use crate::sampling::{Rules, TurnSampling};
+use axum::response::Response;
 use bytes::Bytes;
 use options::{Thinking, ToolChoice};
 use primerl_service::http::ApiError;
 use reply::Form;
-pub(super) use reply::refusal;
+use reply::refusal;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -42,6 +44,26 @@ const SAMPLING: &[&str] = &[
     "output_config",
     "output_format",
 ];
+
+pub(crate) struct Messages;
+
+impl Dialect for Messages {
+    fn name(&self) -> &'static str {
+        "Messages"
+    }
+
+    fn path(&self) -> &'static str {
+        "messages"
+    }
+
+    fn read(&self, asked: &Asked<'_>) -> Result<ReadRequest, ApiError> {
+        read(asked.body, &asked.rollout.rules(), asked.digest)
+    }
+
+    fn refusal(&self, error: &ApiError) -> Response {
+        refusal(error)
+    }
+}
 
 pub(super) fn read(
     bytes: &Bytes,

@@ -1,7 +1,7 @@
-//! The APIs that clients use. A dialect parses a request into a [`TurnRequest`], which is independent of dialects, and
+//! The APIs that clients use. A [`Dialect`] parses a request into a [`TurnRequest`], which is independent of dialects, and
 //! writes the answer ([`Reply`]); everything between the two is the same for all dialects.
 
-mod chat;
+pub(super) mod chat;
 mod chunks;
 mod completions;
 mod logprobs;
@@ -10,84 +10,70 @@ mod responses;
 mod shared;
 mod sse;
 
-pub(crate) use responses::{
-    KeptResponse, Restoring as RestoringResponses, Store as ResponseStore,
-    delete as delete_response, input_items as response_input_items, retrieve as retrieve_response,
-};
+pub(crate) use responses::{KeptResponse, Restoring as RestoringResponses, Store as ResponseStore};
 
 use super::answer::Reply;
 use super::request::TurnRequest;
 use super::rollouts::Rollout;
 use super::seen::{Hashed, Seen};
+use crate::Service;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use primerl_service::http::{ApiError, JSON};
+use primerl_service::http::{ApiError, JSON, Routes};
 use std::sync::Arc;
 
 /// A request, and how its answer is written.
 pub(super) type ReadRequest = (TurnRequest, Box<dyn Reply>);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dialect {
-    /// OpenAI's chat completions.
-    Chat,
-    /// Anthropic's messages.
-    Messages,
-    /// OpenAI's responses.
-    Responses,
-    /// OpenAI's text completions.
-    Completions,
-}
+/// Every dialect that is served: a new one is a module of this folder, and its line here.
+pub(crate) static DIALECTS: [&dyn Dialect; 4] = [
+    &chat::Chat,
+    &messages::Messages,
+    &responses::Responses,
+    &completions::Completions,
+];
 
-impl Dialect {
+/// One API.
+pub(crate) trait Dialect: Sync {
+    /// Is part of the hash by which a request that is repeated after a restart is recognised: it never changes.
+    fn name(&self) -> &'static str;
+
+    /// Where requests are posted, under `/rollouts/{rollout}/v1/`.
+    fn path(&self) -> &'static str;
+
+    /// Further routes of the API, under whole paths.
+    fn routes(&self) -> Routes<Arc<Service>> {
+        Routes::new()
+    }
+
     /// The body's hash, and the part of it that was read before.
-    pub(crate) fn hash(
-        self,
+    fn hash(
+        &self,
         body: &Bytes,
-        rollout: &Rollout,
-        session: &Arc<str>,
+        _rollout: &Rollout,
+        _session: &Arc<str>,
     ) -> Result<Hashed, ApiError> {
-        let seen = match self {
-            Dialect::Chat => rollout.state.lock().session(session)?.seen.clone(),
-            Dialect::Messages | Dialect::Responses | Dialect::Completions => None,
-        };
-        Ok(Hashed::of(body, seen))
+        Ok(Hashed::of(body, None))
     }
 
-    /// `digest` identifies the request when it is repeated.
-    pub(crate) fn read(
-        self,
-        body: &Bytes,
-        rollout: &Rollout,
-        session: &Arc<str>,
-        known: Option<Arc<Seen>>,
-        digest: u128,
-    ) -> Result<ReadRequest, ApiError> {
-        match self {
-            Dialect::Chat => {
-                let (request, seen) = chat::read(body, &rollout.rules(), digest, known)?;
-                rollout.state.lock().session(session)?.seen = seen;
-                Ok(request)
-            }
-            Dialect::Messages => messages::read(body, &rollout.rules(), digest),
-            Dialect::Completions => completions::read(body, &rollout.rules(), digest),
-            Dialect::Responses => {
-                let store = rollout.dialect_state();
-                responses::read(body, &rollout.rules(), &store, digest)
-            }
-        }
-    }
+    fn read(&self, asked: &Asked<'_>) -> Result<ReadRequest, ApiError>;
 
     /// An error in the format that the dialect's SDKs expect.
-    pub(crate) fn refusal(self, error: &ApiError) -> Response {
-        match self {
-            Dialect::Chat => error.clone().into_response(),
-            Dialect::Messages => messages::refusal(error),
-            Dialect::Responses => with_messages_named(error, "input").into_response(),
-            Dialect::Completions => with_messages_named(error, "prompt").into_response(),
-        }
+    fn refusal(&self, error: &ApiError) -> Response {
+        error.clone().into_response()
     }
+}
+
+/// A request as it came.
+pub(crate) struct Asked<'a> {
+    pub rollout: &'a Rollout,
+    pub session: &'a Arc<str>,
+    pub body: &'a Bytes,
+    /// The part of the body that was read before.
+    pub known: Option<Arc<Seen>>,
+    /// Identifies the request when it is repeated.
+    pub digest: u128,
 }
 
 /// An error about the messages, with the dialect's name for them if it has another one.
@@ -113,13 +99,51 @@ pub(crate) fn in_shape_of(path: &str, response: Response) -> Response {
         },
         None => return response,
     };
-    match path.split('/').any(|part| part == "messages") {
-        true => Dialect::Messages.refusal(&error),
-        false => error.into_response(),
+    let path = format!("{path}/");
+    let is_under = |dialect: &&&dyn Dialect| path.contains(&format!("/{}/", dialect.path()));
+    match DIALECTS.iter().find(is_under) {
+        Some(dialect) => dialect.refusal(&error),
+        None => error.into_response(),
     }
 }
 
 fn is_json(response: &Response) -> bool {
     let kind = response.headers().get(header::CONTENT_TYPE);
     kind.is_some_and(|kind| kind.as_bytes().starts_with(JSON.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::StatusCode;
+
+    #[test]
+    fn names_are_those_in_the_hashes_of_recorded_requests() {
+        let names = DIALECTS.map(Dialect::name);
+        assert_eq!(names, ["Chat", "Messages", "Responses", "Completions"]);
+    }
+
+    #[test]
+    fn an_error_before_any_handler_has_the_format_of_the_path() {
+        let param = |path: &str| {
+            let error = ApiError::invalid("x").param("messages[0]");
+            let response = in_shape_of(path, error.into_response());
+            assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+            let error = response.extensions().get::<ApiError>();
+            error.and_then(|error| error.param.as_deref().map(str::to_owned))
+        };
+        let at = |path: &str| param(&format!("/rollouts/1/v1/{path}"));
+        assert_eq!(at("chat/completions").as_deref(), Some("messages[0]"));
+        assert_eq!(at("models").as_deref(), Some("messages[0]"));
+        assert_eq!(at("completions").as_deref(), Some("prompt"));
+        assert_eq!(at("responses/r/input_items").as_deref(), Some("input"));
+        // Anthropic's format is written as bytes alone.
+        let anthropic = |path: &str| {
+            let response = in_shape_of(path, ApiError::invalid("x").into_response());
+            response.extensions().get::<ApiError>().is_none()
+        };
+        assert!(anthropic("/rollouts/1/v1/messages/count_tokens"));
+        assert!(anthropic("/messages"));
+        assert!(!anthropic("/rollouts/1/v1/chat/completions"));
+    }
 }

@@ -17,26 +17,53 @@ mod response;
 mod store;
 mod tools;
 
-pub(crate) use endpoints::{delete, input_items, retrieve};
 pub(crate) use kept::{KeptResponse, Restoring};
 pub(crate) use store::Store;
 
 use super::logprobs::{TokenLogprob, token_logprobs};
-use super::shared;
+use super::{Asked, Dialect, ReadRequest, shared, with_messages_named};
+use crate::Service;
 use crate::answer::{Answer, Choice, Events, Head, Reply};
 use crate::fields::{Fields, at, unsupported};
 use crate::request::{Incoming, IncomingOptions, Input, KeyedMessage, Parse, TurnRequest};
 use crate::sampling::Demanded;
 use crate::sampling::{Rules, TurnSampling, structured_outputs, top_logprobs};
+use axum::response::{IntoResponse, Response as HttpResponse};
 use events::ResponseEvents;
 use items::{OutputItem, items_of};
 use primerl_render::{Message, Tokenizer};
-use primerl_service::http::ApiError;
+use primerl_service::http::{ApiError, Routes};
 use response::{Form, Response};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use store::{Link, Stored};
 use tools::Tools;
+
+pub(crate) struct Responses;
+
+impl Dialect for Responses {
+    fn name(&self) -> &'static str {
+        "Responses"
+    }
+
+    fn path(&self) -> &'static str {
+        "responses"
+    }
+
+    fn routes(&self) -> Routes<Arc<Service>> {
+        endpoints::routes()
+    }
+
+    fn read(&self, asked: &Asked<'_>) -> Result<ReadRequest, ApiError> {
+        let rollout = asked.rollout;
+        let store = rollout.dialect_state();
+        read(asked.body, &rollout.rules(), &store, asked.digest)
+    }
+
+    fn refusal(&self, error: &ApiError) -> HttpResponse {
+        with_messages_named(error, "input").into_response()
+    }
+}
 
 pub(super) fn read(
     bytes: &[u8],

@@ -6,7 +6,8 @@ use crate::fields::Fields;
 use crate::notes::Note;
 use axum::extract::{Path, Query, State};
 use axum::response::Response;
-use primerl_service::http::{ApiError, JSON, encoded};
+use axum::routing::get;
+use primerl_service::http::{ApiError, JSON, Routes, encoded};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,9 +16,22 @@ use std::sync::Arc;
 const USUAL_PAGE: usize = 20;
 const LARGEST_PAGE: usize = 100;
 
+/// Stored responses are fetched and deleted, and their input is listed.
+pub(super) fn routes() -> Routes<Arc<Service>> {
+    Routes::new()
+        .route(
+            "/rollouts/{rollout}/v1/responses/{response}",
+            get(retrieve).delete(delete),
+        )
+        .route(
+            "/rollouts/{rollout}/v1/responses/{response}/input_items",
+            get(input_items),
+        )
+}
+
 type Parameters = Query<HashMap<String, String>>;
 
-pub(crate) async fn retrieve(
+async fn retrieve(
     State(service): State<Arc<Service>>,
     Path((rollout, response)): Path<(String, String)>,
     Query(parameters): Parameters,
@@ -31,7 +45,7 @@ pub(crate) async fn retrieve(
     ))
 }
 
-pub(crate) async fn delete(
+async fn delete(
     State(service): State<Arc<Service>>,
     Path((rollout, response)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
@@ -45,7 +59,7 @@ pub(crate) async fn delete(
     Ok(encoded(JSON, deleted.to_string()))
 }
 
-pub(crate) async fn input_items(
+async fn input_items(
     State(service): State<Arc<Service>>,
     Path((rollout, response)): Path<(String, String)>,
     Query(parameters): Parameters,
