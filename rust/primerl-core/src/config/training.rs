@@ -1,9 +1,10 @@
 //! What rollouts become: samples, by the rules; advantages, by an algorithm.
 
 use super::ConfigError;
-use crate::time::Duration;
 use crate::turn::MessageRole;
 use serde::{Deserialize, Serialize};
+
+pub use crate::signal::AlgorithmKind;
 
 /// What the policy learns from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,57 +103,6 @@ impl Algorithm {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AlgorithmKind {
-    Grpo,
-    DrGrpo,
-    Rloo,
-    /// The file of a run writes it in one word.
-    #[serde(alias = "maxrl")]
-    MaxRl,
-    ReinforcePlusPlus,
-    /// Each seat against what it usually gets.
-    Rae {
-        /// How much of its baseline a seat keeps at each reward, 0 to below 1.
-        decay: f64,
-    },
-    /// GRPO in two levels: a problem is proposed within a rollout, and tried there.
-    HierarchicalGrpo {
-        /// Seats that are compared within their rollout; the others are compared within the group. At least one.
-        episode_agents: Vec<String>,
-    },
-    /// A function of the user's, outside of the core: [`crate::Effect::ComputeAdvantages`].
-    Custom {
-        /// `module:function`, or the name of an installed one, for whoever calls it.
-        path: String,
-        /// A group whose advantages are not there so long after they were asked for is dropped.
-        timeout: Duration,
-    },
-}
-
-impl AlgorithmKind {
-    /// Whether a rollout alone in its group may have an advantage that is known before its batch is.
-    pub fn learns_alone(&self) -> bool {
-        let hierarchical = matches!(self, AlgorithmKind::HierarchicalGrpo { .. });
-        hierarchical || matches!(self, AlgorithmKind::Rae { .. })
-    }
-
-    /// Whether an advantage compares a rollout with the others of its group, and with nothing else.
-    pub fn is_relative(&self) -> bool {
-        match self {
-            AlgorithmKind::Grpo
-            | AlgorithmKind::DrGrpo
-            | AlgorithmKind::Rloo
-            | AlgorithmKind::MaxRl => true,
-            AlgorithmKind::ReinforcePlusPlus
-            | AlgorithmKind::Rae { .. }
-            | AlgorithmKind::HierarchicalGrpo { .. }
-            | AlgorithmKind::Custom { .. } => false,
-        }
-    }
-}
-
 /// What weighs the same in a step's loss; [`crate::signal::length_scales`] has the algebra.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -228,23 +178,16 @@ impl Algorithm {
                 "has no weight above 0: give one of system, user, assistant and tool",
             );
         }
-        match &self.kind {
-            AlgorithmKind::HierarchicalGrpo { episode_agents } if episode_agents.is_empty() => {
-                refuse(
-                    "episode_agents",
-                    "names no seat: name those that are compared within one rollout, or set type = \"grpo\"",
-                )
-            }
-            AlgorithmKind::Custom { path, .. } if path.is_empty() => refuse(
-                "path",
-                "must be \"module:function\", or the name of an installed one, for type = \"custom\"",
-            ),
-            AlgorithmKind::Custom { .. } if self.shuffle_advantages => refuse(
+        if let Some((field, problem)) = self.kind.problem() {
+            return refuse(field, problem);
+        }
+        if self.shuffle_advantages && !self.kind.is_of_traces() {
+            return refuse(
                 "shuffle_advantages",
                 "cannot exchange advantages of single tokens: shuffle them in your function",
-            ),
-            _ => Ok(()),
+            );
         }
+        Ok(())
     }
 }
 

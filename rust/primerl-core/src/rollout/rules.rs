@@ -1,6 +1,6 @@
 //! Which of a finished rollout's samples are trained, and how long they may be.
 
-use crate::config::{AlgorithmKind, Config, LongSamples, TrajectoryStrategy, TruncatedRollouts};
+use crate::config::{Config, LongSamples, TrajectoryStrategy, TruncatedRollouts};
 use crate::ids::EnvironmentId;
 use crate::sample::Sample;
 use serde::{Deserialize, Serialize};
@@ -24,10 +24,7 @@ impl Rules {
             truncated: config.truncated_rollouts,
             long: config.long_samples,
             seq_len: config.seq_len as usize,
-            lowest_reward: match algorithm.kind {
-                AlgorithmKind::MaxRl => 0.0,
-                _ => f64::NEG_INFINITY,
-            },
+            lowest_reward: algorithm.kind.lowest_reward(),
         }
     }
 

@@ -1,65 +1,111 @@
-//! Rewards to advantages.
+//! Rewards to advantages: the algorithms, what is particular to each, and their formulas.
 //!
 //! The unit is a trace, one seat of one rollout, with a reward of its own. A rollout with one seat is one trace; in the
 //! papers it is the "output" or "response". An advantage holds for each sampled token of its trace, with the trainer's
 //! loss `-advantage * ratio` summed over tokens and divided by the batch's number of trained tokens.
 //!
-//! Each function takes the rewards of one group (REINFORCE++: of the batch) and returns an advantage for each; RAE's
-//! [`Baselines`] outlive the batch. Traces of
-//! another seat are another task: what compares within the group compares traces of one seat.
+//! Each formula takes the rewards of one group (REINFORCE++: of the batch) and returns an advantage for each; RAE's
+//! [`Baselines`] outlive the batch.
 
 use super::spread::{differ, mean, standard_deviation};
-use super::{Baselines, TraceLength, penalise};
-use crate::config::{Algorithm, AlgorithmKind, Config};
-use crate::group::Group;
-use crate::ids::{EnvironmentId, RolloutId};
-use crate::rollout::TrainedTrace;
+use super::{Baselines, ScoredGroup};
+use crate::config::LengthNormalization;
+use crate::time::Duration;
 use rand::Rng;
 use rand::seq::SliceRandom;
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
 
-/// The traces of one group.
-#[derive(Clone, Debug)]
-pub struct ScoredGroup<'a> {
-    pub algorithm: &'a Algorithm,
-    pub environment: EnvironmentId,
-    pub rewards: Vec<f64>,
-    /// The seat of each reward's trace; empty: all are of one seat.
-    pub seats: Vec<&'a str>,
-    /// The rollout of each reward's trace; empty: each is a rollout of its own.
-    pub rollouts: Vec<RolloutId>,
-    /// What each reward's trace took; looked at where there is a length penalty.
-    pub lengths: Vec<TraceLength>,
+/// The algorithms. A new one is a variant, its formula in [`advantages`], and its name in the config class `Algorithm`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AlgorithmKind {
+    Grpo,
+    DrGrpo,
+    Rloo,
+    /// The file of a run writes it in one word.
+    #[serde(alias = "maxrl")]
+    MaxRl,
+    ReinforcePlusPlus,
+    /// Each seat against what it usually gets.
+    Rae {
+        /// How much of its baseline a seat keeps at each reward, 0 to below 1.
+        decay: f64,
+    },
+    /// GRPO in two levels: a problem is proposed within a rollout, and tried there.
+    HierarchicalGrpo {
+        /// Seats that are compared within their rollout; the others are compared within the group. At least one.
+        episode_agents: Vec<String>,
+    },
+    /// A function of the user's, outside of the core: [`crate::Effect::ComputeAdvantages`].
+    Custom {
+        /// `module:function`, or the name of an installed one, for whoever calls it.
+        path: String,
+        /// A group whose advantages are not there so long after they were asked for is dropped.
+        timeout: Duration,
+    },
 }
 
-impl<'a> ScoredGroup<'a> {
-    /// Of one seat, without lengths.
-    pub fn plain(algorithm: &'a Algorithm, rewards: Vec<f64>) -> Self {
-        ScoredGroup {
-            algorithm,
-            environment: EnvironmentId(0),
-            rewards,
-            seats: Vec::new(),
-            rollouts: Vec::new(),
-            lengths: Vec::new(),
+impl AlgorithmKind {
+    /// Whether a rollout alone in its group may have an advantage that is known before its batch is.
+    pub fn learns_alone(&self) -> bool {
+        let hierarchical = matches!(self, AlgorithmKind::HierarchicalGrpo { .. });
+        hierarchical || matches!(self, AlgorithmKind::Rae { .. })
+    }
+
+    /// Whether an advantage compares a rollout with the others of its group, and with nothing else.
+    pub fn is_relative(&self) -> bool {
+        match self {
+            AlgorithmKind::Grpo
+            | AlgorithmKind::DrGrpo
+            | AlgorithmKind::Rloo
+            | AlgorithmKind::MaxRl => true,
+            AlgorithmKind::ReinforcePlusPlus
+            | AlgorithmKind::Rae { .. }
+            | AlgorithmKind::HierarchicalGrpo { .. }
+            | AlgorithmKind::Custom { .. } => false,
         }
     }
 
-    /// What a complete group has got.
-    pub fn of(config: &'a Config, group: &'a Group) -> Self {
-        let finished = group.finished();
-        ScoredGroup {
-            algorithm: &config.environment(group.environment).algorithm,
-            environment: group.environment,
-            rewards: group.traces().map(|trace| trace.reward).collect(),
-            seats: group.traces().map(|trace| &*trace.seat).collect(),
-            rollouts: finished
-                .flat_map(|rollout| std::iter::repeat_n(rollout.id, rollout.traces.len()))
-                .collect(),
-            lengths: group.traces().map(TrainedTrace::length).collect(),
+    /// Whether each trace has one advantage, not each token its own.
+    pub fn is_of_traces(&self) -> bool {
+        !matches!(self, AlgorithmKind::Custom { .. })
+    }
+
+    /// The algorithm has no meaning for a reward below it.
+    pub fn lowest_reward(&self) -> f64 {
+        match self {
+            AlgorithmKind::MaxRl => 0.0,
+            _ => f64::NEG_INFINITY,
         }
     }
 
+    /// What weighs the same in the loss where the config does not say it.
+    pub fn usual_length_normalization(&self) -> LengthNormalization {
+        match self {
+            AlgorithmKind::DrGrpo => LengthNormalization::Constant,
+            _ => LengthNormalization::Token,
+        }
+    }
+
+    /// The parameter with which it cannot run, and why.
+    pub fn problem(&self) -> Option<(&'static str, &'static str)> {
+        match self {
+            AlgorithmKind::HierarchicalGrpo { episode_agents } if episode_agents.is_empty() => {
+                Some((
+                    "episode_agents",
+                    "names no seat: name those that are compared within one rollout, or set type = \"grpo\"",
+                ))
+            }
+            AlgorithmKind::Custom { path, .. } if path.is_empty() => Some((
+                "path",
+                "must be \"module:function\", or the name of an installed one, for type = \"custom\"",
+            )),
+            _ => None,
+        }
+    }
+}
+
+impl ScoredGroup<'_> {
     /// Whether there is something to learn from this group, before it is known with which others it is trained: some
     /// advantage is not 0. Where only the batch or a custom function can tell: whether rewards of one seat differ.
     pub fn has_signal(&self, baselines: &Baselines) -> bool {
@@ -74,75 +120,10 @@ impl<'a> ScoredGroup<'a> {
                 })
             }
             AlgorithmKind::HierarchicalGrpo { episode_agents } => {
-                any(&self.hierarchical(episode_agents))
+                any(&hierarchical_grpo(self, episode_agents))
             }
             _ => any(&self.by_seat(|rewards| grpo(rewards, false))),
         }
-    }
-
-    fn seat(&self, place: usize) -> &'a str {
-        self.seats.get(place).copied().unwrap_or_default()
-    }
-
-    /// The rewards of each seat by themselves, put together again.
-    fn by_seat(&self, advantages: impl Fn(&[f64]) -> Vec<f32>) -> Vec<f32> {
-        match self.seats.iter().all(|seat| *seat == self.seats[0]) {
-            true => self.compare(&(0..self.rewards.len()).collect::<Vec<_>>(), &advantages),
-            false => self.by_peers(|place| self.seat(place), advantages),
-        }
-    }
-
-    /// The rewards of traces with one key by themselves, put together again.
-    fn by_peers<K: Ord>(
-        &self,
-        key: impl Fn(usize) -> K,
-        advantages: impl Fn(&[f64]) -> Vec<f32>,
-    ) -> Vec<f32> {
-        let mut peers: BTreeMap<K, Vec<usize>> = BTreeMap::new();
-        for place in 0..self.rewards.len() {
-            peers.entry(key(place)).or_default().push(place);
-        }
-        let mut found = vec![0.0; self.rewards.len()];
-        for places in peers.values() {
-            let own = self.compare(places, &advantages);
-            for (place, advantage) in places.iter().zip(own) {
-                found[*place] = advantage;
-            }
-        }
-        found
-    }
-
-    /// Advantages of traces that are compared with each other. Where their rewards, less the length penalty, do not
-    /// differ, all are 0, whatever the algorithm would make of their rounding.
-    fn compare(&self, places: &[usize], advantages: &impl Fn(&[f64]) -> Vec<f32>) -> Vec<f32> {
-        let mut rewards: Vec<f64> = places.iter().map(|place| self.rewards[*place]).collect();
-        if let Some(penalty) = &self.algorithm.length_penalty {
-            let length = |place: &usize| self.lengths.get(*place).copied().unwrap_or_default();
-            let lengths: Vec<TraceLength> = places.iter().map(length).collect();
-            rewards = penalise(penalty, &rewards, &lengths);
-        }
-        match differ(rewards.iter().copied()) {
-            true => advantages(&rewards),
-            false => vec![0.0; rewards.len()],
-        }
-    }
-
-    /// GRPO of a proposer and its solvers: attempts at one proposed problem, which are seats of one rollout, are compared
-    /// with each other, and proposals with the group's other proposals: `A = r - mean(r of the same seat)`, the mean over
-    /// the rollout for seats in `episode_agents` and over the group for the others. As prime-rl's algorithm of this name;
-    /// a baseline for each role and task is what self-play with a proposer uses (Zhao et al. 2025, Absolute Zero,
-    /// arXiv:2505.03335, Task-Relative REINFORCE++).
-    fn hierarchical(&self, episode_agents: &[String]) -> Vec<f32> {
-        let rollout = |place: usize| match self.rollouts.get(place) {
-            Some(rollout) => rollout.0,
-            None => place as u64,
-        };
-        let key = |place: usize| {
-            let seat = self.seat(place);
-            let within = episode_agents.iter().any(|agent| agent == seat);
-            (seat, within.then(|| rollout(place)))
-        };
-        self.by_peers(key, |rewards| grpo(rewards, false))
     }
 }
 
@@ -180,7 +161,7 @@ pub fn advantages(
                     scored.collect()
                 }
                 AlgorithmKind::HierarchicalGrpo { episode_agents } => {
-                    group.hierarchical(episode_agents)
+                    hierarchical_grpo(group, episode_agents)
                 }
                 AlgorithmKind::Custom { .. } => vec![0.0; rewards.len()],
             }
@@ -240,6 +221,24 @@ pub fn max_rl(rewards: &[f64]) -> Vec<f32> {
             false => 0.0,
         })
         .collect()
+}
+
+/// GRPO of a proposer and its solvers: attempts at one proposed problem, which are seats of one rollout, are compared
+/// with each other, and proposals with the group's other proposals: `A = r - mean(r of the same seat)`, the mean over
+/// the rollout for seats in `episode_agents` and over the group for the others. As prime-rl's algorithm of this name;
+/// a baseline for each role and task is what self-play with a proposer uses (Zhao et al. 2025, Absolute Zero,
+/// arXiv:2505.03335, Task-Relative REINFORCE++).
+fn hierarchical_grpo(group: &ScoredGroup<'_>, episode_agents: &[String]) -> Vec<f32> {
+    let rollout = |place: usize| match group.rollouts.get(place) {
+        Some(rollout) => rollout.0,
+        None => place as u64,
+    };
+    let key = |place: usize| {
+        let seat = group.seat(place);
+        let within = episode_agents.iter().any(|agent| agent == seat);
+        (seat, within.then(|| rollout(place)))
+    };
+    group.by_peers(key, |rewards| grpo(rewards, false))
 }
 
 /// REINFORCE++'s normalisation (Hu et al. 2025, arXiv:2501.03262): `A = (r - mean) / standard deviation`, both over all

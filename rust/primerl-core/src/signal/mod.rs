@@ -6,14 +6,16 @@ mod baseline;
 mod custom;
 mod length;
 mod penalty;
+mod scored_group;
 mod spread;
 mod teacher;
 
-pub use algorithm::{ScoredGroup, advantages, grpo, max_rl, rloo};
+pub use algorithm::{AlgorithmKind, advantages, grpo, max_rl, rloo};
 pub(crate) use awaited::{Signals, Source};
 pub use baseline::Baselines;
 pub use length::{Part, length_scales};
 pub use penalty::{TraceLength, penalise};
+pub use scored_group::ScoredGroup;
 pub(crate) use spread::{SMALLEST_DIFFERENCE, differ, mean, standard_deviation};
 
 #[cfg(test)]

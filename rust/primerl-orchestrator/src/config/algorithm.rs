@@ -5,7 +5,7 @@ use primerl_core::config::{Algorithm, AlgorithmKind, Echo, LengthNormalization, 
 use primerl_core::time::Duration;
 use primerl_core::turn::MessageRole;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 /// How rewards become advantages: as core has it, where a type's parameters are the type's own.
 #[derive(Clone, Debug, Deserialize)]
@@ -14,7 +14,6 @@ pub struct AlgorithmConfig(pub Algorithm);
 
 /// In the file the parameters of all types stand next to the type.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Keys {
     r#type: String,
     normalize_std: bool,
@@ -23,10 +22,11 @@ struct Keys {
     shuffle_advantages: bool,
     length_penalty: Option<LengthPenalty>,
     echo: Option<Echo>,
-    decay: f64,
-    episode_agents: Vec<String>,
     path: Option<String>,
     timeout_s: f64,
+    /// Parameters that core knows by the same name. The keys were compared with the config class before.
+    #[serde(flatten)]
+    parameters: Map<String, Value>,
 }
 
 impl TryFrom<Keys> for AlgorithmConfig {
@@ -37,24 +37,20 @@ impl TryFrom<Keys> for AlgorithmConfig {
         if name != "custom" && keys.path.is_some() {
             return Err("path is read for type = \"custom\" only; omit it, or set the type".into());
         }
-        let parameters = json!({
-            "decay": keys.decay,
-            "episode_agents": keys.episode_agents,
-            "path": keys.path.unwrap_or_default(),
-            "timeout": Duration::from_secs_f64(keys.timeout_s),
-        });
+        let mut parameters = keys.parameters;
+        parameters.insert("path".into(), keys.path.unwrap_or_default().into());
+        let timeout = Duration::from_secs_f64(keys.timeout_s);
+        parameters.insert("timeout".into(), json!(timeout));
         // Core reads a kind without parameters from its name, and one with some from a table of that name.
         let kind = AlgorithmKind::deserialize(json!(name))
             .or_else(|_| AlgorithmKind::deserialize(json!({&name: parameters})))
             .map_err(|error| format!("type: {error}"))?;
-        let usual = match kind {
-            AlgorithmKind::DrGrpo => LengthNormalization::Constant,
-            _ => LengthNormalization::Token,
-        };
+        let length_normalization = keys.length_normalization;
         Ok(AlgorithmConfig(Algorithm {
+            length_normalization: length_normalization
+                .unwrap_or_else(|| kind.usual_length_normalization()),
             kind,
             normalize_std: keys.normalize_std,
-            length_normalization: keys.length_normalization.unwrap_or(usual),
             shuffle_advantages: keys.shuffle_advantages,
             length_penalty: keys.length_penalty,
             echo: keys.echo,

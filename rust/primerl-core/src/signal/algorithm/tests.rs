@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::LengthNormalization;
+use crate::config::{Algorithm, LengthNormalization};
 use crate::signal::{Part, length_scales};
 use crate::testing::grpo as grpo_algorithm;
 use proptest::prelude::*;
