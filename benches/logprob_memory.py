@@ -17,7 +17,7 @@ import threading
 import time
 
 import torch
-from primerl.train.loss.logprobs import OutputHead, token_logprobs
+from primerl.train.objective.logprobs import OutputHead, token_logprobs
 
 
 class ResidentSet:

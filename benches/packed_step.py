@@ -28,10 +28,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
-from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model.architectures import annotate
 from primerl.train.model.packed_model import ATTENTION, PackedSequences, output_head, packed_attention, predicted_hidden
 from primerl.train.model.proof import prove
+from primerl.train.objective.logprobs import token_logprobs
 from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 

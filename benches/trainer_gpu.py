@@ -34,8 +34,6 @@ import torch
 from primerl.train.data.batch import MicroBatch
 from primerl.train.loop.metrics import peak_memory
 from primerl.train.loop.statistics import Groups, Statistics
-from primerl.train.loss.components import Loss
-from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model import experts, norms
 from primerl.train.model.architectures import annotate
 from primerl.train.model.flops import ModelShape, peak_flops
@@ -50,6 +48,8 @@ from primerl.train.model.packed_model import (
 )
 from primerl.train.model.proof import prove
 from primerl.train.model.recurrent import slower_kernels
+from primerl.train.objective.components import Loss
+from primerl.train.objective.logprobs import token_logprobs
 from primerl.train.optim import Optimizer
 from primerl.train.settings import LossConfig, OptimConfig
 from torch import Tensor

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model.packed_model import PackedSequences, output_head, predicted_hidden
+from primerl.train.objective.logprobs import token_logprobs
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -76,13 +76,13 @@ def test_what_importing_alone_can_tell_is_left_to_it(path: str) -> None:
 def test_what_is_found_is_what_would_be_imported() -> None:
     assert missing("json:dumps") is None
     assert find_by_path("json:dumps") is not None
-    spec = located("primerl.train.loss.components")
+    spec = located("primerl.train.objective.components")
     assert spec is not None
-    assert (spec.origin or "").endswith("primerl/train/loss/components.py")
+    assert (spec.origin or "").endswith("primerl/train/objective/components.py")
     code = (
         "import sys\nfrom primerl.process.import_path import located, missing\n"
         "assert located('verifiers.v1.tasksets') and missing('torch.nn:Module') is None\n"
-        "print({'torch', 'verifiers', 'primerl.train.loss.components'} & set(sys.modules) or 'nothing')"
+        "print({'torch', 'verifiers', 'primerl.train.objective.components'} & set(sys.modules) or 'nothing')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "nothing"

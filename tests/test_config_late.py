@@ -17,7 +17,7 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import is_short, load_run
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.launch import run
-from primerl.train.loss import components
+from primerl.train.objective import components
 
 SHORT = """\
 model = "MODEL"
@@ -106,7 +106,7 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
     (FULL, "[model]", '[trainer.loss]\ncustom = "no_such_module:fn"\n\n[model]', [],
      "trainer.loss.custom (in run.toml, line 4): there is no module 'no_such_module'; run from the folder that it is "
      "in, install it, or set PYTHONPATH"),
-    (FULL, "[model]", '[trainer.loss]\ncustom = "primerl.train.loss.components:zzz"\n\n[model]', [],
+    (FULL, "[model]", '[trainer.loss]\ncustom = "primerl.train.objective.components:zzz"\n\n[model]', [],
      "trainer.loss.custom (in run.toml, line 4): LOSS has no 'zzz'; give the name of a function in it"),
     (FULL, "batch_size = 16", 'batch_size = 16\nhost = "0.0.0.0"', [],
      "orchestrator.host (in run.toml, line 8): 0.0.0.0 can be reached from other machines, and PRIMERL_API_KEY is not "

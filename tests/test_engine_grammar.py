@@ -17,7 +17,7 @@ from primerl.inference.settings import InferenceConfig
 from primerl.inference.torch.backend import engine_settings
 from primerl.inference.torch.step import TorchBackend
 from primerl.render import Renderer
-from primerl.train.loss.bitmasks import unpacked
+from primerl.train.objective.bitmasks import unpacked
 from settings_helpers import filled
 from transformers import AutoModelForCausalLM
 

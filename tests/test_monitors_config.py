@@ -282,7 +282,7 @@ def test_tokens_are_counted_in_fixed_bins() -> None:
     import torch
     from primerl.train.distributed.ranks import ALONE
     from primerl.train.loop.statistics import Histograms
-    from primerl.train.loss.components import TokenValues
+    from primerl.train.objective.components import TokenValues
 
     histograms = Histograms()
     sampled = torch.tensor([True, True, True, False])

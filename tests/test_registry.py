@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from primerl.train import losses, optimizers
-from primerl.train.loss.components import load_policy_loss
 from primerl.train.losses import Tokens
+from primerl.train.objective.components import load_policy_loss
 from primerl.train.optim import Optimizer
 from primerl.train.registry import Registry
 from primerl.train.settings import ConfigError, LossConfig, OptimConfig

@@ -10,10 +10,10 @@ import pytest
 import torch
 from families import FAMILIES, UNCOUNTED
 from primerl.train.distributed.ranks import ALONE
-from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model import flops, recurrent
 from primerl.train.model.flops import COMPUTE_MORE, ModelShape, Performance, attentions, peak_of
 from primerl.train.model.packed_model import ATTENTION, PackedSequences, load_model, output_head, predicted_hidden
+from primerl.train.objective.logprobs import token_logprobs
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionInterface, DeepseekV3Config
 

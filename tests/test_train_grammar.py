@@ -12,10 +12,10 @@ import torch
 from primerl._core import GrammarMasks
 from primerl.inference.torch.sampling import Rows, leave_out, sample
 from primerl.train.data.batch import BatchError, decode_batch
-from primerl.train.loss import logprobs as chunked
-from primerl.train.loss.bitmasks import unpacked
-from primerl.train.loss.grammar import Allowed, Replay, leaving_out
-from primerl.train.loss.truncation import Truncation, replaying
+from primerl.train.objective import logprobs as chunked
+from primerl.train.objective.bitmasks import unpacked
+from primerl.train.objective.grammar import Allowed, Replay, leaving_out
+from primerl.train.objective.truncation import Truncation, replaying
 from train_helpers import Sequence, encode_batch
 
 SCHEMA = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from primerl.train.loss.logprobs import LowRank, OutputHead, token_logprobs
+from primerl.train.objective.logprobs import LowRank, OutputHead, token_logprobs
 from torch import Tensor
 
 TOKENS, HIDDEN, VOCABULARY = 23, 16, 57

@@ -13,8 +13,8 @@ import pytest
 import torch
 from primerl.train.data.batch import Batch, BatchError, MicroBatch
 from primerl.train.loop.statistics import Groups, Statistics
-from primerl.train.loss.components import Loss, LossError, load_policy_loss
 from primerl.train.losses import PolicyLoss, Tokens
+from primerl.train.objective.components import Loss, LossError, load_policy_loss
 from primerl.train.settings import ConfigError, LossConfig
 from settings_helpers import filled
 from torch import Tensor

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from families import write_family
 from primerl.models.tiny import TinyConfig, write_model
-from primerl.train.loss import logprobs
 from primerl.train.model import memory
+from primerl.train.objective import logprobs
 from rank_helpers import Case, run_cases
 
 SHAPE = TinyConfig(

@@ -18,9 +18,9 @@ from primerl.train.data.mixture import Mixture
 from primerl.train.data.packing import step_batches
 from primerl.train.distributed import fsdp
 from primerl.train.loop.validation import Validation
-from primerl.train.loss.cross_entropy import forward_backward
-from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model.packed_model import load_model
+from primerl.train.objective.cross_entropy import forward_backward
+from primerl.train.objective.logprobs import token_logprobs
 from primerl.train.optim import Optimizer
 from primerl.train.settings import OptimConfig
 from safetensors import safe_open

@@ -20,10 +20,10 @@ from primerl.train.data.packing import micro_batch
 from primerl.train.data.rows import Row
 from primerl.train.data.trees import packed_groups, packed_trees
 from primerl.train.loop.policy_trainer import Trainer
-from primerl.train.loss.cross_entropy import row_losses, summed_loss
 from primerl.train.model.flops import ModelShape
 from primerl.train.model.packed_model import load_model
 from primerl.train.model.prefixes import shared_with_previous, unique_tokens
+from primerl.train.objective.cross_entropy import row_losses, summed_loss
 from rank_helpers import Case, load_shards, run_cases
 from settings_helpers import run_sft, run_trainer
 from sft_helpers import metrics, settings, write_rows

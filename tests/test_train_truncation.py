@@ -10,8 +10,8 @@ import pytest
 import torch
 from primerl.inference.torch.sampling import Rows, sample
 from primerl.train.data.batch import BatchError, decode_batch
-from primerl.train.loss import logprobs as chunked
-from primerl.train.loss.truncation import Truncation, replaying, truncate
+from primerl.train.objective import logprobs as chunked
+from primerl.train.objective.truncation import Truncation, replaying, truncate
 from primerl.verify.reference import SLACK, truncated_logprobs
 from train_helpers import Sequence, encode_batch
 

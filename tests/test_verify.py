@@ -14,8 +14,8 @@ from engine_helpers import EOS, VOCABULARY
 from primerl._core import GrammarMasks
 from primerl.models.tiny import write_model
 from primerl.train.checkpoint.model_folder import save_model
-from primerl.train.loss.bitmasks import unpacked
 from primerl.train.model.packed_model import load_model
+from primerl.train.objective.bitmasks import unpacked
 from primerl.train.weights.publish import WeightsPublisher
 from primerl.verify import VerifyError, main, verify
 from primerl.verify.report import ranges

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from families import SMALL
-from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model.packed_model import PackedSequences, output_head, predicted_hidden
 from primerl.train.model.prefixes import shared_with_previous
+from primerl.train.objective.logprobs import token_logprobs
 from torch import Tensor
 
 

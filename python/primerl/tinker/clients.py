@@ -28,10 +28,10 @@ from primerl.train.adapters.targets import choose
 from primerl.train.checkpoint.step_folders import saving
 from primerl.train.data.trees import LEAST_SHARED, packed_groups, packed_trees
 from primerl.train.distributed.ranks import Ranks
-from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model.loading import make_ready
 from primerl.train.model.packed_model import PackedSequences, dtype_on, load_model, output_head, predicted_hidden
 from primerl.train.model.prefixes import shared_with_previous
+from primerl.train.objective.logprobs import token_logprobs
 from primerl.train.settings import ALL_LINEAR, ComputationConfig, Dtype, LoraConfig
 
 log = logging.getLogger("primerl.tinker")

@@ -15,8 +15,8 @@ from tinker.proto import tinker_public_pb2 as pb
 from torch import Tensor
 
 from primerl.tinker.losses import LossInputError
-from primerl.train.loss.logprobs import token_logprobs
 from primerl.train.model.packed_model import PackedSequences, output_head, predicted_hidden
+from primerl.train.objective.logprobs import token_logprobs
 
 TARGETS, ALTERNATIVES = "target_prompt_logprobs", "prompt_alt_tokens_k"
 MOST_ALTERNATIVES = 256

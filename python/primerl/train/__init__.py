@@ -14,7 +14,7 @@ need `peft`; both are imported where they are used.
 | `model/router_replay` | experts of a mixture as the engine chose them |
 | `model/support`, `model/footprint`, `model/memory` | by `config.json`: is a model supported, its size and memory |
 | `adapters/` | low-rank adapters: which layers, their files, merging |
-| `loss/` | components of the loss, log-probabilities, replayed truncation and grammars |
+| `objective/` | components of the loss, log-probabilities, replayed truncation and grammars |
 | `losses/`, `optimizers/` | policy losses and optimizers, one file each |
 | `registry` | finds them by file, entry point or `module:name` |
 | `optim` | one update of the model: clipping, optimizer, learning rate |

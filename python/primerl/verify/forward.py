@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primerl.train.loss.truncation import Truncation
+from primerl.train.objective.truncation import Truncation
 from primerl.verify.reference import truncated_logprobs
 from primerl.verify.report import MAX_LIMIT, Difference, Report
 from primerl.verify.turns import KeyValues, Segment, Turn

@@ -1,6 +1,6 @@
 """What `primerl verify` compares with, sharing nothing with the trainer, nor with the engine: log-probabilities of
-truncated sampling in double precision (the trainer's are in `primerl.train.loss.truncation`), and adapters merged by
-peft.
+truncated sampling in double precision (the trainer's are in `primerl.train.objective.truncation`), and adapters
+merged by peft.
 
 Where the edge of the kept set lies nearer to a token than rounding reaches, an engine may keep or drop that
 token. So there are three sets: as the numbers say, and with all edges moved a little outwards and inwards.

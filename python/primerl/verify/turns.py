@@ -13,8 +13,8 @@ from torch import Tensor
 
 from primerl.launch.resume.position import trained_steps
 from primerl.train.data.batch import Batch, BatchError, decode_batch
-from primerl.train.loss.grammar import Allowed, Replay
-from primerl.train.loss.truncation import Truncation
+from primerl.train.objective.grammar import Allowed, Replay
+from primerl.train.objective.truncation import Truncation
 from primerl.verify.report import Report, VerifyError, and_now
 from primerl.verify.weights import tokenizer_folder
 

@@ -151,8 +151,8 @@ class Sampling(Section):
     at the model's longest context, and is scored."""
     truncated: Literal["refuse", "replay"] = "refuse"
     """Training rollouts that exclude tokens before sampling, by the three keys below or by their own requests: refused,
-    or recorded and replayed by the trainer, which excludes the same of its own (see `primerl.train.loss.truncation`; a
-    training loop of your own has to do that itself)."""
+    or recorded and replayed by the trainer, which excludes the same of its own (see
+    `primerl.train.objective.truncation`; a training loop of your own has to do that itself)."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Keeps the most likely tokens that have this share of the probability; 1 keeps all."""
     top_k: int = Field(default=0, ge=-1, lt=2**31)

@@ -16,7 +16,7 @@ from primerl.inference.torch import adapter
 from primerl.inference.torch.model import Decoder, Segment, load_folder
 from primerl.inference.torch.sampling import Rows, Scores, leave_out, sample, score
 from primerl.inference.torch.shape import Shape
-from primerl.train.loss.bitmasks import unpacked
+from primerl.train.objective.bitmasks import unpacked
 from primerl.train.weights.digest import digest_of, hash_of
 from primerl.train.weights.tensors import LOADABLE, NAMES, as_bytes, tensor_hash
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from primerl.train.data.experts import RoutedExperts
-from primerl.train.loss.truncation import Truncation
+from primerl.train.objective.truncation import Truncation
 
 COLUMNS = {
     "token_ids": torch.int32,
@@ -68,10 +68,10 @@ class MicroBatch:
     rollouts: tuple[int, ...]  # [S]
     environments: tuple[int, ...]  # [S], index of the environment in the orchestrator's config
     truncation: Truncation | None = None
-    """[T], how the engine truncated before it sampled (`primerl.train.loss.truncation` replays it); None if it did not,
-    as always unless `orchestrator.sampling.truncated` is "replay"."""
+    """[T], how the engine truncated before it sampled (`primerl.train.objective.truncation` replays it); None if it did
+    not, as always unless `orchestrator.sampling.truncated` is "replay"."""
     grammars: tuple[GrammarRun, ...] = ()
-    """Answers in which only some tokens were allowed (`primerl.train.loss.grammar` finds which)."""
+    """Answers in which only some tokens were allowed (`primerl.train.objective.grammar` finds which)."""
     experts: RoutedExperts | None = None
     """What engines chose, where they are asked to say it (`trainer.enable_router_replay`)."""
     extra: dict[str, Tensor] = field(default_factory=dict)

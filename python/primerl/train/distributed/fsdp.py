@@ -20,9 +20,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from primerl.train.distributed.ranks import Ranks
-from primerl.train.loss.logprobs import LogitsHook, token_logprobs
 from primerl.train.model.layers import layers
 from primerl.train.model.packed_model import PackedSequences, output_head, predicted_hidden
+from primerl.train.objective.logprobs import LogitsHook, token_logprobs
 
 FORWARD = "packed_logprobs"
 """Method of a sharded model that gathers the weights around what `packed_logprobs` computes."""

@@ -40,14 +40,14 @@ from primerl.train.loop.metrics import OF_EVERY_STEP, SHOWN, Clock, MetricsWrite
 from primerl.train.loop.progress import Remaining, taking
 from primerl.train.loop.statistics import Groups, Histograms, Statistics, Trained, counted
 from primerl.train.loop.stop import TrainingDiverged, keep_batch, listed
-from primerl.train.loss.components import MOST_LOG_RATIO, Loss, Targets, TokenValues
-from primerl.train.loss.grammar import Replay, leaving_out
-from primerl.train.loss.truncation import replaying
 from primerl.train.model.flops import Performance
 from primerl.train.model.packed_model import PackedSequences
 from primerl.train.model.prefixes import worth_sharing
 from primerl.train.model.router_replay import RouterReplay
 from primerl.train.model.routing import RoutingLoad
+from primerl.train.objective.components import MOST_LOG_RATIO, Loss, Targets, TokenValues
+from primerl.train.objective.grammar import Replay, leaving_out
+from primerl.train.objective.truncation import replaying
 from primerl.train.optim import Optimizer, Update
 from primerl.train.settings import NO_CHECKPOINTS, TrainerConfig
 from primerl.train.weights.broadcast import BroadcastError, Broadcasts

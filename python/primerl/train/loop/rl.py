@@ -23,9 +23,9 @@ from primerl.train.loop.metrics import MetricsWriter, log_to_stdout
 from primerl.train.loop.policy_trainer import Trainer
 from primerl.train.loop.progress import taking
 from primerl.train.loop.stop import Stopped, TrainingDiverged, stop_on_signals
-from primerl.train.loss.components import Loss, LossError
 from primerl.train.model.loading import load, make_ready, together
 from primerl.train.model.packed_model import ModelError, checked_folder, dtype_on
+from primerl.train.objective.components import Loss, LossError
 from primerl.train.optim import Optimizer
 from primerl.train.settings import NO_CHECKPOINTS, ConfigError, TrainerConfig
 from primerl.train.weights.broadcast import BroadcastError, Broadcasts

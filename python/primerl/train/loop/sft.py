@@ -47,11 +47,11 @@ from primerl.train.loop.metrics import OF_EVERY_STEP, Clock, MetricsWriter, cons
 from primerl.train.loop.progress import Remaining, Report, bar, taking
 from primerl.train.loop.stop import Stopped, TrainingDiverged, keep_batch, listed, stop_on_signals
 from primerl.train.loop.validation import Validation
-from primerl.train.loss.cross_entropy import forward_backward, row_losses
 from primerl.train.model.flops import Performance
 from primerl.train.model.loading import import_models, load, make_ready, model_folder, start_folder, together
 from primerl.train.model.packed_model import ModelError, dtype_on
 from primerl.train.model.routing import RoutingLoad
+from primerl.train.objective.cross_entropy import forward_backward, row_losses
 from primerl.train.optim import Optimizer, Update
 from primerl.train.settings import ConfigError
 from primerl.train.sft_settings import NO_CHECKPOINTS, SFTConfig

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from primerl.train.data.batch import Batch
 from primerl.train.distributed.ranks import Ranks
-from primerl.train.loss.components import COMPONENTS, TokenValues
+from primerl.train.objective.components import COMPONENTS, TokenValues
 
 HISTOGRAM_RANGES = {"entropy": (0.0, 12.0, 48), "log_ratio": (-1.0, 1.0, 50)}
 """First edge, last edge, number of bins. Values beyond an edge count in the nearest bin. Nats."""

@@ -16,7 +16,7 @@ from primerl.train.distributed.fsdp import nothing
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.loop.progress import progress
 from primerl.train.loop.stop import MOST_LISTED, TrainingDiverged, listed
-from primerl.train.loss.cross_entropy import row_losses, summed_loss
+from primerl.train.objective.cross_entropy import row_losses, summed_loss
 
 
 class Validation:

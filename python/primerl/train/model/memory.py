@@ -32,7 +32,7 @@ from primerl.train.model.support import Config, experts
 Checkpointing = Literal["none", "full", "selective"]
 
 CHUNK_ELEMENTS = 2**26
-"""Logits of a chunk: `primerl.train.loss.logprobs.CHUNK_ELEMENTS`."""
+"""Logits of a chunk: `primerl.train.objective.logprobs.CHUNK_ELEMENTS`."""
 CHUNK_BYTES = 12
 """Bytes of a logit of a chunk: itself in fp32, its gradient, and what is computed on the way."""
 SINGLE, HALF = 4, 2

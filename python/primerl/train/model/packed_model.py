@@ -24,7 +24,6 @@ from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from primerl.train.adapters.merging import NAME as ADAPTER
-from primerl.train.loss.logprobs import LowRank, OutputHead
 from primerl.train.model import experts, norms, support
 from primerl.train.model.architectures import (
     annotate,
@@ -41,6 +40,7 @@ from primerl.train.model.packed import PackedSequences as PackedSequences
 from primerl.train.model.quantised import ask_for_numbers, check_parts, forget_quantisation
 from primerl.train.model.sinks import flash_kernel, with_sinks
 from primerl.train.model.tree_attention import by_kernel, by_unit
+from primerl.train.objective.logprobs import LowRank, OutputHead
 from primerl.train.weights.frozen import names_in, note_frozen
 
 ATTENTION = "primerl_packed"

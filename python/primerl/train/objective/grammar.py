@@ -6,8 +6,8 @@ tokens of the answer before, and on no weights, so the trainer finds the same se
 
     log p(y) = z_y - logsumexp of z_j over j in A
 
-Where only one token may come next, log p is 0 and has no gradient. Truncation (`primerl.train.loss.truncation`) keeps
-the most likely of A. Unlike truncation this is exact at any staleness: both policies have the same support.
+Where only one token may come next, log p is 0 and has no gradient. Truncation (`primerl.train.objective.truncation`)
+keeps the most likely of A. Unlike truncation this is exact at any staleness: both policies have the same support.
 
 A batch names each grammar once, with the answers it holds for (docs/architecture.md, "Trainer"). The sets are computed
 from the model's tokenizer by the library that the engine used; one of another version, or of another vocabulary, is
@@ -15,7 +15,7 @@ refused. A training loop of your own does the same:
 
     replay = Replay(model_folder)
     allowed = replay.allowed(micro_batch)             # None where nothing was structured
-    hook = leaving_out(allowed[targets])              # for `primerl.train.loss.logprobs.token_logprobs`
+    hook = leaving_out(allowed[targets])              # for `primerl.train.objective.logprobs.token_logprobs`
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from primerl.train.data.batch import BatchError, MicroBatch, sequence_at
-from primerl.train.loss.bitmasks import unpacked
-from primerl.train.loss.logprobs import LogitsHook
+from primerl.train.objective.bitmasks import unpacked
+from primerl.train.objective.logprobs import LogitsHook
 
 if TYPE_CHECKING:
     from primerl._core import GrammarMasks
@@ -60,8 +60,8 @@ class Allowed:
 
 
 def leaving_out(allowed: Allowed, then: LogitsHook | None = None) -> LogitsHook:
-    """The hook that `primerl.train.loss.logprobs.token_logprobs` calls for each chunk of these N tokens; `then` gets
-    what is left."""
+    """The hook that `primerl.train.objective.logprobs.token_logprobs` calls for each chunk of these N tokens; `then`
+    gets what is left."""
 
     def leave_out(scaled: Tensor, rows: slice) -> Tensor:
         scaled = scaled.masked_fill(~allowed[rows].masks(scaled.shape[1]), -torch.inf)

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from primerl.train.loss.logprobs import LogitsHook
+from primerl.train.objective.logprobs import LogitsHook
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def truncate(scaled: Tensor, token_ids: Tensor, truncation: Truncation) -> Tenso
 
 
 def replaying(token_ids: Tensor, truncation: Truncation) -> LogitsHook:
-    """The hook that `primerl.train.loss.logprobs.token_logprobs` calls for each chunk of these N tokens."""
+    """The hook that `primerl.train.objective.logprobs.token_logprobs` calls for each chunk of these N tokens."""
 
     def leave_out(scaled: Tensor, rows: slice) -> Tensor:
         return truncate(scaled, token_ids[rows], truncation[rows])
