@@ -52,42 +52,13 @@ pub(super) fn of(
     }
     let options = reading.options.as_ref();
     let tools = options.and_then(|options| options.render.tools.as_deref());
-    let outputs = match (format, demanded, tools) {
-        (Some(_), Some(_), _) => {
-            return Err(refused(
-                TOOL_CHOICE,
-                "an answer with a format cannot be required to be a tool call; omit one of the two",
-            ));
-        }
-        (Some(format), None, None) => format.clone(),
-        (Some(format), None, Some(tools)) => {
-            let schema = schema(format).ok_or_else(|| {
-                refused(FORMAT, "with tools, an answer may have a JSON schema, but no other structured output; omit one of the two")
-            })?;
-            let demand = Demand {
-                tools,
-                name: None,
-                one_call,
-                or_json: Some(&schema),
-                prompt: suffix,
-            };
-            grammar(renderer, &demand, FORMAT)?
-        }
-        (None, demanded, tools) => {
-            let name = match demanded {
-                Some(Demanded::Tool(name)) => Some(name.as_str()),
-                _ => None,
-            };
-            let demand = Demand {
-                tools: tools.unwrap_or_default(),
-                name,
-                one_call,
-                or_json: None,
-                prompt: suffix,
-            };
-            grammar(renderer, &demand, TOOL_CHOICE)?
-        }
+    let wanted = Wanted {
+        format,
+        demanded,
+        tools,
+        one_call,
     };
+    let outputs = wanted.outputs(renderer, suffix)?;
     let reasoning = renderer
         .reasoning_ahead(suffix)
         .map(|(open, close)| match open {
@@ -95,6 +66,56 @@ pub(super) fn of(
             None => json!({"close": close}),
         });
     Ok(Some(Structure { outputs, reasoning }))
+}
+
+/// What a request wants of its answer.
+struct Wanted<'a> {
+    format: Option<&'a Value>,
+    demanded: Option<&'a Demanded>,
+    tools: Option<&'a [Value]>,
+    one_call: bool,
+}
+
+impl Wanted<'_> {
+    fn outputs(&self, renderer: &Renderer, suffix: &[u32]) -> Result<Value, ApiError> {
+        let one_call = self.one_call;
+        Ok(match (self.format, self.demanded, self.tools) {
+            (Some(_), Some(_), _) => {
+                return Err(refused(
+                    TOOL_CHOICE,
+                    "an answer with a format cannot be required to be a tool call; omit one of the two",
+                ));
+            }
+            (Some(format), None, None) => format.clone(),
+            (Some(format), None, Some(tools)) => {
+                let schema = schema(format).ok_or_else(|| {
+                refused(FORMAT, "with tools, an answer may have a JSON schema, but no other structured output; omit one of the two")
+            })?;
+                let demand = Demand {
+                    tools,
+                    name: None,
+                    one_call,
+                    or_json: Some(&schema),
+                    prompt: suffix,
+                };
+                grammar(renderer, &demand, FORMAT)?
+            }
+            (None, demanded, tools) => {
+                let name = match demanded {
+                    Some(Demanded::Tool(name)) => Some(name.as_str()),
+                    _ => None,
+                };
+                let demand = Demand {
+                    tools: tools.unwrap_or_default(),
+                    name,
+                    one_call,
+                    or_json: None,
+                    prompt: suffix,
+                };
+                grammar(renderer, &demand, TOOL_CHOICE)?
+            }
+        })
+    }
 }
 
 fn schema(format: &Value) -> Option<Value> {

@@ -35,6 +35,20 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
         fields.retain(|field, _| !MAY_CHANGE.contains(&field.as_str()));
     }
     flatten("", &values, &mut identity);
+    add_samplings(config, &mut identity);
+    // Defaults are omitted: runs from before these keys can be resumed.
+    if config.client_type != ClientType::Renderer {
+        identity.insert("client_type".into(), config.client_type.as_str().into());
+    }
+    if config.control_tokens == ControlTokenPolicy::Neutralize {
+        identity.insert("control_tokens".into(), "neutralize".into());
+    }
+    add_servers(config, &mut identity);
+    add_model_files(config, &mut identity);
+    identity
+}
+
+fn add_samplings(config: &Config, identity: &mut Identity) {
     for (index, sampling) in config.samplings().iter().enumerate() {
         let Sampling {
             temperature,
@@ -60,13 +74,10 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
             identity.insert(name, serde_json::json!(kwargs).to_string());
         }
     }
-    // Defaults are omitted: runs from before these keys can be resumed.
-    if config.client_type != ClientType::Renderer {
-        identity.insert("client_type".into(), config.client_type.as_str().into());
-    }
-    if config.control_tokens == ControlTokenPolicy::Neutralize {
-        identity.insert("control_tokens".into(), "neutralize".into());
-    }
+}
+
+/// Servers and demonstrations that the policy learns from, and servers that are measured.
+fn add_servers(config: &Config, identity: &mut Identity) {
     if let Some(teacher) = &config.teacher {
         let name = &teacher.client.model;
         // The URL may change: a server that was restarted has another port.
@@ -91,6 +102,9 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
             );
         }
     }
+}
+
+fn add_model_files(config: &Config, identity: &mut Identity) {
     for name in [
         "config.json",
         "tokenizer.json",
@@ -103,7 +117,6 @@ pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity
             identity.insert(format!("the model's {name}"), digest);
         }
     }
-    identity
 }
 
 fn flatten(prefix: &str, value: &serde_json::Value, into: &mut Identity) {

@@ -3,7 +3,7 @@
 use primerl_core::RolloutId;
 use primerl_core::event::Outcome;
 use primerl_orchestrator::envs::client::{
-    Call, CallError, End, EnvClient as Client, Notice, Options, StartError,
+    Answer, Call, CallError, End, EnvClient as Client, Notice, Options, StartError,
 };
 use primerl_orchestrator::envs::wire::{self, RegisterRequest, WorkerRole};
 use primerl_service::secret::Secret;
@@ -128,25 +128,14 @@ fn lease(py: Python<'_>, lease: wire::Lease) -> PyResult<Py<Lease>> {
 fn notice(py: Python<'_>, notice: Notice) -> PyResult<Py<PyAny>> {
     Ok(match notice {
         Notice::Registered(answer) => {
-            let wire::RegisterAnswer {
-                worker,
-                environment,
-                model,
-                heartbeat_s,
-                demonstration,
-                ..
-            } = answer;
-            Py::new(
-                py,
-                Registered {
-                    worker: worker.0,
-                    environment: environment.0,
-                    model,
-                    heartbeat_s,
-                    demonstration,
-                },
-            )?
-            .into_any()
+            let registered = Registered {
+                worker: answer.worker.0,
+                environment: answer.environment.0,
+                model: answer.model,
+                heartbeat_s: answer.heartbeat_s,
+                demonstration: answer.demonstration,
+            };
+            Py::new(py, registered)?.into_any()
         }
         Notice::Leased(leases) => {
             let leases: Vec<_> = leases
@@ -169,21 +158,7 @@ fn notice(py: Python<'_>, notice: Notice) -> PyResult<Py<PyAny>> {
         )?
         .into_any(),
         Notice::LeasesVoid => Py::new(py, LeasesVoid)?.into_any(),
-        Notice::Answered { call, answer } => {
-            let timed_out = matches!(answer, Err(CallError::Timeout { .. }));
-            let (status, body, error) = match answer {
-                Ok(answer) => (answer.status, PyBytes::new(py, &answer.body).unbind(), None),
-                Err(error) => (0, PyBytes::new(py, b"").unbind(), Some(error.to_string())),
-            };
-            let answered = Answered {
-                call,
-                status,
-                body,
-                error,
-                timed_out,
-            };
-            Py::new(py, answered)?.into_any()
-        }
+        Notice::Answered { call, answer } => Py::new(py, answered(py, call, answer))?.into_any(),
         Notice::Problem(message) => Py::new(py, Problem { message })?.into_any(),
         Notice::Ended(end) => {
             let kind = match end {
@@ -201,6 +176,21 @@ fn notice(py: Python<'_>, notice: Notice) -> PyResult<Py<PyAny>> {
             .into_any()
         }
     })
+}
+
+fn answered(py: Python<'_>, call: u64, answer: Result<Answer, CallError>) -> Answered {
+    let timed_out = matches!(answer, Err(CallError::Timeout { .. }));
+    let (status, body, error) = match answer {
+        Ok(answer) => (answer.status, PyBytes::new(py, &answer.body).unbind(), None),
+        Err(error) => (0, PyBytes::new(py, b"").unbind(), Some(error.to_string())),
+    };
+    Answered {
+        call,
+        status,
+        body,
+        error,
+        timed_out,
+    }
 }
 
 /// Registers with an orchestrator and holds its leases, on a separate thread.

@@ -103,6 +103,10 @@ fn rollouts(text: &mut Text, rollouts: &RolloutStatus) -> fmt::Result {
     ] {
         text.gauge(&format!("rollouts_{name}"), help, *value as f64)?;
     }
+    rollout_counters(text, *counters)
+}
+
+fn rollout_counters(text: &mut Text, counters: Counters) -> fmt::Result {
     let Counters {
         dispatched,
         trained,
@@ -114,7 +118,7 @@ fn rollouts(text: &mut Text, rollouts: &RolloutStatus) -> fmt::Result {
         truncated,
         empty,
         errored,
-    } = *counters;
+    } = counters;
     for (name, help, value) in [
         ("dispatched", "Rollouts leased to workers", dispatched),
         ("trained", "Rollouts in a batch", trained),

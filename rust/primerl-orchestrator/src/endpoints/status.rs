@@ -74,16 +74,7 @@ pub async fn collect(app: &App) -> Result<Value, RunOver> {
         "without_signal_s": core.groups.without_signal_since.map(|since| now.since(since).as_secs_f64()),
         "environments": core.environments,
         "buffer": core.buffer,
-        "trainer": {
-            "waiting": telemetry.trainer.is_waiting(),
-            "last_seen_s": telemetry.trainer.last_seen().map(|seen| seen.as_secs_f64()),
-            "silent_s": telemetry.trainer.silent_for().map(|silent| silent.as_secs_f64()),
-            "doing": telemetry.trainer.doing(),
-            "idle_share": telemetry.trainer.idle_share(),
-            "waited_s": telemetry.trainer.waited().as_secs_f64(),
-            "fetched_step": core.trainer.fetched,
-            "process": app.holder.known().map(|(pid, host)| json!({"pid": pid, "host": host})),
-        },
+        "trainer": trainer(app, &core),
         "waits": waits,
         "engines": engines,
         "workers": workers,
@@ -105,6 +96,20 @@ pub async fn collect(app: &App) -> Result<Value, RunOver> {
         "evaluations": telemetry.evaluations.lock().clone(),
         "cpu_s": process_cpu_seconds(),
     }))
+}
+
+fn trainer(app: &App, core: &Status) -> Value {
+    let telemetry = &app.telemetry;
+    json!({
+        "waiting": telemetry.trainer.is_waiting(),
+        "last_seen_s": telemetry.trainer.last_seen().map(|seen| seen.as_secs_f64()),
+        "silent_s": telemetry.trainer.silent_for().map(|silent| silent.as_secs_f64()),
+        "doing": telemetry.trainer.doing(),
+        "idle_share": telemetry.trainer.idle_share(),
+        "waited_s": telemetry.trainer.waited().as_secs_f64(),
+        "fetched_step": core.trainer.fetched,
+        "process": app.holder.known().map(|(pid, host)| json!({"pid": pid, "host": host})),
+    })
 }
 
 fn workers(app: &App, core: &Status, now: Time, environments: &[String]) -> Vec<WorkerStatus> {

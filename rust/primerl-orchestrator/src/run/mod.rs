@@ -29,7 +29,7 @@ use crate::teacher::{self, Teacher};
 use crate::trainer::holder::Holder;
 use crate::unknown;
 use folder::{absolute, lock_folder};
-use primerl_core::{Core, Step};
+use primerl_core::{Core, EnvironmentId, Step};
 use primerl_engines::clients::{ClientType, Endpoint};
 use primerl_engines::{Engines, EnginesConfig};
 use primerl_gateway::{Access, Gateway, Service, run_key};
@@ -41,6 +41,7 @@ use primerl_service::inbox;
 use primerl_service::secret::Secret;
 use primerl_service::waits::Waits;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -61,12 +62,42 @@ pub struct Prepared {
     functions: Option<Arc<dyn CustomAdvantages>>,
     run_key: Option<Secret>,
     limits: Limits,
+    reopening: Reopening,
+}
+
+/// What changes in the run that a folder holds before it is resumed.
+#[derive(Default)]
+struct Reopening {
     /// The checkpoint that the run goes back to.
     goes_back_to: Option<Step>,
     /// Whether a run that only evaluates measures its failed rollouts once more.
     measures_again: bool,
     /// An event of the journal that cannot be played back, and is skipped.
     skips: Option<u64>,
+}
+
+impl Reopening {
+    fn open(
+        &self,
+        output_dir: &Path,
+        core: Core,
+        identity: &Identity,
+    ) -> Result<ResumedRun, RunError> {
+        going_back::complete(output_dir)?;
+        if let Some(step) = self.goes_back_to {
+            going_back::go_back(output_dir, step, identity)?;
+        }
+        let folder = output_dir.join("journal");
+        if let Some(event) = self.skips {
+            resumed_run::skip(&folder, event)?;
+        }
+        let mut resumed = ResumedRun::open(&folder, core, identity)?;
+        if self.measures_again {
+            resumed = resumed.measuring_again()?;
+        }
+        unknown::set_aside(output_dir, &resumed.core)?;
+        Ok(resumed)
+    }
 }
 
 /// Runs to the end. `shutdown` asks for an early, orderly one.
@@ -125,34 +156,26 @@ impl Prepared {
             functions,
             run_key: run_key()?,
             limits: Limits::default(),
-            goes_back_to: None,
-            measures_again: false,
-            skips: None,
+            reopening: Reopening::default(),
         })
     }
 
     /// Goes back to the checkpoint that the trainer has saved of this step.
-    pub fn going_back_to(self, step: Option<Step>) -> Prepared {
-        Prepared {
-            goes_back_to: step,
-            ..self
-        }
+    pub fn going_back_to(mut self, step: Option<Step>) -> Prepared {
+        self.reopening.goes_back_to = step;
+        self
     }
 
     /// Measures failed rollouts once more, in a run that only evaluates.
-    pub fn measuring_again(self, measures_again: bool) -> Prepared {
-        Prepared {
-            measures_again,
-            ..self
-        }
+    pub fn measuring_again(mut self, measures_again: bool) -> Prepared {
+        self.reopening.measures_again = measures_again;
+        self
     }
 
     /// Skips this event of the journal, from this start on.
-    pub fn skipping(self, event: Option<u64>) -> Prepared {
-        Prepared {
-            skips: event,
-            ..self
-        }
+    pub fn skipping(mut self, event: Option<u64>) -> Prepared {
+        self.reopening.skips = event;
+        self
     }
 
     /// Another key than the environment's; `None`: one that is generated and kept in the output folder.
@@ -172,7 +195,7 @@ impl Prepared {
     /// nothing.
     pub fn check_folder(&self) -> Result<(), RunError> {
         let output_dir = absolute(&self.config.output_dir)?;
-        match self.goes_back_to {
+        match self.reopening.goes_back_to {
             Some(step) => going_back::check(&output_dir, step, &self.identity),
             None => ResumedRun::check(&output_dir.join("journal"), &self.identity),
         }
@@ -184,23 +207,12 @@ impl Prepared {
         let output_dir = absolute(&self.config.output_dir)?;
         let lock = lock_folder(&output_dir)?;
         let access = Access::open(&output_dir, self.run_key.as_ref())?.opening(server::is_open);
-        going_back::complete(&output_dir)?;
-        if let Some(step) = self.goes_back_to {
-            going_back::go_back(&output_dir, step, &self.identity)?;
-        }
-        let folder = output_dir.join("journal");
-        if let Some(event) = self.skips {
-            resumed_run::skip(&folder, event)?;
-        }
-        let mut resumed = ResumedRun::open(&folder, self.core, &self.identity)?;
-        if self.measures_again {
-            resumed = resumed.measuring_again()?;
-        }
-        unknown::set_aside(&output_dir, &resumed.core)?;
+        let resumed = (self.reopening).open(&output_dir, self.core, &self.identity)?;
         let url = format!("http://{address}");
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         if resumed.owed.is_some() {
-            resumed_run::look_at_unread(folder, stop.clone()).map_err(RunError::Thread)?;
+            resumed_run::look_at_unread(output_dir.join("journal"), stop.clone())
+                .map_err(RunError::Thread)?;
         }
         let (finished_sender, finished) = watch::channel(None);
         let (driver, inbox) = inbox::channel();
@@ -210,19 +222,13 @@ impl Prepared {
             stop.clone(),
             tasks.clone(),
         );
-        let (model, seq_len) = (self.config.model.name(), self.config.seq_len);
-        let gateway = Gateway::new(Arc::clone(&self.renderer), access, model, seq_len);
         let failures = Failures::default();
+        let bodies = self.limits.bodies.clone().of_run(self.config.seq_len);
         let service = Service {
-            gateway: gateway.with_clients(
-                self.config.client_type,
-                self.endpoints,
-                self.config.limits(),
-                self.config.spans(),
-            ),
+            gateway: gateway(&self.config, &self.renderer, access, self.endpoints),
             engines,
             driver,
-            bodies: Arc::new(Bodies::new(self.limits.bodies.clone().of_run(seq_len))),
+            bodies: Arc::new(Bodies::new(bodies)),
             metrics: Arc::default(),
             waits: Waits::default(),
             run: Arc::new(failures.clone()),
@@ -237,12 +243,7 @@ impl Prepared {
         };
         let core_config = resumed.core.config().clone();
         let app = Arc::new(App::new(self.config, core_config, url, parts, finished));
-        let place = recorder::Place {
-            output_dir: output_dir.clone(),
-            identity: self.identity,
-            keep_spool: app.config.retention.keep_spool,
-            journal_bytes: app.config.retention.journal_mb << 20,
-        };
+        let place = recorder_place(&output_dir, self.identity, &app.config);
         let batches = Batches::new(&output_dir, &resumed.core, app.driver.clone());
         let (recorder, recorder_thread) = Recorder::start(place, batches, &app, finished_sender)
             .map_err(|source| RunError::OutputFolder {
@@ -257,21 +258,8 @@ impl Prepared {
             })
             .transpose()
             .map_err(RunError::Thread)?;
-        let mut teachers = BTreeMap::new();
-        for taught in self.teachers {
-            let parts = teacher_parts(&app, stop.clone());
-            let teacher = Teacher::start(parts, taught.scorers);
-            let of_each = taught.environments.into_iter();
-            teachers.extend(
-                of_each.map(|environment| (environment, ScoredBy::Teacher(teacher.clone()))),
-            );
-        }
-        for (environment, shown) in app.config.demonstrations() {
-            let policy = Itself::new(own_parts(&app, stop.clone()), shown)
-                .map_err(|error| ConfigError::Model(error.to_string()))?;
-            teachers.insert(environment, ScoredBy::Itself(policy));
-        }
-        let effects = Effects::new(&app, recorder, advantages, teachers);
+        let scorers = scorers(&app, self.teachers, &stop)?;
+        let effects = Effects::new(&app, recorder, advantages, scorers);
         let driver = begin(resumed, effects, &app).await?;
         let driver = driver::start(driver, inbox, stop.clone()).map_err(RunError::Thread)?;
         let router = server::router(Arc::clone(&app));
@@ -327,6 +315,51 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         written_ids: Arc::default(),
         engines_render: config.client_type == ClientType::OpenaiChatCompletionsToken,
     }
+}
+
+fn gateway(
+    config: &Config,
+    renderer: &Arc<Renderer>,
+    access: Access,
+    endpoints: Vec<Option<Arc<Endpoint>>>,
+) -> Gateway {
+    let (model, seq_len) = (config.model.name(), config.seq_len);
+    Gateway::new(Arc::clone(renderer), access, model, seq_len).with_clients(
+        config.client_type,
+        endpoints,
+        config.limits(),
+        config.spans(),
+    )
+}
+
+fn recorder_place(output_dir: &Path, identity: Identity, config: &Config) -> recorder::Place {
+    recorder::Place {
+        output_dir: output_dir.to_owned(),
+        identity,
+        keep_spool: config.retention.keep_spool,
+        journal_bytes: config.retention.journal_mb << 20,
+    }
+}
+
+/// Who scores the samples of each environment that learns from a teacher or from itself.
+fn scorers(
+    app: &Arc<App>,
+    teachers: Vec<ScoringTeacher>,
+    stop: &CancellationToken,
+) -> Result<BTreeMap<EnvironmentId, ScoredBy>, ConfigError> {
+    let mut scorers = BTreeMap::new();
+    for taught in teachers {
+        let teacher = Teacher::start(teacher_parts(app, stop.clone()), taught.scorers);
+        let of_each = taught.environments.into_iter();
+        scorers
+            .extend(of_each.map(|environment| (environment, ScoredBy::Teacher(teacher.clone()))));
+    }
+    for (environment, shown) in app.config.demonstrations() {
+        let policy = Itself::new(own_parts(app, stop.clone()), shown)
+            .map_err(|error| ConfigError::Model(error.to_string()))?;
+        scorers.insert(environment, ScoredBy::Itself(policy));
+    }
+    Ok(scorers)
 }
 
 fn own_parts(app: &App, stop: CancellationToken) -> itself::Parts {

@@ -15,56 +15,7 @@ use rand_chacha::ChaCha8Rng;
 /// A scenario without faults drawn from a seed, so that many seeds cover many shapes of runs.
 pub fn scenario(seed: u64) -> Scenario {
     let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
-    let group_size = rng.random_range(2..=5);
-    let max_async_level = rng.random_range(0..=3);
-    let mut environments: Vec<Environment> = vec![Environment {
-        algorithm: algorithm(&mut rng),
-        ..environment("train")
-    }];
-    if rng.random_bool(0.3) {
-        environments.push(Environment {
-            ratio: 2.5,
-            algorithm: algorithm(&mut rng),
-            group_size: rng.random_bool(0.5).then(|| rng.random_range(2..=5)),
-            training_mode: rng.random_bool(0.4).then_some(TrainingMode::Opd),
-            ..environment("second")
-        });
-    }
-    let largest = environments.iter().filter_map(|own| own.group_size).max();
-    if rng.random_bool(0.5) {
-        environments.push(evaluation(
-            "evaluation",
-            [None, Some(1), Some(2)][rng.random_range(0..3)],
-        ));
-    }
-    let config = Config {
-        seed,
-        max_steps: rng.random_range(1..=6),
-        batch_size: (group_size * rng.random_range(1..=4)).max(largest.unwrap_or(0)),
-        group_size,
-        seq_len: [24, 64, 200][rng.random_range(0..3)],
-        data_ranks: rng.random_range(1..=3),
-        max_async_level,
-        max_off_policy_steps: max_async_level + rng.random_range(0..=3),
-        oversampling_factor: [1.0, 1.5, 3.0][rng.random_range(0..3)],
-        min_group_size: rng
-            .random_bool(0.4)
-            .then(|| rng.random_range(2..=group_size)),
-        group_on_cancel: [OnCancel::Refill, OnCancel::Drop][rng.random_range(0..2)],
-        admission: admission(&mut rng),
-        trajectory_strategy: [
-            TrajectoryStrategy::Interleaved,
-            TrajectoryStrategy::Branching,
-        ][rng.random_range(0..2)],
-        truncated_rollouts: [
-            TruncatedRollouts::Train,
-            TruncatedRollouts::Mask,
-            TruncatedRollouts::Drop,
-        ][rng.random_range(0..3)],
-        long_samples: [LongSamples::Drop, LongSamples::Truncate][rng.random_range(0..2)],
-        environments,
-        ..config()
-    };
+    let config = config_of(seed, &mut rng);
     let mut scenario = Scenario {
         seed,
         config,
@@ -82,6 +33,72 @@ pub fn scenario(seed: u64) -> Scenario {
         kill: None,
         give_up: Time::default() + Duration::from_secs(24 * 3600),
     };
+    add_features(&mut scenario, &mut rng);
+    scenario
+}
+
+fn config_of(seed: u64, rng: &mut ChaCha8Rng) -> Config {
+    let group_size = rng.random_range(2..=5);
+    let max_async_level = rng.random_range(0..=3);
+    let mut environments = trained_environments(rng);
+    let largest = environments.iter().filter_map(|own| own.group_size).max();
+    if rng.random_bool(0.5) {
+        environments.push(evaluation(
+            "evaluation",
+            [None, Some(1), Some(2)][rng.random_range(0..3)],
+        ));
+    }
+    Config {
+        seed,
+        max_steps: rng.random_range(1..=6),
+        batch_size: (group_size * rng.random_range(1..=4)).max(largest.unwrap_or(0)),
+        group_size,
+        seq_len: [24, 64, 200][rng.random_range(0..3)],
+        data_ranks: rng.random_range(1..=3),
+        max_async_level,
+        max_off_policy_steps: max_async_level + rng.random_range(0..=3),
+        oversampling_factor: [1.0, 1.5, 3.0][rng.random_range(0..3)],
+        min_group_size: rng
+            .random_bool(0.4)
+            .then(|| rng.random_range(2..=group_size)),
+        group_on_cancel: [OnCancel::Refill, OnCancel::Drop][rng.random_range(0..2)],
+        admission: admission(rng),
+        trajectory_strategy: [
+            TrajectoryStrategy::Interleaved,
+            TrajectoryStrategy::Branching,
+        ][rng.random_range(0..2)],
+        truncated_rollouts: [
+            TruncatedRollouts::Train,
+            TruncatedRollouts::Mask,
+            TruncatedRollouts::Drop,
+        ][rng.random_range(0..3)],
+        long_samples: [LongSamples::Drop, LongSamples::Truncate][rng.random_range(0..2)],
+        environments,
+        ..config()
+    }
+}
+
+fn trained_environments(rng: &mut ChaCha8Rng) -> Vec<Environment> {
+    let mut environments = vec![Environment {
+        algorithm: algorithm(rng),
+        ..environment("train")
+    }];
+    if rng.random_bool(0.3) {
+        environments.push(Environment {
+            ratio: 2.5,
+            algorithm: algorithm(rng),
+            group_size: rng.random_bool(0.5).then(|| rng.random_range(2..=5)),
+            training_mode: rng.random_bool(0.4).then_some(TrainingMode::Opd),
+            ..environment("second")
+        });
+    }
+    environments
+}
+
+/// Verdicts with a buffer by difficulty, a teacher, batches by tokens, and learning what the environment says: each in some
+/// scenarios.
+fn add_features(scenario: &mut Scenario, rng: &mut ChaCha8Rng) {
+    let seed = scenario.seed;
     if rng.random_bool(0.6) {
         scenario.rewards = Rewards::Verdicts;
         // Few examples are soon all easy or hard.
@@ -106,7 +123,6 @@ pub fn scenario(seed: u64) -> Scenario {
             ..Echo::default()
         });
     }
-    scenario
 }
 
 /// Engines of a few rollouts each, so that their limits are what holds back, or of more than a batch.
