@@ -173,7 +173,7 @@ def need_vllm() -> None:
 
 def build_mock(repository: Path) -> Path:
     # As the extension was built, with the same features: all but the program itself is compiled already.
-    command = ["cargo", "build", "--quiet", "--locked", "-p", "primerl-py", "-p", "primerl-engine"]
+    command = ["cargo", "build", "--quiet", "--locked", "-p", "primerl-py", "-p", "primerl-engine-server"]
     command += ["--bin", "primerl-mock-engine", "--message-format", "json"]
     is_release = (repository / ".make" / "extension").exists()
     command += ["--release"] if is_release else ["--features", "primerl-py/testing"]

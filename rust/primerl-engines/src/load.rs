@@ -146,7 +146,8 @@ vllm:num_preemptions_created{engine="0",model_name="m"} 1.79e+09
 
     #[test]
     fn the_embedded_engine_exports_the_same_names() {
-        let metrics = primerl_engine::metrics::Metrics::new(&primerl_engine::Config::default());
+        let metrics =
+            primerl_engine_server::metrics::Metrics::new(&primerl_engine_server::Config::default());
         let nothing = Reading {
             made: Some(0.0),
             sampled: Some(0.0),

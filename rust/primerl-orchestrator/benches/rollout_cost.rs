@@ -13,7 +13,7 @@ mod common;
 use common::engine::Engine;
 use common::worker::Worker;
 use common::{Place, trainer};
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use std::time::{Duration, Instant};
 

@@ -8,7 +8,7 @@ use common::engine::Engine;
 use common::worker::{Worker, outcome, registration};
 use common::{Orchestrator, PATIENCE, Place, RUN_KEY, chat, prepared, stranger, trainer, user};
 use primerl_core::RolloutId;
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::Prepared;
 use primerl_orchestrator::envs::client::{EnvClient, Notice, Options};
 use primerl_orchestrator::envs::wire::{self, Lease, WorkerRole};

@@ -1,7 +1,7 @@
-//! The embedded engine: `primerl_engine::run` in this process, over a model that is a Python object.
+//! The embedded engine: `primerl_engine_server::run` in this process, over a model that is a Python object.
 
 use crate::errors::PrimerlError;
-use primerl_engine::{Config, ServerError};
+use primerl_engine_server::{Config, ServerError};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -58,7 +58,7 @@ impl InferenceEngine {
         let config: Config = pythonize::depythonize(config)?;
         let backend = backend::PythonBackend::new(py, backend)?;
         config
-            .validate(primerl_engine::Backend::info(&backend))
+            .validate(primerl_engine_server::Backend::info(&backend))
             .map_err(|error| PyValueError::new_err(error.to_string()))?;
         let shutdown = CancellationToken::new();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -76,7 +76,7 @@ impl InferenceEngine {
         let stop = shutdown.clone();
         runtime.spawn(async move {
             // There is no receiver any more if the engine was stopped and abandoned.
-            let _ = sender.send(primerl_engine::run(config, backend, listener, stop).await);
+            let _ = sender.send(primerl_engine_server::run(config, backend, listener, stop).await);
         });
         let engine = InferenceEngine {
             running: Mutex::new(Some(Running { runtime, ended })),

@@ -8,8 +8,8 @@ use crate::plan::Inference;
 use crate::sequence::{Clock, Decoded, Sequence};
 use crate::tracks::Doing;
 use primerl_core::{Duration, PolicyVersion, Time, VersionRun, VersionRuns};
-use primerl_engine::request::RequestKey;
-use primerl_engine::scheduler::{Limits, Part, Scheduler};
+use primerl_engine_server::request::RequestKey;
+use primerl_engine_server::scheduler::{Limits, Part, Scheduler};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  Plan ──> World: the real primerl_core::Core, driven by
-//!             engines   the real scheduler of primerl-engine, each step priced by the plan
+//!             engines   the real scheduler of primerl-engine-server, each step priced by the plan
 //!             workers   leases, turns, environment time, lengths drawn from the plan's distributions
 //!             trainer   a step priced by its tokens, publishing, the next batch
 //!           ──> Report (numbers), table (text), picture (SVG)

@@ -1,7 +1,7 @@
 //! A sequence that only counts its tokens. While it decodes it has one more with each step of its engine, so nothing
 //! of it is touched from the step that ends its prompt to its last one.
 
-use primerl_engine::schedulable::{Rank, Schedulable};
+use primerl_engine_server::schedulable::{Rank, Schedulable};
 use std::cell::Cell;
 use std::rc::Rc;
 

@@ -10,7 +10,7 @@ use crate::soonest::Soonest;
 use crate::tracks::{Doing, Track};
 use primerl_core::admission::last_step;
 use primerl_core::*;
-use primerl_engine::numbered::NumberMap;
+use primerl_engine_server::numbered::NumberMap;
 use rollouts::{Columns, Rollout, Worker};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};

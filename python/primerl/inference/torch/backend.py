@@ -115,7 +115,7 @@ class EmbeddedEngine:
 
 
 def engine_settings(config: InferenceConfig, max_model_len: int) -> dict[str, Any]:
-    """Settings of `primerl_engine::Config`."""
+    """Settings of `primerl_engine_server::Config`."""
     return {
         "served_model_name": config.served_name,
         "model_root": config.model.path,

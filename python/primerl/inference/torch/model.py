@@ -38,7 +38,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive sequences of a batch whose attention is one padded block; see `primerl_engine::batch`."""
+    """Consecutive sequences of a batch whose attention is one padded block; see `primerl_engine_server::batch`."""
 
     rows: slice  # of the batch's tokens
     slots: slice | Tensor  # [C]

@@ -95,7 +95,7 @@ def longest_of(max_model_len: int | None, positions: int) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """Which tokens a step computes, sequence after sequence (`primerl_engine::batch`); all on the CPU, int64."""
+    """Which tokens a step computes, sequence after sequence (`primerl_engine_server::batch`); all on the CPU, int64."""
 
     token_ids: Tensor  # [N]
     positions: Tensor  # [N]

@@ -23,7 +23,7 @@ mod world;
 
 use common::Place;
 use measure::Orchestrator;
-use primerl_engine::{Config, MockBackend, MockConfig};
+use primerl_engine_server::{Config, MockBackend, MockConfig};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -88,7 +88,7 @@ fn engines(seconds: f64) -> (Runtime, Vec<String>) {
             let (config, backend) = (config.clone(), MockBackend::new(mock.clone()));
             runtime.spawn(async move {
                 let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-                primerl_engine::run(config, backend, listener, CancellationToken::new())
+                primerl_engine_server::run(config, backend, listener, CancellationToken::new())
                     .await
                     .unwrap();
             });

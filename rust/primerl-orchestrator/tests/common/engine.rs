@@ -1,7 +1,7 @@
 //! Mock engines on separate ports, each in a separate runtime: killing it cuts its connections, as with a process.
 
-use primerl_engine::mock::{MockConfig, fold};
-use primerl_engine::{Backend, Config, MockBackend};
+use primerl_engine_server::mock::{MockConfig, fold};
+use primerl_engine_server::{Backend, Config, MockBackend};
 use std::path::Path;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -85,7 +85,7 @@ impl Engine {
         let task = runtime.spawn(async move {
             let listener = TcpListener::from_std(listener).unwrap();
             // A faulty mock's end is checked by what its clients see.
-            let _ = primerl_engine::run(config, backend, listener, shutdown).await;
+            let _ = primerl_engine_server::run(config, backend, listener, shutdown).await;
         });
         Engine {
             url: format!("http://127.0.0.1:{port}"),

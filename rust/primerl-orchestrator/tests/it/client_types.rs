@@ -3,7 +3,7 @@
 use crate::common::engine::{Engine, expected_logprobs};
 use crate::common::worker::{Worker, outcome};
 use crate::common::{Orchestrator, Place, chat, trainer, user};
-use primerl_engine::mock::{MockConfig, fold_all};
+use primerl_engine_server::mock::{MockConfig, fold_all};
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
 use serde_json::{Value, json};

@@ -5,7 +5,7 @@ use crate::common::session::Session;
 use crate::common::trainer::{self, Batch};
 use crate::common::{Place, prepared, read_lines};
 use primerl_core::Event;
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::RunError;
 use primerl_record::{inspect, journal};
 use std::collections::BTreeSet;

@@ -3,7 +3,7 @@
 use crate::common::engine::Engine;
 use crate::common::worker::Worker;
 use crate::common::{Orchestrator, Place, all_proved, chat, trainer, user};
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use serde_json::{Value, json};
 use std::sync::Arc;

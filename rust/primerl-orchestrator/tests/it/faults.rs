@@ -4,7 +4,7 @@ use crate::common::engine::{Engine, expected_logprobs};
 use crate::common::worker::Worker;
 use crate::common::{Orchestrator, PATIENCE, Place, all_proved, chat, client, trainer, user};
 use primerl_core::event::{Outcome, Refusal, RolloutError};
-use primerl_engine::mock::{Faults, MockConfig};
+use primerl_engine_server::mock::{Faults, MockConfig};
 use primerl_orchestrator::RunError;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use crate::common::engine::Engine;
 use crate::common::worker::{Worker, outcome};
 use crate::common::{Orchestrator, Place, chat, client, trainer, user};
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
 use primerl_render::testing::IM_START;

@@ -4,7 +4,7 @@ use crate::common::engine::{Engine, expected_logprobs};
 use crate::common::trainer::{self, Batch};
 use crate::common::worker::Worker;
 use crate::common::{Orchestrator, PATIENCE, Place, client, get, stranger};
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use primerl_orchestrator::page;
 use primerl_service::secret::Secret;

@@ -3,7 +3,7 @@
 use crate::common::engine::Engine;
 use crate::common::worker::registration;
 use crate::common::{Orchestrator, PATIENCE, Place, RUN_KEY, trainer, user};
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_engines::clients;
 use primerl_engines::clients::ClientConfig;
 use primerl_orchestrator::envs::client::{Call, EnvClient, Notice, Options};

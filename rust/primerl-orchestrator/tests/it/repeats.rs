@@ -3,7 +3,7 @@
 use crate::common::engine::{Engine, expected_logprobs};
 use crate::common::worker::Worker;
 use crate::common::{Orchestrator, PATIENCE, Place, client, metrics, trainer, user};
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
 use reqwest::RequestBuilder;

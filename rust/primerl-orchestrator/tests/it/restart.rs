@@ -6,7 +6,7 @@ use crate::common::trainer::{self, Batch};
 use crate::common::worker::{self, Worker};
 use crate::common::{PATIENCE, Place, read_lines, user};
 use primerl_core::Event;
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
 use primerl_record::journal;
 use rand::{Rng, SeedableRng};

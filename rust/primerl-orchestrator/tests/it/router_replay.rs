@@ -4,7 +4,7 @@ use crate::common::engine::Engine;
 use crate::common::trainer::{self, Batch};
 use crate::common::worker::Worker;
 use crate::common::{Orchestrator, Place};
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::WorkerRole;
 

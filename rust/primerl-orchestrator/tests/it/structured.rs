@@ -5,7 +5,7 @@ use crate::common::trainer::{self, Batch};
 use crate::common::worker::{Worker, outcome};
 use crate::common::{Orchestrator, Place, client, user};
 use primerl_core::Event;
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_grammar::{Spec, Vocabulary, replay};
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};

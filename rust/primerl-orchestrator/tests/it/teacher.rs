@@ -5,7 +5,7 @@ use crate::common::worker::Worker;
 use crate::common::{Orchestrator, Place, chat, client, metrics, trainer, user};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
-use primerl_engine::mock::{MockConfig, ScriptedAnswer};
+use primerl_engine_server::mock::{MockConfig, ScriptedAnswer};
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use serde_json::json;

@@ -5,7 +5,7 @@ use crate::common::trainer;
 use crate::common::worker::Worker;
 use crate::common::{Orchestrator, Place};
 use primerl_core::{Event, Step};
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use primerl_record::journal;
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@ use crate::common::engine::Engine;
 use crate::common::worker::{Worker, outcome};
 use crate::common::{Orchestrator, Place, all_proved, chat, trainer, user};
 use primerl_core::RolloutId;
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::envs::wire::{Lease, RegisterRequest, WorkerRole};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

@@ -6,7 +6,7 @@ use crate::common::trainer::{self, Batch};
 use crate::common::worker::Worker;
 use crate::common::{Orchestrator, Place, prepared, read_lines};
 use primerl_core::Event;
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use primerl_record::journal;

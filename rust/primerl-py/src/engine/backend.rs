@@ -2,11 +2,11 @@
 //!
 //! The methods it must have are those of `primerl.inference.torch.step.TorchBackend`.
 
-use primerl_engine::backend::TopToken;
-use primerl_engine::batch::{Batch, Sample};
-use primerl_engine::experts::ExpertRows;
-use primerl_engine::grammar::Allowed;
-use primerl_engine::{
+use primerl_engine_server::backend::TopToken;
+use primerl_engine_server::batch::{Batch, Sample};
+use primerl_engine_server::experts::ExpertRows;
+use primerl_engine_server::grammar::Allowed;
+use primerl_engine_server::{
     Backend, BackendError, Checkpoint, Loadable, ModelInfo, ScoredToken, StepOutput,
 };
 use pyo3::intern;
@@ -176,7 +176,7 @@ fn columns<'py>(py: Python<'py>, batch: &Batch, max_len: u64) -> PyResult<Bound<
         .map(|s| (s.first, s.count, s.query_len, s.context_len))
         .collect();
     columns.set_item(intern!(py, "segments"), segments)?;
-    let of_sequences = |value: fn(&primerl_engine::batch::BatchSequence) -> u32| {
+    let of_sequences = |value: fn(&primerl_engine_server::batch::BatchSequence) -> u32| {
         int64(py, sequences.iter().map(move |part| i64::from(value(part))))
     };
     columns.set_item(intern!(py, "slots"), of_sequences(|part| part.slot))?;

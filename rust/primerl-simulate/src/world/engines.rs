@@ -4,7 +4,7 @@ use super::{Action, World};
 use crate::engine::{Ended, Engine, Phase};
 use crate::tracks::Doing;
 use primerl_core::*;
-use primerl_engine::request::RequestKey;
+use primerl_engine_server::request::RequestKey;
 
 impl World {
     /// The conversation's own engine if it may be used, else the least loaded.

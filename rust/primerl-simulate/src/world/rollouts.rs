@@ -8,7 +8,7 @@ use primerl_core::effect::LeasedRollout;
 use primerl_core::event::{Outcome, RolloutError, Trace};
 use primerl_core::turn::{AnswerKey, FinishReason, ForkReason};
 use primerl_core::*;
-use primerl_engine::numbered::NumberMap;
+use primerl_engine_server::numbered::NumberMap;
 use rand::Rng;
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use primerl_core::testing::simulator::batching::{Batching, EngineModel, Request,
 use primerl_core::testing::simulator::scenarios::{every_fault, faults, play, scenario};
 use primerl_core::testing::simulator::{Faults, Scenario, Simulator};
 use primerl_core::{PolicyVersion, RolloutId, Time};
-use primerl_engine::request::RequestKey;
+use primerl_engine_server::request::RequestKey;
 use primerl_simulate::{Doing, Engine, Inference};
 use std::cell::Cell;
 

@@ -1,8 +1,8 @@
-//! An engine without a model: see `primerl_engine::mock`.
+//! An engine without a model: see `primerl_engine_server::mock`.
 
 use clap::Parser;
-use primerl_engine::mock::{Faults, ScriptedAnswer};
-use primerl_engine::{Config, MockBackend, MockConfig, ServerError};
+use primerl_engine_server::mock::{Faults, ScriptedAnswer};
+use primerl_engine_server::{Config, MockBackend, MockConfig, ServerError};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -189,7 +189,7 @@ async fn serve(arguments: Arguments) -> Result<(), Failure> {
         signal(SignalKind::terminate()).map_err(|error| Failure::Run(error.into()))?;
     let shutdown = CancellationToken::new();
     let stop = shutdown.clone();
-    let run = primerl_engine::run(
+    let run = primerl_engine_server::run(
         arguments.config(),
         MockBackend::new(mock),
         listener,
