@@ -54,6 +54,17 @@ def _plain_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A list of runs and secrets of the test's own."""
+    from primerl.process import redaction
+
+    folder = tmp_path / "state"
+    monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
+    monkeypatch.setattr(redaction, "_known", set())
+    return folder
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).resolve().parent.parent
@@ -73,6 +84,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from engine_helpers import new_model
 
     return new_model(tmp_path_factory.mktemp("model") / "tiny", seed=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module's own tiny model, output layer and embedding tied."""
+    from end_to_end import write_small
+
+    return write_small(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from primerl._core import PrimerlError, inspect_run
 from primerl.launch.supervise.trees import MARK, marked
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -31,12 +32,20 @@ def write_small(folder: Path) -> Path:
     return folder
 
 
-def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 100.0, what: str = "it did not happen") -> Any:
     deadline = time.monotonic() + timeout_s
     while not (result := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
         time.sleep(0.05)
     return result
+
+
+def measured(output: Path) -> int:
+    """How many rollouts of an evaluation are done."""
+    try:
+        return len(inspect_run(output, "evaluated")["rollouts"])
+    except PrimerlError:
+        return 0
 
 
 def primerl(*arguments: str, code: int = 0) -> str:

@@ -12,7 +12,6 @@ import pytest
 from docs_pages import shown
 from primerl._core import RunCurves
 from primerl.launch.preflight import training
-from primerl.process import redaction
 from primerl.process.redaction import MARK
 from primerl.runs import compare, example, standing
 from primerl.runs.compare import differing, flat
@@ -20,11 +19,7 @@ from primerl.runs.listings import Listed, UnknownExampleError
 from primerl.runs.registry import Registry
 from run_helpers import begin, end, told
 
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PRIMERL_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(redaction, "_known", set())
+pytestmark = pytest.mark.usefixtures("state")
 
 
 def test_only_what_differs_is_told_and_no_secret() -> None:

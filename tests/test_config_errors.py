@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import config_texts
 import pytest
 from primerl.cli import main
 from primerl.config.command_line.load import load
@@ -16,31 +17,8 @@ from primerl.config.hosted.load_run import load_run
 from primerl.config.schema.sft import SFTConfig
 from primerl.config.schema.simulate import SimulateConfig
 
-SHORT = """\
-model = "owner/name"
-max_steps = 10
-batch_size = 16
-rollouts_per_example = 4
-
-[sampling]
-max_tokens = 64
-
-[[env]]
-id = "owner/reverse-text"
-"""
-FULL = """\
-max_steps = 10
-
-[model]
-path = "model"
-
-[orchestrator]
-batch_size = 16
-group_size = 4
-
-[[orchestrator.train.env]]
-id = "reverse-text"
-"""
+SHORT = config_texts.SHORT.replace("MODEL", "owner/name")
+FULL = config_texts.FULL.replace("MODEL", "model")
 # A form, what of it is replaced, by what, the command line's overrides, the message.
 # fmt: off
 CASES: list[tuple[str, str, str, list[str], str]] = [

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from config_texts import FULL, SHORT
 from primerl.cli import main
 from primerl.cli.evaluation_arguments import written_out
 from primerl.config.command_line.load import load
@@ -19,31 +20,6 @@ from primerl.config.schema.evaluation import EvalConfig
 from primerl.launch import run
 from primerl.train.objective import components
 
-SHORT = """\
-model = "MODEL"
-max_steps = 10
-batch_size = 16
-rollouts_per_example = 4
-
-[sampling]
-max_tokens = 64
-
-[[env]]
-id = "owner/reverse-text"
-"""
-FULL = """\
-max_steps = 10
-
-[model]
-path = "MODEL"
-
-[orchestrator]
-batch_size = 16
-group_size = 4
-
-[[orchestrator.train.env]]
-id = "reverse-text"
-"""
 HOW = "give the path of a file of NAME=value lines, seen from here or from the folder of the config that names it"
 PYTHON = "give the path of the `python` of a virtualenv, or of the virtualenv's folder"
 NO_FOLDER = (

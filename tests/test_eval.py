@@ -18,9 +18,9 @@ import httpx
 import pytest
 from certificates import Authority
 from docs_pages import page_of, shown
-from end_to_end import read_lines, until
+from end_to_end import measured, read_lines, until
 from eval_endpoint import KEY, Endpoint, command, config, evaluate, of_endpoint, run_with_key, serving
-from primerl._core import PageServer, PrimerlError, inspect_run
+from primerl._core import PageServer, inspect_run
 from primerl.cli.evaluation_arguments import written_out
 from primerl.config.command_line.load import load
 from primerl.config.errors.fail import ConfigError
@@ -37,13 +37,6 @@ from primerl.models.tiny import TinyConfig, write_model
 from primerl.process.redaction import MARK
 from primerl.runs.registry import Registry
 from primerl.runs.standing import standing
-
-
-def measured(output: Path) -> int:
-    try:
-        return len(inspect_run(output, "evaluated")["rollouts"])
-    except PrimerlError:
-        return 0
 
 
 def test_names_and_short_flags_stand_for_the_long_ones() -> None:

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from end_to_end import find, read_lines, until
+from end_to_end import find, measured, read_lines, until
 from eval_endpoint import KEY, Endpoint, run_with_key, serving
-from primerl._core import PrimerlError, inspect_run
+from primerl._core import inspect_run
 from primerl.config.errors.fail import ConfigError
 from primerl.config.schema.gepa import GepaConfig
 from primerl.gepa import search
@@ -59,13 +59,6 @@ def left(output: Path) -> dict[str, Any]:
         "prompt": (output / "system_prompt.txt").read_text(encoding="utf-8"),
         **{name: read_lines(output / name) for name in ("results.jsonl", "pareto_frontier.jsonl")},
     }
-
-
-def measured(folder: Path) -> int:
-    try:
-        return len(inspect_run(folder, "evaluated")["rollouts"])
-    except PrimerlError:
-        return 0
 
 
 def mark_of(config: Path) -> str:

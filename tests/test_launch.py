@@ -23,6 +23,7 @@ from typing import Any
 import forks
 import pytest
 import torch
+from end_to_end import until
 from primerl.config.errors.fail import ConfigError
 from primerl.config.schema.environment import EnvWorkerConfig
 from primerl.config.schema.rl import RLConfig
@@ -60,14 +61,6 @@ STUBBORN = textwrap.dedent(
     time.sleep(600)
     """
 )
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return result
 
 
 Start = Callable[[Processes, str, str, Path], Process]

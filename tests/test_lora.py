@@ -37,28 +37,17 @@ from primerl.verify.reference import adapted_model
 from safetensors.torch import load_file, save_file
 from settings_helpers import filled, refusal
 from test_train_weights import SMALL
+from train_helpers import randomise
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 LENGTHS = (9, 4)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, output layer and embedding tied."""
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    write_model(path, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
-    return path
 
 
 def adapted(folder: Path, dtype: str = "float32", **lora: Any) -> tuple[Any, Adapter]:
     """A model whose adapter is as if it had been trained for long."""
     model = load_model(folder, dtype)
     adapter = add_adapter(model, filled(LoraConfig, **{"rank": 4, **lora}), folder, seed=0)
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    randomise(model, seed=7)
     return model, adapter
 
 

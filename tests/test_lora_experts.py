@@ -22,6 +22,7 @@ from primerl.train.settings import ConfigError, LoraConfig, TrainerConfig
 from safetensors.torch import load_file
 from settings_helpers import filled
 from torch.utils._python_dispatch import TorchDispatchMode
+from train_helpers import randomise
 from transformers import AutoModelForCausalLM
 
 MIXTURES = ["qwen3_moe", "glm4_moe", "qwen3_5_moe_text", "nemotron_h", "gpt_oss", "mixtral", "granitemoe", "aria_text"]
@@ -32,11 +33,7 @@ def adapted(folder: Path, dtype: str = "float32", **lora: Any) -> tuple[Any, Ada
     """A model whose adapter is as if it had been trained for long."""
     model = load_model(folder, dtype)
     adapter = add_adapter(model, filled(LoraConfig, **{"rank": 3, **lora}), folder, seed=0)
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    randomise(model, seed=7)
     return model, adapter
 
 

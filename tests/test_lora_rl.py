@@ -41,13 +41,6 @@ pytestmark = pytest.mark.usefixtures("own_logging")
 RANK, ALPHA = 4, 8.0
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    write_model(path, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
-    return path
-
-
 def random_adapter(folder: Path, seed: int, targets: list[str] | None = None) -> tuple[Any, Adapter]:
     model = load_model(folder)
     config = filled(LoraConfig, rank=RANK, alpha=ALPHA, target_modules=targets or ["all-linear"])

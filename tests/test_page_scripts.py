@@ -137,6 +137,50 @@ console.log(JSON.stringify([said(ill), drawn, quiet(20), quiet(2)]));""",
     ]
 
 
+def test_a_key_that_is_missing_or_wrong_is_asked_for(evaluate: Any) -> None:
+    seen = evaluate(
+        'import { Refused, tellProblem } from "./web/common.js";',
+        f"""{HEALTH}
+Fake.prototype.focus = () => {{}};
+Fake.prototype.querySelector = function (tag) {{ return this.all().find((one) => one.tagName === tag) ?? null; }};
+const stored = new Map();
+const getItem = (name) => stored.get(name) ?? null;
+globalThis.sessionStorage = {{ getItem, setItem: (name, value) => stored.set(name, value) }};
+const problem = new Fake("p");
+const seen = [];
+const use = () => seen.push("used");
+const tell = (error, more = {{ named: " (KEY)" }}) => {{
+  tellProblem(problem, error, {{ owner: "run", button: "Show it", use, ...more }});
+  const shown = problem.all().flatMap((one) => one.children);
+  seen.push([problem.hidden, problem.text, ...shown.map((one) => one.text ?? one)]);
+}};
+const refused = new Refused(401, "no key");
+tell(null);
+tell(new Refused(500, "broken"));
+tell(refused);
+problem.querySelector("input").value = "typed";
+tell(refused);
+problem.querySelector("form").on.submit({{ preventDefault() {{}} }});
+seen.push([...stored.values()]);
+tell(refused);
+stored.clear();
+problem.replaceChildren();
+tell(refused, {{ known: "; it was printed" }});
+console.log(JSON.stringify(seen));""",
+    )
+    asked = [False, "no key", "", "This run has a key (KEY). ", "", "Show it"]
+    assert seen == [
+        [True, ""],
+        [False, "broken"],
+        asked,
+        asked,  # what is being typed stays
+        "used",
+        ["typed"],
+        [False, "no key", "", "That is not the run's key (KEY). ", "", "Show it"],
+        [False, "no key", "", "This run has a key; it was printed. ", "", "Show it"],
+    ]
+
+
 def test_where_a_conversation_forked_is_found(evaluate: Any) -> None:
     turns = [
         [{"turn": 0, "parent": None, "session": "a"}, "Say A.\n", ["A", "!"], True],

@@ -34,14 +34,9 @@ from primerl.runs.standing import standing
 from primerl.runs.state import StateError, process_started
 from run_helpers import CONFIG, begin, told, write_run
 
+pytestmark = pytest.mark.usefixtures("state")
+
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "state"
-    monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
-    return folder
 
 
 def test_a_start_is_kept_and_a_second_one_in_the_folder_goes_on_with_it(tmp_path: Path, state: Path) -> None:

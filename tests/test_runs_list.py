@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from primerl.launch.storing import Storing
-from primerl.process import redaction
 from primerl.runs import registry as registry_module
 from primerl.runs.registry import SCRIPT, Registry, known
 from primerl.runs.standing import in_a_line, standing
@@ -20,15 +19,9 @@ from rich.console import Console
 from run_helpers import CONFIG, begin, end, told
 from store_helpers import saved, with_orchestrator
 
+pytestmark = pytest.mark.usefixtures("state")
+
 WIDE = "a-run-with-a-long-name"
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "state"
-    monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
-    monkeypatch.setattr(redaction, "_known", set())
-    return folder
 
 
 def failed(folder: Path, reason: str, **more: str) -> str:

@@ -13,12 +13,7 @@ from primerl.stores.store import Store
 from run_helpers import CONFIG, begin, end, told
 from store_helpers import adapter, finish, saved, uploader
 
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "state"
-    monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
-    return folder
+pytestmark = pytest.mark.usefixtures("state")
 
 
 def stored(tmp_path: Path, name: str, model: Path, store: Store) -> str:

@@ -20,14 +20,9 @@ from primerl.stores.choice import open_store
 from run_helpers import begin, end, told
 from store_helpers import adapter, saved
 
+pytestmark = pytest.mark.usefixtures("state")
+
 VALUE = "correct horse battery staple"
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "state"
-    monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
-    return folder
 
 
 @pytest.fixture

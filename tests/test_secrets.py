@@ -26,17 +26,11 @@ from primerl.runs import secrets
 from primerl.runs.registry import Registry
 from run_helpers import CONFIG, write_run
 
+pytestmark = pytest.mark.usefixtures("state")
+
 VALUE = "correct horse battery staple"
 JUDGE = "sk-judge-0123456789abcdef"
 ENVIRONMENTS = Path(__file__).parent / "environments"
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "state"
-    monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
-    monkeypatch.setattr(redaction, "_known", set())
-    return folder
 
 
 def tell(monkeypatch: pytest.MonkeyPatch, content: bytes, *arguments: str) -> int:

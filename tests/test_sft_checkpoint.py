@@ -6,14 +6,11 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,7 @@ from primerl.train.optim import Optimizer
 from primerl.train.settings import OptimConfig
 from settings_helpers import filled, run_sft
 from sft_helpers import metrics, settings, write_rows
-from train_helpers import no_room
+from train_helpers import no_file_above, no_room
 
 pytestmark = pytest.mark.usefixtures("own_logging")
 
@@ -368,17 +365,6 @@ def test_another_model_or_optimizer_is_refused(tmp_path: Path, capsys: pytest.Ca
     write_model(other, TinyConfig(hidden_size=48, intermediate_size=64, num_hidden_layers=1), seed=0)
     assert run_sft({**given, "model": {"path": str(other)}}) == 2
     assert re.search(r"step 2 is of another model: hidden_size is 48, and there 32", capsys.readouterr().out)
-
-
-@contextmanager
-def no_file_above(size: int) -> Iterator[None]:
-    """What is written beyond that many bytes fails, as on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("what", ["weights", "checkpoints", "metrics.jsonl"])

@@ -7,13 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import forks
 import pytest
+from end_to_end import until
 from primerl import cli
 from primerl.launch import remote_workers
 from primerl.launch.preflight import checker
@@ -147,14 +147,6 @@ def lives(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 100.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return result
 
 
 @pytest.mark.processes

@@ -46,12 +46,7 @@ from pydantic import ValidationError
 from run_helpers import config_of, write_run
 from store_helpers import RUN, adapter, finish, saved, uploader
 
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "state"
-    monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
-    return folder
+pytestmark = pytest.mark.usefixtures("state")
 
 
 class Shelf(FsspecStore):

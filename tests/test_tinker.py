@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import resource
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +46,7 @@ from primerl.tinker.wire import Request, datums_of, request_of
 from primerl.train.checkpoint.step_folders import SavingError
 from primerl.train.model.packed_model import PackedSequences
 from tinker.proto import tinker_public_pb2 as pb
+from train_helpers import no_file_above
 
 COMPUTATION = on_one_device(dtype="float32", threads=1)
 OPTIONS = LoraOptions(rank=4, seed=3, train_mlp=True, train_attn=True, train_unembed=True)
@@ -730,17 +729,6 @@ def test_a_state_that_was_being_replaced_when_the_server_was_killed_is_restored(
     store.clean()
     assert os.listdir(tmp_path / "s:train:0/weights") == ["one"]
     assert any(not torch.equal(one, before[name]) for name, one in store.load(path)[1].items())
-
-
-@contextlib.contextmanager
-def no_file_above(size: int) -> Iterator[None]:
-    """What is written beyond that many bytes fails, as on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("size", [0, 1000, 30_000])

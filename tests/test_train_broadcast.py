@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.adapters.lora import AdapterPublisher, add_adapter
 from primerl.train.loop.client import OrchestratorClient, OrchestratorError
 from primerl.train.model.packed_model import load_model
@@ -32,13 +31,6 @@ from test_train_weights import small_models
 from train_helpers import Answer, OrchestratorDouble, asks_again, gone, no_room, unreadable_manifest, waiting
 
 pytestmark = pytest.mark.usefixtures("own_logging")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    write_model(path, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
-    return path
 
 
 class Gate:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from primerl.models.tiny import TinyConfig, write_model
 from rank_helpers import load_shards
 from safetensors.torch import load_file
 from settings_helpers import run_trainer
@@ -18,13 +17,6 @@ from transformers import AutoModelForCausalLM
 pytestmark = pytest.mark.usefixtures("own_logging")
 
 TOP_K, MAX_RATIO, LR = 5, 2.0, 1.0
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    write_model(path, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
-    return path
 
 
 def samples(temperature: float) -> list[Sequence]:

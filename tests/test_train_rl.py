@@ -21,7 +21,6 @@ import msgpack
 import pytest
 import torch
 from end_to_end import until
-from primerl.models.tiny import TinyConfig, write_model
 from rank_helpers import Meeting, load_shards
 from safetensors.torch import load_file
 from settings_helpers import TRAINER, run_trainer, trainer_json
@@ -32,13 +31,6 @@ pytestmark = pytest.mark.usefixtures("own_logging")
 
 LR = 3e-3
 OPTIM = {"lr": LR, "max_norm": 0.5, "weight_decay": 0.1}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    write_model(path, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
-    return path
 
 
 def sequences(step: int, count: int = 6) -> list[Sequence]:

@@ -13,7 +13,6 @@ import numpy as np
 import primerl.train.loop.batches
 import pytest
 import torch
-from primerl.models.tiny import TinyConfig, write_model
 from primerl.train.data.batch import Batch, decode_batch
 from primerl.train.data.experts import RoutedExperts
 from primerl.train.data.packing import micro_batch
@@ -32,13 +31,6 @@ from train_helpers import Answer, OrchestratorDouble, Sequence, encode_batch
 CPU = torch.device("cpu")
 BY_PLACE = ("loss/", "entropy/", "mismatch_kl/", "masked/", "optim/", "progress/", "staleness/", "val/", "seq_len/")
 """Metrics that do not depend on how a step was computed."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    write_model(path, TinyConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2, head_dim=16), seed=3)
-    return path
 
 
 def assert_same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:

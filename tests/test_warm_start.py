@@ -27,6 +27,8 @@ from primerl.train.checkpoint import staging
 from run_helpers import CONFIG, config_of, told, write_run
 from store_helpers import RUN, adapter, finish, saved, uploader, with_orchestrator
 
+pytestmark = pytest.mark.usefixtures("state")
+
 SHORT = """\
 model = "{model}"
 max_steps = 2
@@ -38,13 +40,6 @@ max_tokens = 16
 [[env]]
 id = "reverse-text"
 """
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "state"
-    monkeypatch.setenv("PRIMERL_STATE_DIR", str(folder))
-    return folder
 
 
 def applied(store: Store, checkpoint_id: str, path: Path, **more: Any) -> RLConfig:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,6 +30,17 @@ def no_room(monkeypatch: pytest.MonkeyPatch, free: int, *, on: str | None = None
         return found._replace(free=free) if on in (None, Path(path).name) else found
 
     monkeypatch.setattr(shutil, "disk_usage", small)
+
+
+@contextmanager
+def no_file_above(size: int) -> Iterator[None]:
+    """What is written beyond that many bytes fails, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:

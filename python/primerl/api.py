@@ -61,7 +61,7 @@ from primerl.launch.supervise.failures import (
 from primerl.own_trainer.connection import Connection, connect
 from primerl.own_trainer.errors import plainly
 from primerl.own_trainer.loop import TrainingLoop
-from primerl.process.redaction import redact, redacted
+from primerl.process.redaction import redact
 from primerl.runs import state
 from primerl.runs.registry import SCRIPT
 from primerl.train.data.batch import Batch, MicroBatch, decode_batch
@@ -280,15 +280,16 @@ class Run(TrainingLoop):
             code, reason = INTERRUPTED, f"the training script left before step {self._next_version} was trained"
         self._session.exit_code = code
         processes = [(self._kinds[name], process) for name, process in self._placement.by_name.items()]
-        content = {
-            "exit_code": code,
-            "reason": redact(reason),
-            **summary.times(self._began, self._began),
-            **summary.processor(processes),
-            "gpus": len(gpus.found()),
-            **self._sampled_before,
-            "status": redacted(status),
-        }
+        content = summary.contents(
+            code,
+            reason,
+            began=self._began,
+            training_began=self._began,
+            processes=processes,
+            gpus=len(gpus.found()),
+            before=self._sampled_before,
+            status=status,
+        )
         try:
             summary.write(self.output_dir, content, has_run=True)
         except OSError as problem:

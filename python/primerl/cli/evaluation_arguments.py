@@ -58,8 +58,6 @@ REFUSED = {
     "--api-client-type": no_counterpart.CLIENT,
     "--heartbeat-url": "use `/metrics` of the orchestrator (docs/monitors.md)",
 }
-# Only these cost looking into files of endpoints.
-WITH_ENDPOINTS = ("--model", "--provider", "--endpoints-path")
 
 
 def expanded(arguments: list[str]) -> list[list[str]]:
@@ -153,12 +151,9 @@ def take(arguments: list[str], flag: str) -> str | None:
 def _table(flag: str, text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag}: the value is not valid JSON: {error}; give {flag} '{{\"key\": ..}}'") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{flag}: the value is no table; give {flag} '{{\"key\": ..}}'")
+    from primerl.config.command_line.flags import json_of
+
+    found: dict[str, Any] = json_of(flag, text, dict)
     return found
 
 

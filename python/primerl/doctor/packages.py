@@ -9,6 +9,7 @@ from importlib import metadata
 from primerl._core import __version__ as compiled
 from primerl.doctor.finding import Finding, note, ok, problem
 from primerl.envs.generations.choice import BOUNDS
+from primerl.envs.versions import version_of
 from primerl.process.extras import described
 
 USES = {
@@ -69,7 +70,7 @@ def _extra(extra: str, wanted: list[tuple[str, str]]) -> Iterator[Finding]:
     there: dict[str, str] = {}
     missing, others = [], []
     for name, bounds in wanted:
-        version = _version(name)
+        version = version_of(name)
         if version is None:
             missing.append(name)
         elif fits(version, bounds) or (name == "verifiers" and _is_classic(version)):
@@ -99,13 +100,6 @@ def _install(extra: str) -> str:
 
 def _listed(there: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in there.items())
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def fits(version: str, bounds: str) -> bool:

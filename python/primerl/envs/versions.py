@@ -22,7 +22,7 @@ def package(environment_id: str) -> str:
 
 def installed(environment_id: str) -> str | None:
     """The version of the environment's package; None where it is not installed as one."""
-    return _version(package(environment_id)) or _version_of_module(module_name(environment_id))
+    return version_of(package(environment_id)) or _version_of_module(module_name(environment_id))
 
 
 def check(environment_id: str) -> None:
@@ -57,7 +57,8 @@ def _plain(version: str) -> str:
     return re.sub(r"(\.0)+(?=$|\+)", "", version.lower().removeprefix("v"))
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """None where it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -67,4 +68,4 @@ def _version(distribution: str) -> str | None:
 def _version_of_module(module: str) -> str | None:
     """The version of a package whose own name is another one."""
     owners = metadata.packages_distributions().get(module, [])
-    return _version(owners[0]) if owners else None
+    return version_of(owners[0]) if owners else None

@@ -21,7 +21,6 @@ from primerl.config.process_files import files as process_files
 from primerl.config.process_files.files import ProcessConfig
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.evals import checkpoint, preflight, results
-from primerl.forking import servers
 from primerl.launch import on_ray, placing
 from primerl.launch.configs import NOWHERE
 from primerl.launch.interpreters import lookup
@@ -35,21 +34,14 @@ from primerl.launch.report.logs import tail
 from primerl.launch.report.notices import Remarks
 from primerl.launch.secrets import Variables
 from primerl.launch.slurm import submission, within
-from primerl.launch.supervise.failures import (
-    BAD_INPUT,
-    FAILED,
-    INTERRUPTED,
-    RefusedError,
-    RunFailedError,
-    check_placement,
-)
+from primerl.launch.supervise.failures import BAD_INPUT, FAILED, INTERRUPTED, RefusedError, RunFailedError
 from primerl.launch.supervise.orchestrator import OrchestratorWatch, wait_for_orchestrator
 from primerl.launch.supervise.watching import (
     LAST_WORDS_S,
-    STATUS_EVERY_S,
     TICK_S,
     Interrupted,
     Interrupts,
+    rounds,
     say_goodbye,
 )
 from primerl.models.tiny import write_text_model
@@ -258,18 +250,12 @@ class Evaluation:
 
     def _watch(self) -> None:
         """Returns when all is measured."""
-        asked = 0.0
-        while True:
-            for process in self.placement.watch(TICK_S):
-                self.recovery.ended(process)
-            check_placement(self.placement)
-            self.interrupts.check()
+        check = self.interrupts.check
+        for now, is_due in rounds(self.placement, self.recovery.ended, check, self.console.say):
             if self.placement.by_name["orchestrator"].ended:
-                return say_goodbye(self.placement, self.recovery.described, self.interrupts.check)
-            now = time.monotonic()
-            if now - asked >= STATUS_EVERY_S:
-                asked = now
-                servers.tell_lost(self.console.say)
+                say_goodbye(self.placement, self.recovery.described, check)
+                return
+            if is_due:
                 self._look(now)
             for name, since in self.recovery.early.items():
                 if now - since > LAST_WORDS_S:

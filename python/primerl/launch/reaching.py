@@ -14,7 +14,7 @@ from primerl.net.addresses import UnreachableError, told_to
 from primerl.net.requests import UnansweredError, ask, open_url, tell
 
 ASK_S = 10.0
-UNAUTHORIZED, BAD_REQUEST = 401, 400
+UNAUTHORIZED = 401
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):

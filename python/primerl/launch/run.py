@@ -23,7 +23,6 @@ from pathlib import Path
 from primerl.config.errors import error_locations
 from primerl.config.process_files import files, resolve, run_file
 from primerl.config.schema.rl import RLConfig
-from primerl.forking import servers
 from primerl.launch import configs, on_ray, placing, plan, reaching, remote_workers, secrets, storing
 from primerl.launch.external_trainer import ExternalTrainer, is_trained
 from primerl.launch.monitors import MonitorWatch, wanted
@@ -41,18 +40,11 @@ from primerl.launch.report.logs import tail
 from primerl.launch.report.notices import Remarks
 from primerl.launch.resume import going_back, position, warm_start
 from primerl.launch.slurm import submission, within
-from primerl.launch.supervise.failures import (
-    BAD_INPUT,
-    FAILED,
-    INTERRUPTED,
-    RefusedError,
-    RunFailedError,
-    check_placement,
-)
+from primerl.launch.supervise.failures import BAD_INPUT, FAILED, INTERRUPTED, RefusedError, RunFailedError
 from primerl.launch.supervise.orchestrator import OrchestratorWatch, kept_unless_used, wait_for_orchestrator
-from primerl.launch.supervise.watching import STATUS_EVERY_S, TICK_S, Interrupted, Interrupts, say_goodbye
+from primerl.launch.supervise.watching import Interrupted, Interrupts, rounds, say_goodbye
 from primerl.process import extras
-from primerl.process.redaction import redact, redacted
+from primerl.process.redaction import redact
 
 
 def run(config: RLConfig, console: Console | None = None, *, form: str = "full") -> int:
@@ -260,23 +252,17 @@ class Launcher:
 
     def _watch(self) -> None:
         """Returns when the run has finished."""
-        asked = 0.0
-        while True:
-            for process in self.placement.watch(TICK_S):
-                self.recovery.ended(process)
-            check_placement(self.placement)
-            self.interrupts.check()
-            now = time.monotonic()
+        check = self.interrupts.check
+        for now, is_due in rounds(self.placement, self.recovery.ended, check, self.console.say):
             if self.placement.by_name["orchestrator"].ended:
                 if self.external is not None or self.placement.by_name["trainer"].ended:
                     # The last ones ended after the last look at the status.
                     self.evaluated.look(position.evaluations(self.folder))
                     self._check_over()
                     self.console.end(position.last_metrics(self.folder), self.config.max_steps)
-                    return say_goodbye(self.placement, self.recovery.described, self.interrupts.check)
-            elif now - asked >= STATUS_EVERY_S:
-                asked = now
-                servers.tell_lost(self.console.say)
+                    say_goodbye(self.placement, self.recovery.described, check)
+                    return
+            elif is_due:
                 self._look(now)
                 self.recovery.check_workers(now)
                 if self.recovery.monitors is not None:
@@ -341,16 +327,16 @@ class Launcher:
     def _write_summary(self, code: int, reason: str) -> None:
         described = self.recovery.described
         kinds = [(described[name].kind, process) for name, process in self.placement.by_name.items()]
-        content = {
-            "exit_code": code,
-            "reason": redact(reason),
-            **summary.times(self.began, self.training_began),
-            **summary.processor(kinds),
-            "gpus": self.gpus,
-            **self.sampled_before,
-            # What an environment says of a failure may hold a secret of its own.
-            "status": redacted(self.orchestrator.status),
-        }
+        content = summary.contents(
+            code,
+            reason,
+            began=self.began,
+            training_began=self.training_began,
+            processes=kinds,
+            gpus=self.gpus,
+            before=self.sampled_before,
+            status=self.orchestrator.status,
+        )
         # The last steps may be over before every part was seen; without a URL nothing was left to do.
         has_run = self.training_began is not None or (code == 0 and self.orchestrator.url != "")
         try:

@@ -29,7 +29,14 @@ from primerl.train.checkpoint.step_folders import saving
 from primerl.train.data.trees import LEAST_SHARED, packed_groups, packed_trees
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.model.loading import make_ready
-from primerl.train.model.packed_model import PackedSequences, dtype_on, load_model, output_head, predicted_hidden
+from primerl.train.model.packed_model import (
+    PackedSequences,
+    dtype_on,
+    load_model,
+    output_head,
+    predicted_hidden,
+    predicted_logits,
+)
 from primerl.train.model.prefixes import shared_with_previous
 from primerl.train.objective.logprobs import token_logprobs
 from primerl.train.settings import ALL_LINEAR, ComputationConfig, Dtype, LoraConfig
@@ -165,8 +172,7 @@ class Published:
         token_ids = torch.tensor(prompt, device=self._base.device)
         packed = PackedSequences.from_lengths([len(prompt)], self._base.device)
         last = torch.tensor([len(prompt)], device=self._base.device)
-        logits = output_head(model).logits(predicted_hidden(model, token_ids, packed, last))
-        return bool(logits.isfinite().all())
+        return bool(predicted_logits(model, token_ids, packed, last).isfinite().all())
 
     def write(self, version: int, adapter: SavedAdapter | None) -> Path:
         """The folder that an engine loads. Raises SavingError."""

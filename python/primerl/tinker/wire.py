@@ -18,7 +18,6 @@ DTYPES: dict[int, Any] = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64
 STOP, LENGTH = pb.STOP_REASON_STOP, pb.STOP_REASON_LENGTH
 WORDS = {"image": "an image", "dmel": "audio"}
 """Kinds of chunks that are no text."""
-NOT_SCORED = float("nan")
 
 
 @dataclass(frozen=True)

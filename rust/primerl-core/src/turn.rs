@@ -233,6 +233,39 @@ pub struct Turn {
 }
 
 impl Turn {
+    /// A turn of ids alone, sampled at temperature 1 until the model ended it.
+    pub fn of_ids(
+        session: Arc<str>,
+        parent: Option<TurnIndex>,
+        prompt_suffix: Arc<[u32]>,
+        sampled: Arc<[u32]>,
+        logprobs: Arc<[f32]>,
+        versions: VersionRuns,
+    ) -> Turn {
+        Turn {
+            session,
+            parent,
+            fork: parent.is_none().then_some(ForkReason::FirstTurn),
+            prompt_suffix,
+            observed: Vec::new(),
+            sampled,
+            logprobs,
+            versions,
+            temperature: 1.0,
+            truncation: Truncation::default(),
+            grammar: None,
+            experts: None,
+            finish: FinishReason::Stop,
+            start_digest: 0,
+            context_digest: 0,
+            answer: AnswerKey::default(),
+            request_digest: 0,
+            text: None,
+            request: 0,
+            choice: 0,
+        }
+    }
+
     /// Tokens of the answer; of one without ids, by its server's count.
     pub fn answer_tokens(&self) -> usize {
         match &self.text {

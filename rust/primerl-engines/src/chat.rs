@@ -9,6 +9,7 @@
 //! engine is only updated when its requests have ended (or its patience has), and its label is read before and after
 //! each answer: if an update came in between, the answer is sampled again. Nothing of it is shown before that is known.
 
+use super::PromptIds;
 use super::client::{EngineClient, parse};
 use super::config::EnginesConfig;
 use super::error::{EngineError, STANDS_STILL};
@@ -255,7 +256,13 @@ pub(super) async fn prove(
     let answered = async {
         let ids = tokenize(client, &config.model, &chat, PROOF_TIMEOUT).await?;
         let history = Default::default();
-        let request = SampleRequest::proof(&history, &ids);
+        let request = SampleRequest::one_token(
+            "proof",
+            PromptIds {
+                history: &history,
+                suffix: &ids,
+            },
+        );
         let named = Named::weights(&config.model, PolicyVersion(0));
         let body = body(&chat, &request, config, &named);
         let body = body.map_err(|error| malformed(error.to_string()))?;

@@ -98,12 +98,7 @@ impl EngineClient {
         bounds: Bounds<'_>,
         timeout: Duration,
     ) -> Result<Generated, EngineError> {
-        let request = self
-            .requests
-            .post(self.generate.clone())
-            .header(reqwest::header::CONTENT_TYPE, "application/json")
-            .timeout(timeout)
-            .body(body);
+        let request = self.generate_request(body, timeout);
         let bytes = bytes_of("generate", request, bounds.longest_answer()).await?;
         named.answer(GenerateAnswer::parse(&bytes)?)?.check(&bounds)
     }
@@ -122,12 +117,7 @@ impl EngineClient {
             call: "generate",
             source,
         };
-        let request = self
-            .requests
-            .post(self.generate.clone())
-            .header(reqwest::header::CONTENT_TYPE, "application/json")
-            .timeout(timeout)
-            .body(body);
+        let request = self.generate_request(body, timeout);
         let mut answer = request.send().await.map_err(failed)?;
         let status = answer.status().as_u16();
         if status != 200 {
@@ -152,6 +142,14 @@ impl EngineClient {
             }
         }
         Ok(())
+    }
+
+    fn generate_request(&self, body: RequestBody, timeout: Duration) -> reqwest::RequestBuilder {
+        self.requests
+            .post(self.generate.clone())
+            .header(reqwest::header::CONTENT_TYPE, "application/json")
+            .timeout(timeout)
+            .body(body)
     }
 
     async fn abort(&self, request_id: &str) -> Result<(), EngineError> {

@@ -10,7 +10,6 @@ use super::routing::Resident;
 use super::served_version::Named;
 use crate::clients::with_messages;
 use bytes::Bytes;
-use primerl_core::conversation::History;
 use primerl_core::{RolloutId, Truncation};
 use serde_json::{Map, Value};
 use std::time::Instant;
@@ -89,11 +88,11 @@ pub struct SampleRequest<'a> {
 }
 
 impl<'a> SampleRequest<'a> {
-    /// One token after this prompt, to find out what an engine can do.
-    pub(super) fn proof(history: &'a History, suffix: &'a [u32]) -> SampleRequest<'a> {
+    /// One token after this prompt.
+    pub fn one_token(request_id: &'a str, prompt: PromptIds<'a>) -> SampleRequest<'a> {
         SampleRequest {
-            request_id: "proof",
-            prompt: PromptIds { history, suffix },
+            request_id,
+            prompt,
             chat: None,
             temperature: 1.0,
             truncation: Truncation::default(),

@@ -22,7 +22,6 @@ use primerl_render::Renderer;
 use primerl_service::http::ApiError;
 use primerl_service::secret::Secret;
 use std::sync::Arc;
-use std::time::Instant;
 
 const ROLLOUT: RolloutId = RolloutId(1);
 const LONGEST_ANSWER: u32 = 1 << 20;
@@ -147,19 +146,10 @@ impl Turns {
 
     fn sample<'a>(&self, request: &'a TurnRequest, prompt: &'a Prompt) -> SampleRequest<'a> {
         SampleRequest {
-            request_id: "rollout-1-1",
-            prompt: prompt.ids(),
-            chat: None,
             temperature: request.sampling.temperature,
             truncation: request.sampling.truncation,
             max_tokens: LONGEST_ANSWER,
-            top_logprobs: 0,
-            structured_outputs: None,
-            structured_reasoning: None,
-            keeps_experts: false,
-            resident: None,
-            first_of: None,
-            deadline: Instant::now(),
+            ..SampleRequest::one_token("rollout-1-1", prompt.ids())
         }
     }
 

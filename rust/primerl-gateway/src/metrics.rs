@@ -19,33 +19,9 @@ pub const MICROSECONDS: [f64; 16] = [
     1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0,
 ];
 
-/// How a turn's prompt was made.
+/// How a turn's prompt was made: by extending an earlier turn, or why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum TurnEnd {
-    Extended,
-    FirstTurn,
-    NewConversation,
-    HistoryEdited,
-    AnswerEdited,
-    ToolsChanged,
-    TemplateNotExtendable,
-    PrefixDiffers,
-}
-
-impl From<Option<ForkReason>> for TurnEnd {
-    fn from(fork: Option<ForkReason>) -> Self {
-        match fork {
-            None => TurnEnd::Extended,
-            Some(ForkReason::FirstTurn) => TurnEnd::FirstTurn,
-            Some(ForkReason::NewConversation) => TurnEnd::NewConversation,
-            Some(ForkReason::HistoryEdited) => TurnEnd::HistoryEdited,
-            Some(ForkReason::AnswerEdited) => TurnEnd::AnswerEdited,
-            Some(ForkReason::ToolsChanged) => TurnEnd::ToolsChanged,
-            Some(ForkReason::TemplateNotExtendable) => TurnEnd::TemplateNotExtendable,
-            Some(ForkReason::PrefixDiffers) => TurnEnd::PrefixDiffers,
-        }
-    }
-}
+struct Made(Option<ForkReason>);
 
 /// How a chat request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,17 +34,17 @@ pub enum Outcome {
 }
 
 // Label values use the API's names; derived ones would use the code's names.
-impl EncodeLabelValue for TurnEnd {
+impl EncodeLabelValue for Made {
     fn encode(&self, encoder: &mut LabelValueEncoder) -> Result<(), std::fmt::Error> {
-        let name = match self {
-            TurnEnd::Extended => "extended",
-            TurnEnd::FirstTurn => "first_turn",
-            TurnEnd::NewConversation => "new_conversation",
-            TurnEnd::HistoryEdited => "history_edited",
-            TurnEnd::AnswerEdited => "answer_edited",
-            TurnEnd::ToolsChanged => "tools_changed",
-            TurnEnd::TemplateNotExtendable => "template_not_extendable",
-            TurnEnd::PrefixDiffers => "prefix_differs",
+        let name = match self.0 {
+            None => "extended",
+            Some(ForkReason::FirstTurn) => "first_turn",
+            Some(ForkReason::NewConversation) => "new_conversation",
+            Some(ForkReason::HistoryEdited) => "history_edited",
+            Some(ForkReason::AnswerEdited) => "answer_edited",
+            Some(ForkReason::ToolsChanged) => "tools_changed",
+            Some(ForkReason::TemplateNotExtendable) => "template_not_extendable",
+            Some(ForkReason::PrefixDiffers) => "prefix_differs",
         };
         EncodeLabelValue::encode(&name, encoder)
     }
@@ -89,7 +65,7 @@ impl EncodeLabelValue for Outcome {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TurnLabels {
-    prompt: TurnEnd,
+    prompt: Made,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -167,9 +143,7 @@ impl GatewayMetrics {
 
     pub fn turn(&self, fork: Option<ForkReason>) {
         self.turns
-            .get_or_create(&TurnLabels {
-                prompt: fork.into(),
-            })
+            .get_or_create(&TurnLabels { prompt: Made(fork) })
             .inc();
     }
 

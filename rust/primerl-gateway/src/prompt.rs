@@ -361,9 +361,7 @@ mod tests {
 
     #[test]
     fn an_id_out_of_the_vocabulary_is_named() {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        primerl_render::testing::write_tiny_model(folder.path()).expect("model folder");
-        let renderer = Renderer::load(folder.path()).expect("loads");
+        let renderer = primerl_render::testing::tiny();
         let size = renderer
             .vocabulary_size()
             .expect("is in the model's config");

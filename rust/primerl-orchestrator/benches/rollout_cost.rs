@@ -12,25 +12,13 @@ mod common;
 
 use common::engine::Engine;
 use common::worker::Worker;
-use common::{Place, trainer};
+use common::{Place, cpu_seconds, trainer};
 use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;
 use std::time::{Duration, Instant};
 
 const STEPS: u64 = 60;
 const ROLLOUTS: u64 = STEPS * 64;
-
-fn cpu_seconds(process: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    let fields: Vec<f64> = stat
-        .rsplit_once(')')
-        .unwrap()
-        .1
-        .split_whitespace()
-        .map(|field| field.parse().unwrap_or(0.0))
-        .collect();
-    (fields[11] + fields[12]) / 100.0
-}
 
 async fn measure(turns: usize) {
     let place = Place::new();
@@ -61,14 +49,14 @@ async fn measure(turns: usize) {
         .send()
         .await
         .unwrap();
-    let (started, before) = (Instant::now(), cpu_seconds(child.id()));
+    let (started, before) = (Instant::now(), cpu_seconds(&child.id().to_string()));
     let worker = Worker::register(&url, "task", WorkerRole::Train, "w").await;
     let worker = tokio::spawn(worker.work(turns));
     let training = tokio::spawn(trainer::train(url.clone(), place.output()));
     // The process is gone soon after its last worker: its last CPU time is the one seen shortly before.
     let mut after = before;
     while !worker.is_finished() {
-        after = cpu_seconds(child.id());
+        after = cpu_seconds(&child.id().to_string());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let wall = started.elapsed().as_secs_f64();

@@ -19,7 +19,7 @@ mod common;
 use bytes::Bytes;
 use common::engine::Engine;
 use common::worker::Worker;
-use common::{Place, trainer};
+use common::{Place, cpu_seconds, trainer};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use primerl_engine_server::backend::{BackendError, StepOutput};
@@ -190,18 +190,6 @@ impl Scene {
     }
 }
 
-fn cpu_seconds(process: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    let fields: Vec<f64> = stat
-        .rsplit_once(')')
-        .unwrap()
-        .1
-        .split_whitespace()
-        .map(|field| field.parse().unwrap_or(0.0))
-        .collect();
-    (fields[11] + fields[12]) / 100.0
-}
-
 fn resident_kilobytes(process: u32) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status
@@ -279,7 +267,7 @@ fn quantiles(streams: &[Vec<(Instant, Bytes)>], engines: &[Paced]) -> [f64; 2] {
 async fn throughput() {
     let scene = scene(Paced::alone(Duration::ZERO).await, STREAMS).await;
     let http = common::client();
-    let (begun, before) = (Instant::now(), cpu_seconds(scene.child.id()));
+    let (begun, before) = (Instant::now(), cpu_seconds(&scene.child.id().to_string()));
     join_all(
         scene
             .leases
@@ -287,7 +275,7 @@ async fn throughput() {
             .map(|lease| read(chat(&http, lease, TOKENS))),
     )
     .await;
-    let cpu = cpu_seconds(scene.child.id()) - before;
+    let cpu = cpu_seconds(&scene.child.id().to_string()) - before;
     let (tokens, wall) = ((STREAMS * TOKENS) as f64, begun.elapsed().as_secs_f64());
     println!(
         "{STREAMS} streams of {TOKENS} tokens: {:.0} tokens a second of CPU (goal 150000), {:.0} of wall time",
@@ -308,10 +296,11 @@ async fn latency(engines: Vec<Paced>, pace: Duration) {
             .json(&body)
     };
     let straight = join_all((0..STREAMS).map(|index| read(direct(index)))).await;
-    let cpu = cpu_seconds(scene.child.id());
+    let cpu = cpu_seconds(&scene.child.id().to_string());
     let through = scene.leases.iter();
     let through = join_all(through.map(|lease| read(chat(&http, lease, PACED_TOKENS)))).await;
-    let cpu = (cpu_seconds(scene.child.id()) - cpu) / (STREAMS * PACED_TOKENS) as f64 * 1e6;
+    let cpu =
+        (cpu_seconds(&scene.child.id().to_string()) - cpu) / (STREAMS * PACED_TOKENS) as f64 * 1e6;
     let straight = quantiles(&straight, &scene.engines);
     let through = quantiles(&through, &scene.engines);
     println!(

@@ -6,19 +6,13 @@
 //! `PRIMERL_BENCH_MODEL=path/to/model` measures the extension with a real tokenizer and template.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use primerl_render::testing::{CHATML, IM_END, write_model, write_tiny_model};
+use primerl_render::testing::{CHATML, IM_END, tiny, write_model};
 use primerl_render::{
     AnswerContext, ExtensionContext, LoadOptions, Message, ParserSetting, RenderOptions, Renderer,
     canonical, tool_parsers,
 };
 use serde_json::json;
 use std::hint::black_box;
-
-fn tiny() -> Renderer {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    write_tiny_model(folder.path()).expect("model folder");
-    Renderer::load(folder.path()).expect("loads")
-}
 
 fn conversation(turns: usize) -> Vec<Message> {
     let turn = |index| {

@@ -120,13 +120,11 @@ impl ControlTokens {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Message, Renderer};
+    use crate::Message;
 
     #[test]
     fn text_of_users_and_tools_is_looked_at() {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        crate::testing::write_tiny_model(folder.path()).expect("model folder");
-        let renderer = Renderer::load(folder.path()).expect("loads");
+        let renderer = crate::testing::tiny();
         let holds = |role: &str, content: serde_json::Value| {
             let message = serde_json::json!({"role": role, "content": content});
             let message: Message = serde_json::from_value(message).expect("a message");

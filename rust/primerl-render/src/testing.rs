@@ -34,6 +34,13 @@ pub fn write_tiny_model(folder: &Path) -> std::io::Result<()> {
     write_model(folder, &added, &[], CHATML, "<|im_end|>", "<|endoftext|>")
 }
 
+/// The renderer of the tiny model.
+pub fn tiny() -> Renderer {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    write_tiny_model(folder.path()).expect("model folder");
+    Renderer::load(folder.path()).expect("loads")
+}
+
 /// A model as [`write_model`] writes it: ChatML over bytes, unless told otherwise.
 pub struct TestModel<'a> {
     pub added: &'a [(&'a str, bool)],

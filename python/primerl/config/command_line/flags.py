@@ -202,7 +202,7 @@ def _value(name: str, key: Key, text: str | None, words: deque[str]) -> Any:
     if text is None:
         raise ConfigError(f"{name} requires a value")
     if dict in key.shapes or (list in key.shapes and text.startswith("[")):
-        return _json(name, text, dict if dict in key.shapes else list)
+        return json_of(name, text, dict if dict in key.shapes else list)
     return text
 
 
@@ -217,7 +217,7 @@ def _section(name: str, key: Key, text: str | None) -> Any:
             f"{name}{given}: [{dotted(key.place)}] is a section; set keys of it, as in {name}."
             f"{key.first.replace('_', '-')} VALUE{known}"
         )
-    return _json(name, text, dict)
+    return json_of(name, text, dict)
 
 
 def _list(name: str, key: Key, text: str | None, words: deque[str]) -> Any:
@@ -225,7 +225,7 @@ def _list(name: str, key: Key, text: str | None, words: deque[str]) -> Any:
     if text is None:
         return []
     if text.startswith("["):
-        return _json(name, text, list)
+        return json_of(name, text, list)
     if key.sections:
         raise ConfigError(
             f"{name}: a list of tables is given as JSON, as in {name} '[{{\"{key.first}\": ..}}]'; a key of one entry "
@@ -237,7 +237,8 @@ def _list(name: str, key: Key, text: str | None, words: deque[str]) -> Any:
     return entries
 
 
-def _json(name: str, text: str, wanted: type[list[Any]] | type[dict[str, Any]]) -> Any:
+def json_of(name: str, text: str, wanted: type[list[Any]] | type[dict[str, Any]]) -> Any:
+    """The value of a flag. Raises ConfigError."""
     example = "'[..]'" if wanted is list else "'{\"key\": ..}'"
     try:
         found = json.loads(text)

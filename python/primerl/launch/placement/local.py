@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,8 +38,7 @@ class LocalPlacement:
         places = assignment.places(roles, self._found, HOST)
         plan = Plan(tuple(places))
         self._gpus = {place.role.name: place.gpus for place in places}
-        listeners = dict.fromkeys(one for role in roles for one in role.listens)
-        problems = [problem for one in listeners if (problem := unusable(one)) is not None]
+        problems = unusable(roles)
         refused = assignment.refusal(places, self._found)
         problems += [] if refused is None else [f"{refused}. The plan:\n{plan.table()}"]
         if problems:
@@ -97,7 +96,13 @@ class LocalPlacement:
         return self._guarded
 
 
-def unusable(listener: Listener) -> str | None:
+def unusable(roles: Iterable[Role]) -> list[str]:
+    """Why roles cannot listen where they are to on this machine: a line for each address."""
+    listeners = dict.fromkeys(one for role in roles for one in role.listens)
+    return [problem for one in listeners if (problem := _unusable(one)) is not None]
+
+
+def _unusable(listener: Listener) -> str | None:
     """Why this machine cannot listen there, with the key and what to do; None where it can."""
     key, host, port = listener.key, listener.host, listener.port
     try:

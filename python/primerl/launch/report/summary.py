@@ -6,13 +6,14 @@ import contextlib
 import json
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from primerl.config.process_files import files
 from primerl.forking.exit_status import NOT_KNOWN
 from primerl.launch.placement.protocol import Process
+from primerl.process.redaction import redact, redacted
 
 FILE = Path("run") / "summary.json"
 # Sums over earlier sessions, under their name in the summary. One whose launcher was killed left none.
@@ -24,20 +25,28 @@ SAMPLED_IN_SESSIONS = "sampled_in_sessions"
 """In those whose times are summed up: without sessions that left no summary."""
 
 
-def times(began: float, training_began: float | None) -> dict[str, float]:
+def contents(
+    code: int,
+    reason: str,
+    *,
+    began: float,
+    training_began: float | None,
+    processes: Iterable[tuple[str, Process]],
+    gpus: int,
+    before: Mapping[str, int],
+    status: dict[str, Any],
+) -> dict[str, Any]:
+    """What the session that ends now took, without the user's secrets. `processes`: with the kind of each; `before`:
+    of `sampled_before`; `status`: the orchestrator's last."""
     now = time.monotonic()
+    own = resource.getrusage(resource.RUSAGE_SELF)
     return {
+        "exit_code": code,
+        "reason": redact(reason),
         "wall_s": now - began,
         # Until every part had reported, and from then on.
         "start_s": (training_began or now) - began,
         "run_s": now - (training_began or now),
-    }
-
-
-def processor(processes: Iterable[tuple[str, Process]]) -> dict[str, Any]:
-    """CPU seconds, of pairs of kind and process."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    return {
         "processes": {
             process.name: {
                 "kind": kind,
@@ -47,6 +56,10 @@ def processor(processes: Iterable[tuple[str, Process]]) -> dict[str, Any]:
             for kind, process in processes
         },
         "launcher_cpu_s": own.ru_utime + own.ru_stime,
+        "gpus": gpus,
+        **before,
+        # What an environment says of a failure may hold a secret of its own.
+        "status": redacted(status),
     }
 
 

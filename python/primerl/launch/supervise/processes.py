@@ -19,7 +19,6 @@ from typing import Any, Self
 from primerl.launch.placement.protocol import Process
 from primerl.launch.supervise import guard, trees
 
-GUARD = "guard"
 # Added to the grace period: the guard answers within this, or it is not well.
 GUARD_ANSWER_S = 5.0
 PING_EVERY_S = 2.0

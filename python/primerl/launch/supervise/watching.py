@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from primerl.config.process_files.files import ProcessConfig
+from primerl.forking import servers
 from primerl.launch.placement.protocol import Placement, Process
-from primerl.launch.supervise.failures import BAD_INPUT
+from primerl.launch.supervise.failures import BAD_INPUT, check_placement
 from primerl.process import signals
 
 # The span that `restarts` counts in.
@@ -104,6 +105,25 @@ def gave_up(kind: str, ended: Process, was_registered: bool) -> bool:
     if (ended.code or 0) < 0:
         return False
     return kind != "env-worker" or ended.code in (None, BAD_INPUT) or not was_registered
+
+
+def rounds(
+    placement: Placement, ended: Callable[[Process], None], check: Callable[[], None], say: Callable[[str], None]
+) -> Iterator[tuple[float, bool]]:
+    """Every TICK_S, after `ended` was called for what has ended, the time and whether to look at the orchestrator's
+    status. `check` raises Interrupted. Raises RunFailedError once the placement has failed."""
+    looked = 0.0
+    while True:
+        for process in placement.watch(TICK_S):
+            ended(process)
+        check_placement(placement)
+        check()
+        now = time.monotonic()
+        is_due = now - looked >= STATUS_EVERY_S
+        if is_due:
+            looked = now
+            servers.tell_lost(say)
+        yield now, is_due
 
 
 def say_goodbye(placement: Placement, described: Mapping[str, ProcessConfig], check: Callable[[], None]) -> None:

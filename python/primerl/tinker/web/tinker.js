@@ -1,7 +1,7 @@
 // The page of a server of the Tinker API: clients, queue, losses, samples, engines; asked for once a second while somebody looks.
 
 import { Chart, MOST } from "./chart.js";
-import { cut, el, get, hasKey, Refused, replace, setKey, short, span, table, takeKey, whole, words } from "./common.js";
+import { cut, el, get, Refused, replace, short, span, table, takeKey, tellProblem, whole, words } from "./common.js";
 
 const EVERY_MS = 1000;
 const main = document.getElementById("main");
@@ -67,22 +67,8 @@ function draw(now) {
   losses.show(curves.slice(-MOST).map(([id, curve]) => ({ name: name(id), ...curve })), curves.slice(0, -MOST).map(([id]) => id));
 }
 
-/** What went wrong, in the server's words. */
 function tell(error) {
-  if (error.status === 401 && problem.querySelector("form")) return;
-  problem.hidden = false;
-  problem.textContent = error.message;
-  if (error.status !== 401) return;
-  const field = el("input", { type: "password", name: "key", autocomplete: "off", "aria-label": "the server's key" });
-  const use = (event) => {
-    event.preventDefault();
-    setKey(field.value);
-    problem.replaceChildren();
-    look();
-  };
-  const asked = hasKey() ? "That is not the server's key (TINKER_API_KEY). " : "This server has a key (TINKER_API_KEY). ";
-  problem.replaceChildren(el("form", { class: "row", on: { submit: use } }, asked, field, el("button", { text: "Show the server" })));
-  field.focus();
+  tellProblem(problem, error, { owner: "server", named: " (TINKER_API_KEY)", button: "Show the server", use: look });
 }
 
 async function look() {

@@ -9,9 +9,7 @@ use crate::event::{Outcome, Trace};
 use crate::group::OnCancel;
 use crate::ids::*;
 use crate::time::Duration;
-use crate::turn::{
-    AnswerKey, FinishReason, ForkReason, TextAnswer, Truncation, Turn, VersionRun, VersionRuns,
-};
+use crate::turn::{TextAnswer, Turn, VersionRun, VersionRuns};
 use smallvec::smallvec;
 use std::sync::Arc;
 
@@ -115,31 +113,18 @@ pub fn evaluation(name: &str, interval: Option<u64>) -> Environment {
 
 /// A turn of the unnamed session, all of it sampled by one version; log-probabilities are -1.
 pub fn turn(parent: Option<u32>, prompt_suffix: &[u32], sampled: &[u32], version: u64) -> Turn {
-    Turn {
-        session: "".into(),
-        parent: parent.map(TurnIndex),
-        fork: parent.is_none().then_some(ForkReason::FirstTurn),
-        prompt_suffix: prompt_suffix.into(),
-        observed: Vec::new(),
-        sampled: sampled.into(),
-        logprobs: vec![-1.0; sampled.len()].into(),
-        versions: smallvec![VersionRun {
-            version: PolicyVersion(version),
-            n_tokens: sampled.len() as u32,
-        }],
-        temperature: 1.0,
-        truncation: Truncation::default(),
-        grammar: None,
-        experts: None,
-        finish: FinishReason::Stop,
-        start_digest: 0,
-        context_digest: 0,
-        answer: AnswerKey::default(),
-        request_digest: 0,
-        text: None,
-        request: 0,
-        choice: 0,
-    }
+    let versions = smallvec![VersionRun {
+        version: PolicyVersion(version),
+        n_tokens: sampled.len() as u32,
+    }];
+    Turn::of_ids(
+        "".into(),
+        parent.map(TurnIndex),
+        prompt_suffix.into(),
+        sampled.into(),
+        vec![-1.0; sampled.len()].into(),
+        versions,
+    )
 }
 
 /// A turn that a teacher answered: text, and how the policy's model writes it.

@@ -55,7 +55,13 @@ fn ids_logprobs_and_alternatives_are_read() {
     let request = SampleRequest {
         max_tokens: 4,
         top_logprobs: 2,
-        ..SampleRequest::proof(&history, &[1, 2])
+        ..SampleRequest::one_token(
+            "proof",
+            PromptIds {
+                history: &history,
+                suffix: &[1, 2],
+            },
+        )
     };
     let choice = read_of(&answer()).expect("is whole");
     let generated = choice
@@ -108,7 +114,13 @@ fn every_way_to_sample_is_named() {
         temperature: 0.7,
         max_tokens: 9,
         top_logprobs: 3,
-        ..SampleRequest::proof(&history, &[1])
+        ..SampleRequest::one_token(
+            "proof",
+            PromptIds {
+                history: &history,
+                suffix: &[1],
+            },
+        )
     };
     let body = body(
         &chat,

@@ -1,6 +1,6 @@
 //! OpenAI's chat completions, with the fields that vLLM adds.
 
-use super::chunks::{Chunks, StreamForm, Usage, stop_or_length};
+use super::chunks::{Chunks, StreamForm, stop_or_length, whole_body};
 use super::logprobs::{TokenLogprob, token_logprobs};
 use super::shared::{ToolChoice, is_neutral, structured_fields};
 use super::sse::append;
@@ -193,18 +193,6 @@ struct Form {
 }
 
 #[derive(Serialize)]
-struct Completion<'a> {
-    id: String,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<WholeChoice<'a>>,
-    usage: Usage,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<&'a [u32]>,
-}
-
-#[derive(Serialize)]
 struct WholeChoice<'a> {
     index: usize,
     message: AnswerMessage<'a>,
@@ -264,17 +252,15 @@ impl Reply for Form {
 
     fn whole(&self, answer: &Answer, tokenizer: &Tokenizer) -> Vec<u8> {
         let choice = |(index, choice)| whole_choice(index, choice, *self, tokenizer);
-        let completion = Completion {
-            id: answer_id(&answer.head),
-            object: "chat.completion",
-            created: answer.head.created,
-            model: &answer.head.model,
-            choices: answer.choices.iter().enumerate().map(choice).collect(),
-            usage: Usage::of(answer),
-            prompt_token_ids: answer.head.prompt.as_deref(),
-        };
-        // Strings, numbers and lists can always be serialised.
-        serde_json::to_vec(&completion).unwrap_or_default()
+        let choices = answer.choices.iter().enumerate().map(choice);
+        let id = answer_id(&answer.head);
+        whole_body(
+            id,
+            "chat.completion",
+            answer,
+            choices,
+            answer.head.prompt.as_deref(),
+        )
     }
 
     fn events(&self) -> Box<dyn Events> {

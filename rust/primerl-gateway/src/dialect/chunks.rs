@@ -26,14 +26,14 @@ impl StreamForm {
 }
 
 #[derive(Serialize)]
-pub(super) struct Usage {
+struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
 }
 
 impl Usage {
-    pub(super) fn of(answer: &Answer) -> Usage {
+    fn of(answer: &Answer) -> Usage {
         let (prompt_tokens, completion_tokens) =
             (answer.head.prompt_tokens, answer.completion_tokens());
         Usage {
@@ -42,6 +42,39 @@ impl Usage {
             total_tokens: prompt_tokens + completion_tokens,
         }
     }
+}
+
+/// The body of an answer that is not streamed.
+#[derive(Serialize)]
+struct Completion<'a, C> {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<C>,
+    usage: Usage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+}
+
+pub(super) fn whole_body<C: Serialize>(
+    id: String,
+    object: &'static str,
+    answer: &Answer,
+    choices: impl Iterator<Item = C>,
+    prompt_token_ids: Option<&[u32]>,
+) -> Vec<u8> {
+    let completion = Completion {
+        id,
+        object,
+        created: answer.head.created,
+        model: &answer.head.model,
+        choices: choices.collect(),
+        usage: Usage::of(answer),
+        prompt_token_ids,
+    };
+    // Strings, numbers and lists can always be serialised.
+    serde_json::to_vec(&completion).unwrap_or_default()
 }
 
 pub(super) fn stop_or_length(finish: FinishReason) -> &'static str {

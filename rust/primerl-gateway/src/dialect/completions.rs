@@ -3,7 +3,7 @@
 //! One rule differs from OpenAI's: without `max_tokens`, an answer may be as long as the rollout's answers may be, as
 //! in chat, not 16 tokens.
 
-use super::chunks::{Chunks, StreamForm, Usage, stop_or_length};
+use super::chunks::{Chunks, StreamForm, stop_or_length, whole_body};
 use super::logprobs::TokenText;
 use super::shared::{is_neutral, structured_fields};
 use super::{Asked, Dialect, ReadRequest, with_messages_named};
@@ -128,16 +128,6 @@ struct Form {
     tokens_as_ids: bool,
 }
 
-#[derive(Serialize)]
-struct Completion<'a> {
-    id: String,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<CompletionChoice<'a>>,
-    usage: Usage,
-}
-
 /// A choice of a body or of a chunk.
 #[derive(Serialize)]
 struct CompletionChoice<'a> {
@@ -235,16 +225,9 @@ impl Reply for Form {
 
     fn whole(&self, answer: &Answer, tokenizer: &Tokenizer) -> Vec<u8> {
         let choice = |(index, choice)| whole_choice(index, choice, &answer.head, *self, tokenizer);
-        let completion = Completion {
-            id: answer_id(&answer.head),
-            object: "text_completion",
-            created: answer.head.created,
-            model: &answer.head.model,
-            choices: answer.choices.iter().enumerate().map(choice).collect(),
-            usage: Usage::of(answer),
-        };
-        // Strings, numbers and lists can always be serialised.
-        serde_json::to_vec(&completion).unwrap_or_default()
+        let choices = answer.choices.iter().enumerate().map(choice);
+        let id = answer_id(&answer.head);
+        whole_body(id, "text_completion", answer, choices, None)
     }
 
     fn events(&self) -> Box<dyn Events> {

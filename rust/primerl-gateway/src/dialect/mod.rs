@@ -9,6 +9,8 @@ pub(super) mod messages;
 mod responses;
 mod shared;
 mod sse;
+#[cfg(test)]
+mod testing;
 
 pub(crate) use responses::{KeptResponse, Restoring as RestoringResponses, Store as ResponseStore};
 

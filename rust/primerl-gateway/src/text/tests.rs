@@ -1,4 +1,5 @@
 use super::*;
+use primerl_render::testing::tiny;
 use proptest::prelude::*;
 
 #[test]
@@ -13,13 +14,6 @@ fn the_beginning_of_a_stop_is_held_back() {
     assert_eq!(cut.finish(), "");
 }
 
-/// A renderer of the tiny model, whose tokens are bytes.
-fn model() -> Renderer {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    primerl_render::testing::write_tiny_model(folder.path()).expect("model folder");
-    Renderer::load(folder.path()).expect("loads")
-}
-
 fn reading(stop: &[&str]) -> Arc<Reading> {
     Arc::new(Reading {
         parse: Parse::Text,
@@ -32,7 +26,7 @@ fn reading(stop: &[&str]) -> Arc<Reading> {
 
 #[test]
 fn characters_are_whole_wherever_plain_text_is_cut() {
-    let renderer = model();
+    let renderer = tiny();
     let text = format!("x{}", "é漢🚆 ".repeat(12));
     let ids = renderer.tokenizer().encode(&text).expect("has tokens");
     for length in 1..ids.len() {
@@ -53,7 +47,7 @@ fn characters_are_whole_wherever_plain_text_is_cut() {
 
 #[test]
 fn what_ended_the_answer_is_named_though_it_is_not_shown() {
-    let renderer = model();
+    let renderer = tiny();
     let reading = Reading {
         parse: Parse::Message { one_call: false },
         starts_in_reasoning: true,

@@ -1,6 +1,6 @@
 //! The orchestrator's process, and what can be measured of it from outside.
 
-use super::common::{client, orchestrate};
+use super::common::{client, cpu_seconds, orchestrate};
 use super::world::World;
 use std::path::Path;
 use std::process::Child;
@@ -23,14 +23,6 @@ struct Seen {
     /// Cumulative counts by upper bound in seconds.
     delays: Vec<(f64, f64)>,
     handling: Vec<(f64, f64)>,
-}
-
-/// User and system time of a process, seconds.
-fn cpu_seconds(process: &str) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
-    let ticks = |field: &str| field.parse::<f64>().unwrap();
-    fields.skip(11).take(2).map(ticks).sum::<f64>() / 100.0
 }
 
 fn resident_mb(process: u32) -> f64 {

@@ -8,8 +8,12 @@ pub mod session;
 pub mod trainer;
 pub mod worker;
 
+use self::engine::Engine;
+use self::trainer::Batch;
+use self::worker::Worker;
+use primerl_engine::mock::MockConfig;
 use primerl_gateway::RUN_KEY_VARIABLE;
-use primerl_orchestrator::envs::wire::Lease;
+use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
 use primerl_orchestrator::{Config, ExitReason, Prepared, RunError, Running};
 use primerl_service::secret::Secret;
 use reqwest::RequestBuilder;
@@ -183,6 +187,28 @@ impl Orchestrator {
 }
 
 /// Whether all engines of `/status` have proved their weights.
+/// A whole run with one engine and one worker, whose rollouts have so many turns.
+pub async fn trained(place: &Place, config: Config, mock: MockConfig, turns: usize) -> Vec<Batch> {
+    let orchestrator = Orchestrator::start(config).await;
+    let engine = Engine::start(mock).await;
+    orchestrator.join(&engine.url).await;
+    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
+    let worker = tokio::spawn(worker.work(turns));
+    let batches = trainer::train(orchestrator.url.clone(), place.output()).await;
+    orchestrator.end().await.unwrap();
+    worker.await.unwrap();
+    engine.stop().await;
+    batches
+}
+
+/// User and system time of a process, seconds.
+pub fn cpu_seconds(process: &str) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
+    let ticks = |field: &str| field.parse::<f64>().unwrap();
+    fields.skip(11).take(2).map(ticks).sum::<f64>() / 100.0
+}
+
 pub fn all_proved(status: &Value) -> bool {
     status["engines"]
         .as_array()

@@ -19,6 +19,11 @@ fn slow() -> MockConfig {
     }
 }
 
+async fn announce(orchestrator: &Orchestrator, version: u64, manifest: &str) -> (u16, Value) {
+    let body = json!({"version": version, "manifest": manifest});
+    orchestrator.post("/trainer/weights", &body).await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_of_a_dead_engine_go_to_another() {
     let place = Place::new();
@@ -241,12 +246,7 @@ async fn weights_that_are_not_whole_are_refused() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     let manifest = trainer::write_weights(&place.output(), 0);
-    let (status, answer) = orchestrator
-        .post(
-            "/trainer/weights",
-            &json!({"version": 1, "manifest": manifest}),
-        )
-        .await;
+    let (status, answer) = announce(&orchestrator, 1, &manifest).await;
     assert_eq!(status, 400);
     assert!(
         answer["error"]["message"]
@@ -260,12 +260,7 @@ async fn weights_that_are_not_whole_are_refused() {
         b"cut",
     )
     .unwrap();
-    let (status, answer) = orchestrator
-        .post(
-            "/trainer/weights",
-            &json!({"version": 0, "manifest": manifest}),
-        )
-        .await;
+    let (status, answer) = announce(&orchestrator, 0, &manifest).await;
     assert_eq!(status, 400);
     assert!(
         answer["error"]["message"]
@@ -444,12 +439,7 @@ async fn weights_that_are_not_due_are_refused() {
     let place = Place::new();
     let orchestrator = Orchestrator::start(place.config("", "")).await;
     let manifest = trainer::write_weights(&place.output(), 1);
-    let (status, answer) = orchestrator
-        .post(
-            "/trainer/weights",
-            &json!({"version": 1, "manifest": manifest}),
-        )
-        .await;
+    let (status, answer) = announce(&orchestrator, 1, &manifest).await;
     assert_eq!(status, 409, "{answer}");
     assert_eq!(answer["error"]["code"], "version_not_due");
     trainer::publish(&orchestrator.url, &place.output(), 0).await;

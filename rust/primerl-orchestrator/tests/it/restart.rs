@@ -152,6 +152,16 @@ async fn join(process: &Process, engine: &Engine) {
     assert_eq!(crate::common::persistently(request).await.status(), 200);
 }
 
+/// An orchestrator with an engine that serves version 0, and a worker.
+async fn begun(place: &Place) -> (Process, Engine, Worker) {
+    let process = Process::start(place, "");
+    let engine = Engine::start(MockConfig::default()).await;
+    join(&process, &engine).await;
+    let worker = Worker::register(&process.url, "task", WorkerRole::Train, "a").await;
+    trainer::publish(&process.url, &place.output(), 0).await;
+    (process, engine, worker)
+}
+
 /// No gap, no repeat, every token as the engine sampled it.
 fn check(batches: &[Batch], output: &Path, steps: u64) {
     let cut: Vec<u64> = batches.iter().map(|batch| batch.step).collect();
@@ -264,11 +274,7 @@ async fn turn(lease: &Lease, messages: &[Value], retries: u32) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_in_mid_rollout_continues_after_a_restart() {
     let place = Place::new();
-    let mut process = Process::start(&place, "");
-    let engine = Engine::start(MockConfig::default()).await;
-    join(&process, &engine).await;
-    let worker = Worker::register(&process.url, "task", WorkerRole::Train, "a").await;
-    trainer::publish(&process.url, &place.output(), 0).await;
+    let (mut process, engine, worker) = begun(&place).await;
     let lease = worker.one().await;
     let mut messages = vec![user("first")];
     let first = turn(&lease, &messages, 0).await;
@@ -306,11 +312,7 @@ async fn call(lease: &Lease, method: reqwest::Method, path: &str, body: Value) -
 async fn stored_responses_outlive_restarts() {
     use reqwest::Method;
     let place = Place::new();
-    let mut process = Process::start(&place, "");
-    let engine = Engine::start(MockConfig::default()).await;
-    join(&process, &engine).await;
-    let worker = Worker::register(&process.url, "task", WorkerRole::Train, "a").await;
-    trainer::publish(&process.url, &place.output(), 0).await;
+    let (mut process, engine, worker) = begun(&place).await;
     let lease = worker.one().await;
     let ask = |body: Value| call(&lease, Method::POST, "responses", body);
     let look = |id: &Value, more: &str| {
@@ -576,11 +578,7 @@ async fn an_update_that_was_left_open_is_closed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_of_a_rollout_outlive_restarts() {
     let place = Place::new();
-    let mut process = Process::start(&place, "");
-    let engine = Engine::start(MockConfig::default()).await;
-    join(&process, &engine).await;
-    let worker = Worker::register(&process.url, "task", WorkerRole::Train, "a").await;
-    trainer::publish(&process.url, &place.output(), 0).await;
+    let (mut process, engine, worker) = begun(&place).await;
     let lease = worker.one().await;
     let url = lease.base_url.strip_suffix("/v1").unwrap();
     let told = crate::common::client()

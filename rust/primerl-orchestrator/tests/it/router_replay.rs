@@ -2,11 +2,9 @@
 
 use crate::common::engine::Engine;
 use crate::common::trainer::{self, Batch};
-use crate::common::worker::Worker;
-use crate::common::{Orchestrator, Place};
+use crate::common::{Orchestrator, Place, trained as trained_in};
 use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::Config;
-use primerl_orchestrator::envs::wire::WorkerRole;
 
 fn config(place: &Place, lines: &str) -> Config {
     Config::from_toml(&place.toml(lines, ""), "test").unwrap()
@@ -21,15 +19,7 @@ fn mixture() -> MockConfig {
 
 async fn trained(lines: &str) -> Vec<Batch> {
     let place = Place::new();
-    let orchestrator = Orchestrator::start(config(&place, lines)).await;
-    let engine = Engine::start(mixture()).await;
-    orchestrator.join(&engine.url).await;
-    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
-    let worker = tokio::spawn(worker.work(2));
-    let batches = trainer::train(orchestrator.url.clone(), place.output()).await;
-    orchestrator.end().await.unwrap();
-    worker.await.unwrap();
-    engine.stop().await;
+    let batches = trained_in(&place, config(&place, lines), mixture(), 2).await;
     assert_eq!(batches.len(), 4);
     batches
 }

@@ -4,7 +4,7 @@
 use crate::common::engine::Engine;
 use crate::common::trainer::{self, Batch};
 use crate::common::worker::Worker;
-use crate::common::{Orchestrator, Place, chat, user};
+use crate::common::{Orchestrator, Place, chat, trained, user};
 use primerl_core::{Event, Truncation};
 use primerl_engine_server::batch::Sample;
 use primerl_engine_server::mock::{MockConfig, fold};
@@ -89,15 +89,7 @@ fn check_tokens(batches: &[Batch], temperature: f32, truncation: Truncation) {
 async fn the_trainer_learns_how_every_token_was_sampled() {
     let place = Place::new();
     let lines = "temperature = 0.5\ntruncated = \"replay\"\ntop_p = 0.9\ntop_k = 5\nmin_p = 0.01";
-    let orchestrator = Orchestrator::start(sampling(&place, lines)).await;
-    let engine = Engine::start(processed()).await;
-    orchestrator.join(&engine.url).await;
-    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
-    let worker = tokio::spawn(worker.work(2));
-    let batches = trainer::train(orchestrator.url.clone(), place.output()).await;
-    orchestrator.end().await.unwrap();
-    worker.await.unwrap();
-    engine.stop().await;
+    let batches = trained(&place, sampling(&place, lines), processed(), 2).await;
     assert_eq!(batches.len(), 4);
     let truncation = Truncation {
         top_p: 0.9,

@@ -178,12 +178,8 @@ async fn a_multi_turn_run_trains_what_was_sampled() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_synchronous_run_is_on_policy() {
     let place = Place::new();
-    let orchestrator = Orchestrator::start(place.config("max_async_level = 0", "")).await;
-    let engine = Engine::start(MockConfig::default()).await;
-    orchestrator.join(&engine.url).await;
-    let worker = Worker::register(&orchestrator.url, "task", WorkerRole::Train, "a").await;
-    let worker = tokio::spawn(worker.work(1));
-    let batches = trainer::train(orchestrator.url.clone(), place.output()).await;
+    let config = place.config("max_async_level = 0", "");
+    let batches = crate::common::trained(&place, config, MockConfig::default(), 1).await;
     check_tokens(&batches);
     for batch in &batches {
         for sequence in batch.sequences() {
@@ -195,9 +191,6 @@ async fn a_synchronous_run_is_on_policy() {
             );
         }
     }
-    orchestrator.end().await.unwrap();
-    worker.await.unwrap();
-    engine.stop().await;
 }
 
 /// Every answer is longer than one character, so every example is easy: all return when none is left.

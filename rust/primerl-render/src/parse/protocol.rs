@@ -29,6 +29,10 @@ pub(super) struct ToolParser {
     /// How calls are written exactly, for answers that must call a tool. None: they cannot be demanded.
     pub forms: &'static [Form],
     /// The reasoning parser that the family's models usually need.
+    #[cfg_attr(
+        not(feature = "testing"),
+        expect(dead_code, reason = "fuzzers take parsers in pairs")
+    )]
     pub reasoning: &'static str,
 }
 

@@ -112,8 +112,12 @@ impl Renderer {
         Ok(extension.ids)
     }
 
-    /// As [`Renderer::extend`], or with `appended` as [`Renderer::extend_unfinished`], and where in it the text of the new
-    /// messages is that are wanted. One whose text cannot be located is left out.
+    /// As [`Renderer::extend`], and where in it the text of the new messages is that are wanted. One whose text cannot be
+    /// located is left out.
+    ///
+    /// `appended`: the answer was sampled without a stop token, and the new request has this text behind it. The sampled
+    /// ids stay as they are and the text is encoded by itself, as the prompt of a model that is to continue its own tokens:
+    /// where the tokenizer would have made one token of both, there are two.
     pub fn extend_located(
         &self,
         previous: &ExtensionContext<'_>,
@@ -166,19 +170,6 @@ impl Renderer {
         let bodies = self.bodies(&rendered, &whole, first, wants);
         let ids = ids[first..].to_vec();
         Ok(Extension { ids, bodies })
-    }
-
-    /// As [`Renderer::extend`], where the answer was sampled without a stop token and the new request has `appended` behind
-    /// its text. The sampled ids stay as they are and `appended` is encoded by itself, as the prompt of a model that is to
-    /// continue its own tokens: where the tokenizer would have made one token of both, there are two.
-    pub fn extend_unfinished(
-        &self,
-        previous: &ExtensionContext<'_>,
-        appended: &str,
-        new_messages: &[Message],
-    ) -> Result<Vec<u32>, NotExtendable> {
-        let extension = self.extend_located(previous, Some(appended), new_messages, &|_| false)?;
-        Ok(extension.ids)
     }
 
     fn proven_suffix(&self, asked: &Asked<'_>) -> Result<String, NotExtendable> {

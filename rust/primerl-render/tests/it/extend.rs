@@ -1,15 +1,11 @@
 //! Extending recorded turns.
 
-use primerl_render::testing::{IM_END, TestModel, write_tiny_model};
+use primerl_render::testing::{IM_END, TestModel, tiny};
 use primerl_render::{ExtensionContext, Message, NotExtendable, RenderOptions, Renderer};
 use proptest::prelude::*;
 use std::sync::LazyLock;
 
-static TINY: LazyLock<Renderer> = LazyLock::new(|| {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    write_tiny_model(folder.path()).expect("model folder");
-    Renderer::load(folder.path()).expect("loads")
-});
+static TINY: LazyLock<Renderer> = LazyLock::new(tiny);
 
 /// ChatML with merges that want to cross every boundary the template has.
 static MERGING: LazyLock<Renderer> = LazyLock::new(|| {

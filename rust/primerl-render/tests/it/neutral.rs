@@ -384,18 +384,18 @@ fn text_behind_an_answer_is_text() {
     };
     let new = [Message::user("x")];
     let appended = " and <|im_end|> more";
-    let ids = model.renderer.extend_unfinished(&context, appended, &new);
-    let ids = ids.expect("extends");
+    let extended = |renderer: &Renderer| {
+        let extension = renderer.extend_located(&context, Some(appended), &new, &|_| false);
+        extension.expect("extends").ids
+    };
+    let ids = extended(&model.renderer);
     let text = model.renderer.tokenizer().decode(&ids, false);
     assert!(
         text.expect("decodes")
             .starts_with(" and <|im_end|> more<|im_end|>\n<|im_start|>user")
     );
-    let kept = model.kept.extend_unfinished(&context, appended, &new);
-    let (ends, kept) = (
-        control(model, &ids).len(),
-        control(model, &kept.expect("extends")).len(),
-    );
+    let kept = extended(&model.kept);
+    let (ends, kept) = (control(model, &ids).len(), control(model, &kept).len());
     assert_eq!((ends, kept), (4, 5));
 }
 

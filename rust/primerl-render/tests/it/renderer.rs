@@ -1,13 +1,7 @@
 //! Loading, rendering and parsing with the tiny model.
 
-use primerl_render::testing::{CHATML, IM_END, TestModel, write_tiny_model};
+use primerl_render::testing::{CHATML, IM_END, TestModel, tiny, write_tiny_model};
 use primerl_render::{BackendChoice, LoadError, Message, RenderOptions, Renderer};
-
-fn tiny() -> Renderer {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    write_tiny_model(folder.path()).expect("model folder");
-    Renderer::load(folder.path()).expect("the tiny model loads")
-}
 
 #[test]
 fn renders_the_demo_prompt_to_its_golden_ids() {

@@ -6,7 +6,7 @@ use crate::stream::Stream;
 use crate::tracks::Doing;
 use primerl_core::effect::LeasedRollout;
 use primerl_core::event::{Outcome, RolloutError, Trace};
-use primerl_core::turn::{AnswerKey, FinishReason, ForkReason};
+use primerl_core::turn::FinishReason;
 use primerl_core::*;
 use primerl_engine_server::numbered::NumberMap;
 use rand::Rng;
@@ -304,29 +304,13 @@ impl World {
 fn turn_of(rollout: &Rollout, versions: VersionRuns, columns: &mut Columns) -> Turn {
     let (sampled, logprobs) = columns.get(rollout.answer);
     let parent = rollout.turns.checked_sub(1).map(TurnIndex);
+    let session = Arc::clone(&columns.session);
+    let added = columns.get(rollout.added).0;
     Turn {
-        session: Arc::clone(&columns.session),
-        parent,
-        fork: parent.is_none().then_some(ForkReason::FirstTurn),
-        prompt_suffix: columns.get(rollout.added).0,
-        observed: Vec::new(),
-        sampled,
-        logprobs,
-        versions,
-        temperature: 1.0,
-        truncation: Truncation::default(),
-        grammar: None,
-        experts: None,
         finish: match rollout.cut {
             true => FinishReason::Length,
             false => FinishReason::Stop,
         },
-        start_digest: 0,
-        context_digest: 0,
-        answer: AnswerKey::default(),
-        request_digest: 0,
-        text: None,
-        request: 0,
-        choice: 0,
+        ..Turn::of_ids(session, parent, added, sampled, logprobs, versions)
     }
 }

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from primerl.config.schema.deployment import Ray
-from primerl.forking import servers
-from primerl.launch.placement.local import LocalPlacement, unusable
+from primerl.launch.placement.local import unusable
 from primerl.launch.placement.node_logs import log_files, note
+from primerl.launch.placement.nodes import REPORT_S, NodesPlacement, chosen, set_apart
 from primerl.launch.placement.protocol import Command, PlacementError, Plan, Process, Role
 from primerl.launch.placement.ray import keeper, planning, reserving
 from primerl.launch.placement.ray.connection import Connection
@@ -30,11 +28,9 @@ from primerl.launch.placement.ray.planning import Node, Placed, Shape, Slot
 from primerl.launch.placement.ray.reserving import Seat
 from primerl.launch.placement.ray.roles import Part, Started
 from primerl.run_key import VARIABLE
-from primerl.train.distributed.torchrun import RENDEZVOUS, rendezvous
 
 OTHERS_S = 8.0
 """How long the parts of a role on other nodes have to end by themselves after one of them has failed."""
-REPORT_S = 10.0
 LOOK_EVERY_S = 2.0
 """How often it is asked whether a node has what a lost role needs."""
 
@@ -54,11 +50,11 @@ class Waiting:
     """The last refusal."""
 
 
-class RayPlacement:
+class RayPlacement(NodesPlacement):
     """Use as a context manager: leaving it leaves no process behind on any node, and gives back what was reserved."""
 
     def __init__(self, settings: Ray, *, num_train_nodes: int = 1, num_infer_nodes: int = 0) -> None:
-        self.by_name: dict[str, Process] = {}
+        super().__init__()
         self.settings = settings
         self.shape = Shape(num_train_nodes, num_infer_nodes)
         self.seats: dict[str, Seat] = {}
@@ -66,14 +62,10 @@ class RayPlacement:
         self._placed: Placed | None = None
         self._slots: dict[str, Slot] = {}
         self._seats_of: dict[str, tuple[str, ...]] = {}  # by role
-        self._local = LocalPlacement()
         self._started: dict[str, Started] = {}
         self._parts: dict[str, tuple[Started, Part]] = {}  # by the part's key
         self._waiting: dict[str, Waiting] = {}
-        self._ended: list[Process] = []
         self._banned: set[str] = set()  # ids of nodes that were lost
-        self._stopped = False
-        self._lost: str | None = None
 
     @property
     def connection(self) -> Connection:
@@ -92,20 +84,13 @@ class RayPlacement:
     def has_other_nodes(self) -> bool:
         return len(self.connection.nodes) > 1
 
-    @property
-    def lost(self) -> str | None:
-        return self._local.lost or self._lost
-
     def plan(self, roles: Sequence[Role]) -> Plan:
         nodes = self.connection.nodes
         total, free = nodes_of(nodes, "total"), nodes_of(nodes, "free")
         self._placed = planning.placed(roles, total, free, self.connection.own, self.shape, self.settings.address)
         self._slots = self._placed.slots
         # An engine on another node says itself that its port is taken.
-        own = [role for role in roles if role.name not in self._slots]
-        listeners = dict.fromkeys(one for role in own for one in role.listens)
-        problems = [problem for one in listeners if (problem := unusable(one)) is not None]
-        if problems:
+        if problems := unusable(role for role in roles if role.name not in self._slots):
             raise PlacementError("\n".join(problems))
         return self._placed.plan
 
@@ -124,20 +109,12 @@ class RayPlacement:
         own = self.seats[self._seats_of[name][0]].gpus
         return tuple(own[number] for number in slot.gpus[0]) if slot.gpus else ()
 
-    def start(self, role: Role, command: Command) -> Process:
-        if role.name not in self._slots:
-            process = self.by_name[role.name] = self._local.start(role, command)
-            return process
-        process = self.by_name[role.name] = Process(role.name, command.log)
-        if self._stopped:
-            process.failure = "the run is being stopped"
-            self._ended.append(process)
-        elif all(self.seats[name].is_there for name in self._seats_of[role.name]):
+    def _start(self, role: Role, command: Command, process: Process) -> None:
+        if all(self.seats[name].is_there for name in self._seats_of[role.name]):
             self._begin(role, command, process)
         else:
             until = time.monotonic() + self.settings.wait_s
             self._waiting[role.name] = Waiting(role, command, process, until)
-        return process
 
     def _begin(self, role: Role, command: Command, process: Process) -> None:
         seats = [self.seats[name] for name in self._seats_of[role.name]]
@@ -164,16 +141,12 @@ class RayPlacement:
         """What is set on top of the node's own."""
         names = command.own | {VARIABLE} | set(self.settings.export)
         own = {name: value for name, value in command.environment.items() if name in names}
-        # Fork servers are on the launcher's node, and a process elsewhere would wait for them.
-        own[servers.VARIABLE] = servers.OFF
-        if len(seats) > 1:
-            port = self.connection.ask_port(seats[0].key) or 0
-            folder = command.log.parent / role.name / "torchrun"
-            own[RENDEZVOUS] = rendezvous(len(seats), role.ranks, seats[0].address, port, folder)
+        first = seats[0]
+        set_apart(own, role, command, len(seats), lambda: (first.address, self.connection.ask_port(first.key) or 0))
         return own
 
     def watch(self, timeout_s: float) -> list[Process]:
-        self._wait(timeout_s)
+        self._wait(timeout_s, () if self.connection.is_gone else (self.connection.fileno(),))
         self._hear()
         now = time.monotonic()
         for waiting in list(self._waiting.values()):
@@ -182,17 +155,6 @@ class RayPlacement:
                 self._place_again(waiting, now)
         ended, self._ended = self._ended, []
         return ended + self._local.watch(0.0)
-
-    def _wait(self, timeout_s: float) -> None:
-        """For news of the nodes, or of what runs here."""
-        if self._ended:
-            return
-        poller = select.poll()
-        if not self.connection.is_gone:
-            poller.register(self.connection.fileno(), select.POLLIN)
-        for descriptor in self._local.descriptors():
-            poller.register(descriptor, select.POLLIN)
-        poller.poll(timeout_s * 1000)
 
     def _hear(self) -> None:
         for message in self.connection.poll(0.0):
@@ -220,8 +182,7 @@ class RayPlacement:
                 self._ended.append(process)
         elif part is started.first_bad:
             # The other ranks wait for one that is gone.
-            for other in started.parts:
-                self._send(other, {"stop": OTHERS_S})
+            self._tell(process.name, {"stop": OTHERS_S})
 
     def _lose(self, seat: Seat, why: str, *, is_node: bool) -> None:
         seat.is_there = False
@@ -294,44 +255,23 @@ class RayPlacement:
     def _load(self, seat: str) -> int:
         return sum(part.seat == seat for _, part in self._parts.values())
 
-    def _send(self, part: Part, message: Mapping[str, object]) -> None:
-        if not part.ended:
-            self.connection.tell(send=part.key, seat=part.seat, message=message)
-
-    def signal(self, name: str, number: int) -> None:
-        if name in self._started:
-            for part in self._started[name].parts:
-                self._send(part, {"signal": int(number)})
-        elif name in self._local.by_name:
-            self._local.signal(name, number)
-
-    def logs(self, name: str) -> Path:
-        return self.by_name[name].log
+    def _tell(self, name: str, message: Mapping[str, object]) -> None:
+        for part in self._started[name].parts if name in self._started else ():
+            if not part.ended:
+                self.connection.tell(send=part.key, seat=part.seat, message=message)
 
     def stop(self, *, grace_s: float, names: Sequence[str] = ()) -> None:
-        for name in [name for name in self._waiting if not names or name in names]:
+        for name in chosen(self._waiting, names):
             self._waiting.pop(name).process.failure = "it was stopped before it had another node"
-        chosen = [one for name, one in self._started.items() if not names or name in names]
-        for started in chosen:
-            for part in started.parts:
-                self._send(part, {"stop": grace_s})
-        self._stopped = self._stopped or not names
-        here = [name for name in self._local.by_name if not names or name in names]
-        if here or not names:
-            self._local.stop(grace_s=grace_s, names=names and here)
+        stopped = [self._started[name] for name in chosen(self._started, names)]
+        for started in stopped:
+            self._tell(started.process.name, {"stop": grace_s})
+        self._stop_here(grace_s, names)
         deadline = time.monotonic() + grace_s + REPORT_S
-        while time.monotonic() < deadline and self._lost is None:
-            if all(started.process.ended for started in chosen):
-                break
-            # Ends that were asked for are no news.
-            self.watch(max(0.0, min(0.5, deadline - time.monotonic())))
-        for started in chosen:
+        self._watch_ends(deadline, lambda: self._lost is not None or all(one.process.ended for one in stopped))
+        for started in stopped:
             for part in started.parts:
                 self._settle(started, part, started.lose(part, "its keeper has not reported its end"))
-
-    def __enter__(self) -> Self:
-        self._local.__enter__()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Self
 
-from primerl.forking import servers
 from primerl.launch.placement import alike
-from primerl.launch.placement.local import LocalPlacement, unusable
+from primerl.launch.placement.local import unusable
 from primerl.launch.placement.node_logs import log_files, note
+from primerl.launch.placement.nodes import REPORT_S, NodesPlacement, chosen, set_apart
 from primerl.launch.placement.protocol import Command, PlacementError, Plan, Process, Role
 from primerl.launch.placement.slurm import agent, allocation, planning
 from primerl.launch.placement.slurm.allocation import Allocation, Shape
@@ -31,10 +28,7 @@ from primerl.launch.placement.slurm.planning import Slot
 from primerl.launch.placement.slurm.step import Step, command_line, environment_of_srun
 from primerl.launch.slurm import jobs
 from primerl.run_key import VARIABLE
-from primerl.train.distributed.torchrun import RENDEZVOUS, rendezvous
 
-# On top of the grace period: for `srun` and its agents to report.
-REPORT_S = 10.0
 TRIES, AGAIN_S = 5, 5.0
 """How often Slurm is asked for a step that it does not create, and how long after each refusal."""
 
@@ -50,7 +44,7 @@ class Asked:
     due: float = 0.0
 
 
-class SlurmPlacement:
+class SlurmPlacement(NodesPlacement):
     """Outside of a job it only plans. Use as a context manager: leaving it leaves no process behind on any node."""
 
     def __init__(
@@ -63,7 +57,7 @@ class SlurmPlacement:
         ahead: bool = False,
     ) -> None:
         """`ahead`: for a job that is yet to be submitted, whatever job this process may be in."""
-        self.by_name: dict[str, Process] = {}
+        super().__init__()
         self.say: Callable[[str], None] = lambda text: None
         """Gets what the user is to know of the nodes."""
         self._remarked: set[str] = set()
@@ -72,13 +66,9 @@ class SlurmPlacement:
         self._slots: dict[str, Slot] = {}
         self._steps: dict[str, Step] = {}
         self._leaving: list[Step] = []  # ended, but for `srun` itself
-        self._local = LocalPlacement()
-        self._unstarted: list[Process] = []
         self._addresses: dict[str, str] = {}
         self._asked: dict[str, Asked] = {}
         self._again: dict[str, Asked] = {}  # to be tried again
-        self._stopped = False
-        self._lost: str | None = None
         self._over = threading.Event()
         self._heart: threading.Thread | None = None
 
@@ -101,10 +91,6 @@ class SlurmPlacement:
             self._addresses = allocation.addresses(self.allocation.nodes)
         return self._addresses[node]
 
-    @property
-    def lost(self) -> str | None:
-        return self._local.lost or self._lost
-
     def _look_at_job(self) -> None:
         """After the loss of a step: without its job nothing can be started any more."""
         job = self.allocation.job
@@ -115,27 +101,14 @@ class SlurmPlacement:
     def plan(self, roles: Sequence[Role]) -> Plan:
         found = self.allocation
         plan, self._slots = planning.placed(roles, found, self.shape)
-        if found.is_real:
-            # An engine on another node says itself that its port is taken.
-            own = [role for role in roles if self._slots[role.name].nodes == found.nodes[:1]]
-            listeners = dict.fromkeys(one for role in own for one in role.listens)
-            problems = [problem for one in listeners if (problem := unusable(one)) is not None]
-            if problems:
-                raise PlacementError("\n".join(problems))
+        # An engine on another node says itself that its port is taken.
+        own = [role for role in roles if self._slots[role.name].nodes == found.nodes[:1]]
+        if found.is_real and (problems := unusable(own)):
+            raise PlacementError("\n".join(problems))
         return plan
 
-    def start(self, role: Role, command: Command) -> Process:
-        slot = self._slots.get(role.name)
-        if slot is None:
-            process = self.by_name[role.name] = self._local.start(role, command)
-            return process
-        process = self.by_name[role.name] = Process(role.name, command.log)
-        if self._stopped:
-            process.failure = "the run is being stopped"
-            self._unstarted.append(process)
-            return process
+    def _start(self, role: Role, command: Command, process: Process) -> None:
         self._begin(Asked(role, command, process))
-        return process
 
     def _begin(self, asked: Asked) -> None:
         role, command, process = asked.role, asked.command, asked.process
@@ -150,7 +123,7 @@ class SlurmPlacement:
             step = Step(process, slot.nodes, srun, environment_of_srun(os.environ, frozenset({VARIABLE})))
         except OSError as error:
             process.failure = f"srun: {error}"
-            self._unstarted.append(process)
+            self._ended.append(process)
             witness.unlink()
             return
         process.node = self.address(slot.nodes[0])
@@ -201,16 +174,12 @@ class SlurmPlacement:
             for name, value in command.environment.items()
             if name in command.own or name == VARIABLE or os.environ.get(name) != value
         }
-        # Fork servers are on the launcher's node, and a process elsewhere would wait for them.
-        own[servers.VARIABLE] = servers.OFF
-        if len(slot.nodes) > 1:
-            folder = command.log.parent / role.name / "torchrun"
-            own[RENDEZVOUS] = rendezvous(len(slot.nodes), role.ranks, self.address(slot.nodes[0]), free_port(), folder)
+        set_apart(own, role, command, len(slot.nodes), lambda: (self.address(slot.nodes[0]), free_port()))
         return own
 
     def watch(self, timeout_s: float) -> list[Process]:
-        self._wait(timeout_s)
-        ended, self._unstarted = self._unstarted, []
+        self._wait(timeout_s, [one for step in self._steps.values() for one in step.descriptors()])
+        ended, self._ended = self._ended, []
         ended += self._local.watch(0.0)
         now = time.monotonic()
         for name in [name for name, asked in self._again.items() if now >= asked.due]:
@@ -233,17 +202,6 @@ class SlurmPlacement:
         self._leaving = [step for step in self._leaving if not step.release()]
         return ended
 
-    def _wait(self, timeout_s: float) -> None:
-        """For news of any step, or of what runs here."""
-        if self._unstarted:
-            return
-        poller = select.poll()
-        for descriptor in [one for step in self._steps.values() for one in step.descriptors()]:
-            poller.register(descriptor, select.POLLIN)
-        for descriptor in self._local.descriptors():
-            poller.register(descriptor, select.POLLIN)
-        poller.poll(timeout_s * 1000)
-
     def _remark(self, step: Step) -> None:
         """Once for each node."""
         remarks, step.remarks = step.remarks, []
@@ -262,40 +220,27 @@ class SlurmPlacement:
         for node in step.tasks:
             note(step.process.log, nodes.index(node), step.process.name, said)
 
-    def signal(self, name: str, number: int) -> None:
-        step = self._steps.get(name)
-        if step is not None:
-            step.send({"signal": int(number)})
-        elif name in self._local.by_name:
-            self._local.signal(name, number)
-
-    def logs(self, name: str) -> Path:
-        return self.by_name[name].log
+    def _tell(self, name: str, message: Mapping[str, object]) -> None:
+        if name in self._steps:
+            self._steps[name].send(message)
 
     def stop(self, *, grace_s: float, names: Sequence[str] = ()) -> None:
-        for name in [name for name in self._again if not names or name in names]:
+        for name in chosen(self._again, names):
             self._again.pop(name).process.failure = "it was stopped before Slurm had created its step"
-        steps = [step for name, step in self._steps.items() if not names or name in names]
+        steps = [self._steps[name] for name in chosen(self._steps, names)]
         for step in steps:
             step.send({"stop": grace_s})
-        if not names:
-            self._stopped = True
-        here = [name for name in self._local.by_name if not names or name in names]
-        if here or not names:
-            self._local.stop(grace_s=grace_s, names=names and here)
+        self._stop_here(grace_s, names)
         deadline = time.monotonic() + grace_s + REPORT_S
-        while time.monotonic() < deadline and not all(step.process.ended for step in steps):
-            # Ends that were asked for are no news.
-            self.watch(max(0.0, min(0.5, deadline - time.monotonic())))
+
+        def have_ended() -> bool:
+            return all(step.process.ended for step in steps)
+
+        self._watch_ends(deadline, have_ended)
         for step in steps:
             if not step.process.ended:
                 step.kill()
-        while not all(step.process.ended for step in steps) and time.monotonic() < deadline + REPORT_S:
-            self.watch(0.5)
-
-    def __enter__(self) -> Self:
-        self._local.__enter__()
-        return self
+        self._watch_ends(deadline + REPORT_S, have_ended)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from primerl.forking.exit_status import NOT_KNOWN
 from primerl.launch.placement import alike
@@ -133,7 +132,7 @@ class Step:
         streams = {"out": self.srun.stdout, "err": self.srun.stderr}
         return [stream.fileno() for key, stream in streams.items() if stream is not None and self._open[key]]
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Nothing, where `srun` is gone: its end is noticed by `look`."""
         if self.srun.stdin is not None:
             with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
 // The frame: which view is shown, the runs that are chosen, and the list, asked for again while somebody looks.
 
-import { el, get, hasKey, Refused, setKey, takeKey } from "/page/assets/common.js";
+import { get, Refused, takeKey, tellProblem } from "/page/assets/common.js";
 import { Compare } from "./compare.js";
 import { Rollouts } from "./rollouts.js";
 import { Runs } from "./runs.js";
@@ -50,22 +50,8 @@ function show() {
   else look();
 }
 
-/** What went wrong, in the server's words; `null`: nothing. */
 function tell(error) {
-  if (error?.name === "AbortError" || (error?.status === 401 && problem.querySelector("form"))) return;
-  problem.hidden = !error;
-  problem.textContent = error?.message ?? "";
-  if (!(error instanceof Refused) || error.status !== 401) return;
-  const field = el("input", { type: "password", name: "key", autocomplete: "off", "aria-label": "the dashboard's key" });
-  const use = (event) => {
-    event.preventDefault();
-    setKey(field.value);
-    problem.replaceChildren();
-    show();
-  };
-  const asked = hasKey() ? "That is not the dashboard's key. " : "This dashboard has a key; it was printed with its address. ";
-  problem.replaceChildren(el("form", { class: "row", on: { submit: use } }, asked, field, el("button", { text: "Show the runs" })));
-  field.focus();
+  tellProblem(problem, error, { owner: "dashboard", known: "; it was printed with its address", button: "Show the runs", use: show });
 }
 
 async function look() {

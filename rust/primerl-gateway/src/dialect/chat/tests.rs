@@ -1,17 +1,10 @@
+use super::super::testing::{self, SAMPLING, chunks};
 use super::*;
 use crate::Sampling;
 use crate::sampling::Demanded;
 use primerl_core::Truncation;
 use primerl_render::Message;
-
-const SAMPLING: Sampling = Sampling {
-    temperature: 1.0,
-    max_tokens: 28,
-    rollout_max_tokens: None,
-    replayed: None,
-    template_kwargs: None,
-    observes: Vec::new(),
-};
+use primerl_render::testing::tiny;
 
 fn read_as(evaluation: bool, changes: Value) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
     let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
@@ -246,31 +239,10 @@ fn tools_and_documents_are_objects() {
     }
 }
 
-fn head() -> Head {
-    Head {
-        id: "7-0".into(),
-        created: 1,
-        model: "m".into(),
-        prompt_tokens: 3,
-        choices: 1,
-        prompt: Some([1, 2, 3].into()),
-    }
-}
-
 fn answer() -> Answer {
-    Answer {
-        head: head(),
-        choices: vec![Choice {
-            message: Message::assistant("hi"),
-            malformed: vec![],
-            finish: FinishReason::Stop,
-            stop: None,
-            sampled: vec![4, 256].into(),
-            logprobs: vec![-0.5, -1.0].into(),
-            top: vec![],
-            text: None,
-        }],
-    }
+    let mut answer = testing::answer(Message::assistant("hi"), FinishReason::Stop);
+    answer.head.prompt = Some([1, 2, 3].into());
+    answer
 }
 
 const FORM: Form = Form {
@@ -283,15 +255,9 @@ const FORM: Form = Form {
     tokens_as_ids: true,
 };
 
-fn tokenizer() -> primerl_render::Renderer {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    primerl_render::testing::write_tiny_model(folder.path()).expect("model folder");
-    primerl_render::Renderer::load(folder.path()).expect("loads")
-}
-
 #[test]
 fn a_whole_answer_has_openais_shape() {
-    let renderer = tokenizer();
+    let renderer = tiny();
     let body = FORM.whole(&answer(), renderer.tokenizer());
     let body: Value = serde_json::from_slice(&body).expect("is JSON");
     assert_eq!(body["object"], "chat.completion");
@@ -321,7 +287,7 @@ fn a_whole_answer_has_openais_shape() {
 
 #[test]
 fn events_end_with_done_and_carry_the_usage() {
-    let renderer = tokenizer();
+    let renderer = tiny();
     let mut events = FORM.events();
     let (answer, mut out) = (answer(), Vec::new());
     events.begin(&answer.head, &mut out);
@@ -329,14 +295,7 @@ fn events_end_with_done_and_carry_the_usage() {
     let tokens = answer.choices[0].tokens();
     events.progress(0, &deltas, tokens, renderer.tokenizer(), &mut out);
     events.end(&answer, &mut out);
-    let text = String::from_utf8(out).expect("is text");
-    let mut chunks: Vec<&str> = text.split_terminator("\n\n").collect();
-    assert_eq!(chunks.pop(), Some("data: [DONE]"));
-    let data = |chunk: &&str| {
-        let data = chunk.strip_prefix("data: ").expect("is data");
-        serde_json::from_str::<Value>(data).expect("is JSON")
-    };
-    let chunks: Vec<Value> = chunks.iter().map(data).collect();
+    let chunks = chunks(out);
     assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
     assert_eq!(chunks[0]["prompt_token_ids"], json!([1, 2, 3]));
     assert_eq!(chunks[1]["choices"][0]["delta"]["content"], "h");

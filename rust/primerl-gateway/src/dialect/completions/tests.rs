@@ -1,16 +1,8 @@
+use super::super::testing::{self, SAMPLING, chunks};
 use super::*;
-use crate::Sampling;
 use primerl_core::turn::FinishReason;
-use primerl_render::{Message, Renderer};
-
-const SAMPLING: Sampling = Sampling {
-    temperature: 1.0,
-    max_tokens: 28,
-    rollout_max_tokens: None,
-    replayed: None,
-    template_kwargs: None,
-    observes: Vec::new(),
-};
+use primerl_render::Message;
+use primerl_render::testing::tiny;
 
 fn read_as(changes: Value) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
     let mut body = json!({"model": "m", "prompt": "hi"});
@@ -107,37 +99,18 @@ fn neutral_and_harmless_fields_pass() {
 }
 
 fn answer() -> Answer {
-    Answer {
-        head: Head {
-            id: "7-0".into(),
-            created: 1,
-            model: "m".into(),
-            prompt_tokens: 2,
-            choices: 1,
-            prompt: Some([1, 2].into()),
-        },
-        choices: vec![Choice {
-            malformed: vec![],
-            message: Message::assistant("hi"),
-            finish: FinishReason::Length,
-            stop: None,
-            sampled: vec![71, 256].into(),
-            logprobs: vec![-0.5, -1.0].into(),
-            top: vec![vec![(72, -0.25)], vec![(256, -1.0)]],
-            text: None,
-        }],
-    }
-}
-
-fn renderer() -> Renderer {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    primerl_render::testing::write_tiny_model(folder.path()).expect("model folder");
-    Renderer::load(folder.path()).expect("loads")
+    let mut answer = testing::answer(Message::assistant("hi"), FinishReason::Length);
+    answer.head.prompt_tokens = 2;
+    answer.head.prompt = Some([1, 2].into());
+    let choice = &mut answer.choices[0];
+    choice.sampled = vec![71, 256].into();
+    choice.top = vec![vec![(72, -0.25)], vec![(256, -1.0)]];
+    answer
 }
 
 #[test]
 fn a_whole_answer_has_openais_shape() {
-    let renderer = renderer();
+    let renderer = tiny();
     let changes =
         json!({"logprobs": 1, "return_token_ids": true, "return_tokens_as_token_ids": true});
     let (_, reply) = read_as(changes).expect("is fine");
@@ -165,7 +138,7 @@ fn offsets_count_characters() {
 
 #[test]
 fn chunks_carry_text_tokens_and_the_end() {
-    let renderer = renderer();
+    let renderer = tiny();
     let changes = json!({"logprobs": 1, "return_token_ids": true, "stream": true,
         "stream_options": {"include_usage": true}});
     let (_, reply) = read_as(changes).expect("is fine");
@@ -176,14 +149,7 @@ fn chunks_carry_text_tokens_and_the_end() {
     let deltas = [Delta::Content("h".into()), Delta::Content("i".into())];
     events.progress(0, &deltas, tokens, renderer.tokenizer(), &mut out);
     events.end(&answer, &mut out);
-    let text = String::from_utf8(out).expect("is text");
-    let mut chunks: Vec<&str> = text.split_terminator("\n\n").collect();
-    assert_eq!(chunks.pop(), Some("data: [DONE]"));
-    let data = |chunk: &&str| {
-        let data = chunk.strip_prefix("data: ").expect("is data");
-        serde_json::from_str::<Value>(data).expect("is JSON")
-    };
-    let chunks: Vec<Value> = chunks.iter().map(data).collect();
+    let chunks = chunks(out);
     assert_eq!(chunks[0]["choices"][0]["prompt_token_ids"], json!([1, 2]));
     assert_eq!(chunks[1]["choices"][0]["text"], "hi");
     assert_eq!(chunks[1]["choices"][0]["token_ids"], json!([71, 256]));

@@ -1,19 +1,10 @@
+use super::super::testing::SAMPLING;
 use super::*;
-use crate::Sampling;
 use crate::sampling::Demanded;
 use primerl_render::{Content, Message};
 
 mod prompts;
 mod replies;
-
-const SAMPLING: Sampling = Sampling {
-    temperature: 1.0,
-    max_tokens: 28,
-    rollout_max_tokens: None,
-    replayed: None,
-    template_kwargs: None,
-    observes: Vec::new(),
-};
 
 fn body(changes: &Value) -> Value {
     let mut body =

@@ -1,19 +1,11 @@
+use super::super::testing::{self, SAMPLING};
 use super::*;
-use crate::Sampling;
 use crate::request::message_key;
 use crate::text::Delta;
 use primerl_core::turn::FinishReason;
-use primerl_render::{Content, FunctionCall, Renderer, ToolCall};
+use primerl_render::testing::tiny;
+use primerl_render::{Content, FunctionCall, ToolCall};
 use serde_json::json;
-
-const SAMPLING: Sampling = Sampling {
-    temperature: 1.0,
-    max_tokens: 28,
-    rollout_max_tokens: None,
-    replayed: None,
-    template_kwargs: None,
-    observes: Vec::new(),
-};
 
 type Parsed = (TurnRequest, Box<dyn Reply>);
 
@@ -78,37 +70,14 @@ fn called(reasoning: Option<&str>, content: Content, calls: &[(&str, &str)]) -> 
     }
 }
 
-fn renderer() -> Renderer {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    primerl_render::testing::write_tiny_model(folder.path()).expect("model folder");
-    Renderer::load(folder.path()).expect("loads")
-}
-
 fn answer(id: &str, message: Message, finish: FinishReason) -> Answer {
-    Answer {
-        head: Head {
-            id: id.into(),
-            created: 1,
-            model: "m".into(),
-            prompt_tokens: 3,
-            choices: 1,
-            prompt: None,
-        },
-        choices: vec![Choice {
-            malformed: vec![],
-            message,
-            finish,
-            stop: None,
-            sampled: vec![4, 256].into(),
-            logprobs: vec![-0.5, -1.0].into(),
-            top: vec![],
-            text: None,
-        }],
-    }
+    let mut answer = testing::answer(message, finish);
+    answer.head.id = id.into();
+    answer
 }
 
 fn whole(reply: &dyn Reply, answer: &Answer) -> Value {
-    let body = reply.whole(answer, renderer().tokenizer());
+    let body = reply.whole(answer, tiny().tokenizer());
     serde_json::from_slice(&body).expect("is JSON")
 }
 

@@ -43,19 +43,34 @@ function decoded(text) {
   }
 }
 
-export function hasKey() {
-  return sessionStorage.getItem(STORED) !== null;
-}
-
-export function setKey(key) {
-  sessionStorage.setItem(STORED, key);
-}
-
 export class Refused extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
   }
+}
+
+/**
+ * Shows what went wrong, in the server's words; `null`: nothing. Where the key of `owner` is missing or wrong, asks for
+ * it and calls `use`; `named` says what it is, `known` where it is from, `button` what it is for.
+ */
+export function tellProblem(problem, error, { owner, named = "", known = named, button, use }) {
+  // What is being typed stays.
+  if (error?.name === "AbortError" || (error?.status === 401 && problem.querySelector("form"))) return;
+  problem.hidden = !error;
+  problem.textContent = error?.message ?? "";
+  if (!(error instanceof Refused) || error.status !== 401) return;
+  const field = el("input", { type: "password", name: "key", autocomplete: "off", "aria-label": `the ${owner}'s key` });
+  const submit = (event) => {
+    event.preventDefault();
+    sessionStorage.setItem(STORED, field.value);
+    problem.replaceChildren();
+    use();
+  };
+  const hasKey = sessionStorage.getItem(STORED) !== null;
+  const asked = hasKey ? `That is not the ${owner}'s key${named}. ` : `This ${owner} has a key${known}. `;
+  problem.replaceChildren(el("form", { class: "row", on: { submit } }, asked, field, el("button", { text: button })));
+  field.focus();
 }
 
 /** The JSON at a path; throws `Refused` with the server's own words. */

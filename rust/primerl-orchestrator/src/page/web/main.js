@@ -1,6 +1,6 @@
 // The frame: which view is shown, and what goes on now, asked for once a second while somebody looks.
 
-import { el, get, hasKey, Refused, setKey, span, takeKey } from "./common.js";
+import { get, Refused, span, takeKey, tellProblem } from "./common.js";
 import { banner, ending, gone } from "./ending.js";
 import { Group } from "./group.js";
 import { Overview } from "./overview.js";
@@ -51,25 +51,13 @@ function show() {
   location.hash = "#/";
 }
 
-/** What went wrong, in the server's words; `null`: nothing. */
 function tell(error) {
-  // What is being typed stays.
-  if (error?.name === "AbortError" || (error?.status === 401 && problem.querySelector("form"))) return;
-  problem.hidden = !error;
-  problem.textContent = error?.message ?? "";
-  if (!(error instanceof Refused) || error.status !== 401) return;
-  const field = el("input", { type: "password", name: "key", autocomplete: "off", "aria-label": "the run's key" });
-  const use = (event) => {
-    event.preventDefault();
-    setKey(field.value);
-    problem.replaceChildren();
+  const use = () => {
     // All of it is asked for anew.
     shown = null;
     show();
   };
-  const asked = hasKey() ? "That is not the run's key (PRIMERL_API_KEY). " : "This run has a key (PRIMERL_API_KEY). ";
-  problem.replaceChildren(el("form", { class: "row", on: { submit: use } }, asked, field, el("button", { text: "Show the run" })));
-  field.focus();
+  tellProblem(problem, error, { owner: "run", named: " (PRIMERL_API_KEY)", button: "Show the run", use });
 }
 
 async function look() {

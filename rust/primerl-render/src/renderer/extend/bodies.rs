@@ -94,7 +94,7 @@ impl Renderer {
 mod tests {
     use super::*;
     use crate::template::RenderOptions;
-    use crate::testing::write_tiny_model;
+    use crate::testing::tiny;
     use crate::{Extension, ExtensionContext};
 
     fn extension(sampled: &[u32], new: &[Message], renderer: &Renderer) -> Extension {
@@ -116,9 +116,7 @@ mod tests {
 
     #[test]
     fn the_text_of_a_message_is_told_from_what_the_template_writes_around_it() {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        write_tiny_model(folder.path()).expect("model folder");
-        let renderer = Renderer::load(folder.path()).expect("loads");
+        let renderer = tiny();
         let stop = renderer.stop_token_ids()[0];
         let mut no_more = Message::user("no more");
         no_more.role = "system".to_owned();

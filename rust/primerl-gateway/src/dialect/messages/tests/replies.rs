@@ -1,10 +1,11 @@
 //! How answers, deltas and errors are written.
 
 use super::*;
-use crate::answer::{Answer, Choice, Head, Tokens};
+use crate::answer::{Answer, Tokens};
+use crate::dialect::testing;
 use crate::text::Delta;
 use primerl_core::turn::FinishReason;
-use primerl_render::Renderer;
+use primerl_render::testing::tiny;
 
 const FORM: Form = Form {
     stream: true,
@@ -17,26 +18,10 @@ const NOTHING: Tokens<'_> = Tokens {
 };
 
 fn answer(message: Value, finish: FinishReason, stop: Option<&str>) -> Answer {
-    Answer {
-        head: Head {
-            id: "7-0".into(),
-            created: 1,
-            model: "m".into(),
-            prompt_tokens: 3,
-            choices: 1,
-            prompt: None,
-        },
-        choices: vec![Choice {
-            malformed: vec![],
-            message: serde_json::from_value(message).expect("a message"),
-            finish,
-            stop: stop.map(str::to_owned),
-            sampled: vec![4, 256].into(),
-            logprobs: vec![-0.5, -1.0].into(),
-            top: vec![],
-            text: None,
-        }],
-    }
+    let message = serde_json::from_value(message).expect("a message");
+    let mut answer = testing::answer(message, finish);
+    answer.choices[0].stop = stop.map(str::to_owned);
+    answer
 }
 
 fn calling() -> Answer {
@@ -45,14 +30,8 @@ fn calling() -> Answer {
     answer(message, FinishReason::Stop, None)
 }
 
-fn renderer() -> Renderer {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    primerl_render::testing::write_tiny_model(folder.path()).expect("model folder");
-    Renderer::load(folder.path()).expect("loads")
-}
-
 fn whole(form: Form, answer: &Answer) -> Value {
-    serde_json::from_slice(&form.whole(answer, renderer().tokenizer())).expect("is JSON")
+    serde_json::from_slice(&form.whole(answer, tiny().tokenizer())).expect("is JSON")
 }
 
 /// The data of each event, whose name and type are the same.
@@ -70,7 +49,7 @@ fn events(out: &[u8]) -> Vec<Value> {
 }
 
 fn streamed(form: Form, answer: &Answer, deltas: &[&[Delta]]) -> Vec<Value> {
-    let (renderer, mut out) = (renderer(), Vec::new());
+    let (renderer, mut out) = (tiny(), Vec::new());
     let mut writer = form.events();
     writer.begin(&answer.head, &mut out);
     for deltas in deltas {

@@ -117,7 +117,7 @@ fn the_call_that_was_demanded_is_shown() {
         let changes = json!({"tool_choice": choice});
         let (request, reply) = read_in(&Arc::default(), false, changes).expect("is fine");
         let answer = answer("x", Message::assistant("a"), FinishReason::Stop);
-        let shown = reply.whole(&answer, renderer().tokenizer());
+        let shown = reply.whole(&answer, tiny().tokenizer());
         let shown: Value = serde_json::from_slice(&shown).expect("is JSON");
         assert_eq!(shown["tool_choice"], choice);
         let demands = choice != "auto" && choice != "none";

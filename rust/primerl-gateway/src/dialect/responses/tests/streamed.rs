@@ -47,7 +47,7 @@ fn all_kinds_of_items_are_streamed_completely() {
     let store = Arc::default();
     let changes = json!({"stream": true, "include": ["message.output_text.logprobs"]});
     let (_, reply) = read_in(&store, false, changes).expect("is fine");
-    let renderer = renderer();
+    let renderer = tiny();
     let answer = answer("7-0", thinking_call(), FinishReason::Stop);
     let (mut writer, mut out) = (reply.events(), Vec::new());
     writer.begin(&answer.head, &mut out);
@@ -112,7 +112,7 @@ fn all_kinds_of_items_are_streamed_completely() {
 #[test]
 fn a_second_call_and_words_after_it_are_items_of_their_own() {
     let (_, reply) = read_in(&Arc::default(), false, json!({"stream": true})).expect("is fine");
-    let renderer = renderer();
+    let renderer = tiny();
     let answer = answer("7-0", thinking_call(), FinishReason::Length);
     let (mut writer, mut out) = (reply.events(), Vec::new());
     writer.begin(&answer.head, &mut out);
@@ -145,7 +145,7 @@ fn an_empty_answer_is_an_empty_message() {
 fn a_failure_is_reported_and_nothing_is_stored() {
     let store = Arc::default();
     let (_, reply) = read_in(&store, false, json!({"stream": true})).expect("is fine");
-    let renderer = renderer();
+    let renderer = tiny();
     let answer = answer("7-0", thinking_call(), FinishReason::Stop);
     let (mut writer, mut out) = (reply.events(), Vec::new());
     writer.begin(&answer.head, &mut out);
