@@ -210,7 +210,7 @@ impl Prepared {
             stop.clone(),
             tasks.clone(),
         );
-        let (model, seq_len) = (self.config.model.name(), self.config.seq_len);
+        let (model, seq_len) = (self.config.model.name(), self.config.run.seq_len);
         let gateway = Gateway::new(Arc::clone(&self.renderer), access, model, seq_len);
         let failures = Failures::default();
         let service = Service {
@@ -319,7 +319,7 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         update_timeout: Duration::from_secs_f64(config.timeouts.engine_update_s),
         stop_token_ids: renderer.stop_token_ids().to_vec(),
         vocabulary_size: renderer.vocabulary_size(),
-        seq_len: config.seq_len,
+        seq_len: config.run.seq_len,
         max_tokens: config.sampling.max_tokens,
         needs_processed: config.sampling.temperature != 1.0 || config.sampling.replayed().is_some(),
         returns_experts: config.router_replay,
@@ -350,6 +350,6 @@ fn teacher_parts(app: &App, stop: CancellationToken) -> teacher::Parts {
         stop,
         timeout: Duration::from_micros(app.core_config.timeouts.teacher.0),
         limit: Duration::from_secs_f64(app.config.timeouts.no_engine_s),
-        seq_len: app.config.seq_len,
+        seq_len: app.config.run.seq_len,
     }
 }

@@ -22,15 +22,22 @@ pub fn scenario(seed: u64) -> Scenario {
         ..environment("train")
     }];
     if rng.random_bool(0.3) {
+        let second = environment("second");
         environments.push(Environment {
             ratio: 2.5,
             algorithm: algorithm(&mut rng),
-            group_size: rng.random_bool(0.5).then(|| rng.random_range(2..=5)),
-            training_mode: rng.random_bool(0.4).then_some(TrainingMode::Opd),
-            ..environment("second")
+            own: EnvironmentConfig {
+                group_size: rng.random_bool(0.5).then(|| rng.random_range(2..=5)),
+                training_mode: rng.random_bool(0.4).then_some(TrainingMode::Opd),
+                ..second.own
+            },
+            ..second
         });
     }
-    let largest = environments.iter().filter_map(|own| own.group_size).max();
+    let largest = environments
+        .iter()
+        .filter_map(|environment| environment.own.group_size)
+        .max();
     if rng.random_bool(0.5) {
         environments.push(evaluation(
             "evaluation",
@@ -38,30 +45,33 @@ pub fn scenario(seed: u64) -> Scenario {
         ));
     }
     let config = Config {
-        seed,
-        max_steps: rng.random_range(1..=6),
-        batch_size: (group_size * rng.random_range(1..=4)).max(largest.unwrap_or(0)),
-        group_size,
-        seq_len: [24, 64, 200][rng.random_range(0..3)],
-        data_ranks: rng.random_range(1..=3),
-        max_async_level,
-        max_off_policy_steps: max_async_level + rng.random_range(0..=3),
-        oversampling_factor: [1.0, 1.5, 3.0][rng.random_range(0..3)],
-        min_group_size: rng
-            .random_bool(0.4)
-            .then(|| rng.random_range(2..=group_size)),
-        group_on_cancel: [OnCancel::Refill, OnCancel::Drop][rng.random_range(0..2)],
-        admission: admission(&mut rng),
-        trajectory_strategy: [
-            TrajectoryStrategy::Interleaved,
-            TrajectoryStrategy::Branching,
-        ][rng.random_range(0..2)],
-        truncated_rollouts: [
-            TruncatedRollouts::Train,
-            TruncatedRollouts::Mask,
-            TruncatedRollouts::Drop,
-        ][rng.random_range(0..3)],
-        long_samples: [LongSamples::Drop, LongSamples::Truncate][rng.random_range(0..2)],
+        run: RunConfig {
+            seed,
+            max_steps: rng.random_range(1..=6),
+            batch_size: (group_size * rng.random_range(1..=4)).max(largest.unwrap_or(0)),
+            group_size,
+            seq_len: [24, 64, 200][rng.random_range(0..3)],
+            data_ranks: rng.random_range(1..=3),
+            max_async_level,
+            max_off_policy_steps: max_async_level + rng.random_range(0..=3),
+            oversampling_factor: [1.0, 1.5, 3.0][rng.random_range(0..3)],
+            min_group_size: rng
+                .random_bool(0.4)
+                .then(|| rng.random_range(2..=group_size)),
+            group_on_cancel: [OnCancel::Refill, OnCancel::Drop][rng.random_range(0..2)],
+            admission: admission(&mut rng),
+            trajectory_strategy: [
+                TrajectoryStrategy::Interleaved,
+                TrajectoryStrategy::Branching,
+            ][rng.random_range(0..2)],
+            truncated_rollouts: [
+                TruncatedRollouts::Train,
+                TruncatedRollouts::Mask,
+                TruncatedRollouts::Drop,
+            ][rng.random_range(0..3)],
+            long_samples: [LongSamples::Drop, LongSamples::Truncate][rng.random_range(0..2)],
+            ..config().run
+        },
         environments,
         ..config()
     };
@@ -95,10 +105,10 @@ pub fn scenario(seed: u64) -> Scenario {
         };
     }
     if !scenario.config.buffer.online_difficulty_filtering && rng.random_bool(0.3) {
-        scenario.config.training_mode = TrainingMode::Opd;
+        scenario.config.run.training_mode = TrainingMode::Opd;
     }
     if rng.random_bool(0.2) {
-        scenario.config.token_batch_size = Some(rng.random_range(10..=120));
+        scenario.config.run.token_batch_size = Some(rng.random_range(10..=120));
     }
     if rng.random_bool(0.2) {
         scenario.config.environments[0].algorithm.echo = Some(Echo {
@@ -212,7 +222,7 @@ pub fn play(scenario: Scenario) -> Simulator {
         "seed {seed} did not end: {:#?}",
         simulator.core.status().waits
     );
-    let max_steps = simulator.core.config().max_steps;
+    let max_steps = simulator.core.config().run.max_steps;
     assert_eq!(simulator.observer.batches.len() as u64, max_steps);
     simulator.observer.check_all_closed();
     simulator.observer.check_evaluations();
