@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from end_to_end import until
-from primerl.config.errors import resume_refusal
+from primerl.config.command_line.load import load
+from primerl.config.errors import orchestrator_refusal
 from primerl.config.errors.error_locations import placed
-from primerl.config.errors.fail import ConfigError
-from primerl.config.errors.resume_refusal import Refusal
+from primerl.config.errors.fail import ConfigError, Problems
+from primerl.config.errors.orchestrator_refusal import Refusal
 from primerl.config.hosted.load_run import is_short, load_run
 from primerl.config.process_files import files, resolve
+from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.launch.preflight import training
 from primerl.models.tiny import write_model
@@ -83,7 +85,7 @@ def given(folder: Path, *overrides: str) -> RLConfig:
 
 
 def refused(config: RLConfig) -> list[str]:
-    words = functools.partial(resume_refusal.in_words_of, config)
+    words = functools.partial(orchestrator_refusal.in_words_of, config)
     return training.check_beside(resolve.orchestrator(config), [], 60.0, print, begins=False, words=words)
 
 
@@ -194,25 +196,77 @@ def test_the_short_form_has_its_own_words(folder: Path, tmp_path: Path) -> None:
         message = f"/f holds a run that was begun with {name} = 1, and now {name} = 3: resume with the same config, or"
         refusal = Refusal("changed", message, name, "1", "3")
         with pytest.raises(ConfigError) as caught, placed(config, arguments, short=is_short(arguments)):
-            raise ConfigError(resume_refusal.in_words_of(config, refusal))
+            raise ConfigError(orchestrator_refusal.in_words_of(config, refusal))
         assert f"begun with {key} = 1, and now {key} = 3: resume with" in str(caught.value)
         assert place.removeprefix(f" (in {file}") in str(caught.value)
+
+
+ENTRY = "orchestrator.train.env[0]"
+
+
+def test_a_refusal_has_the_place_of_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'max_steps = 1\nseq_len = 64\n[model]\npath = "m"\n[orchestrator]\nhost = "h"\nsampling.max_tokens = 16\n'
+        '[[orchestrator.train.env]]\nid = "a"\nratio = 2.0\n'
+    )
+    arguments = ["@", str(file)]
+    config = load_run(arguments, program="primerl rl")
+
+    def placed_as(refusal: Refusal) -> str:
+        with pytest.raises(ConfigError) as caught, placed(config, arguments):
+            raise ConfigError(orchestrator_refusal.in_words_of(config, refusal))
+        return str(caught.value)
+
+    for key, message, said in (
+        (
+            "train.env.a.ratio",
+            "train.env.a.ratio: is odd",
+            f"orchestrator.train.env[0].ratio (in {file}, line 10): is odd",
+        ),
+        ("sampling.max_tokens", "words alone", f"words alone (in {file}, line 7)"),
+        ("seq_len", "seq_len (64) is odd", f"seq_len (64) is odd (in {file}, line 2)"),
+        ("data_ranks", "data_ranks: is odd", "trainer.ranks: is odd"),
+        ("model.path", "model.path: is odd", f"model.path (in {file}, line 4): is odd"),
+        ("gone", "no word of config", "no word of config"),
+    ):
+        assert placed_as(Refusal("config", message, key)) == said
+
+
+def test_each_problem_keeps_its_own_key(tmp_path: Path) -> None:
+    file = tmp_path / "eval.toml"
+    file.write_text('model = "m"\nmax_tokens = 8\nconcurrency = 2\n[[env]]\nid = "a"\nnum_examples = 3\n')
+    arguments = ["@", str(file)]
+    config = load(EvalConfig, arguments, program="primerl eval")
+    problems = Problems()
+    for key in ("sampling.max_tokens", "batch_size", "eval.env.a.num_examples"):
+        problems.found.append(orchestrator_refusal.in_words_of(config, Refusal("config", f"{key}: is odd", key)))
+    with problems.noted():
+        raise ConfigError("words alone", "model")
+    with pytest.raises(ConfigError) as caught, placed(config, arguments):
+        problems.check()
+    assert str(caught.value).split("\n") == [
+        f"max_tokens (in {file}, line 2): is odd",
+        f"concurrency (in {file}, line 3): is odd",
+        f"env[0].num_examples (in {file}, line 6): is odd",
+        f"words alone (in {file}, line 1)",
+    ]
 
 
 @pytest.mark.parametrize(
     "message", ["", "another", "holds a run that was begun with x = 1, and now y = 2: resume with"]
 )
 def test_other_messages_stay_as_they_are(folder: Path, message: str) -> None:
-    assert resume_refusal.in_words_of(given(folder), Refusal("changed", message, "x", "1", "2")) == message
+    assert orchestrator_refusal.in_words_of(given(folder), Refusal("changed", message, "x", "1", "2")) == message
 
 
 def test_a_refusal_is_found_below_what_a_module_prints() -> None:
     said = json.dumps({"code": "changed", "message": "m", "key": "seed", "was": "0", "now": "5"})
     found = Refusal("changed", "m", "seed", "0", "5")
-    assert resume_refusal.read(f"{said}\n") == found
-    assert resume_refusal.read(f"loading rewards\n{{}}\n{said}\n") == found
+    assert orchestrator_refusal.read(f"{said}\n") == found
+    assert orchestrator_refusal.read(f"loading rewards\n{{}}\n{said}\n") == found
 
 
 @pytest.mark.parametrize("output", ["", "file: fine", "[1]", '{"code": "changed"}', "null"])
 def test_what_is_no_refusal_is_none(output: str) -> None:
-    assert resume_refusal.read(output) is None
+    assert orchestrator_refusal.read(output) is None

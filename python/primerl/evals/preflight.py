@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 import tomllib
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl._core import PrimerlError, inspect_run
+from primerl.config.errors import orchestrator_refusal
 from primerl.config.errors.fail import ConfigError, Problems
 from primerl.config.process_files import evaluation, files, resolve, run_file
 from primerl.config.schema.evaluation import EvalConfig
@@ -128,9 +130,10 @@ def check(config: EvalConfig, say: Callable[[str], None], placement: Placement) 
     wanted = [
         environments.one(entry, "eval", many, variables) for entry, many in zip(config.env, rollouts, strict=True)
     ]
+    words = functools.partial(orchestrator_refusal.in_words_of, config)
     with _checkable(config) as checked:
         # What an evaluation continues with was compared above.
-        problems.found += training.check_beside(checked, wanted, config.timeouts.check_s, say, begins=True)
+        problems.found += training.check_beside(checked, wanted, config.timeouts.check_s, say, begins=True, words=words)
     problems.check()
     return variables
 

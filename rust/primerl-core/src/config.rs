@@ -18,8 +18,9 @@ use crate::ids::{EnvironmentId, PolicyVersion};
 use crate::time::Duration;
 use serde::{Deserialize, Serialize};
 
+/// Keys that are the same in the file of a run, in this state machine and in its journal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Config {
+pub struct RunConfig {
     pub seed: u64,
     /// The run ends after this many steps. 0: nothing is trained, version 0 is evaluated.
     pub max_steps: u64,
@@ -35,7 +36,8 @@ pub struct Config {
     pub min_group_size: Option<u32>,
     /// What becomes of a group that loses a rollout as stale.
     pub group_on_cancel: OnCancel,
-    /// Longest micro-batch, tokens. What becomes of a longer sample, `long_samples` says.
+    /// Longest micro-batch, tokens, and so the longest prompt and answer of a training rollout's turn. What becomes of a
+    /// longer sample, `long_samples` says.
     pub seq_len: u32,
     pub data_ranks: u32,
     /// How many steps generation may run ahead of the trainer; 0 is synchronous.
@@ -44,16 +46,25 @@ pub struct Config {
     pub max_off_policy_steps: u64,
     /// The in-flight target is this many times `batch_size`; at least 1.
     pub oversampling_factor: f64,
-    /// Batches kept for a trainer that has saved no checkpoint.
-    pub spool_steps: u64,
     pub admission: Admission,
-    pub buffer: Buffer,
     pub trajectory_strategy: TrajectoryStrategy,
     pub truncated_rollouts: TruncatedRollouts,
     pub long_samples: LongSamples,
     /// What the policy learns from, where the environment does not say it itself.
     #[serde(default, skip_serializing_if = "TrainingMode::is_rl")]
     pub training_mode: TrainingMode,
+    /// Tokens that samples of a group have in common are packed as a tree, to be computed once: the trainer can do so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared_prefixes: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Config {
+    #[serde(flatten)]
+    pub run: RunConfig,
+    /// Batches kept for a trainer that has saved no checkpoint.
+    pub spool_steps: u64,
+    pub buffer: Buffer,
     /// Training environments first, then evaluation environments; an [`crate::EnvironmentId`] is an index here.
     pub environments: Vec<Environment>,
     /// Other servers answer every rollout of a run that only evaluates: no engine takes part.
@@ -62,9 +73,19 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// Model shape for estimated FLOPs, by which micro-batches are balanced.
     pub flops: FlopsModel,
-    /// Tokens that samples of a group have in common are packed as a tree, to be computed once: the trainer can do so.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub shared_prefixes: bool,
+}
+
+/// What a training environment may have of its own, under the names of the file of a run. Not looked at in an evaluation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EnvironmentConfig {
+    /// How often a failed rollout is tried again before its group is dropped.
+    pub max_retries: u32,
+    /// Rollouts per example; `None`: the run's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_size: Option<u32>,
+    /// What the policy learns from its rollouts; `None`: as in the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training_mode: Option<TrainingMode>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -74,16 +95,10 @@ pub struct Environment {
     pub role: Role,
     /// Relative share of training groups.
     pub ratio: f64,
-    /// How often a failed rollout is tried again before its group is dropped.
-    pub max_retries: u32,
     /// How its rewards become advantages. Not looked at in an evaluation.
     pub algorithm: Algorithm,
-    /// Rollouts per example; `None`: the run's. Not looked at in an evaluation.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub group_size: Option<u32>,
-    /// What the policy learns from its rollouts; `None`: as in the run. Not looked at in an evaluation.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub training_mode: Option<TrainingMode>,
+    #[serde(flatten)]
+    pub own: EnvironmentConfig,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -153,29 +168,31 @@ pub struct FlopsModel {
 impl Config {
     /// Groups in one batch, where all are of the run's size. Where it is of tokens: at least.
     pub fn groups_per_batch(&self) -> usize {
-        let rollouts = match self.token_batch_size {
-            None => u64::from(self.batch_size),
-            Some(tokens) => tokens / u64::from(self.seq_len.max(1)),
+        let rollouts = match self.run.token_batch_size {
+            None => u64::from(self.run.batch_size),
+            Some(tokens) => tokens / u64::from(self.run.seq_len.max(1)),
         };
-        (rollouts / u64::from(self.group_size)) as usize
+        (rollouts / u64::from(self.run.group_size)) as usize
     }
 
     /// How much a step holds: rollouts, or tokens.
     pub fn step_size(&self) -> u64 {
-        self.token_batch_size.unwrap_or(u64::from(self.batch_size))
+        self.run
+            .token_batch_size
+            .unwrap_or(u64::from(self.run.batch_size))
     }
 
     /// The largest group of any training environment.
     pub fn largest_group(&self) -> usize {
         let sizes = self.trained().map(|(id, _)| self.rollouts_per_group(id));
-        sizes.max().unwrap_or(self.group_size as usize)
+        sizes.max().unwrap_or(self.run.group_size as usize)
     }
 
     /// Rollouts of one example of an environment.
     pub fn rollouts_per_group(&self, id: EnvironmentId) -> usize {
         let environment = self.environment(id);
         match &environment.role {
-            Role::Train => environment.group_size.unwrap_or(self.group_size) as usize,
+            Role::Train => environment.own.group_size.unwrap_or(self.run.group_size) as usize,
             Role::Evaluate(evaluation) => evaluation.rollouts_per_example as usize,
         }
     }
@@ -183,15 +200,16 @@ impl Config {
     /// Rollouts with which a training group of the environment may be trained.
     pub fn min_group_size(&self, id: EnvironmentId) -> usize {
         let size = self.rollouts_per_group(id);
-        let least = self.min_group_size.map(|least| least as usize);
+        let least = self.run.min_group_size.map(|least| least as usize);
         least.map_or(size, |least| least.min(size))
     }
 
     /// What the policy learns from rollouts of the environment.
     pub fn training_mode(&self, id: EnvironmentId) -> TrainingMode {
         self.environment(id)
+            .own
             .training_mode
-            .unwrap_or(self.training_mode)
+            .unwrap_or(self.run.training_mode)
     }
 
     /// The training environments, in the order of the config.
@@ -216,10 +234,10 @@ impl Config {
     /// Most rollouts in flight at once, whatever the engines could take. Where a step is of tokens, no more than may be
     /// begun for its steps are.
     pub fn max_in_flight(&self) -> usize {
-        if self.token_batch_size.is_some() {
+        if self.run.token_batch_size.is_some() {
             return u32::MAX as usize;
         }
-        (self.oversampling_factor * f64::from(self.batch_size)).floor() as usize
+        (self.run.oversampling_factor * f64::from(self.run.batch_size)).floor() as usize
     }
 
     /// The environment with this id.
@@ -240,7 +258,7 @@ impl Config {
 
     /// Nothing is trained: the one version that there is is evaluated.
     pub fn only_evaluates(&self) -> bool {
-        self.max_steps == 0
+        self.run.max_steps == 0
     }
 
     /// From a rollout's lease to its deadline.

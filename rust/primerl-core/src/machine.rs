@@ -87,7 +87,7 @@ impl Core {
 
     fn begin(config: Config) -> Self {
         Core {
-            rng: ChaCha8Rng::seed_from_u64(config.seed),
+            rng: ChaCha8Rng::seed_from_u64(config.run.seed),
             now: Time::default(),
             deadlines: Deadlines::default(),
             curriculum: Curriculum::new(&config),
@@ -229,10 +229,10 @@ impl Core {
     }
 
     fn finish_if_done(&mut self) {
-        let last = PolicyVersion(self.config.max_steps);
+        let last = PolicyVersion(self.config.run.max_steps);
         let evaluated = self.evaluations.round.is_none() && !self.is_evaluation_due(last);
         if self.all_steps_cut() && self.ledger.newest_proved() >= Some(last) && evaluated {
-            let reason = match self.config.max_steps {
+            let reason = match self.config.run.max_steps {
                 0 => "everything is evaluated".to_owned(),
                 steps => format!("all {steps} steps are trained, and version {steps} is proved"),
             };
@@ -261,7 +261,7 @@ impl Core {
     }
 
     pub(crate) fn all_steps_cut(&self) -> bool {
-        self.next_step.0 > self.config.max_steps
+        self.next_step.0 > self.config.run.max_steps
     }
 
     pub(crate) fn warn(&mut self, message: String) {

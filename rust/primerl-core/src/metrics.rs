@@ -121,14 +121,14 @@ pub fn batch_metrics(
         .iter()
         .map(|micro_batch| micro_batch.unique_tokens());
     let computed: usize = computed.sum();
-    if config.shared_prefixes {
+    if config.run.shared_prefixes {
         let share = computed as f64 / tokens.max(1) as f64;
         metrics.set("perf/shared_tokens", share);
     }
     metrics.set("pack/micro_batches", micro_batches.len() as f64);
     metrics.set(
         "pack/fill",
-        computed as f64 / (micro_batches.len().max(1) * config.seq_len as usize) as f64,
+        computed as f64 / (micro_batches.len().max(1) * config.run.seq_len as usize) as f64,
     );
     metrics.set(
         "groups/partial",

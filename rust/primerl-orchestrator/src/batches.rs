@@ -38,7 +38,7 @@ impl Batches {
     /// `core`: the state at the journal's end.
     pub fn new(output_dir: &Path, core: &Core, driver: DriverHandle) -> Batches {
         Batches {
-            spool: Spool::new(output_dir, core.config().data_ranks),
+            spool: Spool::new(output_dir, core.config().run.data_ranks),
             journal: output_dir.join("journal"),
             driver,
             known: core.batch_checksums().clone(),

@@ -71,7 +71,7 @@ pub(crate) fn go_back(output_dir: &Path, step: Step, identity: &Identity) -> Res
     let gone_back = GoneBack {
         step,
         cut: Step(snapshot.core.next_step().0 - 1),
-        ranks: snapshot.core.config().data_ranks,
+        ranks: snapshot.core.config().run.data_ranks,
     };
     build(&places, &state, snapshot.number, &gone_back).map_err(|source| places.failed(source))?;
     journal::begin_segment(&places.building, snapshot.number).map_err(RunError::Journal)?;

@@ -292,6 +292,7 @@ pub(crate) fn restore(app: &App, core: &Core) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use primerl_core::config::RunConfig;
     use primerl_core::testing::{config, environment, evaluation};
 
     #[test]
@@ -351,22 +352,28 @@ mod tests {
         let resumed = ResumedRun::open(&path, core, &of(&now)).expect("resumes");
         assert_eq!(Changes::between(resumed.core.config(), &now), None);
         let larger = primerl_core::Config {
-            batch_size: 8,
+            run: RunConfig {
+                batch_size: 8,
+                ..every(Some(3)).run
+            },
             ..every(Some(3))
         };
         let error = ResumedRun::check(&path, &of(&larger)).expect_err("is refused");
         assert!(error.to_string().contains("batch_size = 4"), "{error}");
 
         let only = |batch_size| primerl_core::Config {
-            batch_size,
-            max_steps: 0,
+            run: RunConfig {
+                batch_size,
+                max_steps: 0,
+                ..config().run
+            },
             environments: vec![evaluation("evaluation", None)],
             ..config()
         };
         let path = begun("evaluates", &only(4));
         let core = Core::new(only(32)).expect("a valid config");
         let resumed = ResumedRun::open(&path, core, &of(&only(32))).expect("resumes");
-        assert_eq!(resumed.core.config().batch_size, 32);
+        assert_eq!(resumed.core.config().run.batch_size, 32);
     }
 
     #[test]

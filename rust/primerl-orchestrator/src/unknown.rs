@@ -16,7 +16,7 @@ use std::path::Path;
 /// The folder cannot be read or changed.
 pub(crate) fn set_aside(output_dir: &Path, core: &Core) -> Result<(), RunError> {
     let next = core.next_step();
-    let spool = Spool::new(output_dir, core.config().data_ranks);
+    let spool = Spool::new(output_dir, core.config().run.data_ranks);
     for step in spool.steps_from(next)? {
         let place = spool.set_aside(step)?;
         tracing::warn!(

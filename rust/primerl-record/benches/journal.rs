@@ -11,7 +11,7 @@
 #![allow(clippy::unwrap_used, reason = "a bench may panic")]
 
 use primerl_core::admission::EngineLoad;
-use primerl_core::config::{Admission, LimitRule};
+use primerl_core::config::{Admission, LimitRule, RunConfig};
 use primerl_core::testing::{config, environment, outcome, turn};
 use primerl_core::*;
 use primerl_record::journal::{Entry, Identity, Journal, read_from, restore, write_snapshot};
@@ -55,19 +55,22 @@ struct Mix {
 fn core() -> Core {
     let steps_in_flight = u64::from(IN_FLIGHT / BATCH);
     let config = Config {
-        max_steps: u64::MAX / 2,
-        batch_size: BATCH,
-        group_size: 8,
-        seq_len: 8192,
-        data_ranks: 8,
-        max_async_level: 3 * steps_in_flight,
-        max_off_policy_steps: 3 * steps_in_flight,
-        oversampling_factor: f64::from(IN_FLIGHT) / f64::from(BATCH),
-        admission: Admission {
-            limit: LimitRule::Fixed,
-            start_per_engine: u32::MAX,
-            max_per_engine: u32::MAX,
-            ..primerl_core::testing::admission()
+        run: RunConfig {
+            max_steps: u64::MAX / 2,
+            batch_size: BATCH,
+            group_size: 8,
+            seq_len: 8192,
+            data_ranks: 8,
+            max_async_level: 3 * steps_in_flight,
+            max_off_policy_steps: 3 * steps_in_flight,
+            oversampling_factor: f64::from(IN_FLIGHT) / f64::from(BATCH),
+            admission: Admission {
+                limit: LimitRule::Fixed,
+                start_per_engine: u32::MAX,
+                max_per_engine: u32::MAX,
+                ..primerl_core::testing::admission()
+            },
+            ..config().run
         },
         environments: vec![environment("a"), environment("b")],
         ..config()

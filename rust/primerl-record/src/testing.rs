@@ -3,7 +3,7 @@
 use crate::batch::encode;
 use crate::journal::{Journal, write_snapshot};
 use crate::spool::Spool;
-use primerl_core::config::Buffer;
+use primerl_core::config::{Buffer, RunConfig};
 use primerl_core::testing::simulator::batching::EngineModel;
 use primerl_core::testing::simulator::{Faults, Rewards, Scenario, Simulator};
 use primerl_core::testing::{config, environment, evaluation};
@@ -23,14 +23,17 @@ pub fn scenario(seed: u64) -> Scenario {
     Scenario {
         seed,
         config: Config {
-            seed,
-            max_steps: 7, // The trainer saves after each second one.
-            batch_size: 8,
-            group_size: 4,
-            seq_len: 1000,
-            data_ranks: 2,
-            oversampling_factor: 2.0,
-            min_group_size: (!seed.is_multiple_of(3)).then_some(3),
+            run: RunConfig {
+                seed,
+                max_steps: 7, // The trainer saves after each second one.
+                batch_size: 8,
+                group_size: 4,
+                seq_len: 1000,
+                data_ranks: 2,
+                oversampling_factor: 2.0,
+                min_group_size: (!seed.is_multiple_of(3)).then_some(3),
+                ..config().run
+            },
             buffer: filtering,
             environments: vec![environment("train"), evaluation("evaluation", Some(2))],
             ..config()

@@ -302,7 +302,7 @@ impl World {
             Doing::InFlightLimit
         } else if self.asking == 0 {
             Doing::WorkerSlots
-        } else if last_step(config, self.proved) == Some(Step(config.max_steps)) {
+        } else if last_step(config, self.proved) == Some(Step(config.run.max_steps)) {
             Doing::RunEnd
         } else {
             Doing::AsyncLevel

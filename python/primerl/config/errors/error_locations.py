@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from primerl.config.command_line.arguments import Location, dotted, place_of
 from primerl.config.command_line.sources import Written
 from primerl.config.describe.fields import plain_path, table_of
-from primerl.config.errors.fail import ConfigError
+from primerl.config.errors.fail import ConfigError, Problem
 from primerl.config.schema.environment import validation_label
 
 WORD = r"[a-z_]\w*(?:\[\d+\])*(?:\.[A-Za-z_]\w*(?:\[\d+\])*)*"
@@ -46,8 +46,17 @@ class Source:
         self._environments = dict(environment_places(config))
 
     def told(self, message: str) -> str:
-        """The message, one problem a line, with places and in the user's words; other lines stay as they are."""
-        return "\n".join(self._line(line) for line in message.split("\n"))
+        """The message, one problem a line, with places and in the user's words; other lines stay as they are. A
+        `Problem` says itself which key it is about."""
+        location = self._known(message.key) if isinstance(message, Problem) and message.key is not None else None
+        if location is None:
+            return "\n".join(self._line(line) for line in message.split("\n"))
+        own = self._own(location)
+        where = self._written.at(own)
+        leading = f"{dotted(location)}: "
+        if message.startswith(leading):
+            return self._worded(f"{dotted(own)}{where}: ", message.removeprefix(leading))
+        return self._worded("", message, where)
 
     def _line(self, line: str) -> str:
         if FRAME.match(line):
@@ -175,7 +184,7 @@ def placed(config: BaseModel, arguments: list[str], *, short: bool = False) -> I
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(told(str(error))) from None
+        raise ConfigError("\n".join(map(told, error.problems))) from None
     finally:
         _source.reset(token)
 

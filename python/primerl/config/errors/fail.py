@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Self
 
 from primerl.process.redaction import redact
+
+
+class Problem(str):
+    """What is wrong, in words, with the key that it is about where the words alone would have to be searched for it."""
+
+    key: str | None
+    """Dotted, of the full form."""
+
+    def __new__(cls, words: str, key: str | None = None) -> Self:
+        made = super().__new__(cls, words)
+        made.key = key
+        return made
 
 
 class ConfigError(Exception):
     """The user's input cannot be used: the message names the field or file and what to do. Exit code 2."""
 
     __module__ = "primerl"
+
+    def __init__(self, message: str, key: str | None = None, *, problems: Sequence[str] = ()) -> None:
+        """`key`: as in `Problem`. `problems`: those that the message lists, one a line."""
+        super().__init__(message)
+        self.problems = tuple(problems) or (message if key is None else Problem(message, key),)
 
 
 class Problems:
@@ -27,13 +45,14 @@ class Problems:
         try:
             yield
         except ConfigError as error:
-            self.found.append(str(error))
+            self.found += error.problems
 
     def check(self) -> None:
         """Raises ConfigError with every problem, one a line."""
         if self.found:
             # A file that cannot be read may be one for several checks.
-            raise ConfigError("\n".join(dict.fromkeys(self.found)))
+            found = list(dict.fromkeys(self.found))
+            raise ConfigError("\n".join(found), problems=found)
 
 
 def fail(message: str, *, title: str = "Nothing was started") -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -45,6 +45,11 @@ from primerl.config.schema.monitors import check_url
 from primerl.config.schema.rollouts import Admission, Algorithm, Buffer, Demonstration, Sampling, TrainingMode
 from primerl.config.schema.services import ClientType, Teacher
 from primerl.process.setting_checks import LONGEST_S
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
 
 
 class OrchestratorTimeouts(Section):
@@ -103,8 +108,16 @@ def _resolve_parser(given: Any, check_name: ValidatorFunctionWrapHandler) -> Any
         ) from None
 
 
+class _OrDescription:
+    """In a JSON schema, a table in place of a name."""
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        names, *others = handler(core_schema)["anyOf"]
+        return {"anyOf": [names, {"type": "object", "additionalProperties": True}, *others]}
+
+
 # For help and flags a name; a process is given the description of one that is not ours.
-_PARSER = (WrapValidator(_resolve_parser), PlainSerializer(lambda value: value))
+_PARSER = (WrapValidator(_resolve_parser), PlainSerializer(lambda value: value), _OrDescription())
 
 
 class Parsers(Section):

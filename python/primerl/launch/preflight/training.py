@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from primerl.config.errors import resume_refusal
+from primerl.config.errors import orchestrator_refusal
 from primerl.config.errors.fail import ConfigError, Problems
 from primerl.config.process_files import files, resolve
 from primerl.config.process_files.files import ProcessConfig
@@ -278,7 +278,7 @@ def _exposure(config: RLConfig) -> None:
 def _slow_checks(config: RLConfig, variables: secrets.Variables, say: Callable[[str], None]) -> list[str]:
     wanted = environments.of_run(config, variables)
     begins = config.clean_output_dir
-    words = functools.partial(resume_refusal.in_words_of, config)
+    words = functools.partial(orchestrator_refusal.in_words_of, config)
     resolved = resolve.orchestrator(config)
     step = None if begins else going_back.needed(config, Path(files.absolute(config.output_dir)))
     return check_beside(resolved, wanted, config.timeouts.check_s, say, begins=begins, back_to=step, words=words)
@@ -292,7 +292,7 @@ def check_beside(
     *,
     begins: bool,
     back_to: int | None = None,
-    words: Callable[[resume_refusal.Refusal], str] = operator.attrgetter("message"),
+    words: Callable[[orchestrator_refusal.Refusal], str] = operator.attrgetter("message"),
 ) -> list[str]:
     """What the orchestrator says of its config, and each environment of its settings. `begins`: whatever its folder
     holds, which it has to fit otherwise. `back_to`: the checkpoint that it has to fit instead. `words`: how its
@@ -335,7 +335,7 @@ def _orchestrator_said(
     done: subprocess.CompletedProcess[str] | None,
     file: Path,
     check_s: float,
-    words: Callable[[resume_refusal.Refusal], str],
+    words: Callable[[orchestrator_refusal.Refusal], str],
 ) -> str | None:
     """What the orchestrator itself says about its config and the model's template and tokenizer."""
     if done is None:
@@ -345,9 +345,9 @@ def _orchestrator_said(
         )
     if done.returncode == 0:
         return None
-    refusal = resume_refusal.read(done.stdout)
+    refusal = orchestrator_refusal.read(done.stdout)
     if refusal is not None and done.returncode == BAD_INPUT:
-        return words(refusal).replace(f"{file}: ", "")
+        return words(refusal.without(f"{file}: "))
     # Whole: a value that TOML or the orchestrator cannot hold is shown with the line it is on.
     said = done.stderr.strip().removeprefix("error: ").replace(f"{file}: ", "")
     if not said or "Traceback" in said:

@@ -10,7 +10,7 @@ mod mix;
 mod versions;
 
 use criterion::{BatchSize, Criterion};
-use primerl_core::config::{Admission, LimitRule};
+use primerl_core::config::{Admission, LimitRule, RunConfig};
 use primerl_core::testing::{config, environment, outcome, turn};
 use primerl_core::*;
 use std::hint::black_box;
@@ -65,15 +65,18 @@ struct Bench {
 impl Bench {
     fn new(in_flight: u32) -> Self {
         let config = Config {
-            max_steps: u64::MAX / 2,
-            batch_size: 64,
-            group_size: GROUP,
-            seq_len: 8192,
-            // As many rollouts in flight as asked for, whatever the batch.
-            max_async_level: u64::from(in_flight / 64 + 2),
-            max_off_policy_steps: u64::from(in_flight / 64 + 2),
-            oversampling_factor: f64::from(in_flight) / 64.0,
-            admission: unlimited(),
+            run: RunConfig {
+                max_steps: u64::MAX / 2,
+                batch_size: 64,
+                group_size: GROUP,
+                seq_len: 8192,
+                // As many rollouts in flight as asked for, whatever the batch.
+                max_async_level: u64::from(in_flight / 64 + 2),
+                max_off_policy_steps: u64::from(in_flight / 64 + 2),
+                oversampling_factor: f64::from(in_flight) / 64.0,
+                admission: unlimited(),
+                ..config().run
+            },
             environments: vec![environment("train")],
             ..config()
         };

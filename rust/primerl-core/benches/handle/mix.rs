@@ -9,6 +9,7 @@
 
 use crate::unlimited;
 use primerl_core::admission::EngineLoad;
+use primerl_core::config::RunConfig;
 use primerl_core::testing::{config, environment, outcome, turn};
 use primerl_core::*;
 use rand::{Rng, SeedableRng};
@@ -62,15 +63,18 @@ impl Mix {
     fn new() -> Mix {
         let steps_in_flight = u64::from(IN_FLIGHT / BATCH);
         let config = Config {
-            max_steps: u64::MAX / 2,
-            batch_size: BATCH,
-            group_size: 8,
-            seq_len: 8192,
-            data_ranks: 8,
-            max_async_level: 3 * steps_in_flight,
-            max_off_policy_steps: 3 * steps_in_flight,
-            oversampling_factor: f64::from(IN_FLIGHT) / f64::from(BATCH),
-            admission: unlimited(),
+            run: RunConfig {
+                max_steps: u64::MAX / 2,
+                batch_size: BATCH,
+                group_size: 8,
+                seq_len: 8192,
+                data_ranks: 8,
+                max_async_level: 3 * steps_in_flight,
+                max_off_policy_steps: 3 * steps_in_flight,
+                oversampling_factor: f64::from(IN_FLIGHT) / f64::from(BATCH),
+                admission: unlimited(),
+                ..config().run
+            },
             environments: vec![environment("a"), environment("b")],
             ..config()
         };

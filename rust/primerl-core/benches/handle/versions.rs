@@ -6,6 +6,7 @@
 //! shortest counts: what another process on the machine took is not the core's.
 
 use crate::{WORKER, joined, unlimited};
+use primerl_core::config::RunConfig;
 use primerl_core::testing::{config, environment, outcome, turn};
 use primerl_core::*;
 use std::time::Instant;
@@ -24,13 +25,16 @@ struct Versions {
 impl Versions {
     fn new() -> Versions {
         let config = Config {
-            max_steps: u64::MAX / 2,
-            batch_size: GROUP,
-            group_size: GROUP,
-            max_async_level: LEVEL,
-            max_off_policy_steps: LEVEL,
-            oversampling_factor: f64::from(IN_FLIGHT / GROUP + 2),
-            admission: unlimited(),
+            run: RunConfig {
+                max_steps: u64::MAX / 2,
+                batch_size: GROUP,
+                group_size: GROUP,
+                max_async_level: LEVEL,
+                max_off_policy_steps: LEVEL,
+                oversampling_factor: f64::from(IN_FLIGHT / GROUP + 2),
+                admission: unlimited(),
+                ..config().run
+            },
             environments: vec![environment("train")],
             ..config()
         };

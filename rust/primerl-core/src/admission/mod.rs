@@ -170,7 +170,7 @@ pub fn evaluation_limit(config: &Admission, limit: usize) -> usize {
 /// A, the last step that rollouts may be generated for; `None` before any version is proved.
 pub fn last_step(config: &Config, proved: Option<PolicyVersion>) -> Option<Step> {
     proved.map(|version| {
-        Step((version.0.saturating_add(1 + config.max_async_level)).min(config.max_steps))
+        Step((version.0.saturating_add(1 + config.run.max_async_level)).min(config.run.max_steps))
     })
 }
 
@@ -184,15 +184,19 @@ pub fn allowed(config: &Config, proved: Option<PolicyVersion>, next_step: Step) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RunConfig;
     use crate::testing::config;
 
     fn config_with(max_async_level: u64) -> Config {
         Config {
-            batch_size: 64,
-            group_size: 8,
-            max_async_level,
-            max_off_policy_steps: 8,
-            max_steps: 10,
+            run: RunConfig {
+                batch_size: 64,
+                group_size: 8,
+                max_async_level,
+                max_off_policy_steps: 8,
+                max_steps: 10,
+                ..config().run
+            },
             ..config()
         }
     }

@@ -31,7 +31,7 @@ impl Core {
     pub(crate) fn evaluation_has_room(&self, size: usize) -> bool {
         let limit = self.in_flight_limit();
         let own = match self.may_train() {
-            true => evaluation_limit(&self.config.admission, limit),
+            true => evaluation_limit(&self.config.run.admission, limit),
             false => limit,
         };
         self.fits(self.rollouts.in_flight.len(), size, limit)
@@ -47,7 +47,7 @@ impl Core {
         let limit = self.in_flight_limit();
         let training = self.rollouts.training();
         let kept = match self.evaluation_waits() {
-            Some(size) => evaluation_limit(&self.config.admission, limit).max(size),
+            Some(size) => evaluation_limit(&self.config.run.admission, limit).max(size),
             None => 0,
         };
         self.fits(training + kept.max(self.rollouts.evaluating), size, limit)
@@ -96,9 +96,9 @@ impl Core {
 
     /// So many rollouts that are not complete, or the tokens that they will have.
     pub(crate) fn measured(&self, rollouts: usize) -> u64 {
-        match self.config.token_batch_size {
+        match self.config.run.token_batch_size {
             None => rollouts as u64,
-            Some(_) => self.groups.usual.of(rollouts, self.config.seq_len),
+            Some(_) => self.groups.usual.of(rollouts, self.config.run.seq_len),
         }
     }
 

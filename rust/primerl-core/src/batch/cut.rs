@@ -17,7 +17,7 @@ impl Core {
             if !self.may_train_a_step() {
                 return;
             }
-            let of_tokens = self.config.token_batch_size.is_some();
+            let of_tokens = self.config.run.token_batch_size.is_some();
             let groups = self.groups.take_ready(needed, of_tokens);
             self.cut(groups);
             self.sweep();
@@ -28,7 +28,7 @@ impl Core {
     /// step has all that were begun for it: one that is left would be trained off-policy.
     fn enough_for_a_batch(&self) -> Option<u64> {
         let (ready, needed) = (self.ready(), self.config.step_size());
-        let takes_all = self.config.max_async_level == 0;
+        let takes_all = self.config.run.max_async_level == 0;
         let all_are_ready = || self.groups.sums().ready == self.rollouts_begun();
         match ready >= needed && (!takes_all || all_are_ready()) {
             true if takes_all => Some(ready),
@@ -40,7 +40,7 @@ impl Core {
     /// Of what is ready: rollouts, or tokens.
     pub(crate) fn ready(&self) -> u64 {
         let sums = self.groups.sums();
-        match self.config.token_batch_size {
+        match self.config.run.token_batch_size {
             None => sums.ready as u64,
             Some(_) => sums.ready_tokens,
         }
@@ -49,7 +49,7 @@ impl Core {
     /// Groups in the next batch: those that are ready, and as many of the run's size as it still needs.
     pub(crate) fn groups_needed(&self) -> usize {
         let missing = self.config.step_size().saturating_sub(self.ready());
-        let group = self.measured(self.config.group_size as usize).max(1);
+        let group = self.measured(self.config.run.group_size as usize).max(1);
         self.groups.ready.len() + missing.div_ceil(group) as usize
     }
 

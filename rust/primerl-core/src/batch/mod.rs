@@ -49,8 +49,8 @@ pub fn build(
         .iter()
         .map(|weighted| weighted.sample.loss_tokens)
         .sum();
-    let (seq_len, data_ranks) = (config.seq_len as usize, config.data_ranks as usize);
-    let ranks = match config.shared_prefixes {
+    let (seq_len, data_ranks) = (config.run.seq_len as usize, config.run.data_ranks as usize);
+    let ranks = match config.run.shared_prefixes {
         true => pack_trees(samples, &group_sizes, seq_len, data_ranks, config.flops),
         false => pack(samples, seq_len, data_ranks, config.flops),
     };
@@ -115,7 +115,7 @@ fn weigh(config: &Config, groups: &mut [Group], advantages: &[Vec<f32>]) -> Vec<
             });
         }
     }
-    let scales = length_scales(&parts, f64::from(config.seq_len));
+    let scales = length_scales(&parts, f64::from(config.run.seq_len));
     for (weighted, by) in weighted.iter_mut().zip(scales) {
         match &mut weighted.advantage {
             Advantage::Uniform(advantage) => *advantage *= by,

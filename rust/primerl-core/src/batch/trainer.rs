@@ -38,14 +38,14 @@ impl Core {
         deadline: Time,
     ) -> bool {
         self.trainer.last_seen = Some(self.now);
-        if self.ending.finished.is_some() || step.0 > self.config.max_steps {
+        if self.ending.finished.is_some() || step.0 > self.config.run.max_steps {
             self.effects.push(Effect::NoMoreBatches { request });
             return false;
         }
-        let refusal = if rank >= self.config.data_ranks {
+        let refusal = if rank >= self.config.run.data_ranks {
             Some(format!(
                 "there are {} data ranks, counted from 0",
-                self.config.data_ranks
+                self.config.run.data_ranks
             ))
         } else if step.0 == 0 {
             Some("steps are counted from 1".to_owned())

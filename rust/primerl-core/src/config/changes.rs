@@ -25,7 +25,7 @@ impl Changes {
     /// From a run's config to that of its next start; `None` where all is as it was.
     pub fn between(before: &Config, now: &Config) -> Option<Changes> {
         let of = |config: &Config| Changes {
-            max_steps: config.max_steps,
+            max_steps: config.run.max_steps,
             timeouts: config.timeouts.clone(),
             intervals: config
                 .environment_ids()
@@ -34,8 +34,8 @@ impl Changes {
                     Role::Train => None,
                 })
                 .collect(),
-            batch_size: config.only_evaluates().then_some(config.batch_size),
-            shared_prefixes: Some(config.shared_prefixes),
+            batch_size: config.only_evaluates().then_some(config.run.batch_size),
+            shared_prefixes: Some(config.run.shared_prefixes),
         };
         let (before, now) = (of(before), of(now));
         (before != now).then_some(now)
@@ -51,10 +51,10 @@ impl Changes {
             }
         }
         if let Some(shared_prefixes) = self.shared_prefixes {
-            config.shared_prefixes = shared_prefixes;
+            config.run.shared_prefixes = shared_prefixes;
         }
         if let (Some(batch_size), true) = (self.batch_size, config.only_evaluates()) {
-            config.batch_size = batch_size;
+            config.run.batch_size = batch_size;
         }
     }
 }

@@ -16,12 +16,12 @@ fn message(change: impl FnOnce(&mut Config)) -> String {
 fn each_message_names_the_field_and_the_remedy() {
     let cases: [(String, &[&str]); 19] = [
         (
-            message(|c| c.max_steps = 0),
+            message(|c| c.run.max_steps = 0),
             &["max_steps is 0", "at least 1"],
         ),
         (
             message(|c| {
-                c.max_steps = 0;
+                c.run.max_steps = 0;
                 c.environments.clear();
             }),
             &["nothing to evaluate"],
@@ -31,34 +31,34 @@ fn each_message_names_the_field_and_the_remedy() {
             &["no training environment", "max_steps to 0"],
         ),
         (
-            message(|c| c.group_size = 1),
+            message(|c| c.run.group_size = 1),
             &["group_size = 1", "at least 2"],
         ),
         (
             message(|c| {
-                (c.group_size, c.buffer.online_difficulty_filtering) = (1, true);
+                (c.run.group_size, c.buffer.online_difficulty_filtering) = (1, true);
                 c.environments[0].algorithm.kind = AlgorithmKind::ReinforcePlusPlus;
             }),
             &["group_size = 1", "online_difficulty_filtering"],
         ),
         (
-            message(|c| (c.batch_size, c.group_size) = (63, 8)),
+            message(|c| (c.run.batch_size, c.run.group_size) = (63, 8)),
             &["batch_size = 63", "group_size = 8", "56 or 64"],
         ),
         (
             message(|c| {
-                (c.batch_size, c.group_size) = (4, 2);
+                (c.run.batch_size, c.run.group_size) = (4, 2);
                 c.environments.insert(0, environment("large"));
-                c.environments[0].group_size = Some(6);
+                c.environments[0].own.group_size = Some(6);
             }),
             &["batch_size = 4", "group_size = 6", "largest"],
         ),
         (
-            message(|c| c.environments[0].group_size = Some(1)),
+            message(|c| c.environments[0].own.group_size = Some(1)),
             &["group_size = 1", "at least 2"],
         ),
         (
-            message(|c| (c.max_off_policy_steps, c.max_async_level) = (1, 2)),
+            message(|c| (c.run.max_off_policy_steps, c.run.max_async_level) = (1, 2)),
             &[
                 "max_off_policy_steps = 1",
                 "max_async_level = 2",
@@ -74,22 +74,22 @@ fn each_message_names_the_field_and_the_remedy() {
             ],
         ),
         (
-            message(|c| c.min_group_size = Some(3)),
+            message(|c| c.run.min_group_size = Some(3)),
             &["min_group_size = 3", "group_size = 2"],
         ),
         (
-            message(|c| c.min_group_size = Some(1)),
+            message(|c| c.run.min_group_size = Some(1)),
             &["min_group_size = 1", "at least 2"],
         ),
         (
-            message(|c| c.admission.min_per_engine = 1000),
+            message(|c| c.run.admission.min_per_engine = 1000),
             &[
                 "admission.min_per_engine = 1000",
                 "admission.start_per_engine",
             ],
         ),
         (
-            message(|c| c.admission.max_per_engine = 9),
+            message(|c| c.run.admission.max_per_engine = 9),
             &["admission.max_per_engine = 9", "move one of them"],
         ),
         (
@@ -180,7 +180,7 @@ fn algorithms_are_checked_for_each_environment() {
 #[test]
 fn a_group_of_one_is_fine_where_nothing_is_compared_within_it() {
     let mut config = config();
-    config.group_size = 1;
+    config.run.group_size = 1;
     config.environments[0].algorithm.kind = AlgorithmKind::ReinforcePlusPlus;
     config.validate().expect("it is normalised over the batch");
     config.environments[0].algorithm.kind = AlgorithmKind::Rae { decay: 0.9 };
@@ -192,7 +192,7 @@ fn a_group_of_one_is_fine_where_nothing_is_compared_within_it() {
 
 #[test]
 fn a_batch_below_one_group_is_told_the_smallest_that_fits() {
-    let message = message(|c| (c.batch_size, c.group_size) = (4, 8));
+    let message = message(|c| (c.run.batch_size, c.run.group_size) = (4, 8));
     assert!(message.contains("8 or 16"), "{message}");
 }
 
@@ -219,11 +219,11 @@ fn evaluations_are_due_at_the_start_at_intervals_and_at_the_end() {
 fn environments_may_have_groups_and_modes_of_their_own() {
     let mut config = config();
     config.environments.insert(1, environment("second"));
-    config.environments[0].group_size = Some(3);
-    config.environments[1].group_size = Some(1);
-    config.environments[1].training_mode = Some(TrainingMode::Opd);
+    config.environments[0].own.group_size = Some(3);
+    config.environments[1].own.group_size = Some(1);
+    config.environments[1].own.training_mode = Some(TrainingMode::Opd);
     config.buffer.online_difficulty_filtering = true;
-    (config.batch_size, config.min_group_size) = (4, Some(2));
+    (config.run.batch_size, config.run.min_group_size) = (4, Some(2));
     config
         .validate()
         .expect("a teacher teaches groups of one, and rewards are still filtered elsewhere");
@@ -233,7 +233,7 @@ fn environments_may_have_groups_and_modes_of_their_own() {
         (2, 1)
     );
     assert!(config.mixes_modes());
-    config.environments[0].training_mode = Some(TrainingMode::Opd);
+    config.environments[0].own.training_mode = Some(TrainingMode::Opd);
     assert!(!config.mixes_modes());
     let refused = config.validate().expect_err("nothing is left to filter");
     assert!(

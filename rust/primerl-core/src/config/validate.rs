@@ -13,7 +13,7 @@ impl Config {
         self.validate_groups()?;
         self.validate_staleness()?;
         self.buffer.validate()?;
-        self.admission.validate()?;
+        self.run.admission.validate()?;
         self.validate_environments()?;
         self.flops.validate()
     }
@@ -23,7 +23,7 @@ impl Config {
         let taught = |id| !self.training_mode(id).is_rl();
         let mut trained = self.trained();
         if filters && !self.only_evaluates() && trained.all(|(id, _)| taught(id)) {
-            let mode = self.training_mode;
+            let mode = self.run.training_mode;
             return Err(ConfigError::FilteredTeaching { mode });
         }
         for (id, environment) in self.trained() {
@@ -43,16 +43,16 @@ impl Config {
 
     /// A batch is whole groups: where all have one size, a multiple of it.
     fn validate_whole_groups(&self) -> Result<(), ConfigError> {
-        if self.token_batch_size.is_some() {
+        if self.run.token_batch_size.is_some() {
             return self.validate_min_group_size(self.largest_group() as u32);
         }
-        let own = |environment: &Environment| environment.group_size;
-        let batch_size = self.batch_size;
+        let own = |environment: &Environment| environment.own.group_size;
+        let batch_size = self.run.batch_size;
         let sizes: BTreeSet<u32> = self
             .trained()
-            .map(|(_, environment)| own(environment).unwrap_or(self.group_size))
+            .map(|(_, environment)| own(environment).unwrap_or(self.run.group_size))
             .collect();
-        let group_size = sizes.last().copied().unwrap_or(self.group_size);
+        let group_size = sizes.last().copied().unwrap_or(self.run.group_size);
         if sizes.len() > 1 && batch_size < group_size {
             return Err(ConfigError::BatchBelowGroup {
                 batch_size,
@@ -75,6 +75,7 @@ impl Config {
 
     fn validate_min_group_size(&self, group_size: u32) -> Result<(), ConfigError> {
         if let Some(min_group_size) = self
+            .run
             .min_group_size
             .filter(|size| !(2..=group_size).contains(size))
         {
@@ -88,7 +89,7 @@ impl Config {
 
     fn validate_staleness(&self) -> Result<(), ConfigError> {
         let (max_off_policy_steps, max_async_level) =
-            (self.max_off_policy_steps, self.max_async_level);
+            (self.run.max_off_policy_steps, self.run.max_async_level);
         if max_off_policy_steps < max_async_level {
             return Err(ConfigError::AsyncBeyondOffPolicy {
                 max_off_policy_steps,
@@ -122,7 +123,7 @@ impl Config {
             }
         }
         let mut roles = self.environments.iter().map(|own| &own.role);
-        match (roles.any(|role| *role == Role::Train), self.max_steps) {
+        match (roles.any(|role| *role == Role::Train), self.run.max_steps) {
             (true, 0) => Err(ConfigError::NothingIsTrained),
             (false, 1..) => Err(ConfigError::NoTrainingEnvironment),
             (false, 0) if self.environments.is_empty() => Err(ConfigError::NothingToEvaluate),

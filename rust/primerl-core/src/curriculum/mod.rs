@@ -77,7 +77,7 @@ impl Curriculum {
                 examples: None,
             })
             .collect();
-        let mut rng = ChaCha8Rng::seed_from_u64(config.buffer.seed.unwrap_or(config.seed));
+        let mut rng = ChaCha8Rng::seed_from_u64(config.buffer.seed.unwrap_or(config.run.seed));
         rng.set_stream(STREAM);
         Curriculum {
             sources,

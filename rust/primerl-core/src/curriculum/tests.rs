@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::RunConfig;
 use crate::testing::{config, environment};
 
 fn filtering() -> Config {
@@ -40,7 +41,13 @@ fn environments_take_turns_by_ratio() {
 #[test]
 fn the_buffers_seed_wins_over_the_runs() {
     let order = |seed, own| {
-        let mut config = Config { seed, ..config() };
+        let mut config = Config {
+            run: RunConfig {
+                seed,
+                ..config().run
+            },
+            ..config()
+        };
         config.buffer.seed = own;
         let mut curriculum = Curriculum::new(&config);
         curriculum.set_examples(EnvironmentId(0), 1000);

@@ -302,7 +302,7 @@ fn due_environments(
     config: &Config,
     version: PolicyVersion,
 ) -> impl Iterator<Item = EnvironmentId> {
-    let is_due = move |evaluation: &Evaluation| evaluation.is_due(version, config.max_steps);
+    let is_due = move |evaluation: &Evaluation| evaluation.is_due(version, config.run.max_steps);
     config
         .environment_ids()
         .filter_map(move |(id, environment)| match &environment.role {

@@ -18,7 +18,7 @@ impl Core {
             return;
         }
         if group.samples().next().is_none() {
-            let (why, reason) = why_nothing_is_left(group, self.config.seq_len);
+            let (why, reason) = why_nothing_is_left(group, self.config.run.seq_len);
             self.file_example(id);
             return self.drop_failed_group(id, environment, reason, &why);
         }
@@ -102,7 +102,7 @@ impl Core {
             state.set_aside.contains(&group.id)
         };
         let under_way = self.groups.live.values().filter(|group| !set_aside(group));
-        let of_tokens = self.config.token_batch_size.is_some();
+        let of_tokens = self.config.run.token_batch_size.is_some();
         let size = |group: &Group| match group.ready_since {
             Some(_) => group.ready_size(of_tokens),
             None => self.measured(group.slots.len()),
@@ -122,7 +122,7 @@ impl Core {
         if surplus == 0 {
             return;
         }
-        let max_steps = self.config.max_steps;
+        let max_steps = self.config.run.max_steps;
         let why = format!("no step up to max_steps = {max_steps} is left to train it");
         self.warn(format!(
             "{surplus} groups that were begun are dropped: the run was resumed with max_steps = {max_steps}, which leaves \

@@ -33,7 +33,7 @@ impl Core {
     pub(crate) fn resume_group(&mut self, id: GroupId) {
         let slots: Vec<usize> = self.groups.live[&id].queued().collect();
         slots.into_iter().for_each(|slot| self.enqueue(id, slot));
-        if self.config.max_async_level == 0 {
+        if self.config.run.max_async_level == 0 {
             self.void_off_policy(id);
         }
     }

@@ -99,7 +99,7 @@ impl Core {
         let last = self.config.largest_group().max(1) as u64;
         // How many tokens they will have is an estimate.
         ensure!(
-            self.config.token_batch_size.is_some() || begun < allowed + last,
+            self.config.run.token_batch_size.is_some() || begun < allowed + last,
             "groups of {begun} rollouts are under way, {allowed} are allowed"
         );
         ensure!(
@@ -186,7 +186,7 @@ impl Core {
             aged == self.rollouts.by_age.len(),
             "the index by age has rollouts that are over"
         );
-        let trainable = oldest_trainable(self.next_step, self.config.max_off_policy_steps);
+        let trainable = oldest_trainable(self.next_step, self.config.run.max_off_policy_steps);
         ensure!(
             self.rollouts
                 .by_age

@@ -123,7 +123,7 @@ impl Core {
             self.ending.finished = None;
         }
         // What was cut cannot be undone.
-        self.config.max_steps = max_steps.max(self.next_step.0 - 1);
+        self.config.run.max_steps = max_steps.max(self.next_step.0 - 1);
         // A worker's deadline is found by the span it was set with.
         let timeout = std::mem::replace(&mut self.config.timeouts, timeouts).worker;
         for (id, worker) in &mut self.workers.registered {

@@ -59,7 +59,7 @@ impl Core {
 
     pub(crate) fn engine_joined(&mut self, engine: EngineId, url: String) {
         self.ledger.join(engine, url);
-        let limit = self.limits.join(engine, &self.config.admission);
+        let limit = self.limits.join(engine, &self.config.run.admission);
         self.limits.add_up(&self.ledger);
         self.effects.push(Effect::LimitEngine { engine, limit });
     }
@@ -68,7 +68,7 @@ impl Core {
         if self.limits.get(engine).is_none() {
             return self.ignore("load of an unknown engine");
         }
-        let (in_flight, admission) = (self.rollouts.in_flight.len(), &self.config.admission);
+        let (in_flight, admission) = (self.rollouts.in_flight.len(), &self.config.run.admission);
         if let Some(limit) = self.limits.report(engine, load, in_flight, admission) {
             self.limits.add_up(&self.ledger);
             self.effects.push(Effect::LimitEngine { engine, limit });

@@ -60,7 +60,7 @@ impl Core {
         }
         let (id, group, slot) = (rollout.id, rollout.group, rollout.slot);
         let (environment, example) = (rollout.environment, rollout.example);
-        let max_retries = self.config.environment(environment).max_retries;
+        let max_retries = self.config.environment(environment).own.max_retries;
         rollout.end(Ended::Failed, &mut self.tally.counters);
         if error.kind == PROMPT_TOO_LONG {
             // Another try would end as this one did.
@@ -122,7 +122,7 @@ impl Core {
     }
 
     fn slot_went_stale(&mut self, group: GroupId, slot: usize, id: RolloutId, why: &str) {
-        let rule = self.config.group_on_cancel;
+        let rule = self.config.run.group_on_cancel;
         let Some(live) = self.groups.live.get_mut(&group) else {
             return;
         };
@@ -134,7 +134,7 @@ impl Core {
 
     /// Ends all that the next step to be cut may not train. Called when that step changes.
     pub(crate) fn sweep(&mut self) {
-        let oldest = oldest_trainable(self.next_step, self.config.max_off_policy_steps);
+        let oldest = oldest_trainable(self.next_step, self.config.run.max_off_policy_steps);
         let first_kept = (oldest, RolloutId(0));
         if self
             .rollouts
@@ -160,7 +160,7 @@ impl Core {
 
     /// Voids a finished rollout of a group that was not cut.
     fn void_finished(&mut self, id: GroupId, slot: usize, rollout: RolloutId) {
-        let rule = self.config.group_on_cancel;
+        let rule = self.config.run.group_on_cancel;
         let Some(group) = self.groups.live.get_mut(&id) else {
             return;
         };
@@ -186,7 +186,7 @@ impl Core {
         group.give_up(slot);
         self.tally.discards.slots_lost += 1;
         if computed || group.is_hopeless(min_size) || group.samples().next().is_none() {
-            let (bound, step) = (self.config.max_off_policy_steps, self.next_step);
+            let (bound, step) = (self.config.run.max_off_policy_steps, self.next_step);
             let why = format!(
                 "a sample would be trained at step {step}, more than max_off_policy_steps = {bound} steps late"
             );

@@ -114,7 +114,7 @@ impl Core {
                 self.rollouts.note_age(oldest, id, (group, slot));
             }
         }
-        if too_many_policies(policies, self.config.max_off_policy_steps) {
+        if too_many_policies(policies, self.config.run.max_off_policy_steps) {
             self.cancel_stale(id, CancelReason::TooManyPolicies);
         } else if self.is_too_old(oldest) {
             self.cancel_stale(id, CancelReason::TooOld);
@@ -192,7 +192,7 @@ impl Core {
 
     /// Whether the next step to be cut may not train what this version sampled.
     fn is_too_old(&self, oldest: Option<PolicyVersion>) -> bool {
-        let trainable = oldest_trainable(self.next_step, self.config.max_off_policy_steps);
+        let trainable = oldest_trainable(self.next_step, self.config.run.max_off_policy_steps);
         oldest.is_some_and(|oldest| oldest < trainable)
     }
 

@@ -20,10 +20,10 @@ impl Rules {
     pub fn of(config: &Config, environment: EnvironmentId) -> Self {
         let algorithm = &config.environment(environment).algorithm;
         Rules {
-            strategy: config.trajectory_strategy,
-            truncated: config.truncated_rollouts,
-            long: config.long_samples,
-            seq_len: config.seq_len as usize,
+            strategy: config.run.trajectory_strategy,
+            truncated: config.run.truncated_rollouts,
+            long: config.run.long_samples,
+            seq_len: config.run.seq_len as usize,
             lowest_reward: algorithm.kind.lowest_reward(),
         }
     }

@@ -11,7 +11,7 @@ impl Core {
         Status {
             run: RunStatus {
                 next_step: self.next_step,
-                max_steps: self.config.max_steps,
+                max_steps: self.config.run.max_steps,
                 policy_version: self.ledger.newest_proved(),
                 published_version: self.ledger.newest_published(),
                 sampled_tokens: self.tally.sampled_tokens,

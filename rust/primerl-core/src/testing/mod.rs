@@ -16,25 +16,28 @@ use std::sync::Arc;
 /// A small valid run: 2 groups of 2 a step, one training environment. Change it with struct update.
 pub fn config() -> Config {
     Config {
-        seed: 0,
-        max_steps: 3,
-        batch_size: 4,
-        token_batch_size: None,
-        group_size: 2,
-        min_group_size: None,
-        group_on_cancel: OnCancel::Refill,
-        seq_len: 64,
-        data_ranks: 1,
-        max_async_level: 1,
-        max_off_policy_steps: 2,
-        oversampling_factor: 1.0,
+        run: RunConfig {
+            seed: 0,
+            max_steps: 3,
+            batch_size: 4,
+            token_batch_size: None,
+            group_size: 2,
+            min_group_size: None,
+            group_on_cancel: OnCancel::Refill,
+            seq_len: 64,
+            data_ranks: 1,
+            max_async_level: 1,
+            max_off_policy_steps: 2,
+            oversampling_factor: 1.0,
+            admission: admission(),
+            trajectory_strategy: TrajectoryStrategy::Interleaved,
+            truncated_rollouts: TruncatedRollouts::Train,
+            long_samples: LongSamples::Drop,
+            training_mode: TrainingMode::Rl,
+            shared_prefixes: false,
+        },
         spool_steps: 100,
-        admission: admission(),
         buffer: buffer(),
-        trajectory_strategy: TrajectoryStrategy::Interleaved,
-        truncated_rollouts: TruncatedRollouts::Train,
-        long_samples: LongSamples::Drop,
-        training_mode: TrainingMode::Rl,
         environments: vec![environment("train")],
         without_engines: false,
         timeouts: Timeouts {
@@ -51,7 +54,6 @@ pub fn config() -> Config {
             linear: 1.0,
             quadratic: 0.001,
         },
-        shared_prefixes: false,
     }
 }
 
@@ -84,11 +86,20 @@ pub fn environment(name: &str) -> Environment {
         name: name.to_owned(),
         role: Role::Train,
         ratio: 1.0,
-        max_retries: 2,
         algorithm: grpo(),
-        group_size: None,
-        training_mode: None,
+        own: EnvironmentConfig {
+            max_retries: 2,
+            group_size: None,
+            training_mode: None,
+        },
     }
+}
+
+/// A training environment that tries a failed rollout again so often.
+pub fn retried(name: &str, max_retries: u32) -> Environment {
+    let mut environment = environment(name);
+    environment.own.max_retries = max_retries;
+    environment
 }
 
 /// Plain GRPO. Change it with struct update.

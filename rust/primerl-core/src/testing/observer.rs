@@ -273,7 +273,7 @@ impl Observer {
             .expect("a rollout is leased before any version is proved");
         let ahead = self.batches.len() as u64 - proved.0;
         assert!(
-            rollout.evaluation || ahead <= self.config.max_async_level,
+            rollout.evaluation || ahead <= self.config.run.max_async_level,
             "a rollout is leased {ahead} steps ahead of version {proved}"
         );
         self.check_room(rollout);
@@ -305,11 +305,11 @@ impl Observer {
             self.batches.len() as u64 + 1,
             "steps are cut in order"
         );
-        assert!(batch.step.0 <= self.config.max_steps);
-        assert_eq!(batch.ranks.len(), self.config.data_ranks as usize);
+        assert!(batch.step.0 <= self.config.run.max_steps);
+        assert_eq!(batch.ranks.len(), self.config.run.data_ranks as usize);
         let mut loss_tokens = 0;
         for micro_batch in batch.ranks.iter().flatten() {
-            assert!(micro_batch.unique_tokens() <= self.config.seq_len as usize);
+            assert!(micro_batch.unique_tokens() <= self.config.run.seq_len as usize);
             let columns = micro_batch.columns();
             loss_tokens += columns.loss_mask.iter().filter(|mask| **mask == 1).count() as u64;
             self.saw_micro_batch(batch.step, &columns);
@@ -428,7 +428,7 @@ impl Observer {
         // With asynchrony a group may be overtaken by later ones; without, there is nothing to overtake it.
         let on_policy = leased.proved >= Some(step.trains());
         assert!(
-            on_policy || self.config.max_async_level > 0,
+            on_policy || self.config.run.max_async_level > 0,
             "rollout {rollout} of step {step} started when version {:?} was the newest",
             leased.proved
         );
@@ -438,7 +438,7 @@ impl Observer {
             "rollout {rollout} is trained in two steps"
         );
         assert!(
-            self.config.truncated_rollouts == TruncatedRollouts::Train
+            self.config.run.truncated_rollouts == TruncatedRollouts::Train
                 || !self.truncated.contains(&rollout),
             "a truncated rollout is trained"
         );
@@ -465,7 +465,7 @@ impl Observer {
             assert_eq!(sampled.version.0 as i32, columns.versions[at]);
             assert_eq!(sampled.logprob, columns.logprobs[at]);
             assert!(
-                step.0 - 1 - sampled.version.0 <= self.config.max_off_policy_steps,
+                step.0 - 1 - sampled.version.0 <= self.config.run.max_off_policy_steps,
                 "a stale token is trained"
             );
             assert!(
@@ -486,7 +486,7 @@ impl Observer {
         }
         assert!(turns > 0, "a sequence without a trained turn");
         assert!(
-            turns == 1 || self.config.trajectory_strategy == TrajectoryStrategy::Interleaved,
+            turns == 1 || self.config.run.trajectory_strategy == TrajectoryStrategy::Interleaved,
             "{turns} turns are trained in one sequence"
         );
     }

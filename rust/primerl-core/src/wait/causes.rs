@@ -71,6 +71,6 @@ impl Core {
 
     /// The version that has to be proved before rollouts may be generated for `step`.
     fn needed_for(&self, step: Step) -> PolicyVersion {
-        PolicyVersion(step.0.saturating_sub(1 + self.config.max_async_level))
+        PolicyVersion(step.0.saturating_sub(1 + self.config.run.max_async_level))
     }
 }

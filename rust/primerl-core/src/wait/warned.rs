@@ -58,7 +58,7 @@ impl Core {
         if self.batches.newest_fetched() > Some(trained) {
             return Some(Wait::Weights(PolicyVersion(trained.0 + 1)));
         }
-        let owes = self.batches.requests.is_empty() && trained.0 < self.config.max_steps;
+        let owes = self.batches.requests.is_empty() && trained.0 < self.config.run.max_steps;
         owes.then_some(Wait::BatchRequest(Step(trained.0 + 1)))
     }
 

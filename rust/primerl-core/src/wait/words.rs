@@ -93,7 +93,7 @@ impl Core {
                 self.name(environment)
             ),
             Wait::Groups => self.groups_in_words(),
-            Wait::AllCut => format!("all {} steps are cut", self.config.max_steps),
+            Wait::AllCut => format!("all {} steps are cut", self.config.run.max_steps),
             Wait::Rest(environment) => {
                 let why = self.why_it_rests(environment).unwrap_or_default();
                 format!("it rests: {why}")

@@ -3,7 +3,7 @@
 use super::schema::YEAR_S;
 use super::{Config, SamplingConfig, TimeoutsConfig, TruncatedSampling};
 use primerl_core::Truncation;
-use primerl_core::config::{Algorithm, Environment, FlopsModel, Role, Timeouts};
+use primerl_core::config::{Algorithm, Environment, EnvironmentConfig, FlopsModel, Role, Timeouts};
 use primerl_core::time::Duration;
 use primerl_gateway::Sampling;
 use serde::Deserialize;
@@ -29,41 +29,25 @@ impl Config {
             name: environment.name(),
             role: Role::Train,
             ratio,
-            max_retries: environment.max_retries,
             algorithm: self.algorithm_of(environment).0.clone(),
-            group_size: environment.group_size,
-            training_mode: environment.training_mode,
+            own: environment.own.clone(),
         });
         let evaluation = self.eval.env.iter().map(|environment| Environment {
             name: environment.name(),
             role: Role::Evaluate(environment.measured.clone()),
             ratio: 1.0,
-            max_retries: 1,
             algorithm: Algorithm::plain(),
-            group_size: None,
-            training_mode: None,
+            own: EnvironmentConfig {
+                max_retries: 1,
+                group_size: None,
+                training_mode: None,
+            },
         });
         let seconds = Duration::from_secs_f64;
         primerl_core::Config {
-            seed: self.seed,
-            max_steps: self.max_steps,
-            batch_size: self.batch_size,
-            token_batch_size: self.token_batch_size,
-            group_size: self.group_size,
-            min_group_size: self.min_group_size,
-            group_on_cancel: self.group_on_cancel,
-            seq_len: self.seq_len,
-            data_ranks: self.data_ranks,
-            max_async_level: self.max_async_level,
-            max_off_policy_steps: self.max_off_policy_steps,
-            oversampling_factor: self.oversampling_factor,
+            run: self.run.clone(),
             spool_steps: self.retention.spool_steps,
-            admission: self.admission.clone(),
             buffer: self.buffer.core.clone(),
-            trajectory_strategy: self.trajectory_strategy,
-            truncated_rollouts: self.truncated_rollouts,
-            long_samples: self.long_samples,
-            training_mode: self.training_mode,
             environments: training.chain(evaluation).collect(),
             without_engines: self.needs_no_engine(),
             timeouts: Timeouts {
@@ -78,7 +62,6 @@ impl Config {
                 teacher: seconds(self.teacher_patience_s()),
             },
             flops,
-            shared_prefixes: self.shared_prefixes,
         }
     }
 

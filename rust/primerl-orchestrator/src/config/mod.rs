@@ -19,10 +19,7 @@ pub use self::core::flops_model;
 pub use self::teacher::{DemonstrationConfig, TeacherConfig};
 pub use self::timeouts::TimeoutsConfig;
 
-use primerl_core::config::{
-    Admission, Buffer, Evaluation, LongSamples, TrainingMode, TrajectoryStrategy, TruncatedRollouts,
-};
-use primerl_core::group::OnCancel;
+use primerl_core::config::{Buffer, EnvironmentConfig, Evaluation, RunConfig};
 use primerl_engines::clients::{ClientConfig, ClientType};
 use primerl_gateway::RolloutLimits;
 use primerl_render::{ControlTokenPolicy, ParserSetting};
@@ -32,39 +29,15 @@ use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Config {
     /// Where journal, spool, records and `run/orchestrator.json` go.
     pub output_dir: PathBuf,
     pub host: String,
     /// 0: chosen by the operating system.
     pub port: u16,
-    pub seed: u64,
-    pub max_steps: u64,
-    /// Longest sample, tokens; also bounds prompt + answer of a training rollout's turn.
-    pub seq_len: u32,
-    pub data_ranks: u32,
-    pub batch_size: u32,
-    /// In place of `batch_size`.
-    pub token_batch_size: Option<u64>,
-    pub group_size: u32,
-    /// `None`: only whole groups are trained.
-    pub min_group_size: Option<u32>,
-    pub group_on_cancel: OnCancel,
-    pub max_async_level: u64,
-    pub max_off_policy_steps: u64,
-    pub oversampling_factor: f64,
-    pub admission: Admission,
-    /// Whether the trainer computes tokens that samples have in common once: batches are then packed as trees.
-    pub shared_prefixes: bool,
-    /// Which samples a rollout's turns become.
-    pub trajectory_strategy: TrajectoryStrategy,
-    /// What becomes of rollouts the environment cut short.
-    pub truncated_rollouts: TruncatedRollouts,
-    /// What becomes of samples longer than `seq_len`.
-    pub long_samples: LongSamples,
-    /// What the policy learns from.
-    pub training_mode: TrainingMode,
+    /// What the core reads as it is.
+    #[serde(flatten)]
+    pub run: RunConfig,
     /// Whom it learns from, where it is not rewards.
     pub teacher: Option<TeacherConfig>,
     /// What it sees to be its own teacher.
@@ -192,20 +165,16 @@ pub struct EvalConfig {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct TrainEnvironment {
     pub id: String,
     /// `None`: the id.
     pub name: Option<String>,
     /// Relative share of the groups; `None`: 1.
     pub ratio: Option<f64>,
-    pub max_retries: u32,
+    #[serde(flatten)]
+    pub own: EnvironmentConfig,
     /// `None`: the run's.
     pub algorithm: Option<AlgorithmConfig>,
-    /// `None`: the run's.
-    pub group_size: Option<u32>,
-    /// `None`: the run's.
-    pub training_mode: Option<TrainingMode>,
     /// `None`: the run's.
     pub teacher: Option<TeacherConfig>,
     /// `None`: the run's.

@@ -1,7 +1,5 @@
 //! Defaults and bounds of all keys, from the one place that has them: `schema.json` is what `primerl config schema --of
 //! orchestrator` makes of the classes in `python/primerl/config/schema`, and `make reference` writes it.
-//!
-//! Types are checked by serde when a completed table is read.
 
 use primerl_service::config_error::{ConfigError, field};
 use regex::Regex;
@@ -106,8 +104,14 @@ impl Node {
     }
 
     fn check(&self, value: &mut Value, key: &str, is_required: bool) -> Result<(), ConfigError> {
+        let omit = if is_required { "" } else { ", or omit it" };
         let Some(node) = self.of(value) else {
-            return Ok(());
+            let problem = format!("is {}, an invalid type", word_of(value.type_str()));
+            return Err(field(
+                key,
+                problem,
+                format!("give {}{omit}", self.types().join(" or ")),
+            ));
         };
         match value {
             Value::Table(table) => return node.complete(table, key),
@@ -130,15 +134,26 @@ impl Node {
             // A key may have been written in its place.
             _ => "is not what it may be".to_owned(),
         };
-        let omit = if is_required { "" } else { ", or omit it" };
         Err(field(key, problem, format!("give {}{omit}", node.bounds())))
     }
 
-    /// Of several types, that of the value; `None` where there is none, which serde refuses.
+    /// What it may be, in words.
+    fn types(&self) -> Vec<&str> {
+        match &self.reference {
+            Some(reference) => definition(reference).map_or(Vec::new(), Node::types),
+            None if self.any_of.is_empty() => vec![word_of(&self.r#type)],
+            // Unset is no value.
+            None => {
+                let nodes = self.any_of.iter().filter(|node| node.r#type != "null");
+                nodes.flat_map(|node| node.types()).collect()
+            }
+        }
+    }
+
+    /// Of several types, that of the value; `None` where there is none.
     fn of(&self, value: &Value) -> Option<&Node> {
         if let Some(reference) = &self.reference {
-            let name = reference.rsplit('/').next().unwrap_or_default();
-            return ROOT.definitions.get(name)?.of(value);
+            return definition(reference)?.of(value);
         }
         if !self.any_of.is_empty() {
             return self.any_of.iter().find_map(|node| node.of(value));
@@ -226,6 +241,24 @@ impl Node {
     }
 }
 
+fn definition(reference: &str) -> Option<&'static Node> {
+    ROOT.definitions.get(reference.rsplit('/').next()?)
+}
+
+/// A type of TOML, or of JSON Schema.
+fn word_of(kind: &str) -> &str {
+    match kind {
+        "integer" => "a whole number",
+        "number" | "float" => "a number",
+        "string" => "text",
+        "boolean" => "true or false",
+        "array" => "a list",
+        "object" | "table" => "a table",
+        // TOML's dates.
+        _ => "a date",
+    }
+}
+
 /// An environment is called by its name.
 fn entry_of(key: &str, index: usize, value: &Value) -> String {
     let name = value.get("name").or_else(|| value.get("id"));
@@ -255,216 +288,4 @@ fn as_toml(value: &Json) -> Option<Value> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::Config;
-    use super::*;
-
-    fn completed(text: &str) -> Result<Table, String> {
-        let mut table: Table = toml::from_str(text).expect("is TOML");
-        match complete(&mut table) {
-            Ok(()) => Ok(table),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
-    const SHORT: &str = "output_dir = \"o\"\nmax_steps = 1\n";
-    const REST: &str = "[model]\npath = \"m\"\n[[train.env]]\nid = \"e\"\n";
-
-    #[test]
-    fn keys_that_are_not_given_have_their_defaults() {
-        let table = completed(&format!("{SHORT}batch_size = 4\n{REST}limits.turns = 3\n"));
-        let table = table.expect("is complete");
-        let number = |key: &str| table[key].as_integer();
-        assert_eq!(
-            (number("batch_size"), number("group_size")),
-            (Some(4), Some(8))
-        );
-        assert_eq!(table["sampling"]["temperature"].as_float(), Some(1.0));
-        let environment = &table["train"]["env"][0];
-        assert_eq!(environment["max_retries"].as_integer(), Some(2));
-        assert_eq!(environment["limits"]["turns"].as_integer(), Some(3));
-        // Unset is no value.
-        assert!(table.get("token_batch_size").is_none() && table.get("teacher").is_none());
-    }
-
-    #[test]
-    fn a_key_out_of_its_bounds_or_missing_is_refused_by_its_place() {
-        let client = "[teacher.client]\nmodel = \"m\"\nbase_url = \"u\"\n";
-        for (head, tail, said) in [
-            (
-                "batch_size = 0",
-                "",
-                "batch_size: is 0; give more than 0 and at most 1000000",
-            ),
-            (
-                "",
-                "[timeouts]\nworker_s = 0.5",
-                "timeouts.worker_s: is 0.5; give 1 to a year",
-            ),
-            (
-                "probe_tolerance = nan",
-                "",
-                "probe_tolerance: is NaN; give more than 0, or omit it",
-            ),
-            (
-                "oversampling_factor = inf",
-                "",
-                "oversampling_factor: is inf; give 1 to 1000",
-            ),
-            (
-                "",
-                "ratio = 0.0",
-                "train.env.e.ratio: is 0; give more than 0, or omit it",
-            ),
-            (
-                "",
-                "[buffer]\nease = 1",
-                "buffer.ease: unknown field `ease`, expected one of `easy_",
-            ),
-            (
-                "",
-                "[buffer]\nenv_ratios = [1.0, 0.0]",
-                "buffer.env_ratios[1]: is 0; give more than 0",
-            ),
-            (
-                "",
-                "name = \"a/b\"",
-                "train.env.a/b.name: is not what it may be; give",
-            ),
-            (
-                "",
-                "[log]\nlevel = \"loud\"",
-                "log.level: is not what it may be; give one of trace, debug, info, warn, error",
-            ),
-            (
-                "",
-                "training_mode = \"rll\"",
-                "train.env.e.training_mode: is not what it may be; give one of rl, opd, sft, opsd, or omit it",
-            ),
-            (
-                "",
-                &format!("{client}api_key_env = \"sk-1\""),
-                "teacher.client.api_key_env: is not",
-            ),
-        ] {
-            let refused = completed(&format!("{SHORT}{head}\n{REST}{tail}\n")).expect_err(said);
-            assert!(
-                refused.contains(said) && !refused.contains("sk-1"),
-                "{refused}"
-            );
-        }
-        let refused = completed("max_steps = 1\n[model]\npath = \"m\"").expect_err("is incomplete");
-        assert!(refused.starts_with("output_dir: is missing"), "{refused}");
-    }
-
-    /// The schema's nodes that hold one value, each with its place.
-    fn leaves(node: &'static Node, place: &str, found: &mut Vec<(String, &'static Node)>) {
-        let inner = node
-            .reference
-            .as_ref()
-            .and_then(|name| name.rsplit('/').next());
-        if let Some(name) = inner {
-            leaves(&ROOT.definitions[name], place, found);
-        }
-        for node in node.any_of.iter().chain(node.items.as_deref()) {
-            leaves(node, place, found);
-        }
-        for (name, node) in &node.properties {
-            leaves(node, &format!("{place}.{name}"), found);
-        }
-        if matches!(node.r#type.as_str(), "integer" | "number") {
-            found.push((place.to_owned(), node));
-        }
-    }
-
-    #[test]
-    fn each_bound_of_a_number_is_kept() {
-        let mut found = Vec::new();
-        leaves(&ROOT, "", &mut found);
-        let mut checked = 0;
-        for (place, node) in found {
-            let is_refused = |number: f64| {
-                let mut value = match node.r#type.as_str() {
-                    "integer" => Value::Integer(number as i64),
-                    _ => Value::Float(number),
-                };
-                node.check(&mut value, &place, true).is_err()
-            };
-            let mut bounds = Vec::new();
-            bounds.extend(node.minimum.map(|least| (least, least - 1.0)));
-            bounds.extend(node.exclusive_minimum.map(|least| (least + 0.5, least)));
-            bounds.extend(node.maximum.map(|most| (most, most + 1.0)));
-            bounds.extend(node.exclusive_maximum.map(|most| (most - 0.5, most)));
-            for (within, beyond) in bounds {
-                // Above 2^53 not every number is one of floating point.
-                if beyond.abs() < 2_f64.powi(53) && node.r#type == "number" {
-                    assert!(!is_refused(within), "{place} = {within}");
-                }
-                if beyond.abs() < 2_f64.powi(53) {
-                    assert!(is_refused(beyond), "{place} = {beyond}");
-                    checked += 1;
-                }
-            }
-        }
-        assert!(checked > 90, "{checked}");
-    }
-
-    /// A value of each key, also of those that are unset by default.
-    fn sample(node: &Node) -> Value {
-        if let Some(name) = &node.reference {
-            return sample(&ROOT.definitions[name.rsplit('/').next().unwrap_or_default()]);
-        }
-        if let Some(node) = node.any_of.first() {
-            return sample(node);
-        }
-        if let Some(choice) = node.choices.last() {
-            return Value::String(choice.clone());
-        }
-        match node.r#type.as_str() {
-            "integer" => Value::Integer(1),
-            "number" => Value::Float(0.5),
-            "string" => Value::String("a".to_owned()),
-            "boolean" => Value::Boolean(true),
-            "array" => Value::Array(node.items.iter().map(|node| sample(node)).collect()),
-            _ => {
-                let keys = node.properties.iter();
-                Value::Table(
-                    keys.map(|(name, node)| (name.clone(), sample(node)))
-                        .collect(),
-                )
-            }
-        }
-    }
-
-    #[test]
-    fn each_key_of_the_classes_is_read() {
-        let config: Config = sample(&ROOT).try_into().expect("every key is known");
-        assert_eq!(config.train.env[0].rollout_s, Some(0.5));
-        assert_eq!(config.eval.env[0].measured.num_examples, Some(1));
-    }
-
-    /// Serde ignores what it does not know of a table that is flattened into another one.
-    #[test]
-    fn flattened_tables_have_every_key() {
-        use primerl_core::config::{Buffer, Evaluation};
-        let evaluation = Evaluation {
-            num_examples: Some(1),
-            rollouts_per_example: 1,
-            interval: Some(1),
-            base_model: true,
-            pass_threshold: 0.5,
-        };
-        let own = "id name validates sampling client rollout_s limits worker";
-        for (name, core, own) in [
-            ("Buffer", serde_json::json!(Buffer::off()), "env_ratios"),
-            ("ServedEvaluationSource", serde_json::json!(evaluation), own),
-        ] {
-            let core = core.as_object().expect("is a table");
-            let mut known: Vec<&str> = core.keys().map(String::as_str).collect();
-            known.extend(own.split(' '));
-            known.sort_unstable();
-            let given: Vec<&String> = ROOT.definitions[name].properties.keys().collect();
-            assert_eq!(given, known, "{name}");
-        }
-    }
-}
+mod tests;

@@ -62,7 +62,10 @@ impl Config {
     }
 
     fn mode_of(&self, environment: &TrainEnvironment) -> TrainingMode {
-        environment.training_mode.unwrap_or(self.training_mode)
+        environment
+            .own
+            .training_mode
+            .unwrap_or(self.run.training_mode)
     }
 
     /// By training environment; `None` where no teacher is asked.
@@ -141,7 +144,7 @@ impl Config {
             }
         }
         let mut taught = teachers.iter().flatten();
-        let may_be = self.train.env.is_empty() && !self.training_mode.is_rl();
+        let may_be = self.train.env.is_empty() && !self.run.training_mode.is_rl();
         if self.teacher.is_some()
             && !may_be
             && !taught.any(|taught| taught.place == "teacher.client")

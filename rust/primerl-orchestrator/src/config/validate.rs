@@ -47,10 +47,10 @@ impl Config {
     fn validate_sampling(&self, place: &str, sampling: &SamplingConfig) -> Result<(), ConfigError> {
         let key = |name: &str| format!("{place}.{name}");
         sampling.validate_truncation(&key)?;
-        if sampling.max_tokens >= self.seq_len {
+        if sampling.max_tokens >= self.run.seq_len {
             let problem = format!(
                 "leaves no room for a prompt within seq_len = {}",
-                self.seq_len
+                self.run.seq_len
             );
             return Err(field(
                 &key("max_tokens"),

@@ -182,7 +182,7 @@ fn check_rank(app: &App, step: Step, rank: u32) -> Result<(), ApiError> {
     if step.0 == 0 {
         return Err(ApiError::invalid("steps are counted from 1").param("step"));
     }
-    let ranks = app.config.data_ranks;
+    let ranks = app.config.run.data_ranks;
     if rank >= ranks {
         let message = format!(
             "rank {rank} was asked for, data_ranks is {ranks}; start as many trainer processes"

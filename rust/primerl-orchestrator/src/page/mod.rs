@@ -83,7 +83,7 @@ impl Page {
         Arc::new(Page {
             output_dir: output_dir.to_owned(),
             renderer,
-            data_ranks: config.data_ranks,
+            data_ranks: config.run.data_ranks,
             only_evaluates: config.only_evaluates(),
             reader,
             curves: Mutex::new(Curves::new(output_dir)),

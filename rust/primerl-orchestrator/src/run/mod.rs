@@ -223,7 +223,7 @@ impl Prepared {
             tasks.clone(),
         );
         let failures = Failures::default();
-        let bodies = self.limits.bodies.clone().of_run(self.config.seq_len);
+        let bodies = self.limits.bodies.clone().of_run(self.config.run.seq_len);
         let service = Service {
             gateway: gateway(&self.config, &self.renderer, access, self.endpoints),
             engines,
@@ -307,7 +307,7 @@ fn engines_config(config: &Config, renderer: &Renderer) -> EnginesConfig {
         update_timeout: Duration::from_secs_f64(config.timeouts.engine_update_s),
         stop_token_ids: renderer.stop_token_ids().to_vec(),
         vocabulary_size: renderer.vocabulary_size(),
-        seq_len: config.seq_len,
+        seq_len: config.run.seq_len,
         max_tokens: config.sampling.max_tokens,
         needs_processed: config.sampling.temperature != 1.0 || config.sampling.replayed().is_some(),
         returns_experts: config.router_replay,
@@ -323,7 +323,7 @@ fn gateway(
     access: Access,
     endpoints: Vec<Option<Arc<Endpoint>>>,
 ) -> Gateway {
-    let (model, seq_len) = (config.model.name(), config.seq_len);
+    let (model, seq_len) = (config.model.name(), config.run.seq_len);
     Gateway::new(Arc::clone(renderer), access, model, seq_len).with_clients(
         config.client_type,
         endpoints,
@@ -383,6 +383,6 @@ fn teacher_parts(app: &App, stop: CancellationToken) -> teacher::Parts {
         stop,
         timeout: Duration::from_micros(app.core_config.timeouts.teacher.0),
         limit: Duration::from_secs_f64(app.config.timeouts.no_engine_s),
-        seq_len: app.config.seq_len,
+        seq_len: app.config.run.seq_len,
     }
 }

@@ -52,7 +52,7 @@ impl Checker {
     fn begin(output_dir: &Path, beginning: &Beginning<'_>) -> Checker {
         let core = beginning.core;
         Checker {
-            spool: Spool::new(output_dir, core.config().data_ranks),
+            spool: Spool::new(output_dir, core.config().run.data_ranks),
             counters: ends_of(core.counters()),
             next_step: core.next_step(),
             last_rollout: beginning.lives.keys().last().copied(),
@@ -172,7 +172,7 @@ fn ends_of(counters: Counters) -> Counters {
 }
 
 fn check_tokens(batch: &PackedBatch, config: &Config) -> Result<(), String> {
-    let (step, bound) = (batch.step, config.max_off_policy_steps);
+    let (step, bound) = (batch.step, config.run.max_off_policy_steps);
     let micro_batches = || batch.ranks.iter().flatten();
     for oldest in micro_batches().flat_map(oldest_versions).flatten() {
         if policy::staleness(step, PolicyVersion(oldest)) > bound {
@@ -264,7 +264,7 @@ fn check_spool(
     cut_by: &BTreeMap<Step, u64>,
     report: &mut CheckReport,
 ) -> Result<(), InspectError> {
-    let spool = Spool::new(output_dir, core.config().data_ranks);
+    let spool = Spool::new(output_dir, core.config().run.data_ranks);
     let steps = core.batches_kept_from().0..core.next_step().0;
     let (there, missing): (Vec<Step>, Vec<Step>) =
         steps.map(Step).partition(|step| spool.has(*step));
@@ -301,7 +301,7 @@ fn check_spool(
 mod tests {
     use super::*;
     use primerl_core::EnvironmentId;
-    use primerl_core::config::{TrainingMode, TrajectoryStrategy};
+    use primerl_core::config::{RunConfig, TrainingMode, TrajectoryStrategy};
     use primerl_core::pack::{Advantage, MicroBatch, Weighted};
     use primerl_core::sample::samples;
     use primerl_core::testing::{config, turn};
@@ -357,7 +357,7 @@ mod tests {
         assert!(said(&mut checker(), batch(2, 0)).contains("step 2 was cut where step 1 was due"));
         let again = said(&mut checker(), batch(1, 0));
         assert!(again.contains("rollout 4 is in the batch of step 1, but it had ended before"));
-        let bound = config().max_off_policy_steps;
+        let bound = config().run.max_off_policy_steps;
         let step = bound + 2;
         let stale = check_tokens(&batch(step, 0), &config()).expect_err("is stale");
         assert!(
@@ -371,7 +371,10 @@ mod tests {
         };
         assert!(check_tokens(&wrong, &config()).is_err());
         let taught = Config {
-            training_mode: TrainingMode::Opd,
+            run: RunConfig {
+                training_mode: TrainingMode::Opd,
+                ..config().run
+            },
             ..config()
         };
         let unscored = check_tokens(&batch(1, 0), &taught).expect_err("is not scored");

@@ -334,7 +334,7 @@ pub fn step(output_dir: &Path, id: Step) -> Result<StepTrace, InspectError> {
     let Some(cut) = seeker.cut else {
         return Err(seeker.known.unknown("step", id.0, &story));
     };
-    let ranks = played.core.config().data_ranks as usize;
+    let ranks = played.core.config().run.data_ranks as usize;
     let last_fetch = seeker.first_fetch.values().max().copied();
     let last_fetch = last_fetch.filter(|_| seeker.first_fetch.len() == ranks);
     let published = seeker.published.first().copied();

@@ -109,17 +109,17 @@ fn scheduled(seed: u64, faults: Faults) -> Scenario {
         faults,
         ..scenario(seed)
     };
-    scenario.config.seq_len = [64, 200, LONGEST][seed as usize / 2 % 3];
+    scenario.config.run.seq_len = [64, 200, LONGEST][seed as usize / 2 % 3];
     // Half of them have one engine, and more for it than it has room for.
     if seed % 4 < 2 {
         (scenario.engines, scenario.workers_per_environment) = (1, 3);
         scenario.rollouts_per_worker = 20;
-        scenario.config.batch_size *= 2;
-        scenario.config.admission = Admission {
+        scenario.config.run.batch_size *= 2;
+        scenario.config.run.admission = Admission {
             limit: LimitRule::Fixed,
             start_per_engine: 60,
             max_per_engine: 60,
-            ..scenario.config.admission
+            ..scenario.config.run.admission
         };
     }
     scenario

@@ -2,19 +2,22 @@
 
 use super::*;
 use crate::admission::EngineLoad;
-use crate::config::{Admission, LimitRule};
+use crate::config::{Admission, LimitRule, RunConfig};
 
 fn limited(start_per_engine: u32, limit: LimitRule) -> Config {
     Config {
-        batch_size: 16,
-        max_async_level: 2,
-        admission: Admission {
-            limit,
-            start_per_engine,
-            min_per_engine: 1,
-            max_per_engine: 100,
-            increase: 2,
-            ..crate::testing::admission()
+        run: RunConfig {
+            batch_size: 16,
+            max_async_level: 2,
+            admission: Admission {
+                limit,
+                start_per_engine,
+                min_per_engine: 1,
+                max_per_engine: 100,
+                increase: 2,
+                ..crate::testing::admission()
+            },
+            ..config().run
         },
         ..config()
     }
@@ -123,10 +126,13 @@ fn a_fixed_limit_ignores_reports() {
 
 fn two_environments() -> Config {
     Config {
+        run: RunConfig {
+            batch_size: 8,
+            max_async_level: 0,
+            max_steps: 9,
+            ..config().run
+        },
         environments: vec![environment("a"), environment("b")],
-        batch_size: 8,
-        max_async_level: 0,
-        max_steps: 9,
         ..config()
     }
 }

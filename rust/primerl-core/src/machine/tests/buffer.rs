@@ -1,7 +1,7 @@
 //! Groups without signal, pools, and what is said of them.
 
 use super::*;
-use crate::config::{AlgorithmKind, LengthPenalty};
+use crate::config::{AlgorithmKind, LengthPenalty, RunConfig};
 use crate::curriculum::Pool;
 
 fn filtering() -> Config {
@@ -26,7 +26,10 @@ fn group(run: &mut Run, rewards: [f64; 2]) -> (ExampleIndex, Vec<Effect>) {
 #[test]
 fn a_group_without_signal_makes_room_for_another() {
     let mut run = Run::started(Config {
-        max_async_level: 0,
+        run: RunConfig {
+            max_async_level: 0,
+            ..filtering().run
+        },
         ..filtering()
     });
     for rewards in [[1.0, 1.0], [0.0, 0.0], [0.3, 0.1 + 0.2]] {
@@ -186,7 +189,10 @@ fn an_example_tells_its_history() {
 #[test]
 fn a_group_of_too_long_samples_still_fails_where_it_has_no_signal() {
     let mut run = Run::started(Config {
-        seq_len: 3,
+        run: RunConfig {
+            seq_len: 3,
+            ..filtering().run
+        },
         ..filtering()
     });
     let (example, effects) = group(&mut run, [1.0, 1.0]);

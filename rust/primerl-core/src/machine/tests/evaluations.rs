@@ -1,14 +1,17 @@
 //! Evaluations: when, at which version, and what they hold up.
 
 use super::*;
-use crate::config::Changes;
+use crate::config::{Changes, RunConfig};
 use crate::effect::EvaluationReport;
 
 /// Environment 0 trains, environment 1 evaluates 3 examples twice each.
 pub(super) fn with_evaluation(interval: Option<u64>) -> Config {
     Config {
+        run: RunConfig {
+            max_steps: 4,
+            ..config().run
+        },
         environments: vec![environment("train"), evaluation("evaluation", interval)],
-        max_steps: 4,
         ..config()
     }
 }
@@ -91,7 +94,10 @@ fn evaluations_go_first_up_to_their_share() {
 #[test]
 fn a_waiting_evaluation_gets_its_share_as_training_rollouts_end() {
     let mut run = Run::started(Config {
-        max_async_level: 2,
+        run: RunConfig {
+            max_async_level: 2,
+            ..with_evaluation(None).run
+        },
         ..with_evaluation(None)
     });
     let training = run.lease(0, 100);
@@ -115,7 +121,10 @@ fn a_waiting_evaluation_gets_its_share_as_training_rollouts_end() {
 #[test]
 fn an_evaluation_may_have_everything_while_no_training_may_start() {
     let mut run = Run::started(Config {
-        max_async_level: 0,
+        run: RunConfig {
+            max_async_level: 0,
+            ..with_evaluation(None).run
+        },
         ..with_evaluation(None)
     });
     run.batch(0);
@@ -153,7 +162,10 @@ fn weights_wait_until_the_evaluation_has_ended() {
 #[test]
 fn a_due_version_is_not_skipped() {
     let mut run = Run::started(Config {
-        max_async_level: 2,
+        run: RunConfig {
+            max_async_level: 2,
+            ..with_evaluation(Some(2)).run
+        },
         ..with_evaluation(Some(2))
     });
     evaluate(&mut run, 0);
@@ -177,7 +189,10 @@ fn a_due_version_is_not_skipped() {
 #[test]
 fn the_last_version_is_evaluated_before_the_end() {
     let mut run = Run::started(Config {
-        max_steps: 1,
+        run: RunConfig {
+            max_steps: 1,
+            ..with_evaluation(None).run
+        },
         ..with_evaluation(None)
     });
     evaluate(&mut run, 0);
@@ -363,8 +378,11 @@ fn lost_evaluation_rollouts_are_handed_out_again() {
 /// Environment 0 evaluates, and nothing is trained.
 fn without_training() -> Config {
     Config {
+        run: RunConfig {
+            max_steps: 0,
+            ..config().run
+        },
         environments: vec![evaluation("evaluation", None)],
-        max_steps: 0,
         ..config()
     }
 }
@@ -553,7 +571,10 @@ fn a_run_that_only_evaluates_may_have_another_concurrency_at_its_next_start() {
     let mut run = of_other_servers();
     assert_eq!(run.lease(0, 100).len(), 4);
     let change = |batch_size| Config {
-        batch_size,
+        run: RunConfig {
+            batch_size,
+            ..without_training().run
+        },
         without_engines: true,
         ..without_training()
     };
@@ -566,7 +587,10 @@ fn a_run_that_only_evaluates_may_have_another_concurrency_at_its_next_start() {
     run.send(Event::Reconfigured(changes));
     assert_eq!(run.lease(0, 100).len(), 4, "all that is left");
     let training = Config {
-        batch_size: 8,
+        run: RunConfig {
+            batch_size: 8,
+            ..with_evaluation(None).run
+        },
         ..with_evaluation(None)
     };
     assert_eq!(

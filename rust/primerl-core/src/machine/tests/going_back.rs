@@ -2,11 +2,15 @@
 
 use super::evaluations::{evaluate, reports, with_evaluation};
 use super::*;
+use crate::config::RunConfig;
 
 /// Three batches cut, versions 1 to 3 published, and version 2, which is to be evaluated, at its way to the engine.
 fn before_version_2() -> Run {
     let mut run = Run::started(Config {
-        max_async_level: 2,
+        run: RunConfig {
+            max_async_level: 2,
+            ..with_evaluation(Some(2)).run
+        },
         ..with_evaluation(Some(2))
     });
     evaluate(&mut run, 0);

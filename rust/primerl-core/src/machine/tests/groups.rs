@@ -1,23 +1,25 @@
 //! What becomes of a group that loses rollouts.
 
 use super::*;
+use crate::config::RunConfig;
 use crate::group::OnCancel;
+use crate::testing::retried;
 
 /// One batch is one group of four; three of them may do. A retry is not given.
 fn partial(group_on_cancel: OnCancel) -> Config {
     Config {
-        max_steps: 9,
-        batch_size: 4,
-        group_size: 4,
-        min_group_size: Some(3),
-        group_on_cancel,
-        max_async_level: 1,
-        max_off_policy_steps: 1,
-        oversampling_factor: 2.0,
-        environments: vec![crate::config::Environment {
-            max_retries: 0,
-            ..environment("train")
-        }],
+        run: RunConfig {
+            max_steps: 9,
+            batch_size: 4,
+            group_size: 4,
+            min_group_size: Some(3),
+            group_on_cancel,
+            max_async_level: 1,
+            max_off_policy_steps: 1,
+            oversampling_factor: 2.0,
+            ..config().run
+        },
+        environments: vec![retried("train", 0)],
         ..config()
     }
 }
@@ -137,7 +139,10 @@ fn under_the_rule_drop_a_stale_slot_is_given_up_and_then_the_group() {
     );
 
     let mut run = Run::started(Config {
-        min_group_size: None,
+        run: RunConfig {
+            min_group_size: None,
+            ..partial(OnCancel::Drop).run
+        },
         ..partial(OnCancel::Drop)
     });
     let held = run.lease(0, 4);
@@ -154,7 +159,10 @@ fn under_the_rule_drop_a_stale_slot_is_given_up_and_then_the_group() {
 #[test]
 fn a_finished_rollout_that_became_too_old_is_voided_and_its_group_refilled() {
     let mut run = Run::started(Config {
-        min_group_size: None,
+        run: RunConfig {
+            min_group_size: None,
+            ..partial(OnCancel::Refill).run
+        },
         ..partial(OnCancel::Refill)
     });
     let held = run.lease(0, 4);
@@ -176,7 +184,10 @@ fn a_finished_rollout_that_became_too_old_is_voided_and_its_group_refilled() {
 /// A group of which one rollout is stale in flight, one is finished and stale, and two are fresh.
 fn swept(min_group_size: u32) -> (Run, Vec<Effect>) {
     let mut run = Run::started(Config {
-        min_group_size: Some(min_group_size),
+        run: RunConfig {
+            min_group_size: Some(min_group_size),
+            ..partial(OnCancel::Drop).run
+        },
         ..partial(OnCancel::Drop)
     });
     let held = run.lease(0, 4);
@@ -217,7 +228,10 @@ fn a_complete_group_loses_only_what_is_too_old_if_enough_is_left() {
 #[test]
 fn a_rollout_that_ends_too_old_is_voided_at_its_end() {
     let mut run = Run::started(Config {
-        max_off_policy_steps: 2,
+        run: RunConfig {
+            max_off_policy_steps: 2,
+            ..partial(OnCancel::Refill).run
+        },
         ..partial(OnCancel::Refill)
     });
     let held = run.lease(0, 4);

@@ -1,6 +1,8 @@
 //! Who gets what, and what becomes of it when something fails.
 
 use super::*;
+use crate::config::RunConfig;
+use crate::testing::retried;
 
 #[test]
 fn nothing_starts_before_a_version_is_proved_and_the_reason_is_said() {
@@ -64,8 +66,11 @@ fn a_group_starts_together_on_one_example() {
 #[test]
 fn at_most_the_oversampled_batch_is_in_flight() {
     let mut run = Run::started(Config {
-        oversampling_factor: 1.5,
-        max_async_level: 2,
+        run: RunConfig {
+            oversampling_factor: 1.5,
+            max_async_level: 2,
+            ..config().run
+        },
         ..config()
     });
     assert_eq!(run.lease(0, 100).len(), 6);
@@ -82,8 +87,11 @@ fn at_most_the_oversampled_batch_is_in_flight() {
 #[test]
 fn synchronous_training_waits_for_the_next_version() {
     let mut run = Run::started(Config {
-        max_async_level: 0,
-        oversampling_factor: 3.0,
+        run: RunConfig {
+            max_async_level: 0,
+            oversampling_factor: 3.0,
+            ..config().run
+        },
         ..config()
     });
     let effects = run.batch(0);
@@ -99,7 +107,10 @@ fn synchronous_training_waits_for_the_next_version() {
 #[test]
 fn asynchronous_generation_stops_at_its_level() {
     let mut run = Run::started(Config {
-        max_async_level: 1,
+        run: RunConfig {
+            max_async_level: 1,
+            ..config().run
+        },
         ..config()
     });
     run.batch(0);
@@ -156,10 +167,7 @@ fn a_group_is_dropped_when_retries_are_used_up() {
 #[test]
 fn a_dropped_group_cancels_what_is_in_flight() {
     let mut run = Run::started(Config {
-        environments: vec![crate::config::Environment {
-            max_retries: 0,
-            ..environment("train")
-        }],
+        environments: vec![retried("train", 0)],
         ..config()
     });
     let rollouts = run.lease(0, 4);
@@ -176,10 +184,7 @@ fn a_dropped_group_cancels_what_is_in_flight() {
 #[test]
 fn an_environment_that_only_fails_ends_the_run_and_one_success_starts_the_count_anew() {
     let mut run = Run::started(Config {
-        environments: vec![crate::config::Environment {
-            max_retries: 0,
-            ..environment("train")
-        }],
+        environments: vec![retried("train", 0)],
         ..config()
     });
     let fail_groups = |run: &mut Run, groups: usize| -> Vec<Effect> {
@@ -318,9 +323,12 @@ fn several_environments_share_a_batch_by_ratio() {
         },
     ];
     let mut run = Run::started(Config {
+        run: RunConfig {
+            batch_size: 16,
+            max_async_level: 0,
+            ..config().run
+        },
         environments,
-        batch_size: 16,
-        max_async_level: 0,
         ..config()
     });
     run.ask(0, 16);
@@ -371,8 +379,11 @@ fn a_dead_environment_is_waited_for_by_name() {
 #[test]
 fn rollouts_are_dealt_out_in_turn_among_the_workers_that_wait() {
     let mut run = Run::new(Config {
-        batch_size: 8,
-        group_size: 4,
+        run: RunConfig {
+            batch_size: 8,
+            group_size: 4,
+            ..config().run
+        },
         ..config()
     });
     run.join(0, 0);

@@ -1,6 +1,7 @@
 //! Metrics of a batch of two environments.
 
 use super::*;
+use crate::config::RunConfig;
 
 /// A batch of a group of each.
 fn two_environments() -> Run {
@@ -125,7 +126,7 @@ fn shares_are_of_what_ended_since_the_batch_before() {
 #[test]
 fn an_environment_of_which_nothing_ended_has_no_share() {
     let mut config = config();
-    config.max_async_level = 2;
+    config.run.max_async_level = 2;
     config.environments = vec![environment("first"), environment("second")];
     config.environments[1].ratio = 1e-9;
     let mut run = Run::started(config);
@@ -143,7 +144,10 @@ fn an_environment_of_which_nothing_ended_has_no_share() {
 #[test]
 fn a_rollout_that_is_left_out_whole_has_no_length() {
     let mut run = Run::started(Config {
-        truncated_rollouts: crate::config::TruncatedRollouts::Mask,
+        run: RunConfig {
+            truncated_rollouts: crate::config::TruncatedRollouts::Mask,
+            ..config().run
+        },
         ..config()
     });
     let leased = run.lease(0, 4);

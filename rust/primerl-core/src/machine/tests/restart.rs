@@ -1,7 +1,7 @@
 //! Going on after the shell, or the trainer, was restarted.
 
 use super::*;
-use crate::config::Changes;
+use crate::config::{Changes, RunConfig};
 use std::collections::BTreeMap;
 
 const ENTRIES: &str = "
@@ -12,7 +12,10 @@ const ENTRIES: &str = "
 /// Two batches cut, a third one begun.
 fn under_way() -> Run {
     let mut run = Run::started(Config {
-        max_async_level: 2,
+        run: RunConfig {
+            max_async_level: 2,
+            ..config().run
+        },
         ..config()
     });
     run.batch(0);
@@ -326,10 +329,13 @@ fn a_checkpoint_covers_only_what_its_trainer_has_published() {
 fn groups_beyond_a_smaller_max_steps_are_dropped() {
     for (max_steps, kept) in [(9, 4), (3, 2), (2, 0), (1, 0)] {
         let mut run = Run::started(Config {
-            max_steps: 9,
-            max_async_level: 3,
-            max_off_policy_steps: 3,
-            oversampling_factor: 2.0,
+            run: RunConfig {
+                max_steps: 9,
+                max_async_level: 3,
+                max_off_policy_steps: 3,
+                oversampling_factor: 2.0,
+                ..config().run
+            },
             ..config()
         });
         run.batch(0);
@@ -366,9 +372,12 @@ fn groups_beyond_a_smaller_max_steps_are_dropped() {
 #[test]
 fn batches_for_a_trainer_without_checkpoints_are_bounded() {
     let mut run = Run::started(Config {
-        max_steps: 10,
-        max_async_level: 5,
-        max_off_policy_steps: 8,
+        run: RunConfig {
+            max_steps: 10,
+            max_async_level: 5,
+            max_off_policy_steps: 8,
+            ..config().run
+        },
         spool_steps: 2,
         ..config()
     });

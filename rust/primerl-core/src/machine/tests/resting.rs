@@ -1,14 +1,18 @@
 //! Environments of which nothing comes, and examples that do not fit.
 
 use super::*;
+use crate::config::RunConfig;
 use crate::event::{Overflow, Refusal};
 
 fn two_environments() -> Config {
     Config {
+        run: RunConfig {
+            max_steps: 100,
+            max_async_level: 100,
+            max_off_policy_steps: 100,
+            ..config().run
+        },
         environments: vec![environment("good"), environment("bad")],
-        max_steps: 100,
-        max_async_level: 100,
-        max_off_policy_steps: 100,
         ..config()
     }
 }

@@ -2,14 +2,18 @@
 
 use super::*;
 use crate::config::{
-    Algorithm, AlgorithmKind, Environment, TrainingMode, TrajectoryStrategy, TruncatedRollouts,
+    Algorithm, AlgorithmKind, Environment, RunConfig, TrainingMode, TrajectoryStrategy,
+    TruncatedRollouts,
 };
 use crate::testing::grpo;
 
 #[test]
 fn a_masked_rollout_counts_in_the_baseline_and_is_not_trained() {
     let mut run = Run::started(Config {
-        truncated_rollouts: TruncatedRollouts::Mask,
+        run: RunConfig {
+            truncated_rollouts: TruncatedRollouts::Mask,
+            ..config().run
+        },
         ..config()
     });
     let rollouts = run.lease(0, 4);
@@ -38,7 +42,10 @@ fn a_masked_rollout_counts_in_the_baseline_and_is_not_trained() {
 #[test]
 fn a_group_of_masked_rollouts_is_dropped_with_the_reason() {
     let mut run = Run::started(Config {
-        truncated_rollouts: TruncatedRollouts::Mask,
+        run: RunConfig {
+            truncated_rollouts: TruncatedRollouts::Mask,
+            ..config().run
+        },
         ..config()
     });
     let rollouts = run.lease(0, 2);
@@ -55,17 +62,16 @@ fn a_group_of_masked_rollouts_is_dropped_with_the_reason() {
 
 /// Two environments: groups of three, and of the run's two.
 fn groups_of_three_and_two(max_async_level: u64) -> Run {
+    let mut of_three = environment("train");
+    of_three.own.group_size = Some(3);
     Run::started(Config {
-        environments: vec![
-            Environment {
-                group_size: Some(3),
-                ..environment("train")
-            },
-            environment("second"),
-        ],
-        max_async_level,
-        batch_size: 4,
-        oversampling_factor: 2.0,
+        run: RunConfig {
+            max_async_level,
+            batch_size: 4,
+            oversampling_factor: 2.0,
+            ..config().run
+        },
+        environments: vec![of_three, environment("second")],
         ..config()
     })
 }
@@ -107,9 +113,12 @@ fn a_synchronous_step_takes_all_groups_that_were_begun_for_it() {
 fn a_step_of_tokens_is_full_with_the_group_that_reaches_them() {
     for max_async_level in [0, 2] {
         let mut run = Run::started(Config {
-            token_batch_size: Some(10),
-            seq_len: 4,
-            max_async_level,
+            run: RunConfig {
+                token_batch_size: Some(10),
+                seq_len: 4,
+                max_async_level,
+                ..config().run
+            },
             ..config()
         });
         assert!(cut(&run.rollouts(2, 0)).is_empty(), "8 of 10");
@@ -126,9 +135,12 @@ fn a_step_of_tokens_is_full_with_the_group_that_reaches_them() {
 #[test]
 fn a_step_needs_more_rollouts_where_they_turn_out_shorter() {
     let mut run = Run::started(Config {
-        token_batch_size: Some(40),
-        seq_len: 20,
-        max_async_level: 0,
+        run: RunConfig {
+            token_batch_size: Some(40),
+            seq_len: 20,
+            max_async_level: 0,
+            ..config().run
+        },
         ..config()
     });
     // As long as a sample may be, two are enough; of four tokens, ten are.
@@ -180,8 +192,11 @@ fn a_good_end_without_a_turn_is_never_trained() {
             TrajectoryStrategy::Branching,
         ] {
             let mut run = Run::started(Config {
-                training_mode: mode,
-                trajectory_strategy: strategy,
+                run: RunConfig {
+                    training_mode: mode,
+                    trajectory_strategy: strategy,
+                    ..config().run
+                },
                 ..config()
             });
             let first = run.lease(0, 4);

@@ -1,14 +1,17 @@
 //! Runs that learn from a teacher: it scores what the policy sampled, or answers in its place.
 
 use super::*;
-use crate::config::TrainingMode;
+use crate::config::{RunConfig, TrainingMode};
 use crate::effect::TeacherRequest;
 use crate::sample::TokenLogprobs;
 use crate::testing::taught_turn;
 
 fn mode(training_mode: TrainingMode) -> Config {
     Config {
-        training_mode,
+        run: RunConfig {
+            training_mode,
+            ..config().run
+        },
         ..config()
     }
 }
@@ -129,8 +132,11 @@ fn a_teacher_that_does_not_answer_costs_the_group() {
 #[test]
 fn equal_rewards_and_groups_of_one_are_no_obstacle() {
     let config = Config {
-        group_size: 1,
-        batch_size: 1,
+        run: RunConfig {
+            group_size: 1,
+            batch_size: 1,
+            ..mode(TrainingMode::Opd).run
+        },
         ..mode(TrainingMode::Opd)
     };
     let mut run = Run::started(config);

@@ -1,7 +1,7 @@
 //! Batches, versions, the end.
 
 use super::*;
-use crate::config::{Algorithm, Changes, Environment};
+use crate::config::{Algorithm, Changes, Environment, RunConfig};
 use crate::testing::grpo;
 
 #[test]
@@ -23,8 +23,11 @@ fn a_batch_is_cut_as_soon_as_it_is_complete() {
 #[test]
 fn samples_share_their_prompt_from_the_start_on_that_allows_it() {
     let with = |shared_prefixes| Config {
-        seq_len: 200,
-        shared_prefixes,
+        run: RunConfig {
+            seq_len: 200,
+            shared_prefixes,
+            ..config().run
+        },
         ..config()
     };
     let batch = |run: &mut Run| {
@@ -51,7 +54,7 @@ fn samples_share_their_prompt_from_the_start_on_that_allows_it() {
     fields.remove("shared_prefixes");
     let earlier: Changes = serde_json::from_value(earlier).expect("can be read");
     run.send(Event::Reconfigured(earlier));
-    assert!(!run.core.config().shared_prefixes);
+    assert!(!run.core.config().run.shared_prefixes);
     run.send(Event::Reconfigured(changes));
     let after = batch(&mut run);
     assert_eq!(after.ranks[0].len(), 1);
@@ -123,7 +126,10 @@ fn the_metrics_of_a_batch() {
 #[test]
 fn batches_wait_for_the_trainer_and_can_be_fetched_again() {
     let mut run = Run::started(Config {
-        data_ranks: 2,
+        run: RunConfig {
+            data_ranks: 2,
+            ..config().run
+        },
         ..config()
     });
     run.batch(0);
@@ -181,7 +187,10 @@ fn the_trainer_waits_over_its_long_polls() {
 #[test]
 fn the_next_batch_is_given_at_once_or_not_at_all() {
     let mut run = Run::started(Config {
-        max_async_level: 2,
+        run: RunConfig {
+            max_async_level: 2,
+            ..config().run
+        },
         ..config()
     });
     run.batch(0);
@@ -193,14 +202,17 @@ fn the_next_batch_is_given_at_once_or_not_at_all() {
     assert_eq!(run.core.status().trainer.waiting_since, None, "it trains");
     run.batch(0);
     assert_eq!(fetched(&run.ask_next_batch(2, 0)), Some(Step(2)));
-    let none = run.ask_next_batch(config().max_steps + 1, 0);
+    let none = run.ask_next_batch(config().run.max_steps + 1, 0);
     assert!(matches!(none.last(), Some(Effect::NoMoreBatches { .. })));
 }
 
 #[test]
 fn newest_weights_win_and_late_engines_catch_up() {
     let mut run = Run::started(Config {
-        max_async_level: 2,
+        run: RunConfig {
+            max_async_level: 2,
+            ..config().run
+        },
         ..config()
     });
     run.batch(0);
@@ -260,7 +272,10 @@ fn a_version_is_published_once() {
 #[test]
 fn a_rollout_of_too_many_policies_is_cancelled() {
     let mut run = Run::started(Config {
-        max_steps: 9,
+        run: RunConfig {
+            max_steps: 9,
+            ..config().run
+        },
         ..config()
     });
     let rollout = run.lease(0, 1)[0].rollout;
@@ -279,8 +294,11 @@ fn a_rollout_of_too_many_policies_is_cancelled() {
 #[test]
 fn one_policy_is_never_too_many() {
     let mut run = Run::started(Config {
-        max_off_policy_steps: 0,
-        max_async_level: 0,
+        run: RunConfig {
+            max_off_policy_steps: 0,
+            max_async_level: 0,
+            ..config().run
+        },
         ..config()
     });
     let effects = run.batch(0);
@@ -290,7 +308,10 @@ fn one_policy_is_never_too_many() {
 #[test]
 fn groups_of_too_long_samples_are_dropped_with_a_reason() {
     let mut run = Run::started(Config {
-        seq_len: 3,
+        run: RunConfig {
+            seq_len: 3,
+            ..config().run
+        },
         ..config()
     });
     let rollouts = run.lease(0, 2);
@@ -303,7 +324,10 @@ fn groups_of_too_long_samples_are_dropped_with_a_reason() {
 #[test]
 fn the_run_ends_when_the_last_version_is_proved() {
     let mut run = Run::started(Config {
-        max_steps: 1,
+        run: RunConfig {
+            max_steps: 1,
+            ..config().run
+        },
         ..config()
     });
     run.batch(0);
@@ -404,7 +428,10 @@ fn a_silent_trainer_is_named_again_and_again() {
 #[test]
 fn a_trainer_that_holds_the_next_batch_is_silent_about_the_one_it_trains() {
     let mut run = Run::started(Config {
-        max_async_level: 1,
+        run: RunConfig {
+            max_async_level: 1,
+            ..config().run
+        },
         ..config()
     });
     run.batch(0);
@@ -420,7 +447,10 @@ fn a_trainer_that_holds_the_next_batch_is_silent_about_the_one_it_trains() {
 #[test]
 fn a_trainer_that_went_back_is_silent_about_the_step_that_it_trains_again() {
     let mut run = Run::started(Config {
-        max_async_level: 2,
+        run: RunConfig {
+            max_async_level: 2,
+            ..config().run
+        },
         ..config()
     });
     run.batch(0);
@@ -470,6 +500,12 @@ fn replaying_the_events_gives_the_same_effects() {
     );
     assert_ne!(
         script(&mut Run::started(config.clone())),
-        script(&mut Run::started(Config { seed: 1, ..config }))
+        script(&mut Run::started(Config {
+            run: RunConfig {
+                seed: 1,
+                ..config.run
+            },
+            ..config
+        }))
     );
 }

@@ -1,22 +1,23 @@
 //! Environments whose rewards come from all rollouts of a group together.
 
 use super::*;
-use crate::config::{Admission, Environment, LimitRule};
+use crate::config::{Admission, LimitRule, RunConfig};
 use crate::group::OnCancel;
+use crate::testing::retried;
 
 /// One batch is one group of four, which one worker runs. One retry is given.
 fn whole() -> Config {
     Config {
-        max_steps: 9,
-        batch_size: 4,
-        group_size: 4,
-        max_async_level: 2,
-        max_off_policy_steps: 2,
-        oversampling_factor: 3.0,
-        environments: vec![Environment {
-            max_retries: 1,
-            ..environment("train")
-        }],
+        run: RunConfig {
+            max_steps: 9,
+            batch_size: 4,
+            group_size: 4,
+            max_async_level: 2,
+            max_off_policy_steps: 2,
+            oversampling_factor: 3.0,
+            ..config().run
+        },
+        environments: vec![retried("train", 1)],
         ..config()
     }
 }
@@ -84,7 +85,10 @@ fn an_answer_holds_as_few_whole_groups_as_reach_what_was_asked_for() {
 #[test]
 fn without_room_for_all_of_a_group_none_of_it_starts_and_nobody_overtakes_it() {
     let mut run = started(Config {
-        oversampling_factor: 1.5,
+        run: RunConfig {
+            oversampling_factor: 1.5,
+            ..whole().run
+        },
         ..whole()
     });
     let first = run.lease(0, 4);
@@ -105,7 +109,10 @@ fn a_group_larger_than_what_engines_are_trusted_with_runs_alone() {
         ..crate::testing::admission()
     };
     let mut run = started(Config {
-        admission,
+        run: RunConfig {
+            admission,
+            ..whole().run
+        },
         ..whole()
     });
     let first = run.lease(0, 9);
@@ -153,7 +160,10 @@ fn a_failed_rollout_takes_its_group_along_and_all_of_it_is_run_again() {
 #[test]
 fn when_its_retries_are_spent_a_failed_slot_is_given_up_by_itself() {
     let mut run = started(Config {
-        min_group_size: Some(3),
+        run: RunConfig {
+            min_group_size: Some(3),
+            ..whole().run
+        },
         ..whole()
     });
     let first = run.lease(0, 4);
@@ -238,10 +248,13 @@ fn time_is_up_for_all_of_a_group_at_once() {
 /// A group of which the first rollout has sampled version 0 and the second was reported, when version 0 gets too old.
 fn overtaken(group_on_cancel: OnCancel) -> (Run, Vec<LeasedRollout>, Vec<Effect>) {
     let mut run = started(Config {
-        max_async_level: 1,
-        max_off_policy_steps: 1,
-        min_group_size: Some(2),
-        group_on_cancel,
+        run: RunConfig {
+            max_async_level: 1,
+            max_off_policy_steps: 1,
+            min_group_size: Some(2),
+            group_on_cancel,
+            ..whole().run
+        },
         ..whole()
     });
     let held = run.lease(0, 4);
@@ -365,7 +378,7 @@ fn a_group_that_an_evaluations_end_cuts_off_does_not_count() {
 fn a_whole_group_in_which_something_failed_is_measured_again_as_a_whole() {
     let mut config = whole();
     config.environments = vec![evaluation("evaluation", None)];
-    config.max_steps = 0;
+    config.run.max_steps = 0;
     let mut run = started(config);
     for attempt in 0..2 {
         let group = run.lease(0, 1);

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 impl Observer {
     pub(super) fn saw_limit(&mut self, engine: EngineId, limit: u32) {
-        let admission = &self.config.admission;
+        let admission = &self.config.run.admission;
         assert!((admission.min_per_engine..=admission.max_per_engine).contains(&limit));
         if admission.limit == LimitRule::Fixed {
             assert_eq!(limit, admission.start_per_engine);
@@ -49,9 +49,9 @@ impl Observer {
         let sizes = groups
             .keys()
             .map(|(_, id)| self.config.rollouts_per_group(*id));
-        let (found, wanted) = (sizes.sum::<usize>(), self.config.batch_size as usize);
+        let (found, wanted) = (sizes.sum::<usize>(), self.config.run.batch_size as usize);
         let last = self.config.largest_group();
-        let of_tokens = self.config.token_batch_size.is_some();
+        let of_tokens = self.config.run.token_batch_size.is_some();
         assert!(
             of_tokens || found < wanted + last,
             "more groups than a batch has"

@@ -35,7 +35,7 @@ impl Observer {
                 .map(|report| report.version.0)
                 .collect();
             let due = |version: &u64| {
-                *version == self.config.max_steps
+                *version == self.config.run.max_steps
                     || (*version == 0 && evaluation.base_model)
                     || (*version > 0
                         && evaluation
@@ -44,7 +44,9 @@ impl Observer {
             };
             assert_eq!(
                 versions,
-                (0..=self.config.max_steps).filter(due).collect::<Vec<_>>()
+                (0..=self.config.run.max_steps)
+                    .filter(due)
+                    .collect::<Vec<_>>()
             );
         }
     }

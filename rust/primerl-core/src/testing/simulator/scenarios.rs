@@ -41,14 +41,17 @@ fn config_of(seed: u64, rng: &mut ChaCha8Rng) -> Config {
     let group_size = rng.random_range(2..=5);
     let max_async_level = rng.random_range(0..=3);
     let mut environments = trained_environments(rng);
-    let largest = environments.iter().filter_map(|own| own.group_size).max();
+    let largest = environments
+        .iter()
+        .filter_map(|environment| environment.own.group_size)
+        .max();
     if rng.random_bool(0.5) {
         environments.push(evaluation(
             "evaluation",
             [None, Some(1), Some(2)][rng.random_range(0..3)],
         ));
     }
-    Config {
+    let run = RunConfig {
         seed,
         max_steps: rng.random_range(1..=6),
         batch_size: (group_size * rng.random_range(1..=4)).max(largest.unwrap_or(0)),
@@ -73,6 +76,10 @@ fn config_of(seed: u64, rng: &mut ChaCha8Rng) -> Config {
             TruncatedRollouts::Drop,
         ][rng.random_range(0..3)],
         long_samples: [LongSamples::Drop, LongSamples::Truncate][rng.random_range(0..2)],
+        ..config().run
+    };
+    Config {
+        run,
         environments,
         ..config()
     }
@@ -84,12 +91,16 @@ fn trained_environments(rng: &mut ChaCha8Rng) -> Vec<Environment> {
         ..environment("train")
     }];
     if rng.random_bool(0.3) {
+        let second = environment("second");
         environments.push(Environment {
             ratio: 2.5,
             algorithm: algorithm(rng),
-            group_size: rng.random_bool(0.5).then(|| rng.random_range(2..=5)),
-            training_mode: rng.random_bool(0.4).then_some(TrainingMode::Opd),
-            ..environment("second")
+            own: EnvironmentConfig {
+                group_size: rng.random_bool(0.5).then(|| rng.random_range(2..=5)),
+                training_mode: rng.random_bool(0.4).then_some(TrainingMode::Opd),
+                ..second.own
+            },
+            ..second
         });
     }
     environments
@@ -112,10 +123,10 @@ fn add_features(scenario: &mut Scenario, rng: &mut ChaCha8Rng) {
         };
     }
     if !scenario.config.buffer.online_difficulty_filtering && rng.random_bool(0.3) {
-        scenario.config.training_mode = TrainingMode::Opd;
+        scenario.config.run.training_mode = TrainingMode::Opd;
     }
     if rng.random_bool(0.2) {
-        scenario.config.token_batch_size = Some(rng.random_range(10..=120));
+        scenario.config.run.token_batch_size = Some(rng.random_range(10..=120));
     }
     if rng.random_bool(0.2) {
         scenario.config.environments[0].algorithm.echo = Some(Echo {
@@ -228,7 +239,7 @@ pub fn play(scenario: Scenario) -> Simulator {
         "seed {seed} did not end: {:#?}",
         simulator.core.status().waits
     );
-    let max_steps = simulator.core.config().max_steps;
+    let max_steps = simulator.core.config().run.max_steps;
     assert_eq!(simulator.observer.batches.len() as u64, max_steps);
     simulator.observer.check_all_closed();
     simulator.observer.check_evaluations();

@@ -89,9 +89,12 @@ fn runs_filter_and_move_examples_and_return_them() {
 fn a_run_in_which_no_group_has_a_signal_says_so_and_does_not_stop() {
     let base = scenario(3);
     let mut config = Config {
-        max_steps: 5,
+        run: RunConfig {
+            max_steps: 5,
+            training_mode: TrainingMode::Rl,
+            ..base.config.run
+        },
         environments: vec![environment("train")],
-        training_mode: TrainingMode::Rl,
         ..base.config
     };
     config.buffer.online_difficulty_filtering = true;
@@ -142,10 +145,13 @@ fn the_same_seed_gives_the_same_run() {
 fn more_asynchrony_takes_less_time_for_the_same_work() {
     let time = |level| {
         let config = Config {
-            max_steps: 8,
-            batch_size: 8,
-            max_async_level: level,
-            max_off_policy_steps: 8,
+            run: RunConfig {
+                max_steps: 8,
+                batch_size: 8,
+                max_async_level: level,
+                max_off_policy_steps: 8,
+                ..config().run
+            },
             ..config()
         };
         let scenario = Scenario {
@@ -169,12 +175,15 @@ fn killed(kill: Kill, expected: &str) {
     for seed in 0..10 {
         let base = scenario(seed);
         let mut config = Config {
-            max_steps: 1000,
+            run: RunConfig {
+                max_steps: 1000,
+                ..base.config.run
+            },
             ..base.config
         };
         // Eight groups that all fail for want of engines rightly end a run: not within the bound.
         for environment in &mut config.environments {
-            environment.max_retries = 100;
+            environment.own.max_retries = 100;
         }
         let at = Time::default() + Duration::from_secs(60);
         let bound = [

@@ -90,13 +90,13 @@ impl Simulator {
 
     fn trainer_has(&mut self, rank: u32) {
         self.trainer.fetched.insert(rank);
-        if self.trainer.fetched.len() == self.scenario.config.data_ranks as usize {
+        if self.trainer.fetched.len() == self.scenario.config.run.data_ranks as usize {
             self.trainer.fetched.clear();
             self.trainer.works = true;
             let after = self.spread(0.5, 6.0);
             let version = PolicyVersion(self.trainer.step);
             self.plan(after, Action::TrainerPublishes(version, self.trainer.life));
-            for rank in 0..self.scenario.config.data_ranks {
+            for rank in 0..self.scenario.config.run.data_ranks {
                 let after = self.spread(0.1, 3.0);
                 let next = Step(self.trainer.step + 1);
                 let asks = Action::TrainerAsksAhead(next, rank, self.trainer.life);
@@ -130,7 +130,7 @@ impl Simulator {
         if self.trainer.life != life {
             return;
         }
-        for rank in 0..self.scenario.config.data_ranks {
+        for rank in 0..self.scenario.config.run.data_ranks {
             let after = self.spread(0.01, 0.1);
             let asks = Action::TrainerAsks(Step(version.0 + 1), rank, life);
             self.plan(after, asks);

@@ -1,5 +1,6 @@
 use super::*;
 use crate::journal::{HEADER, Identity, Journal, MAGIC, SEGMENT, path_of, restore, write_snapshot};
+use primerl_core::config::RunConfig;
 use primerl_core::testing::config;
 use primerl_core::testing::simulator::batching::EngineModel;
 use primerl_core::testing::simulator::{Faults, Rewards, Scenario, Simulator};
@@ -10,7 +11,10 @@ use std::path::PathBuf;
 /// A run with losses and restarts, of several chunks.
 fn story() -> (primerl_core::Config, Vec<(Time, Event)>) {
     let config = primerl_core::Config {
-        max_steps: 60,
+        run: RunConfig {
+            max_steps: 60,
+            ..config().run
+        },
         ..config()
     };
     let mut simulator = Simulator::new(Scenario {

@@ -1,19 +1,23 @@
 //! What keeps engines full and batches coming: surplus, shares, limits.
 
 use super::*;
+use crate::config::RunConfig;
 use crate::testing::evaluation;
 
 /// One environment, groups of 4, plenty of workers.
 fn roomy(config: Config) -> Scenario {
     Scenario {
         config: Config {
-            max_steps: 12,
-            batch_size: 16,
-            group_size: 4,
-            seq_len: 1000,
-            max_async_level: 4,
-            max_off_policy_steps: 40,
-            min_group_size: None,
+            run: RunConfig {
+                max_steps: 12,
+                batch_size: 16,
+                group_size: 4,
+                seq_len: 1000,
+                max_async_level: 4,
+                max_off_policy_steps: 40,
+                min_group_size: None,
+                ..config.run
+            },
             ..config
         },
         engines: 1,
@@ -29,10 +33,13 @@ fn a_long_tail_holds_no_batch_back_and_what_is_finished_is_kept() {
     // One rollout in ten takes some 15 times as long as the others: nearly half of the groups have one.
     let play = |oversampling_factor| {
         let mut base = roomy(Config {
-            oversampling_factor,
+            run: RunConfig {
+                oversampling_factor,
+                ..config().run
+            },
             ..config()
         });
-        base.config.max_steps = 40;
+        base.config.run.max_steps = 40;
         let faults = Faults {
             rollout_slow: 0.1,
             ..Faults::default()
@@ -88,16 +95,19 @@ fn neither_training_nor_evaluation_starves_where_there_is_little_room() {
             pass_threshold: 1.0,
         });
         let base = roomy(Config {
-            seed,
-            environments: vec![environment("train"), evaluated],
-            oversampling_factor: 3.0,
-            admission: Admission {
-                limit: LimitRule::Fixed,
-                start_per_engine: 8,
-                min_per_engine: 1,
-                evaluation_share: [0.1, 0.3, 0.5][seed as usize % 3],
-                ..crate::testing::admission()
+            run: RunConfig {
+                seed,
+                oversampling_factor: 3.0,
+                admission: Admission {
+                    limit: LimitRule::Fixed,
+                    start_per_engine: 8,
+                    min_per_engine: 1,
+                    evaluation_share: [0.1, 0.3, 0.5][seed as usize % 3],
+                    ..crate::testing::admission()
+                },
+                ..config().run
             },
+            environments: vec![environment("train"), evaluated],
             ..config()
         });
         let simulator = play(Scenario {
@@ -147,13 +157,16 @@ fn the_adaptive_limit_keeps_an_engine_full_and_not_over_full() {
 /// An engine with room for 16 requests, trusted with 64 at first.
 fn roomy_with_limit(limit: LimitRule) -> Scenario {
     let base = roomy(Config {
-        oversampling_factor: 3.0,
-        admission: Admission {
-            limit,
-            start_per_engine: 64,
-            min_per_engine: 2,
-            increase: 2,
-            ..crate::testing::admission()
+        run: RunConfig {
+            oversampling_factor: 3.0,
+            admission: Admission {
+                limit,
+                start_per_engine: 64,
+                min_per_engine: 2,
+                increase: 2,
+                ..crate::testing::admission()
+            },
+            ..config().run
         },
         ..config()
     });

@@ -1,15 +1,19 @@
-"""Says by keys of the config why the orchestrator refuses to resume a run: the core names what the run was started
-with, and knows environments by number and no sections."""
+"""Says by keys of the user's config why the orchestrator refuses its own, or to resume a run.
+
+Its config has the sections of `orchestrator` at the top, and calls environments by their names. The core names what the
+run was started with, and knows environments by number and no sections."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from primerl.config.command_line.arguments import dotted
-from primerl.config.errors.error_locations import environment_places
+from primerl.config.errors.error_locations import OF_EVALUATION, environment_places
+from primerl.config.errors.fail import Problem
+from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
 
 ENVIRONMENT = re.compile(r"environments\.(\d+)(?:\.(.+))?")
@@ -23,7 +27,7 @@ ELSEWHERE = {
     "spool_steps": "orchestrator.retention.spool_steps",
     "teacher": "orchestrator.teacher.client.model",
 }
-"""Names of the core whose keys are not in the section `orchestrator`."""
+"""Names of the core and the orchestrator whose keys are not in the section `orchestrator`."""
 KIND = {
     "kind": "type",
     "kind.custom.path": "path",
@@ -45,6 +49,10 @@ class Refusal:
     was: str = ""
     now: str = ""
 
+    def without(self, origin: str) -> Refusal:
+        """The file that it names is one for the check alone."""
+        return replace(self, message=self.message.replace(origin, ""))
+
 
 def read(output: str) -> Refusal | None:
     """None where the output does not end with a refusal: a custom algorithm's module may print when it is imported."""
@@ -55,19 +63,36 @@ def read(output: str) -> Refusal | None:
         return None
 
 
-def in_words_of(config: RLConfig, refusal: Refusal) -> str:
-    """The message, with the key that the user wrote, or omitted, instead of the core's."""
-    if refusal.code != "changed" or refusal.key is None:
-        return refusal.message
+def in_words_of(config: RLConfig | EvalConfig, refusal: Refusal) -> Problem:
+    """The message, with the key that the user wrote, or omitted, instead of the orchestrator's."""
+    if refusal.key is None:
+        return Problem(refusal.message)
+    if refusal.code != "changed" or isinstance(config, EvalConfig):
+        key = _given_as(config, refusal.key)
+        leading = f"{refusal.key}: "
+        is_leading = refusal.message.startswith(leading)
+        return Problem(f"{key}: {refusal.message.removeprefix(leading)}" if is_leading else refusal.message, key)
     name, was, now = refusal.key, refusal.was, refusal.now
     core = f"{name} = {was}, and now {name} = {now}"
     if name.startswith(MODEL):
         what = "its shape" if name.startswith("flops.") else name.removeprefix("the model's ")
-        said = f"another model than the one in model.path ({what} differs)"
+        key, said = "model.path", f"another model than the one in model.path ({what} differs)"
     else:
         key = _placed(config, name)
         said = f"{key} = {was}, and now {key} = {now}"
-    return refusal.message.replace(core, said)
+    return Problem(refusal.message.replace(core, said), key)
+
+
+def _given_as(config: RLConfig | EvalConfig, name: str) -> str:
+    """Key of the full form, of one of the orchestrator's own config."""
+    for label, place in environment_places(config):
+        for environment in (f"train.env.{label}", f"eval.env.{label}"):
+            if name == environment or name.startswith(f"{environment}."):
+                return dotted(place) + name.removeprefix(environment)
+    if isinstance(config, EvalConfig):
+        return OF_EVALUATION.get(name, name)
+    is_own = name.partition(".")[0].partition("[")[0] in type(config.orchestrator).model_fields
+    return ELSEWHERE.get(name, f"orchestrator.{name}" if is_own else name)
 
 
 def _placed(config: RLConfig, name: str) -> str:
