@@ -11,7 +11,7 @@ pub mod worker;
 use self::engine::Engine;
 use self::trainer::Batch;
 use self::worker::Worker;
-use primerl_engine::mock::MockConfig;
+use primerl_engine_server::mock::MockConfig;
 use primerl_gateway::RUN_KEY_VARIABLE;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
 use primerl_orchestrator::{Config, ExitReason, Prepared, RunError, Running};
