@@ -419,7 +419,11 @@ fn a_teacher_without_a_mode_and_a_mode_without_a_teacher_are_refused() {
     assert!(said.contains("names no server"), "{said}");
     let number = teacher.replace("\"http://127.0.0.1:1/v1\"", "1");
     let said = refused("training_mode = \"opd\"", &number);
-    assert!(said.contains("a URL or a list of URLs"), "{said}");
+    assert!(
+        said.contains("teacher.client.base_url: is a whole number")
+            && said.contains("give text or a list"),
+        "{said}"
+    );
     let said = refused("training_mode = \"sft\"", "");
     assert!(said.contains("give [teacher.client]"), "{said}");
     let renders = format!("{teacher}client_type = \"renderer\"\n");

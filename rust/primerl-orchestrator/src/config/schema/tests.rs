@@ -259,8 +259,14 @@ fn no_key_of_the_classes_is_ignored() {
     let mut found = Vec::new();
     spoilt(whole.as_table().expect("is a table"), "", &mut found);
     assert!(found.len() > 150, "{}", found.len());
+    // An algorithm reads the parameters of its own type alone, and a worker's settings are handed on as they are.
+    let is_of_others = |key: &str| {
+        key.contains(".env.worker.")
+            || key.ends_with(".algorithm.decay")
+            || key.ends_with(".algorithm.episode_agents")
+    };
     for (key, table) in found {
         let read: Result<Config, _> = Value::Table(table).try_into();
-        assert!(read.is_err(), "{key} is not read");
+        assert_eq!(read.is_ok(), is_of_others(&key), "{key}");
     }
 }
