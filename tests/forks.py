@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,22 @@ class Started(subprocess.Popen[Any]):
         kind = None if _caller().startswith("asyncio") else kind_of(args)
         if kind is None or positional or _shared is None or not _is_shared:
             return super().__new__(cls)
-        _shared.start(ENVIRONMENTS)
+        _start(_shared, ENVIRONMENTS)
         if kind == TORCH or needs_both(args):
-            _shared.start(TORCH)
+            _start(_shared, TORCH)
         address = _shared.address(kind)
         if address is None or unlike_a_fork(options):
             return super().__new__(cls)
         # As `Popen` has it: tests that are to start nothing are held to it.
         sys.audit("subprocess.Popen", args[0], args, None, None)
         return ForkedPopen(args, address=address, **options)
+
+
+def _start(shared: servers.Servers, kind: str) -> None:
+    """A test may be in a folder whose files stand in the place of libraries; the server is for all tests."""
+    if kind not in shared.processes:
+        with chdir(Path(__file__).parent.parent):
+            shared.start(kind)
 
 
 def _caller() -> str:

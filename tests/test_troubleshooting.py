@@ -33,7 +33,7 @@ def explained(page: str) -> set[str]:
 def without_tests(repository: Path) -> dict[Path, str]:
     folders = [repository / folder for folder in SOURCES]
     files = [file for folder in folders for file in folder.rglob("*.rs") if "test" not in str(file.relative_to(folder))]
-    return {file: file.read_text().split("#[cfg(test)]")[0] for file in files}
+    return {file: file.read_text().split("#[cfg(test)]\nmod tests")[0] for file in files}
 
 
 def test_every_code_of_the_gateway_is_explained(repository: Path, page: str) -> None:
@@ -49,7 +49,7 @@ def test_every_code_of_the_gateway_is_explained(repository: Path, page: str) -> 
     ("file", "pattern"),
     [
         ("rust/primerl-core/src/effect.rs", r"CancelReason::\w+ => \"(\w+)\""),
-        ("rust/primerl-render/src/extend.rs", r"NotExtendable::\w+(?: \{ \.\. \}|\(_\))? => \"(\w+)\""),
+        ("rust/primerl-render/src/renderer/extend.rs", r"NotExtendable::\w+(?: \{ \.\. \}|\(_\))? => \"(\w+)\""),
     ],
 )
 def test_every_named_reason_is_explained(file: str, pattern: str, repository: Path, page: str) -> None:
