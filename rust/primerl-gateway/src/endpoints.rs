@@ -68,7 +68,7 @@ async fn serve(
                 // Every rollout that is ended from here gets this error, and the reason was logged.
                 tracing::debug!(
                     rollout,
-                    dialect = dialect.name(),
+                    dialect = %dialect.name(),
                     status,
                     message,
                     "request refused"
@@ -76,7 +76,7 @@ async fn serve(
             } else if error.status.is_client_error() {
                 tracing::info!(
                     rollout,
-                    dialect = dialect.name(),
+                    dialect = %dialect.name(),
                     status,
                     message,
                     "request refused"
