@@ -233,6 +233,35 @@ def test_a_refusal_has_the_place_of_its_key(tmp_path: Path) -> None:
         assert placed_as(Refusal("config", message, key)) == said
 
 
+def test_a_refusal_is_about_the_environment_that_it_names(tmp_path: Path) -> None:
+    """Several have one id, or labels that begin like another's."""
+    file = tmp_path / "run.toml"
+    environment = 'id = "a"\ntraining_mode = "opd"\nteacher.client = {base_url = "http://t", model = "m"}\n'
+    file.write_text(
+        'max_steps = 1\nseq_len = 1024\n[model]\npath = "m"\n'
+        f"[[orchestrator.train.env]]\n{environment}"
+        f'[[orchestrator.train.env]]\nname = "a.hard"\n{environment}'
+        '[[orchestrator.eval.env]]\nid = "a"\nname = "b"\nnum_examples = 1\n'
+    )
+    config = load_run(["@", str(file)], program="primerl rl")
+    for key, place in (
+        ("train.env.a.teacher.client.model", "orchestrator.train.env[0].teacher.client.model"),
+        ("train.env.a.hard.teacher.client.model", "orchestrator.train.env[1].teacher.client.model"),
+        ("train.env.a.hard", "orchestrator.train.env[1]"),
+        ("eval.env.b.num_examples", "orchestrator.eval.env[0].num_examples"),
+        ("teacher", "orchestrator.teacher"),
+    ):
+        assert orchestrator_refusal.in_words_of(config, Refusal("config", f"{key}: is odd", key)).key == place
+    file.write_text('model = "m"\n[[env]]\nid = "a"\n[[env]]\nid = "a"\nname = "b"\n')
+    several = load(EvalConfig, ["@", str(file)], program="primerl eval")
+    for key, place in (
+        ("eval.env.a.num_examples", "env[0].num_examples"),
+        ("eval.env.b.num_examples", "env[1].num_examples"),
+        ("eval.env.b.client.base_url", "base_url"),
+    ):
+        assert orchestrator_refusal.in_words_of(several, Refusal("config", f"{key}: is odd", key)).key == place
+
+
 def test_each_problem_keeps_its_own_key(tmp_path: Path) -> None:
     file = tmp_path / "eval.toml"
     file.write_text('model = "m"\nmax_tokens = 8\nconcurrency = 2\n[[env]]\nid = "a"\nnum_examples = 3\n')

@@ -25,16 +25,10 @@ ELSEWHERE = {
     "seq_len": "seq_len",
     "data_ranks": "trainer.ranks",
     "spool_steps": "orchestrator.retention.spool_steps",
-    "teacher": "orchestrator.teacher.client.model",
 }
 """Names of the core and the orchestrator whose keys are not in the section `orchestrator`."""
-KIND = {
-    "kind": "type",
-    "kind.custom.path": "path",
-    "kind.custom.timeout": "timeout_s",
-    "kind.rae.decay": "decay",
-    "kind.hierarchical_grpo.episode_agents": "episode_agents",
-}
+PARAMETER = re.compile(r"kind\.\w+\.(\w+)")
+"""A parameter of one algorithm, as the core names it; in the user's config it stands next to the type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +79,32 @@ def in_words_of(config: RLConfig | EvalConfig, refusal: Refusal) -> Problem:
 
 def _given_as(config: RLConfig | EvalConfig, name: str) -> str:
     """Key of the full form, of one of the orchestrator's own config."""
-    for label, place in environment_places(config):
-        for environment in (f"train.env.{label}", f"eval.env.{label}"):
-            if name == environment or name.startswith(f"{environment}."):
-                return dotted(place) + name.removeprefix(environment)
+    role, _, inner = name.partition(".env.")
+    # A label may have dots.
+    label = max(
+        (label for label in _labels(config, role) if f"{inner}.".startswith(f"{label}.")), key=len, default=None
+    )
+    if label is not None:
+        own = inner.removeprefix(label)
+        is_client = isinstance(config, EvalConfig) and own.startswith(".client.")  # which it has one of
+        return own.removeprefix(".client.") if is_client else _place(config, label) + own
     if isinstance(config, EvalConfig):
         return OF_EVALUATION.get(name, name)
     is_own = name.partition(".")[0].partition("[")[0] in type(config.orchestrator).model_fields
     return ELSEWHERE.get(name, f"orchestrator.{name}" if is_own else name)
 
 
+def _labels(config: RLConfig | EvalConfig, role: str) -> list[str]:
+    if role not in ("train", "eval"):
+        return []
+    entries = config.env if isinstance(config, EvalConfig) else getattr(config.orchestrator, role).env
+    return [entry.label for entry in entries]
+
+
 def _placed(config: RLConfig, name: str) -> str:
     """Key of the full form."""
+    if name == "teacher":
+        return "orchestrator.teacher.client.model"
     numbered = ENVIRONMENT.fullmatch(name)
     if numbered is not None:
         return _of_environment(config, int(numbered[1]), numbered[2] or "")
@@ -113,7 +121,7 @@ def _environments(config: RLConfig) -> list[Any]:
     return [*config.orchestrator.train.env, *config.orchestrator.eval.env]
 
 
-def _place(config: RLConfig, label: str) -> str:
+def _place(config: RLConfig | EvalConfig, label: str) -> str:
     return dotted(dict(environment_places(config)).get(label, ("orchestrator", "eval", "env")))
 
 
@@ -135,7 +143,10 @@ def _of_environment(config: RLConfig, number: int, field: str) -> str:
     if field.startswith("algorithm."):
         key = field.removeprefix("algorithm.")
         section = place if getattr(entry, "algorithm", None) is not None else "orchestrator"
-        return f"{section}.algorithm.{KIND.get(key, key)}"
+        parameter = PARAMETER.fullmatch(key)
+        if parameter is not None:
+            key = {"timeout": "timeout_s"}.get(parameter[1], parameter[1])
+        return f"{section}.algorithm.{'type' if key == 'kind' else key}"
     if field == "ratio" and config.orchestrator.buffer.env_ratios is not None:
         return f"orchestrator.buffer.env_ratios[{number}]"
     if field == "name" and entry.name is None:

@@ -186,7 +186,6 @@ impl Orchestrator {
     }
 }
 
-/// Whether all engines of `/status` have proved their weights.
 /// A whole run with one engine and one worker, whose rollouts have so many turns.
 pub async fn trained(place: &Place, config: Config, mock: MockConfig, turns: usize) -> Vec<Batch> {
     let orchestrator = Orchestrator::start(config).await;
@@ -209,6 +208,7 @@ pub fn cpu_seconds(process: &str) -> f64 {
     fields.skip(11).take(2).map(ticks).sum::<f64>() / 100.0
 }
 
+/// Whether all engines of `/status` have proved their weights.
 pub fn all_proved(status: &Value) -> bool {
     status["engines"]
         .as_array()
