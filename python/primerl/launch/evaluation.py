@@ -21,6 +21,7 @@ from primerl.config.process_files import files as process_files
 from primerl.config.process_files.files import ProcessConfig
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.evals import checkpoint, preflight, results
+from primerl.forking import servers
 from primerl.launch import on_ray, placing
 from primerl.launch.configs import NOWHERE
 from primerl.launch.interpreters import lookup
@@ -251,11 +252,12 @@ class Evaluation:
     def _watch(self) -> None:
         """Returns when all is measured."""
         check = self.interrupts.check
-        for now, is_due in rounds(self.placement, self.recovery.ended, check, self.console.say):
+        for now, is_due in rounds(self.placement, self.recovery.ended, check):
             if self.placement.by_name["orchestrator"].ended:
                 say_goodbye(self.placement, self.recovery.described, check)
                 return
             if is_due:
+                servers.tell_lost(self.console.say)
                 self._look(now)
             for name, since in self.recovery.early.items():
                 if now - since > LAST_WORDS_S:

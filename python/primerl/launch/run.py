@@ -23,6 +23,7 @@ from pathlib import Path
 from primerl.config.errors import error_locations
 from primerl.config.process_files import files, resolve, run_file
 from primerl.config.schema.rl import RLConfig
+from primerl.forking import servers
 from primerl.launch import configs, on_ray, placing, plan, reaching, remote_workers, secrets, storing
 from primerl.launch.external_trainer import ExternalTrainer, is_trained
 from primerl.launch.monitors import MonitorWatch, wanted
@@ -253,7 +254,7 @@ class Launcher:
     def _watch(self) -> None:
         """Returns when the run has finished."""
         check = self.interrupts.check
-        for now, is_due in rounds(self.placement, self.recovery.ended, check, self.console.say):
+        for now, is_due in rounds(self.placement, self.recovery.ended, check):
             if self.placement.by_name["orchestrator"].ended:
                 if self.external is not None or self.placement.by_name["trainer"].ended:
                     # The last ones ended after the last look at the status.
@@ -263,6 +264,7 @@ class Launcher:
                     say_goodbye(self.placement, self.recovery.described, check)
                     return
             elif is_due:
+                servers.tell_lost(self.console.say)
                 self._look(now)
                 self.recovery.check_workers(now)
                 if self.recovery.monitors is not None:

@@ -9,7 +9,6 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from primerl.config.process_files.files import ProcessConfig
-from primerl.forking import servers
 from primerl.launch.placement.protocol import Placement, Process
 from primerl.launch.supervise.failures import BAD_INPUT, check_placement
 from primerl.process import signals
@@ -108,7 +107,7 @@ def gave_up(kind: str, ended: Process, was_registered: bool) -> bool:
 
 
 def rounds(
-    placement: Placement, ended: Callable[[Process], None], check: Callable[[], None], say: Callable[[str], None]
+    placement: Placement, ended: Callable[[Process], None], check: Callable[[], None]
 ) -> Iterator[tuple[float, bool]]:
     """Every TICK_S, after `ended` was called for what has ended, the time and whether to look at the orchestrator's
     status. `check` raises Interrupted. Raises RunFailedError once the placement has failed."""
@@ -122,7 +121,6 @@ def rounds(
         is_due = now - looked >= STATUS_EVERY_S
         if is_due:
             looked = now
-            servers.tell_lost(say)
         yield now, is_due
 
 
