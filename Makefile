@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
+# Nothing here is made by make's own rules, and to try them on each source takes longer than all else of a make without work.
+MAKEFLAGS += --no-builtin-rules
 
 VENV := .venv
 # That of the environment, once there is one: to look for another takes longer than all the rest of a make without work.
