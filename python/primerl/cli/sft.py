@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from primerl.cli.arguments import keep_state
 from primerl.config.command_line.arguments import PUBLISHED, with_long_names
@@ -16,13 +16,10 @@ from primerl.train.distributed.torchrun import NODE_RANK, RENDEZVOUS
 
 if TYPE_CHECKING:
     from primerl.config.schema.sft import SFTConfig
+    from primerl.launch.placement.protocol import Placement, Plan
 
 
 def sft(arguments: list[str]) -> int:
-    from primerl.config.command_line.load import load
-    from primerl.config.errors.fail import ConfigError, fail
-    from primerl.config.schema.sft import SFTConfig
-
     if is_rank(os.environ):
         return sft_rank(arguments)
     if RENDEZVOUS in os.environ:
@@ -32,67 +29,96 @@ def sft(arguments: list[str]) -> int:
     if NODE_RANK in os.environ and arguments[:1] == ["@"]:
         return sft_on_node(arguments)
     arguments = with_long_names(arguments, PUBLISHED)
+    with importing():
+        from primerl.config.errors.fail import ConfigError, fail
     try:
-        config = load(SFTConfig, arguments, program="primerl sft")
-        from primerl.config.errors.error_locations import placed
-        from primerl.config.process_files import run_file
-        from primerl.config.process_files.files import dump_toml, write_text
-
-        with placed(config, arguments):
-            given = run_file.located(config)
-        keep_state(given.output_dir)
-        from primerl.launch import monitors, placing, sft_ranks
-        from primerl.launch.preflight import sft, training
-        from primerl.launch.preflight.model_folder import slower_on_gpu
-        from primerl.launch.registration import registered
-        from primerl.launch.slurm import submission, within
-        from primerl.train.distributed import torchrun
-
-        with placed(given, arguments):
-            begun = placing.begun(given, print, saves=given.ckpt is not None and not given.ckpt.weights_only)
-            given, limit = begun.config, begun.limit
-            config, settings = sft.prepared(given)
-            elsewhere = sft_ranks.are_elsewhere(config)
-            if begun.submits or elsewhere:
-                plan = sft_ranks.plan(config, begun.placement)
-            if begun.submits:
-                return submission.submit(config, print, command="sft", goes_on=lambda _: _resumes(config))
-        with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
-            goes_on = _resumes(config) or limit is not None
-            write_text(folder / sft.CONFIG_FILE, dump_toml(settings))
-            if config.dry_run:
-                if elsewhere:
-                    print(f"where the ranks would run:\n{plan.table()}")
-                path = config.model.path
-                slower = None if path is None else slower_on_gpu(Path(path), config.dtype)
-                if slower is not None:
-                    print(slower)
-                print(f"everything checked; the resolved config is {folder / sft.CONFIG_FILE}")
-                return 0
-            # Read when torch is loaded.
-            os.environ.setdefault("OMP_WAIT_POLICY", servers.OMP_WAIT_POLICY)
-            with (
-                registered(given, folder, print, goes_on=goes_on) as session,
-                monitors.beside(config, folder, print) as ended,
-                within.InBackground(limit),
-            ):
-                if elsewhere:
-                    session.exit_code = sft_ranks.run(config, folder, begun.placement, print)
-                elif torchrun.are_wanted(config.ranks):
-                    if not config.fork_server:
-                        os.environ[servers.VARIABLE] = servers.OFF
-                    file = folder / sft.CONFIG_FILE
-                    session.exit_code = torchrun.run(config.ranks, ["sft", "@", os.fspath(file)])
-                else:
-                    with importing():
-                        from primerl.train.loop.sft import main
-                        from primerl.train.sft_settings import SFTConfig as Settings
-
-                    session.exit_code = int(main(from_mapping(Settings, settings)))
-                code = ended(session.exit_code)
-        return within.ended(config, code, limit, print)
+        with importing():
+            given = _read(arguments)
+        return _checked_and_run(given, arguments)
     except ConfigError as error:
         return fail(str(error))
+
+
+def _read(arguments: list[str]) -> SFTConfig:
+    from primerl.config.command_line.load import load
+    from primerl.config.errors.error_locations import placed
+    from primerl.config.process_files import run_file
+    from primerl.config.schema.sft import SFTConfig
+
+    config = load(SFTConfig, arguments, program="primerl sft")
+    with placed(config, arguments):
+        given = run_file.located(config)
+    keep_state(given.output_dir)
+    return given
+
+
+def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
+    """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError]."""
+    with importing():
+        from primerl.config.errors.error_locations import placed
+        from primerl.config.process_files.files import dump_toml, write_text
+        from primerl.launch import monitors, placing, sft_ranks
+        from primerl.launch.preflight import sft, training
+        from primerl.launch.registration import registered
+        from primerl.launch.slurm import submission, within
+
+    with placed(given, arguments):
+        begun = placing.begun(given, print, saves=given.ckpt is not None and not given.ckpt.weights_only)
+        given, limit = begun.config, begun.limit
+        config, settings = sft.prepared(given)
+        elsewhere = sft_ranks.are_elsewhere(config)
+        plan = sft_ranks.plan(config, begun.placement) if begun.submits or elsewhere else None
+        if begun.submits:
+            return submission.submit(config, print, command="sft", goes_on=lambda _: _resumes(config))
+    with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
+        goes_on = _resumes(config) or limit is not None
+        write_text(folder / sft.CONFIG_FILE, dump_toml(settings))
+        if config.dry_run:
+            _show(config, folder, plan)
+            return 0
+        # Read when torch is loaded.
+        os.environ.setdefault("OMP_WAIT_POLICY", servers.OMP_WAIT_POLICY)
+        with (
+            registered(given, folder, print, goes_on=goes_on) as session,
+            monitors.beside(config, folder, print) as ended,
+            within.InBackground(limit),
+        ):
+            session.exit_code = _train(config, settings, folder, begun.placement if elsewhere else None)
+            code = ended(session.exit_code)
+    return within.ended(config, code, limit, print)
+
+
+def _show(config: SFTConfig, folder: Path, plan: Plan | None) -> None:
+    """What a dry run prints; `plan`: where ranks on other machines would be."""
+    from primerl.launch.preflight.model_folder import slower_on_gpu
+    from primerl.launch.preflight.sft import CONFIG_FILE
+
+    if plan is not None:
+        print(f"where the ranks would run:\n{plan.table()}")
+    path = config.model.path
+    slower = None if path is None else slower_on_gpu(Path(path), config.dtype)
+    if slower is not None:
+        print(slower)
+    print(f"everything checked; the resolved config is {folder / CONFIG_FILE}")
+
+
+def _train(config: SFTConfig, settings: dict[str, Any], folder: Path, elsewhere: Placement | None) -> int:
+    """Returns the exit code. `elsewhere`: where the ranks are, if not on this machine."""
+    from primerl.launch import sft_ranks
+    from primerl.launch.preflight.sft import CONFIG_FILE
+    from primerl.train.distributed import torchrun
+
+    if elsewhere is not None:
+        return sft_ranks.run(config, folder, elsewhere, print)
+    if torchrun.are_wanted(config.ranks):
+        if not config.fork_server:
+            os.environ[servers.VARIABLE] = servers.OFF
+        return torchrun.run(config.ranks, ["sft", "@", os.fspath(folder / CONFIG_FILE)])
+    with importing():
+        from primerl.train.loop.sft import main
+        from primerl.train.sft_settings import SFTConfig as Settings
+
+    return int(main(from_mapping(Settings, settings)))
 
 
 def _resumes(config: SFTConfig) -> bool:

@@ -106,6 +106,8 @@ def _train_to_the_end(config: SFTConfig) -> int:
 
 
 def train(config: SFTConfig) -> None:
+    with importing():
+        import_models()
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
@@ -130,8 +132,6 @@ def _train(config: SFTConfig, ranks: Ranks) -> None:
     dtype = dtype_on(ranks.device, config.dtype)
     log.info("the model computes in %s on %s", dtype, ranks.device)
     with start_folder(config, ranks) as folder:
-        with importing():
-            import_models()
         # Rows are rendered in Rust, in parallel with the loading of the model.
         with ThreadPoolExecutor(max_workers=1) as executor:
             how = {"trust_remote_code": config.model.trust_remote_code, "whole": config.model.lora is not None}

@@ -58,8 +58,11 @@ SAFETENSORS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32
 
 def import_models() -> None:
     """To be called before a thread loads a model while another one reads rows: `datasets` looks for names in
-    `transformers` as soon as that is in `sys.modules`, which it is long before its import is complete.
+    `transformers` as soon as that is in `sys.modules`, which it is long before its import is complete. With what
+    `torch.manual_seed` and optimizers import, so that the caller can import all of it without collecting garbage.
     """
+    import torch._dynamo  # noqa: F401
+
     import_transformers()
     from transformers import (  # noqa: F401 - each of them imports its own part of the library
         AttentionInterface,
