@@ -42,6 +42,7 @@ def sft(arguments: list[str]) -> int:
             given = run_file.located(config)
         keep_state(given.output_dir)
         from primerl.launch import monitors, placing, sft_ranks
+        from primerl.launch.placement.protocol import machines
         from primerl.launch.preflight import sft, training
         from primerl.launch.preflight.model_folder import slower_on_gpu
         from primerl.launch.registration import registered
@@ -52,7 +53,7 @@ def sft(arguments: list[str]) -> int:
             begun = placing.begun(given, print, saves=given.ckpt is not None and not given.ckpt.weights_only)
             given, limit = begun.config, begun.limit
             config, settings = sft.prepared(given)
-            elsewhere = sft_ranks.are_elsewhere(config)
+            elsewhere = not machines(begun.placement).is_launchers_own()
             if begun.submits or elsewhere:
                 plan = sft_ranks.plan(config, begun.placement)
             if begun.submits:

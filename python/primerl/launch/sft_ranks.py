@@ -8,23 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from primerl.config.errors.fail import ConfigError
-from primerl.config.schema.deployment import on_ray
 from primerl.config.schema.sft import SFTConfig
 from primerl.launch.placement.protocol import Command, Placement, PlacementError, Plan, Resources, Role
 from primerl.launch.preflight.sft import CONFIG_FILE
 from primerl.launch.role_watch import RoleWatch
-from primerl.launch.slurm import within
 
 NAME = "sft"
 LOG = Path("logs") / f"{NAME}.log"
 STOP_S = 15.0
-
-
-def are_elsewhere(config: SFTConfig) -> bool:
-    """Whether they are started through a placement: on Ray, or on several nodes of the Slurm job that this is in."""
-    if on_ray(config.deployment, config.ray) is not None:
-        return True
-    return within.is_within() and config.slurm is not None and config.deployment.num_train_nodes > 1
 
 
 def plan(config: SFTConfig, placement: Placement) -> Plan:
