@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import outside
 import placements
 import pytest
 import recorded_gpus
+import tomli_w
 from end_to_end import start, until
 from primerl import run_key
 from primerl.config.command_line.load import ConfigError
@@ -25,6 +27,7 @@ from primerl.launch.placement.gpus import Gpu
 from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.placement.protocol import Command, Listener, PlacementError, Resources, Role, machines
 from run_helpers import config_of, write_run
+from sft_helpers import metrics, settings, write_rows
 
 
 def numbered(names: list[str]) -> list[Gpu]:
@@ -260,6 +263,28 @@ def test_other_nodes_reach_what_listens(tmp_path: Path, monkeypatch: pytest.Monk
     assert "host" not in found.orchestrator.model_fields_set | found.inference.model_fields_set
     one = placements.TwoNodes(str(tmp_path / "record"), num_train_nodes=1, num_infer_nodes=0)
     assert cluster.placed(config, one) is config
+
+
+@pytest.mark.processes
+def test_a_fine_tuning_on_a_placement_of_another_package(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
+    record = tmp_path / "record.jsonl"
+    deployment = {"type": "placements:Plain", "args": {"record": str(record)}}
+    file = tmp_path / "sft.toml"
+    file.write_text(tomli_w.dumps(settings(tmp_path, max_steps=2, deployment=deployment)))
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "primerl", "sft", "@", str(file)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2]
+    noted = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [entry["start"] for entry in noted if "start" in entry] == ["sft"]
 
 
 @pytest.mark.processes

@@ -247,7 +247,7 @@ def check_nodes(deployment: Deployment, slurm: Slurm | None, ray: Ray | None = N
     themselves whether they have nodes (`launch/placement/registry.py`)."""
     if slurm is not None or on_ray(deployment, ray) is not None:
         return
-    if is_sft and deployment.type != "local":
+    if is_sft and deployment.type == "slurm":
         raise BadKeysError(
             f"deployment.type is {deployment.type!r}, and `primerl sft` trains on this machine unless a section "
             "[slurm] submits it as a job, or [ray] starts it on a cluster; add one, or omit deployment.type",
