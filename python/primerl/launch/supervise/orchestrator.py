@@ -12,7 +12,7 @@ from typing import Any
 
 from primerl.config.process_files import files
 from primerl.config.process_files.files import ProcessConfig
-from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.evaluation import EvalTimeouts
 from primerl.config.schema.rl import RunTimeouts
 from primerl.launch.placement.protocol import Placement, Process, machines
