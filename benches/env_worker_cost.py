@@ -24,7 +24,7 @@ sys.path.insert(0, os.fspath(Path(__file__).resolve().parent.parent / "tests"))
 from aiohttp import web
 from env_orchestrator import Chat, Orchestrator, completion
 from primerl.config.process_files.files import resolved
-from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.env_worker import EnvWorkerConfig
 
 GOAL_MS = 5.0
 WARM_UP = 200

@@ -34,7 +34,7 @@ SCHEMAS = {
     "inference": "primerl.config.schema.inference_run:InferenceRunConfig",
     "trainer": "primerl.config.schema.trainer:TrainerConfig",
     "orchestrator": "primerl.config.schema.orchestrator:OrchestratorConfig",
-    "env-worker": "primerl.config.schema.environment:EnvWorkerConfig",
+    "env-worker": "primerl.config.schema.env_worker:EnvWorkerConfig",
 }
 # Programs that bash runs unchanged.
 TOOLS = {"cat", "cp", "head", "ls", "mkdir", "primerl", "primerl-orchestrate", "python", "tail"}

@@ -1,4 +1,4 @@
-"""A placement as another package would bring it: plain processes, and a record of what it was asked for."""
+"""Placements as another package would bring them: plain processes, and a record of what they were asked for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from primerl.launch.placement.protocol import Command, Place, Plan, Process, Role
+from primerl.launch.placement.protocol import Command, Machines, Place, PlacementError, Plan, Process, Role
 
 TICK_S = 0.02
 
@@ -83,3 +83,36 @@ class Plain:
     def _note(self, **what: Any) -> None:
         with self.record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(what) + "\n")
+
+
+class TwoNodes(Plain, Machines):
+    """Two nodes, both of which are this machine: the launcher's, and one of the engines."""
+
+    sets_hosts = True
+
+    def __init__(self, record: str, *, num_train_nodes: int, num_infer_nodes: int) -> None:
+        super().__init__(record)
+        self.nodes = [f"node_{index}" for index in range(num_train_nodes + num_infer_nodes)]
+        self._note(nodes=[num_train_nodes, num_infer_nodes])
+
+    def plan(self, roles: Sequence[Role]) -> Plan:
+        if len(self.nodes) > 2:
+            raise PlacementError(f"deployment: {len(self.nodes)} nodes are asked for, and there are two")
+        super().plan(roles)
+        self._note(listens=[one.host for role in roles for one in role.listens])
+        return Plan(tuple(Place(role, self.nodes[-1 if role.kind == "inference" else 0]) for role in roles))
+
+    def start(self, role: Role, command: Command) -> Process:
+        process = super().start(role, command)
+        process.node = self.own_address()
+        return process
+
+    def own_address(self) -> str:
+        return "localhost"
+
+    def has_other_nodes(self) -> bool:
+        return len(self.nodes) > 1
+
+    def prepare(self, folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> None:
+        check()
+        say(f"two nodes are reserved for {folder.name}")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from primerl.config.errors.validation_errors import describe
 from primerl.config.process_files.files import resolved
-from primerl.config.schema import environment, inference, sft, trainer
+from primerl.config.schema import env_worker, inference, sft, trainer
 from primerl.envs import settings as worker_settings
 from primerl.inference import settings as engine_settings
 from primerl.launch.preflight.sft import LAUNCHER_ONLY
@@ -30,7 +30,7 @@ SCHEMA: dict[Any, type[BaseModel]] = {
     sft_settings.SFTConfig: sft.SFTConfig,
     sft_settings.SubsetConfig: sft.Subset,
     engine_settings.InferenceConfig: inference.InferenceConfig,
-    worker_settings.WorkerConfig: environment.EnvWorkerConfig,
+    worker_settings.WorkerConfig: env_worker.EnvWorkerConfig,
 }
 """The class that has the defaults and bounds of a process's settings."""
 

@@ -21,7 +21,7 @@ from primerl.config.command_line.load import load
 from primerl.config.describe.field_docs import field_doc
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import resolve
-from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.inference import InferenceConfig
 from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.orchestrator import OrchestratorConfig

@@ -20,7 +20,7 @@ from primerl.config.hosted.compile import sequence_length
 from primerl.config.hosted.load_run import load_run
 from primerl.config.process_files import files as process_files
 from primerl.config.process_files import resolve, run_file
-from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.sft import SFTConfig
 from primerl.envs.settings import WorkerConfig

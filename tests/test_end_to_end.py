@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from docs_pages import shown
 from end_to_end import REPOSITORY, Started, arguments_of, column, has_learnt, launch, mean, primerl, read_lines, until
+from metrics_page import rows, without_row
 
 pytestmark = [
     pytest.mark.end_to_end,
@@ -102,6 +103,11 @@ def test_every_metric_is_recorded(trained: Path) -> None:
         assert [line["step"] for line in lines if line[name]] == [10, 20, 25]
     # The previous broadcast.
     assert ["time/broadcast_thread" in line for line in lines] == [False, *[True] * 24]
+
+
+def test_every_recorded_metric_has_a_row(trained: Path, repository: Path) -> None:
+    names = {name for line in read_lines(trained / "metrics.jsonl") for name in line} - {"step", "timestamp"}
+    assert without_row(names, rows(repository)) == []
 
 
 def test_metrics_that_the_pages_name_are_recorded(trained: Path, repository: Path) -> None:

@@ -29,9 +29,9 @@ from primerl.inference.transformers.kernels import OF_ONE_TOKEN
 from primerl.inference.transformers.step import CachedBackend
 from primerl.train.distributed.ranks import ALONE
 from primerl.train.model import recurrent
+from primerl.train.model.families import NOT_CACHED
 from primerl.train.model.packed_model import load_model
 from primerl.train.model.recurrent import TOLD
-from primerl.train.model.support import NOT_CACHED
 from primerl.train.weights.shards import by_file, plan, shares
 from primerl.verify.weights import Weights
 from safetensors.torch import load_file

@@ -25,7 +25,8 @@ from env_orchestrator import Chat, completion
 from env_orchestrator import Orchestrator as Double
 from primerl._core import Orchestrator, inspect_run
 from primerl.config.errors.fail import ConfigError
-from primerl.config.schema.environment import JoinConfig, JoinedSettings
+from primerl.config.schema.env_worker import JoinConfig
+from primerl.config.schema.environment import JoinedSettings
 from primerl.config.schema.rl import RLConfig
 from primerl.envs import listing
 from primerl.envs.generations import v1

@@ -25,7 +25,7 @@ import pytest
 import torch
 from end_to_end import until
 from primerl.config.errors.fail import ConfigError
-from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.trainer import Checkpoints
 from primerl.forking.servers import Servers

@@ -21,7 +21,7 @@ from primerl.inference.vllm import installation
 from primerl.launch.preflight import policy
 from primerl.launch.preflight.model_folder import check_model, check_trainable
 from primerl.train.adapters.targets import choose
-from primerl.train.model import footprint, memory, support
+from primerl.train.model import families, footprint, memory, support
 from primerl.train.model.layers import layers
 from primerl.train.model.packed_model import load_model, model_shape
 from primerl.train.model.proof import prove
@@ -91,7 +91,7 @@ def test_families_that_are_tested_are_approved() -> None:
 def test_adapters_reach_the_projections_that_are_named(family: str, folders: Any) -> None:
     model = model_shape(folders(family))
     targets = choose(model, filled(LoraConfig))
-    assert {name.rsplit(".", 1)[-1] for name in targets.linear} == set(support.PROJECTIONS[family])
+    assert {name.rsplit(".", 1)[-1] for name in targets.linear} == set(families.PROJECTIONS[family])
     config = model.config.to_dict()
     assert bool(targets.experts) == support.adapts_experts(config, ["all-linear"])
 

@@ -13,7 +13,7 @@ from primerl.cli import main
 from primerl.launch.preflight import model_folder
 from primerl.runs.memory import Machine
 from primerl.runs.models import look
-from primerl.train.model import support
+from primerl.train.model import families, support
 from primerl.train.model.packed_model import load_model
 from primerl.train.model.proof import prove
 from primerl.train.model.recurrent import slower_kernels
@@ -89,7 +89,7 @@ def test_a_package_that_a_gpu_is_slower_without_is_named_before_the_start(
 
 def test_the_packages_are_those_that_the_trainer_asks_for(folders: Any) -> None:
     for family in sorted(WITH_STATE):
-        known = support.GPU_PACKAGES.get(family)
+        known = families.GPU_PACKAGES.get(family)
         model, gpu = load_model(folders(family)), torch.device("cuda")
         found = slower_kernels(model, gpu, torch.bfloat16)
         assert [f"slower: {known[0]} is missing" in why for why in found if known] == [True] * bool(known), family

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,19 @@ import outside
 import placements
 import pytest
 import recorded_gpus
+import tomli_w
 from end_to_end import start, until
+from primerl import run_key
 from primerl.config.command_line.load import ConfigError
 from primerl.config.process_files import resolve
 from primerl.config.schema.deployment import Deployment
-from primerl.launch import configs
+from primerl.launch import cluster, configs
 from primerl.launch.placement import commands, gpus, registry
 from primerl.launch.placement.gpus import Gpu
 from primerl.launch.placement.local import LocalPlacement
-from primerl.launch.placement.protocol import Command, Listener, PlacementError, Resources, Role
+from primerl.launch.placement.protocol import Command, Listener, PlacementError, Resources, Role, machines
 from run_helpers import config_of, write_run
+from sft_helpers import metrics, settings, write_rows
 
 
 def numbered(names: list[str]) -> list[Gpu]:
@@ -221,11 +225,76 @@ def test_a_placement_is_found_by_its_name_or_its_path(tmp_path: Path, monkeypatc
         assert str(refused.value).startswith(said)
 
 
+def test_nodes_are_for_the_placement_that_takes_them(tmp_path: Path) -> None:
+    args = {"record": str(tmp_path / "record")}
+
+    def deployment(**more: Any) -> Deployment:
+        return config_of(deployment={"args": args, **more}).deployment
+
+    two = registry.chosen(deployment(type="placements:TwoNodes", num_infer_nodes=1, gpus_per_node=8))
+    assert isinstance(two, placements.TwoNodes)
+    assert two.nodes == ["node_0", "node_1"]
+    for name in ("num_train_nodes", "num_infer_nodes"):
+        said = rf"^deployment.{name} is 2, and the placement 'placements:Plain' takes no {name}; omit it$"
+        with pytest.raises(ConfigError, match=said):
+            registry.chosen(deployment(type="placements:Plain", **{name: 2}))
+    # One that takes them as arguments of its own has them there.
+    own = {**args, "num_train_nodes": 1, "num_infer_nodes": 0}
+    assert registry.chosen(deployment(type="placements:TwoNodes", num_infer_nodes=1, args=own)).nodes == ["node_0"]
+
+
+def test_what_a_placement_does_not_say_is_as_on_one_machine(tmp_path: Path) -> None:
+    plain = placements.Plain(str(tmp_path / "record"))
+    config = config_of()
+    assert cluster.placed(config, plain) is config
+    cluster.prepare(plain, tmp_path, print, lambda: None)
+    assert machines(plain).own_address() == "127.0.0.1"
+
+
+def test_other_nodes_reach_what_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(run_key.VARIABLE, raising=False)
+    monkeypatch.setattr(run_key, "made", lambda folder: f"of {folder.name}")
+    config = config_of(output_dir=str(tmp_path / "out"))
+    two = placements.TwoNodes(str(tmp_path / "record"), num_train_nodes=1, num_infer_nodes=1)
+    found = cluster.placed(config, two)
+    assert (found.orchestrator.host, found.inference.host) == ("localhost", "0.0.0.0")
+    assert os.environ[run_key.VARIABLE] == "of out"
+    # The stored config has the hosts that were given.
+    assert "host" not in found.orchestrator.model_fields_set | found.inference.model_fields_set
+    one = placements.TwoNodes(str(tmp_path / "record"), num_train_nodes=1, num_infer_nodes=0)
+    assert cluster.placed(config, one) is config
+
+
 @pytest.mark.processes
-def test_a_run_on_a_placement_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fine_tuning_on_a_placement_of_another_package(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", {"prompt": "a", "completion": "b"})
+    record = tmp_path / "record.jsonl"
+    deployment = {"type": "placements:Plain", "args": {"record": str(record)}}
+    file = tmp_path / "sft.toml"
+    file.write_text(tomli_w.dumps(settings(tmp_path, max_steps=2, deployment=deployment)))
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "primerl", "sft", "@", str(file)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2]
+    noted = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [entry["start"] for entry in noted if "start" in entry] == ["sft"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_run_on_a_placement_of_another_package(nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     record = tmp_path / "record.jsonl"
     given = ["@", str(write_run(tmp_path)), "--deployment.type", "placements:Plain"]
+    if nodes == 2:
+        given[-1:] = ["placements:TwoNodes", "--deployment.num-infer-nodes", "1"]
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     with forks.own_servers():
         run = start(
@@ -246,3 +315,7 @@ def test_a_run_on_a_placement_of_another_package(tmp_path: Path, monkeypatch: py
     assert {role[0] for entry in noted for role in entry.get("plan", [])} == set(names)
     assert sorted(entry["start"] for entry in noted if "start" in entry) == sorted(names)
     assert noted[-1] == {"stop": []}
+    if nodes == 2:
+        assert noted[0] == {"nodes": [1, 1]}
+        assert {"listens": ["localhost", "0.0.0.0"]} in noted
+        assert "two nodes are reserved for small" in output

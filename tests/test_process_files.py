@@ -17,7 +17,7 @@ from primerl.cli import main, processes
 from primerl.config.describe import fields
 from primerl.config.describe.fields import Knob
 from primerl.config.process_files.files import resolved
-from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.inference import InferenceConfig
 from primerl.config.schema.monitors import MonitorConfig
 from primerl.config.schema.orchestrator import OrchestratorConfig

@@ -8,7 +8,7 @@ import pytest
 from primerl import cli
 from primerl.cli import processes
 from primerl.config.process_files.files import ProcessConfig
-from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.launch.placement.commands import environment_of
 from primerl.process.rank_variables import NAMES, forget_unless_rank, is_rank
 from primerl.train.settings import TrainerConfig

@@ -623,7 +623,7 @@ EVAL = {"model": "tiny", "env": [{"id": "reverse-text"}]}
             *[r"deployment.num_train_nodes is 2, and without Slurm( or Ray)? all processes are on this"] * 2,
         ),
         ({"type": "slurm", "num_train_nodes": 2}, None, "deployment.type is 'slurm', and `primerl sft` trains on this"),
-        ({"type": "mine:Own"}, None, "deployment.type is 'mine:Own', and `primerl sft` trains on this machine unless"),
+        ({"type": "mine:Own"}, None, None),
         ({}, None, None),
     ],
 )

@@ -224,7 +224,7 @@ def test_the_orchestrator_has_more_time_in_a_step(
 ) -> None:
     job.start(ENGINE, command(tmp_path, "inference", SLEEPS))
     monkeypatch.setattr(orchestrator, "START_S", 600.0)
-    monkeypatch.setattr(orchestrator, "STEP_START_S", 0.0)
+    monkeypatch.setattr(job, "start_s", 0.0)
     with pytest.raises(RunFailedError, match=r"orchestrator did not write \S+ within 0 s: it was not"):
         orchestrator.wait_for_orchestrator(job, job.by_name["inference"], tmp_path)
 

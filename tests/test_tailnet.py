@@ -22,7 +22,7 @@ from env_orchestrator import Chat, Orchestrator, completion
 from primerl.cli import main
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import resolve, run_file
-from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.services import Tailscale, node_name
 from primerl.envs import tailnet as node

@@ -12,7 +12,7 @@ import pytest
 import torch
 from families import ALTERNATING, FAMILIES, gradients, packed_loss, single_loss
 from primerl.train.checkpoint.state import training_tensors
-from primerl.train.model import support
+from primerl.train.model import families, support
 from primerl.train.model.layers import prepare
 from primerl.train.model.packed_model import ModelError, load_model
 from primerl.train.model.proof import prove
@@ -55,12 +55,12 @@ def test_the_page_lists_what_is_refused_by_its_type(repository: Path) -> None:
     text = (repository / "docs" / "models.md").read_text()
     table = text.partition("## Refused\n")[2].partition("\n\n")[2].partition("\n\n")[0]
     refused = table.partition("|---|---|")[2].replace("`transformers`", "").replace("`is_decoder`", "")
-    assert sorted(re.findall(r"`([\w-]+)`", refused)) == sorted({*support.REFUSED, *support.ENCODERS})
+    assert sorted(re.findall(r"`([\w-]+)`", refused)) == sorted({*families.REFUSED, *families.ENCODERS})
     (row,) = [row for row in text.splitlines() if row.startswith("| `flash-linear-attention`")]
-    fla = {family for family, needed in support.GPU_PACKAGES.items() if needed == support.FLASH_LINEAR_ATTENTION}
+    fla = {family for family, needed in families.GPU_PACKAGES.items() if needed == families.FLASH_LINEAR_ATTENTION}
     assert set(re.findall(r"`(\w+)`", row.partition("|")[2])) >= fla
     (row,) = [row for row in text.splitlines() if row.startswith("| `mamba-ssm`")]
-    assert set(re.findall(r"`(\w+)`", row)) >= set(support.GPU_PACKAGES) - fla
+    assert set(re.findall(r"`(\w+)`", row)) >= set(families.GPU_PACKAGES) - fla
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])

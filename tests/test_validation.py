@@ -9,7 +9,7 @@ import pytest
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.hosted.compile import written_at
 from primerl.config.process_files import resolve, run_file
-from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.envs.generations import v1
 from primerl.monitors.collect import evaluation_metrics

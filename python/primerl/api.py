@@ -39,7 +39,7 @@ from primerl.config.schema.deployment import on_ray
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.trainer import AdaptedModel
 from primerl.forking import preload, servers
-from primerl.launch import configs
+from primerl.launch import cluster, configs
 from primerl.launch.interpreters import lookup
 from primerl.launch.placement import gpus
 from primerl.launch.placement.commands import start
@@ -159,6 +159,7 @@ class Run(TrainingLoop):
             # Also for the check, which imports environments as their workers do.
             resources.enter_context(checker.environments_ahead(fork=self.config.fork_server))
             placement = chosen(self.config.deployment)
+            self.config = cluster.placed(self.config, placement)
             variables = training.check(self.config, placement=placement)
             servers.begin(self.config.fork_server, preload.TORCH)
             self._began = time.monotonic()
@@ -188,6 +189,10 @@ class Run(TrainingLoop):
                     "steps; set more of them, or give another output_dir"
                 )
             self._placement = resources.enter_context(placement)
+            try:
+                cluster.prepare(placement, folder, log.warning, lambda: None)
+            except RefusedError as refusal:
+                raise ConfigError(str(refusal)) from None
             url = self._orchestrator.url
             self._kinds: dict[str, str] = {}
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:

@@ -118,7 +118,7 @@ def env_worker(arguments: list[str]) -> int:
     from primerl.envs.settings import WorkerConfig
 
     try:
-        config = settings_of(WorkerConfig, arguments, "primerl.config.schema.environment:EnvWorkerConfig", "env-worker")
+        config = settings_of(WorkerConfig, arguments, "primerl.config.schema.env_worker:EnvWorkerConfig", "env-worker")
     except BadInputError as error:
         return refuse(error)
     from primerl.envs.worker import run_worker
@@ -130,7 +130,7 @@ def join_as_env_worker(arguments: list[str]) -> int:
     """`--join URL --env NAME`: workers for a run on another machine."""
     from primerl.config.command_line.load import load
     from primerl.config.errors.fail import ConfigError
-    from primerl.config.schema.environment import JoinConfig
+    from primerl.config.schema.env_worker import JoinConfig
     from primerl.forking import servers
     from primerl.launch import remote_workers
     from primerl.launch.preflight import checker

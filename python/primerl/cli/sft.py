@@ -58,6 +58,7 @@ def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
         from primerl.config.errors.error_locations import placed
         from primerl.config.process_files.files import dump_toml, write_text
         from primerl.launch import monitors, placing, sft_ranks
+        from primerl.launch.placement.protocol import machines
         from primerl.launch.preflight import sft, training
         from primerl.launch.registration import registered
         from primerl.launch.slurm import submission, within
@@ -66,7 +67,7 @@ def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
         begun = placing.begun(given, print, saves=given.ckpt is not None and not given.ckpt.weights_only)
         given, limit = begun.config, begun.limit
         config, settings = sft.prepared(given)
-        elsewhere = sft_ranks.are_elsewhere(config)
+        elsewhere = not machines(begun.placement).is_launchers_own()
         plan = sft_ranks.plan(config, begun.placement) if begun.submits or elsewhere else None
         if begun.submits:
             return submission.submit(config, print, command="sft", goes_on=lambda _: _resumes(config))

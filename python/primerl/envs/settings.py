@@ -1,5 +1,5 @@
 """Settings of one env worker: names and types of the keys in a resolved file; `EnvWorkerConfig` of
-`primerl.config.schema.environment` says what they mean, and has their defaults and bounds."""
+`primerl.config.schema.env_worker` says what they mean, and has their defaults and bounds."""
 
 from __future__ import annotations
 

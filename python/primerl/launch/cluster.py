@@ -1,17 +1,22 @@
-"""A launcher on a node of a cluster, Slurm's or Ray's: addresses that the other nodes reach, and the key of its run."""
+"""A launcher on a node of a cluster: addresses that the other nodes reach, the key of its run, and what is reserved."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from primerl import run_key
+from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files.files import absolute
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.launched import C, Launched
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.serve import ServeConfig
 from primerl.config.schema.sft import SFTConfig
+from primerl.launch.placement.protocol import Placement, PlacementError, machines
+from primerl.launch.supervise.failures import RefusedError
 
 EVERYWHERE = "0.0.0.0"
 
@@ -23,6 +28,30 @@ def has_orchestrator(config: Launched) -> bool:
 def serves_others(config: Launched) -> bool:
     """Whether the processes are there for clients on other machines, also where they are on a single node."""
     return isinstance(config, InferenceRunConfig | ServeConfig)
+
+
+def placed(config: C, placement: Placement) -> C:
+    """With addresses that the placement's nodes reach, and a key, where it leaves them to the launcher. The stored
+    config does not have them. Raises ConfigError where it has no nodes, or they do not share the folder."""
+    where, folder = machines(placement), Path(absolute(config.output_dir))
+    try:
+        where.check_folder(folder)
+        if not where.sets_hosts:
+            return config
+        address, has_others = where.own_address(), where.has_other_nodes()
+    except PlacementError as error:
+        raise ConfigError(str(error)) from None
+    if has_orchestrator(config) and not config.dry_run:
+        make_key(folder)
+    return reachable(config, address) if has_others or serves_others(config) else config
+
+
+def prepare(placement: Placement, folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> None:
+    """Reserves the nodes, before anything starts. `check` may raise. Raises RefusedError."""
+    try:
+        machines(placement).prepare(folder, say, check)
+    except PlacementError as error:
+        raise RefusedError(str(error)) from None
 
 
 def reachable(config: C, address: str) -> C:

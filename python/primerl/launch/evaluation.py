@@ -22,7 +22,7 @@ from primerl.config.process_files.files import ProcessConfig
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.evals import checkpoint, preflight, results
 from primerl.forking import servers
-from primerl.launch import on_ray, placing
+from primerl.launch import cluster, placing
 from primerl.launch.configs import NOWHERE
 from primerl.launch.interpreters import lookup
 from primerl.launch.placement.protocol import Placement, Process
@@ -213,7 +213,7 @@ class Evaluation:
         """Returns whether there is something to do."""
         doing = "resuming the evaluation" if holds_run(self.folder) else "starting"
         self.console.say(f"{'measuring again what has failed' if self.again else doing} in {self.folder}")
-        on_ray.prepare(self.placement, self.folder, self.console.say, self.interrupts.check)
+        cluster.prepare(self.placement, self.folder, self.console.say, self.interrupts.check)
         orchestrator = evaluation.orchestrator(self.config)
         started = self.recovery.start(orchestrator, *(["--measure-again"] if self.again else []))
         url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)

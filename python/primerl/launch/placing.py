@@ -15,10 +15,9 @@ from typing import Generic
 
 from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.launched import C
-from primerl.launch import on_ray
+from primerl.launch import cluster
 from primerl.launch.placement.protocol import Placement
-from primerl.launch.placement.registry import SLURM, chosen
-from primerl.launch.placement.slurm.placement import SlurmPlacement
+from primerl.launch.placement.registry import chosen, engines_need_nodes
 from primerl.launch.slurm import submission, within
 
 
@@ -41,16 +40,14 @@ def begun(config: C, say: Callable[[str], None], *, saves: bool) -> Begun[C]:
         return Begun(config, submission.placement(config.deployment, config.slurm), submits=True, limit=None)
     config, limit = within.begun(config, say, saves=saves)
     placement = chosen(config.deployment, config.ray, config.slurm)
-    if isinstance(placement, SlurmPlacement):
-        placement.say = say
-    return Begun(on_ray.placed(config, placement), placement, submits=False, limit=limit)
+    return Begun(cluster.placed(config, placement), placement, submits=False, limit=limit)
 
 
 def on_nodes(config: C) -> C:
-    """Engines that only serve are on nodes of engines, of which a job has one at least; there is no trainer's."""
+    """Engines that only serve are on nodes of engines; there is none of a trainer."""
     if not isinstance(config, InferenceRunConfig):
         return config
     asked = config.deployment.num_infer_nodes
-    on_slurm = config.slurm is not None or config.deployment.type == SLURM
-    nodes = {"num_train_nodes": 0, "num_infer_nodes": max(1, asked) if on_slurm else asked}
+    least = 1 if engines_need_nodes(config.deployment, config.ray, config.slurm) else 0
+    nodes = {"num_train_nodes": 0, "num_infer_nodes": max(least, asked)}
     return config.implied(deployment=config.deployment.implied(**nodes))

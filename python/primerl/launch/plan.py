@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 
 from primerl.config.schema.rl import RLConfig
-from primerl.launch import configs, on_ray
+from primerl.launch import cluster, configs
 from primerl.launch.placement import commands, fitting, sharing
-from primerl.launch.placement.local import LocalPlacement
-from primerl.launch.placement.protocol import Placement, Plan
+from primerl.launch.placement.protocol import Placement, Plan, machines
 from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight import hub
 from primerl.launch.slurm import submission
@@ -27,7 +26,7 @@ def show(config: RLConfig, *, as_json: bool) -> int:
         placement: Placement = submission.placement(config.deployment, config.slurm)
     else:
         placement = chosen(config.deployment, config.ray, config.slurm)
-    config = on_ray.placed(config, placement)
+    config = cluster.placed(config, placement)
     found = fits(config, placement, commands.plan(placement, configs.processes(config)))
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
@@ -38,5 +37,4 @@ def show(config: RLConfig, *, as_json: bool) -> int:
 
 def fits(config: RLConfig, placement: Placement, plan: Plan) -> fitting.Fitting:
     """`plan`: the placement's newest one."""
-    sizes = placement.sizes() if isinstance(placement, LocalPlacement) else {}
-    return fitting.fitting(config, plan, sizes)
+    return fitting.fitting(config, plan, machines(placement).gpu_memory())

@@ -31,7 +31,8 @@ from primerl.config.errors.validation_errors import describe
 from primerl.config.process_files import files as process_files
 from primerl.config.process_files import resolve
 from primerl.config.process_files.files import ProcessConfig
-from primerl.config.schema.environment import EnvWorkerConfig, JoinConfig, JoinedSettings
+from primerl.config.schema.env_worker import EnvWorkerConfig, JoinConfig
+from primerl.config.schema.environment import JoinedSettings
 from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
 from primerl.launch.interpreters import lookup

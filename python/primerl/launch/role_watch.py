@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from primerl.launch import on_ray
+from primerl.launch import cluster
 from primerl.launch.placement.protocol import Command, Placement, Process, Role
 from primerl.launch.report.logs import cause_of
 from primerl.launch.slurm import within
@@ -49,7 +49,7 @@ class RoleWatch:
         self._commands = {role.name: (role, command) for role, command in commands}
         with self.placement, self._interrupts:
             try:
-                on_ray.prepare(self.placement, self.folder, self.say, self._interrupts.check)
+                cluster.prepare(self.placement, self.folder, self.say, self._interrupts.check)
                 for name in self._commands:
                     self._start(name)
                 return self._watch()

@@ -24,7 +24,7 @@ from primerl.config.errors import error_locations
 from primerl.config.process_files import files, resolve, run_file
 from primerl.config.schema.rl import RLConfig
 from primerl.forking import servers
-from primerl.launch import configs, on_ray, placing, plan, reaching, remote_workers, secrets, storing
+from primerl.launch import cluster, configs, placing, plan, reaching, remote_workers, secrets, storing
 from primerl.launch.external_trainer import ExternalTrainer, is_trained
 from primerl.launch.monitors import MonitorWatch, wanted
 from primerl.launch.placement import commands, sharing
@@ -195,7 +195,7 @@ class Launcher:
         """Returns whether there is something to do: the run in the folder may be over."""
         doing = "resuming the run" if training.holds_run(self.folder) else "starting"
         self.console.say(f"{doing} in {self.folder}")
-        on_ray.prepare(self.placement, self.folder, self.console.say, self.interrupts.check)
+        cluster.prepare(self.placement, self.folder, self.console.say, self.interrupts.check)
         orchestrator = resolve.orchestrator(self.config, secrets.names_of_variables(self.variables))
         with kept_unless_used(orchestrator.file) as restore:
             files.write(orchestrator)

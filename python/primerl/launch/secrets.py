@@ -91,7 +91,7 @@ def names_of_variables(variables: Variables) -> dict[str, list[str]]:
 
 def with_variables(process: ProcessConfig, variables: Variables) -> ProcessConfig:
     """An env worker with its environment's variables; any other process as it is."""
-    from primerl.config.schema.environment import EnvWorkerConfig
+    from primerl.config.schema.env_worker import EnvWorkerConfig
 
     if not isinstance(process.config, EnvWorkerConfig):
         return process

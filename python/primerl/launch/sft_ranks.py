@@ -1,4 +1,4 @@
-"""The ranks of a supervised fine-tuning on the nodes of a cluster."""
+"""The ranks of a supervised fine-tuning where a placement starts them, such as on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -8,23 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from primerl.config.errors.fail import ConfigError
-from primerl.config.schema.deployment import on_ray
 from primerl.config.schema.sft import SFTConfig
 from primerl.launch.placement.protocol import Command, Placement, PlacementError, Plan, Resources, Role
 from primerl.launch.preflight.sft import CONFIG_FILE
 from primerl.launch.role_watch import RoleWatch
-from primerl.launch.slurm import within
+from primerl.train.distributed.torchrun import NODE_RANK
 
 NAME = "sft"
 LOG = Path("logs") / f"{NAME}.log"
 STOP_S = 15.0
-
-
-def are_elsewhere(config: SFTConfig) -> bool:
-    """Whether they are started through a placement: on Ray, or on several nodes of the Slurm job that this is in."""
-    if on_ray(config.deployment, config.ray) is not None:
-        return True
-    return within.is_within() and config.slurm is not None and config.deployment.num_train_nodes > 1
 
 
 def plan(config: SFTConfig, placement: Placement) -> Plan:
@@ -47,5 +39,7 @@ def run(config: SFTConfig, folder: Path, placement: Placement, say: Callable[[st
         f"{ranks} rank{'' if ranks == 1 else 's'} on {nodes} node{'' if nodes == 1 else 's'}, logs in "
         f"{folder / LOG.parent}"
     )
-    watch = RoleWatch(placement, folder, say)
-    return watch.run([(_role(config), Command(argv, os.environ, folder / LOG))], grace_s=STOP_S)
+    # By which the process knows that it is not a launcher; placements on several nodes number them.
+    environment = {**os.environ, NODE_RANK: "0"}
+    command = Command(argv, environment, folder / LOG, own=frozenset({NODE_RANK}))
+    return RoleWatch(placement, folder, say).run([(_role(config), command)], grace_s=STOP_S)

@@ -7,7 +7,7 @@ import os
 
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files.files import ProcessConfig
-from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.services import KEY_PREFIX
 from primerl.envs.tailnet import KEY_VARIABLE, NODE_LOST, PROGRAMS, program

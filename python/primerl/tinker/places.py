@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,8 @@ from primerl.config.schema.serve import ServeConfig
 from primerl.inference import backends
 from primerl.launch.placement import gpus
 from primerl.launch.placement.commands import role_of
-from primerl.launch.placement.protocol import Placement, PlacementError, Plan, Resources, Role
-from primerl.launch.placement.ray.placement import RayPlacement
+from primerl.launch.placement.protocol import Placement, PlacementError, Plan, Resources, Role, machines
 from primerl.launch.placement.sharing import on_one_gpu
-from primerl.launch.placement.slurm.placement import SlurmPlacement
 from primerl.net import addresses
 from primerl.run_key import VARIABLE
 from primerl.tinker.checks import Checked
@@ -92,9 +90,8 @@ def engines(config: ServeConfig, checked: Checked, starting: Starting | None = N
 
 def plan(placement: Placement, config: ServeConfig, engines: Iterable[ProcessConfig]) -> Plan:
     """The trainer first. Raises ConfigError where they cannot be placed."""
-    own, also = None, ""
-    if isinstance(placement, RayPlacement):
-        own = placement.connection.own
+    own, also = machines(placement).own_node(), ""
+    if own is not None:
         also = ". The trainer is in this command's own process: start that on a node of the cluster that has enough"
     resources = Resources(1, max(1, config.trainer.threads), share=trainer_share(config), nodes=own)
     try:
@@ -107,25 +104,21 @@ def check_reached(host: str, placement: Placement, plan: Plan) -> None:
     """Raises ConfigError where the server listens at its machine's loopback, and engines that join it are elsewhere."""
     own, *others = plan.places
     away = next((place for place in others if place.host != own.host), None)
-    if away is not None and addresses.is_loopback(host) and not _is_one_machine(placement):
+    if away is None or not addresses.is_loopback(host):
+        return
+    # All nodes of a cluster for trials are reached at this machine's loopback.
+    if not addresses.is_loopback(machines(placement).own_address()):
         raise ConfigError(
             f"host: {host} is reached from the trainer's node alone, and {away.role.name}, which joins the server "
             f"there, would be on another ({away.host}); set host to 0.0.0.0, or to an address of the trainer's node"
         )
 
 
-def _is_one_machine(placement: Placement) -> bool:
-    """Whether all nodes are reached at this machine's loopback, as those of a cluster for trials."""
-    if isinstance(placement, SlurmPlacement) and not placement.allocation.is_real:
-        return False
-    return addresses.is_loopback(address_of(placement))
-
-
 def take(placement: Placement, plan: Plan) -> None:
     """Has CUDA show this process the trainer's GPU as the first, which torch takes. To be called before torch has
     looked. On one machine engines see what this process sees, so it is not shown less."""
-    if isinstance(placement, RayPlacement):
-        own: Sequence[str] = placement.gpus_of(TRAINER)
+    own = machines(placement).own_gpus(TRAINER)
+    if own is not None:
         if own:
             os.environ[gpus.VARIABLE] = ",".join(own)
         return
@@ -133,12 +126,3 @@ def take(placement: Placement, plan: Plan) -> None:
     if place.gpus and gpus.VARIABLE not in os.environ:
         # As the placement counts them.
         os.environ.setdefault(gpus.ORDER, gpus.BY_BUS)
-
-
-def address_of(placement: Placement) -> str:
-    """By which processes on the placement's machines reach this one."""
-    if isinstance(placement, RayPlacement):
-        return placement.address
-    if isinstance(placement, SlurmPlacement):
-        return placement.address(placement.allocation.nodes[0])
-    return "127.0.0.1"

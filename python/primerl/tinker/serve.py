@@ -23,9 +23,9 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import files
 from primerl.config.process_files.files import ProcessConfig
 from primerl.config.schema.serve import ServeConfig
-from primerl.launch import on_ray, placing
+from primerl.launch import cluster, placing
 from primerl.launch.placement.commands import start
-from primerl.launch.placement.protocol import Placement, Plan
+from primerl.launch.placement.protocol import Placement, Plan, machines
 from primerl.launch.preflight import hub
 from primerl.launch.preflight.training import claimed
 from primerl.launch.registration import registered
@@ -91,7 +91,7 @@ def serve(config: ServeConfig) -> int:
         with registered(config, output_dir, _say, goes_on=True) as session, placement:
             try:
                 # Reserves a cluster's nodes.
-                on_ray.prepare(placement, output_dir, _say, signals.check)
+                cluster.prepare(placement, output_dir, _say, signals.check)
                 places.take(placement, plan)
                 server = _Server(config, key, checked, served, output_dir, listener, placement, begun.limit)
                 code = asyncio.run(server.run())
@@ -165,7 +165,7 @@ class _Server:
         self._placement = placement
         self._limit = limit
         host, port = listener.getsockname()[:2]
-        joined_at = places.address_of(placement) if addresses.is_unspecified(host) else host
+        joined_at = machines(placement).own_address() if addresses.is_unspecified(host) else host
         self.url, self._joined_at = addresses.url_of(host, port), addresses.url_of(joined_at, port)
         self._engines_key = secrets.token_hex(32)
         self._restarts = Restarts(config.restarts)

@@ -13,6 +13,7 @@ need `peft`; both are imported where they are used.
 | `model/prefixes`, `model/tree_attention` | samples that begin alike as a prefix tree, and attention over it |
 | `model/router_replay` | experts of a mixture as the engine chose them |
 | `model/support`, `model/footprint`, `model/memory` | by `config.json`: is a model supported, its size and memory |
+| `model/families` | what is known of families of models, by their type |
 | `adapters/` | low-rank adapters: which layers, their files, merging |
 | `objective/` | components of the loss, log-probabilities, replayed truncation and grammars |
 | `losses/`, `optimizers/` | policy losses and optimizers, one file each |

@@ -259,10 +259,10 @@ FORMS: dict[str, Form] = {
         ),
     ),
     "inference": Form("primerl inference", "primerl.config.schema.inference_run:InferenceRunConfig"),
-    "env-worker": Form("primerl env-worker", "primerl.config.schema.environment:EnvWorkerConfig"),
+    "env-worker": Form("primerl env-worker", "primerl.config.schema.env_worker:EnvWorkerConfig"),
     "env-worker-join": Form(
         "primerl env-worker",
-        "primerl.config.schema.environment:JoinConfig",
+        "primerl.config.schema.env_worker:JoinConfig",
         {},
         ("join", "env", "workers", "wait_s", "env_files", "log_dir"),
         called="joining a run elsewhere",

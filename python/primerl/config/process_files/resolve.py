@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar
 from primerl.config.process_files import monitored
 from primerl.config.process_files.files import ProcessConfig, absolute, process, shared
 from primerl.config.schema.base import Log, RolloutLog
+from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.environment import (
     Environment,
-    EnvWorkerConfig,
     EvaluationEnvironment,
     EvaluationSource,
     JoinedSettings,

@@ -42,7 +42,7 @@ class Deployment(Section):
     (entry point group `primerl.placements`), or one of your own as `module:Class`."""
     num_train_nodes: Processes = 1
     """Nodes of the trainer, of which each gets as many of `trainer.ranks`. The orchestrator runs on the first with
-    Slurm, next to this command with Ray (these two only, as the next)."""
+    Slurm, next to this command with Ray (not with `local`, as the next)."""
     num_infer_nodes: ProcessesOrZero = 0
     """Nodes of the engines; 0: those of the trainer, with Ray any."""
     gpus_per_node: CountOrZero = 0
@@ -243,10 +243,11 @@ def check_sharing(deployment: Deployment, slurm: Slurm | None) -> None:
 
 
 def check_nodes(deployment: Deployment, slurm: Slurm | None, ray: Ray | None = None, *, is_sft: bool = False) -> None:
-    """Nodes are Slurm's or Ray's to give. Raises BadKeysError where they are asked for, and no one would look."""
+    """Raises BadKeysError where nodes are asked for, and all processes are on this machine. Other placements say
+    themselves whether they have nodes (`launch/placement/registry.py`)."""
     if slurm is not None or on_ray(deployment, ray) is not None:
         return
-    if is_sft and deployment.type != "local":
+    if is_sft and deployment.type == "slurm":
         raise BadKeysError(
             f"deployment.type is {deployment.type!r}, and `primerl sft` trains on this machine unless a section "
             "[slurm] submits it as a job, or [ray] starts it on a cluster; add one, or omit deployment.type",
@@ -254,7 +255,7 @@ def check_nodes(deployment: Deployment, slurm: Slurm | None, ray: Ray | None = N
         )
     key = "num_train_nodes" if deployment.num_train_nodes > 1 else "num_infer_nodes"
     count = getattr(deployment, key)
-    if deployment.type != "slurm" and (deployment.num_train_nodes > 1 or deployment.num_infer_nodes):
+    if deployment.type == "local" and (deployment.num_train_nodes > 1 or deployment.num_infer_nodes):
         also = "" if is_sft else ', set deployment.type = "slurm" within a job of your own'
         raise BadKeysError(
             f"deployment.{key} is {count}, and without Slurm or Ray all processes are on this machine; add a section "

@@ -18,13 +18,8 @@ from pathlib import Path
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import files
 from primerl.config.process_files.files import ProcessConfig
-from primerl.config.schema.environment import (
-    EnvWorkerConfig,
-    EvaluationEnvironment,
-    Interpreter,
-    TrainEnvironment,
-    Workers,
-)
+from primerl.config.schema.env_worker import EnvWorkerConfig
+from primerl.config.schema.environment import EvaluationEnvironment, Interpreter, TrainEnvironment, Workers
 from primerl.config.schema.evaluation import MeasuredEnvironment
 from primerl.launch import secrets
 from primerl.launch.interpreters import virtualenvs

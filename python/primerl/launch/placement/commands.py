@@ -9,7 +9,7 @@ from pathlib import Path
 
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files.files import ProcessConfig
-from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.inference import InferenceConfig
 from primerl.config.schema.orchestrator import OrchestratorConfig
 from primerl.config.schema.trainer import TrainerConfig

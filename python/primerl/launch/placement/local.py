@@ -12,13 +12,13 @@ from typing import Self
 from primerl.forking import servers
 from primerl.launch.placement import assignment, gpus
 from primerl.launch.placement.gpus import Gpu
-from primerl.launch.placement.protocol import Command, Listener, PlacementError, Plan, Process, Role
+from primerl.launch.placement.protocol import Command, Listener, Machines, PlacementError, Plan, Process, Role
 from primerl.launch.supervise.processes import Processes
 
 HOST = "this machine"
 
 
-class LocalPlacement:
+class LocalPlacement(Machines):
     """Use as a context manager: leaving it leaves no process behind."""
 
     def __init__(self, *, find_gpus: Callable[[], Sequence[Gpu]] = gpus.visible) -> None:
@@ -45,8 +45,10 @@ class LocalPlacement:
             raise PlacementError("\n".join(problems))
         return plan
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each GPU that was found by the last plan, as far as the driver says."""
+    def is_launchers_own(self) -> bool:
+        return True
+
+    def gpu_memory(self) -> dict[str, int]:
         return {one.name: one.memory for one in self._found if one.memory is not None}
 
     def start(self, role: Role, command: Command) -> Process:

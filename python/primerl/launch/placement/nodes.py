@@ -11,14 +11,14 @@ from typing import Self
 
 from primerl.forking import servers
 from primerl.launch.placement.local import LocalPlacement
-from primerl.launch.placement.protocol import Command, Process, Role
+from primerl.launch.placement.protocol import Command, Machines, Process, Role
 from primerl.train.distributed.torchrun import RENDEZVOUS, rendezvous
 
 REPORT_S = 10.0
 """On top of the grace period: for the other nodes to report."""
 
 
-class NodesPlacement(ABC):
+class NodesPlacement(Machines, ABC):
     """Roles without a slot (what only accompanies the run) run next to the launcher, as on one machine."""
 
     _slots: Mapping[str, object]

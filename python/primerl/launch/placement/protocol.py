@@ -14,12 +14,17 @@ What every placement has to provide beyond these methods:
 - The log at `command.log` is complete, on the launcher's machine, when `watch` reports the end of the process.
 - No process outlives the launcher, however that ends.
 
+A placement on several nodes also derives from `Machines`, and overrides what is different from one machine. Its class
+gets `num_train_nodes`, `num_infer_nodes` and `gpus_per_node` of `[deployment]`, if it has parameters of these names.
+Roles with several ranks that it divides among nodes are started on each of them, by the variables that
+`nodes.set_apart` adds, and `PRIMERL_NODE_RANK`: which of the role's nodes it is, from 0.
+
 Standard library only: the processes that check a run before its config is read use what is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -194,3 +199,64 @@ class Placement(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class Machines:
+    """What launchers ask about the machines of a placement. The answers here are those of one machine, and of any
+    placement that does not derive from this class."""
+
+    engines_need_nodes = False
+    """Whether engines without a trainer have to ask for a node (`num_infer_nodes`), and may not be on any."""
+    sets_hosts = False
+    """Whether servers of the run, where the config does not say where they listen, do so where other nodes reach them,
+    with a key that is made for the run."""
+    start_s: float | None = None
+    """How long a process may take to start, in seconds; None: as on one machine."""
+
+    def own_address(self) -> str:
+        """By which processes of the placement reach the launcher's machine. Raises PlacementError."""
+        return "127.0.0.1"
+
+    def has_other_nodes(self) -> bool:
+        """Whether a process may be on another machine than the launcher's. Raises PlacementError."""
+        return False
+
+    def is_launchers_own(self) -> bool:
+        """Whether ranks would be where the launcher is, so that a fine-tuning may be its own process."""
+        return False
+
+    def own_node(self) -> str | None:
+        """The launcher's machine, for a role that is the launcher itself, as `Resources.nodes` has it; None where the
+        first role of a plan is there anyway."""
+        return None
+
+    def own_gpus(self, name: str) -> Sequence[str] | None:
+        """GPUs that a role has which is the launcher itself, by the names that CUDA_VISIBLE_DEVICES takes; None: all
+        that the launcher sees."""
+        return None
+
+    def gpu_memory(self) -> Mapping[str, int]:
+        """Bytes of each GPU of the last plan, as far as they are known."""
+        return {}
+
+    def check_folder(self, folder: Path) -> None:
+        """Raises PlacementError for an output folder that the machines do not share."""
+
+    def prepare(self, folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> None:
+        """Takes what was planned, before anything starts; called once, after the placement was entered.
+
+        Args:
+            folder: The run's output folder.
+            say: Gets what the user is to know, also later.
+            check: Called while this waits; raises what ends the launch.
+
+        Raises:
+            PlacementError: It cannot be had.
+        """
+
+
+ONE_MACHINE = Machines()
+
+
+def machines(placement: Placement) -> Machines:
+    return placement if isinstance(placement, Machines) else ONE_MACHINE

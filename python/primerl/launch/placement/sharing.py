@@ -9,12 +9,12 @@ from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.serve import ServeConfig
 from primerl.inference import backends
 from primerl.launch.placement import gpus
+from primerl.launch.placement.registry import LOCAL, kind_of
 
 C = TypeVar("C", RLConfig, ServeConfig)
 
 ON_ONE_GPU = 0.4
 """Share of the engines where there is a single GPU."""
-LOCAL = "local"
 
 
 def applied(config: RLConfig) -> tuple[RLConfig, str | None]:
@@ -30,7 +30,7 @@ def on_one_gpu(config: C, backend: str, engine_gpus: int) -> tuple[C, str | None
     deployment, source = config.deployment, config.inference
     options = backends.vllm_options(source.backend, backend, source.vllm, trusted=False)
     has_share = "gpu-memory-utilization" in {name.replace("_", "-") for name in options}
-    is_here = deployment.type == LOCAL and config.slurm is None and config.ray is None
+    is_here = kind_of(deployment, config.ray, config.slurm) == LOCAL
     if deployment.engine_share is not None or not is_here or has_share:
         return config, None
     if engine_gpus != 1 or len(gpus.found()) != 1:

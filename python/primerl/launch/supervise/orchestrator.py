@@ -12,19 +12,16 @@ from typing import Any
 
 from primerl.config.process_files import files
 from primerl.config.process_files.files import ProcessConfig
-from primerl.config.schema.environment import EnvWorkerConfig
+from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.evaluation import EvalTimeouts
 from primerl.config.schema.rl import RunTimeouts
-from primerl.launch.placement.protocol import Placement, Process
-from primerl.launch.placement.slurm.placement import SlurmPlacement
+from primerl.launch.placement.protocol import Placement, Process, machines
 from primerl.launch.report import status as orchestrator_status
 from primerl.launch.report.logs import tail
 from primerl.launch.supervise.failures import RefusedError, RunFailedError, check_placement, failure_of
 from primerl.run_key import keep, learn
 
 START_S = 30.0
-# In a step of a Slurm job, which is asked for again where it is not created at first.
-STEP_START_S = 90.0
 POLL_S = 0.1
 # The orchestrator lives but does not answer: as bad as dead.
 ANSWER_S = 20.0
@@ -42,7 +39,8 @@ def wait_for_orchestrator(
     """The URL, once it listens; None when it says that the run is over. `check` may raise to give up sooner; `others`
     is called with other processes that end."""
     file = folder / "run" / "orchestrator.json"
-    limit = STEP_START_S if isinstance(placement, SlurmPlacement) else START_S
+    limit = machines(placement).start_s
+    limit = START_S if limit is None else limit
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         check()

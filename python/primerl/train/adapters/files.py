@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.train.model import support
+from primerl.train.model.families import OF_EXPERTS
 from primerl.train.settings import ALL_LINEAR, ConfigError, LoraConfig
 from primerl.train.weights.digest import digest_of, hash_of
 
@@ -102,7 +103,7 @@ def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:
         for module in sorted(modules):
             if is_targeted(module, [target]) and is_read_by_kernel(module, shapes):
                 raise ConfigError(f"{key}target_modules: {module} {READ_BY_KERNEL}")
-        if has_experts and target.rsplit(".", 1)[-1] in support.OF_EXPERTS:
+        if has_experts and target.rsplit(".", 1)[-1] in OF_EXPERTS:
             continue  # Files have their tensors by other names than the model: it is asked when it is loaded.
         if target != ALL_LINEAR and not any(is_targeted(module, [target]) for module in modules):
             names = sorted({module.rsplit(".", 1)[-1] for module in modules})

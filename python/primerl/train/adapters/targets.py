@@ -18,7 +18,7 @@ import torch
 from primerl.train.adapters.files import READ_BY_KERNEL, is_read_by_kernel, is_targeted
 from primerl.train.model.architectures import text_decoder
 from primerl.train.model.experts import stacks
-from primerl.train.model.support import GATED_PAIR
+from primerl.train.model.families import GATED_PAIR
 from primerl.train.settings import ALL_LINEAR, ConfigError, LoraConfig
 
 log = logging.getLogger(__name__)

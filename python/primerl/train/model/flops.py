@@ -35,7 +35,7 @@ import torch
 from primerl.train.distributed.ranks import Ranks
 from primerl.train.loop.metrics import peak_memory
 from primerl.train.model.architectures import text_decoder
-from primerl.train.model.support import WITH_STATE
+from primerl.train.model.families import WITH_STATE
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from primerl.train.distributed.fsdp import packed_logprobs
 from primerl.train.model.architectures import reached
+from primerl.train.model.families import WITH_STATE
 from primerl.train.model.packed_model import ATTENTION, ModelError, PackedSequences, output_head, predicted_hidden
 from primerl.train.model.recurrent import longest_chunk, mixers, untold
-from primerl.train.model.support import SUPPORTED, WITH_STATE
+from primerl.train.model.support import SUPPORTED
 
 LENGTHS = (7, 9, 5)
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}

@@ -29,6 +29,8 @@ from primerl.launch.placement.ray.reserving import Seat
 from primerl.launch.placement.ray.roles import Part, Started
 from primerl.run_key import VARIABLE
 
+UPLOADED = "/runtime_resources/working_dir_files/"
+"""In the paths of folders that `ray job submit --working-dir` has uploaded."""
 OTHERS_S = 8.0
 """How long the parts of a role on other nodes have to end by themselves after one of them has failed."""
 LOOK_EVERY_S = 2.0
@@ -53,6 +55,8 @@ class Waiting:
 class RayPlacement(NodesPlacement):
     """Use as a context manager: leaving it leaves no process behind on any node, and gives back what was reserved."""
 
+    sets_hosts = True
+
     def __init__(self, settings: Ray, *, num_train_nodes: int = 1, num_infer_nodes: int = 0) -> None:
         super().__init__()
         self.settings = settings
@@ -74,15 +78,23 @@ class RayPlacement(NodesPlacement):
             self._connection = Connection(self.settings.address, self.settings.namespace)
         return self._connection
 
-    @property
-    def address(self) -> str:
-        """That of the launcher's node, by which other nodes reach it. Raises PlacementError."""
+    def own_address(self) -> str:
         own = self.connection.own
         return next((str(one["address"]) for one in self.connection.nodes if one["id"] == own), "127.0.0.1")
 
-    @property
     def has_other_nodes(self) -> bool:
         return len(self.connection.nodes) > 1
+
+    def own_node(self) -> str:
+        return self.connection.own
+
+    def check_folder(self, folder: Path) -> None:
+        if UPLOADED in os.path.realpath(folder):
+            raise PlacementError(
+                f"output_dir: {folder} is in the folder that was uploaded for this job (`ray job submit "
+                "--working-dir`), which other nodes do not share, and which Ray deletes after the job; give an "
+                "absolute output_dir that all nodes share"
+            )
 
     def plan(self, roles: Sequence[Role]) -> Plan:
         nodes = self.connection.nodes
@@ -95,16 +107,14 @@ class RayPlacement(NodesPlacement):
         return self._placed.plan
 
     def prepare(self, folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> None:
-        """Reserves what was planned, and compares the nodes with this one. Raises PlacementError."""
+        """Reserves it, and compares the nodes with this one."""
         assert self._placed is not None
         seats = reserving.seats("0", self._placed.bundles, self.connection.nodes)
         self.seats = reserving.reserved(self.connection, seats, self.settings.wait_s, folder, say, check)
         at = {seat.node: name for name, seat in self.seats.items()}
         self._seats_of = {role: tuple(at[node] for node in slot.nodes) for role, slot in self._slots.items()}
 
-    def gpus_of(self, name: str) -> tuple[str, ...]:
-        """GPUs that are reserved for a role on its first node, by the names that CUDA_VISIBLE_DEVICES takes: for one
-        that the launcher itself is, and does not start."""
+    def own_gpus(self, name: str) -> tuple[str, ...]:
         slot = self._slots[name]
         own = self.seats[self._seats_of[name][0]].gpus
         return tuple(own[number] for number in slot.gpus[0]) if slot.gpus else ()

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from primerl.launch.placement import alike
@@ -45,7 +46,13 @@ class Asked:
 
 
 class SlurmPlacement(NodesPlacement):
-    """Outside of a job it only plans. Use as a context manager: leaving it leaves no process behind on any node."""
+    """Outside of a job it only plans. Use as a context manager: leaving it leaves no process behind on any node.
+
+    It sets no hosts: the job that `[slurm]` submits has those of its nodes (`launch/slurm/within.py`), and in a job of
+    the user's own the config names them."""
+
+    engines_need_nodes = True
+    start_s = 90.0  # a step that Slurm does not create at first is asked for again
 
     def __init__(
         self,
@@ -90,6 +97,19 @@ class SlurmPlacement(NodesPlacement):
         if node not in self._addresses:
             self._addresses = allocation.addresses(self.allocation.nodes)
         return self._addresses[node]
+
+    def own_address(self) -> str:
+        found = self.allocation
+        return self.address(found.nodes[0]) if found.is_real else found.nodes[0]
+
+    def has_other_nodes(self) -> bool:
+        return len(self.allocation.nodes) > 1
+
+    def is_launchers_own(self) -> bool:
+        return self.shape.train_nodes == 1
+
+    def prepare(self, folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> None:
+        self.say = say
 
     def _look_at_job(self) -> None:
         """After the loss of a step: without its job nothing can be started any more."""

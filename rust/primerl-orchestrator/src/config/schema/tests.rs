@@ -1,5 +1,7 @@
 //! Keys that are completed, bounds that are kept, and that no key is ignored.
 
+mod fields;
+
 use super::*;
 use crate::config::Config;
 
