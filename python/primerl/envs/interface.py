@@ -14,6 +14,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from primerl.process.problems import ProblemError
+
 if TYPE_CHECKING:
     from primerl.envs.limits import RolloutLimits
 
@@ -90,8 +92,9 @@ def _at(place: Any, key: str) -> Any:
     return place.get(key) if isinstance(place, Mapping) else getattr(place, key, None)
 
 
-class EnvironmentRefusedError(Exception):
-    """The environment cannot be loaded as configured. The message names it and what to do."""
+class EnvironmentRefusedError(ProblemError):
+    """The environment cannot be loaded as configured. The message names it and what to do; its keys are those of the
+    environment's section."""
 
 
 @dataclass(frozen=True)

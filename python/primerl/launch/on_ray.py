@@ -25,15 +25,16 @@ def placed(config: C, placement: Placement) -> C:
         return config
     folder = absolute(config.output_dir)
     if UPLOADED in os.path.realpath(folder):
-        raise ConfigError(
-            f"output_dir: {folder} is in the folder that was uploaded for this job (`ray job submit --working-dir`), "
+        raise ConfigError.at(
+            "output_dir",
+            f"{folder} is in the folder that was uploaded for this job (`ray job submit --working-dir`), "
             "which other nodes do not share, and which Ray deletes after the job; give an absolute output_dir that all "
-            "nodes share"
+            "nodes share",
         )
     try:
         address, has_others = placement.address, placement.has_other_nodes
     except PlacementError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError.like(error) from None
     if has_orchestrator(config) and not config.dry_run:
         make_key(Path(folder))
     return reachable(config, address) if has_others or serves_others(config) else config
@@ -46,4 +47,4 @@ def prepare(placement: Placement, folder: Path, say: Callable[[str], None], chec
     try:
         placement.prepare(folder, say, check)
     except PlacementError as error:
-        raise RefusedError(str(error)) from None
+        raise RefusedError.like(error) from None

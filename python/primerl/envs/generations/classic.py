@@ -145,7 +145,7 @@ def list_examples(env: Any, environment_id: str, seed: int, role: Role = "train"
             f"environment {environment_id!r} cannot list its examples ({_split(role)}): {type(error).__name__}: {error}"
         ) from error
     if count == 0:
-        raise EnvironmentRefusedError(f"environment {environment_id!r} has no examples with these args")
+        raise EnvironmentRefusedError(f"environment {environment_id!r} has no examples with these args", "args")
     check_held_out(environment_id, count, held_out)
     order = list(range(count))
     random.Random(seed).shuffle(order)

@@ -91,7 +91,7 @@ class RayPlacement(NodesPlacement):
         self._slots = self._placed.slots
         # An engine on another node says itself that its port is taken.
         if problems := unusable(role for role in roles if role.name not in self._slots):
-            raise PlacementError("\n".join(problems))
+            raise PlacementError.of(problems)
         return self._placed.plan
 
     def prepare(self, folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> None:
