@@ -18,6 +18,7 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import is_short, load_run
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.launch import run
+from primerl.process.problems import Problem
 from primerl.train.objective import components
 
 HOW = "give the path of a file of NAME=value lines, seen from here or from the folder of the config that names it"
@@ -248,32 +249,38 @@ def test_words_of_the_full_form_become_those_of_the_short_one() -> None:
     Path("run.toml").write_text(SHORT)
     arguments = ["@", "run.toml", "--env.0.max-retries", "3"]
     source = Source(load_run(arguments, program="primerl rl"), arguments, short=True)
-    said = {
-        # Of the orchestrator's own check, whose keys are those of its part.
-        "sampling.max_tokens: leaves no room for a prompt within seq_len = 64; lower it or raise seq_len": (
+    environment, group = "environment 'reverse-text'", "rewards the rollouts of a group by comparing them, and"
+    said: dict[str, str] = {
+        Problem.at(
+            "orchestrator.sampling.max_tokens",
+            "leaves no room for a prompt within seq_len = 64; lower it or raise seq_len",
+        ): (
             "sampling.max_tokens (in run.toml, line 7): leaves no room for a prompt within seq_len = 64; lower it or "
             "raise seq_len"
         ),
-        "environment 'reverse-text' rewards the rollouts of a group by comparing them, and group_size is 1; raise it": (
-            "env[0].id (in run.toml, line 10): environment 'reverse-text' rewards the rollouts of a group by comparing "
-            "them, and rollouts_per_example is 1; raise it"
+        Problem(f"{environment} {group} group_size is 1; raise it", "group_size", environment="reverse-text"): (
+            f"env[0].id (in run.toml, line 10): {environment} {group} rollouts_per_example is 1; raise it"
         ),
-        "checkpoint_id: x is of another model; give the model that its run began with as model.path": (
+        Problem.at("checkpoint_id", "x is of another model; give the model that its run began with as model.path"): (
             "checkpoint_id: x is of another model; give the model that its run began with as model"
         ),
-        "importing them did not end within timeouts.check_s = 5 s; raise it": (
+        Problem("importing them did not end within timeouts.check_s = 5 s; raise it", "timeouts.check_s"): (
             "importing them did not end within timeouts.check_s = 5 s; raise it (timeouts.check_s: of the full form, "
             "see docs/hosted.md)"
         ),
-        "max_steps is 10, but the batches of 20 steps are cut already": (
+        Problem("max_steps is 10, but the batches of 20 steps are cut already", "max_steps"): (
             "max_steps is 10, but the batches of 20 steps are cut already (in run.toml, line 2)"
+        ),
+        # The place is of a further key, where the first is not written; and at the end of the first line.
+        Problem("ckpt.interval must be below max_steps: the plan\n  max_steps", "ckpt.interval", "max_steps"): (
+            "checkpoints.interval must be below max_steps: the plan (in run.toml, line 2)\n  max_steps"
         ),
         # What a parser shows of a file of ours.
         "TOML parse error at line 7, column 14\n  |\n7 | batch_size = 4\n  |              ^": (
             "TOML parse error at line 7, column 14\n  |\n7 | batch_size = 4\n  |              ^"
         ),
         "/tmp/model.path/env_files/x.toml is odd\n  a line of a log: model.path": (
-            "/tmp/model.path/env_files/x.toml is odd\n  a line of a log: model (in run.toml, line 1)"
+            "/tmp/model.path/env_files/x.toml is odd\n  a line of a log: model"
         ),
     }
     assert {message: source.told(message) for message in said} == said
@@ -284,13 +291,16 @@ def test_an_evaluation_is_told_by_its_place(model: Path) -> None:
     arguments = ["@", "eval.toml"]
     config = load(EvalConfig, arguments, program="primerl eval")
     source = Source(config, arguments)
-    assert source.told("environment 'reverse-text' has no examples") == (
+    without_examples = Problem("environment 'reverse-text' has no examples", environment="reverse-text")
+    assert source.told(without_examples) == (
         "env[0].id (in eval.toml, line 5): environment 'reverse-text' has no examples"
     )
-    assert source.told("env_files: there is no file x").startswith("env_files (in eval.toml, line 2): there")
+    assert source.told(Problem.at("env_files", "there is no file x")).startswith(
+        "env_files (in eval.toml, line 2): there"
+    )
     given = written_out(["reverse-text", "--model", str(model)])
     of_flags = Source(load(EvalConfig, given, program="primerl eval"), given)
-    assert of_flags.told("environment 'reverse-text' has no examples").startswith("env[0].id (on the command line): ")
+    assert of_flags.told(without_examples).startswith("env[0].id (on the command line): ")
 
 
 @pytest.mark.processes
@@ -322,4 +332,4 @@ def test_a_run_with_a_key_may_be_reached_from_other_machines(model: Path, monkey
 
 
 def test_nothing_is_changed_outside_of_a_command() -> None:
-    assert told("model.path: no") == "model.path: no"
+    assert told(ConfigError.at("model.path", "no")) == "model.path: no"

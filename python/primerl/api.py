@@ -108,13 +108,14 @@ class Run(TrainingLoop):
         trainer = self.config.trainer.model_copy(update={"model": AdaptedModel()})
         self.config = self.config.model_copy(update={"trainer": trainer})
         if self.config.trainer.ranks != 1:
-            raise ConfigError(
-                "trainer.ranks: a run in the script's own process has one rank, which gets whole batches; for several, "
-                "start it with `primerl rl ... --trainer external`, and the script by torchrun, with primerl.connect"
+            raise ConfigError.at(
+                "trainer.ranks",
+                "a run in the script's own process has one rank, which gets whole batches; for several, "
+                "start it with `primerl rl ... --trainer external`, and the script by torchrun, with primerl.connect",
             )
         if self.config.checkpoint_id is not None:
-            raise ConfigError(
-                "checkpoint_id: a training script begins from the model that it loads; give its folder as model.path"
+            raise ConfigError.at(
+                "checkpoint_id", "a training script begins from the model that it loads; give its folder as model.path"
             )
         for name in ("store", "wandb", "monitors"):
             if name in self.config.model_fields_set and getattr(self.config, name):
@@ -122,12 +123,13 @@ class Run(TrainingLoop):
         self.config = hub.with_model(self.config)
         weights, ckpt = self.config.trainer.weights, self.config.trainer.ckpt
         if ckpt is not None and ckpt.goes_back_to is not None:
-            raise ConfigError(
-                "ckpt.resume_step: a run in the script's own process resumes from the newest checkpoint; start it with "
-                "`primerl rl ... --trainer external --ckpt.resume-step N`, and the script with primerl.connect"
+            raise ConfigError.at(
+                "ckpt.resume_step",
+                "a run in the script's own process resumes from the newest checkpoint; start it with "
+                "`primerl rl ... --trainer external --ckpt.resume-step N`, and the script with primerl.connect",
             )
         if weights.transport != "files":
-            raise ConfigError("trainer.weights.transport: a training script publishes files; omit it")
+            raise ConfigError.at("trainer.weights.transport", "a training script publishes files; omit it")
         super().__init__(
             Path(files.absolute(self.config.output_dir)),
             files.absolute(self.config.model.path),
@@ -150,11 +152,11 @@ class Run(TrainingLoop):
         from primerl._core import Orchestrator
 
         if self.config.dry_run:
-            raise ConfigError(
-                "dry_run: a training script starts its run; use `primerl rl ... --dry-run` to check a file"
+            raise ConfigError.at(
+                "dry_run", "a training script starts its run; use `primerl rl ... --dry-run` to check a file"
             )
         if on_ray(self.config.deployment, self.config.ray) is not None:
-            raise ConfigError("ray: a training script starts its processes on this machine; omit it")
+            raise ConfigError.at("ray", "a training script starts its processes on this machine; omit it")
         with contextlib.ExitStack() as resources:
             # Also for the check, which imports environments as their workers do.
             resources.enter_context(checker.environments_ahead(fork=self.config.fork_server))
@@ -182,17 +184,18 @@ class Run(TrainingLoop):
             try:
                 going_back.check_steps(self.config, status)
             except RefusedError as refusal:
-                raise ConfigError(str(refusal)) from None
+                raise ConfigError.like(refusal) from None
             if finished(self.status()):
-                raise ConfigError(
-                    f"max_steps: nothing is left to do: the run in {folder} has trained all {self.config.max_steps} "
-                    "steps; set more of them, or give another output_dir"
+                raise ConfigError.at(
+                    "max_steps",
+                    f"nothing is left to do: the run in {folder} has trained all {self.config.max_steps} "
+                    "steps; set more of them, or give another output_dir",
                 )
             self._placement = resources.enter_context(placement)
             try:
                 cluster.prepare(placement, folder, log.warning, lambda: None)
             except RefusedError as refusal:
-                raise ConfigError(str(refusal)) from None
+                raise ConfigError.like(refusal) from None
             url = self._orchestrator.url
             self._kinds: dict[str, str] = {}
             for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:

@@ -136,7 +136,7 @@ def merged(store: Store, entry: Entry, model: Path | None) -> Path:
     try:
         check_base(adapter / ADAPTER_FILE, base, folder_digest(base), "")
     except ConfigError as error:
-        raise StoreError(str(error).replace("adapter_path: ", "")) from None
+        raise StoreError(error.problems[0].reason) from None
     with whole_folder(target, replace=True) as folder:
         _merge(base, adapter, folder)
     return target

@@ -42,7 +42,7 @@ def _check(chosen: argparse.Namespace) -> int:
         folder = folder_of(name, weights=False) if is_hub_name(name) else Path(name)
         config = read_json(folder / "config.json")
     except ConfigError as error:
-        return fail(str(error).removeprefix("model.path: "), title="No model")
+        return fail(error.problems[0].reason, title="No model")
     found = _answers(config, chosen.gpus, chosen.seq_len) | {"thinking": _thinking(folder)}
     if chosen.json:
         print(json.dumps(found, indent=2))

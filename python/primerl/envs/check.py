@@ -29,6 +29,8 @@ class Verdict:
     """What is wrong; None where the environment can be used."""
     remark: str | None = None
     """What its user should know."""
+    keys: tuple[str, ...] = ()
+    """Those of the environment's section that the problem is about."""
     cause: BaseException | None = None
     """What was raised, where its traceback tells more than the problem."""
 
@@ -55,7 +57,8 @@ def check_environment(
             if importlib.util.find_spec(name) is None:
                 raise EnvironmentRefusedError(
                     f"environment {environment_id!r}: {sys.executable} has no {name}, which metrics_port needs; "
-                    "install it there, or omit metrics_port"
+                    "install it there, or omit metrics_port",
+                    "metrics_port",
                 )
         with exits.refused(environment_id):
             generation = choice.chosen(environment_id)
@@ -67,18 +70,20 @@ def check_environment(
         remarks = [generation.remark(env, environment_id, role), versions.remark(environment_id)]
         return Verdict(remark="; ".join(remark for remark in remarks if remark is not None) or None)
     except EnvironmentRefusedError as error:
-        return Verdict(str(error), cause=error.__cause__)
+        return Verdict(str(error), keys=error.keys, cause=error.__cause__)
 
 
 def _check_group(environment_id: str, role: Role, rollouts: int, max_concurrent: int | None) -> None:
     name = "group_size" if role == "train" else "rollouts_per_example"
     compares = f"environment {environment_id!r} rewards the rollouts of a group by comparing them, and {name}"
     if rollouts == 1:
-        raise EnvironmentRefusedError(f"{compares} is 1; raise it to 2 or more")
+        raise EnvironmentRefusedError(f"{compares} is 1; raise it to 2 or more", name)
     if max_concurrent is not None and max_concurrent < rollouts:
         raise EnvironmentRefusedError(
             f"{compares} ({rollouts}) is above max_concurrent ({max_concurrent}), and one worker runs all of a group "
-            "at a time; raise max_concurrent"
+            "at a time; raise max_concurrent",
+            name,
+            "max_concurrent",
         )
 
 

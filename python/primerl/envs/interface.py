@@ -7,12 +7,15 @@ Standard library only: neither of the two can be imported where the other's veri
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from primerl.process.problems import ProblemError
 
 if TYPE_CHECKING:
     from primerl.envs.limits import RolloutLimits
@@ -23,8 +26,10 @@ log = logging.getLogger("primerl.envs")
 LONGEST_MESSAGE = 2_000
 LONGEST_TRACEBACK = 20_000
 
-OVERFLOW = ("context_length_exceeded", "maximum context length")
-"""Words by which the gateway says that a prompt is too long."""
+OVERFLOW = "context_length_exceeded"
+"""Code of the error by which the gateway, as OpenAI's API, says that a prompt is too long."""
+WORDS_OF_OVERFLOW = (OVERFLOW, "maximum context length")
+"""The same in the text of other servers, which may have no such code, and of libraries that quote an answer."""
 
 Role = Literal["train", "eval"]
 
@@ -90,8 +95,9 @@ def _at(place: Any, key: str) -> Any:
     return place.get(key) if isinstance(place, Mapping) else getattr(place, key, None)
 
 
-class EnvironmentRefusedError(Exception):
-    """The environment cannot be loaded as configured. The message names it and what to do."""
+class EnvironmentRefusedError(ProblemError):
+    """The environment cannot be loaded as configured. The message names it and what to do; its keys are those of the
+    environment's section."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +203,21 @@ def check_held_out(environment_id: str, count: int, held_out: int) -> None:
             f"environment {environment_id!r} has {count} examples, and {held_out} are held out for validation: "
             "none is left to train on; lower val.num_examples, or name the taskset's validation split in val.taskset"
         )
+
+
+def is_overflow(status: int, answer: str) -> bool:
+    """Whether an answer, or what a library says of it, is that the model's context is full."""
+    if status not in (400, 413):
+        return False
+    return _code(answer) == OVERFLOW or any(words in answer for words in WORDS_OF_OVERFLOW)
+
+
+def _code(answer: str) -> Any:
+    """The error's code in a body of OpenAI's or Anthropic's API; None where it has none."""
+    try:
+        return json.loads(answer)["error"]["code"]
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def failure(kind: str, message: str, exception: str | None = None) -> Outcome:

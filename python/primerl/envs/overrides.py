@@ -38,7 +38,8 @@ class Overrides:
             if beyond is not None:
                 raise EnvironmentRefusedError(
                     f"environment {environment_id!r} has {len(examples)} examples, and example_places names {beyond} "
-                    "(the first is 0); name those that there are"
+                    "(the first is 0); name those that there are",
+                    "example_places",
                 )
         if self.system_prompt is None:
             return examples if self.examples is None else Changed(examples, self.examples, lambda example: example)
@@ -46,7 +47,9 @@ class Overrides:
         if change is None:
             raise EnvironmentRefusedError(
                 f"environment {environment_id!r}: system_prompt is for environments of verifiers, and this one is of "
-                "another package; omit it, or set the prompt in its args"
+                "another package; omit it, or set the prompt in its args",
+                "system_prompt",
+                "args",
             )
         prompt = self.system_prompt
         order = range(len(examples)) if self.examples is None else self.examples

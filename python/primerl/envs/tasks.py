@@ -1,7 +1,8 @@
 """The data of an environment's examples, for a reflection model: `python -m primerl.envs.tasks`, a request on stdin.
 
 The request is JSON: `[id, arguments, seed, count]`. On stdout: `{"total", "examples": [{...}]}` with the data of the
-first `count` examples in the seeded order. Exit code 2 after one line on stderr where the environment cannot be used.
+first `count` examples in the seeded order. Exit code 2 where the environment cannot be used:
+after one line on stderr, and `{"problem", "keys"}`, keys of the environment that it is about, on stdout.
 Run by the environment's own interpreter.
 """
 
@@ -46,7 +47,10 @@ def main() -> int:
     try:
         found = told(*json.loads(sys.stdin.read()))
     except EnvironmentRefusedError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
+        words = " ".join(str(error).split())
+        print(words, file=sys.stderr)
+        with answer:
+            json.dump({"problem": words, "keys": error.keys}, answer)
         return 2
     with answer:
         json.dump(found, answer)

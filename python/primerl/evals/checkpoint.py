@@ -34,7 +34,7 @@ def publish(model: Path, output_dir: Path, *, trained_only: bool = False) -> Pat
         content = manifest_of(model)
     except (FileError, OSError) as error:
         shutil.rmtree(temporary)
-        raise ConfigError(f"model: {error}") from None
+        raise ConfigError.at("model", str(error)) from None
     for file in content["files"]:
         (temporary / file["name"]).symlink_to((model / file["name"]).resolve())
     write_text(temporary / "manifest.json", json.dumps(content))
@@ -53,7 +53,7 @@ def _has_more(model: Path) -> bool:
     try:
         return frozen_of(model_shape(model)) is not None
     except ModelError as error:
-        raise ConfigError(f"model: {error}") from None
+        raise ConfigError.at("model", str(error)) from None
 
 
 def _publish_trained(model: Path, output_dir: Path) -> Path:
@@ -63,7 +63,7 @@ def _publish_trained(model: Path, output_dir: Path) -> Path:
     try:
         return WeightsPublisher(output_dir, keep_last=1, keep_all=True).publish(load_model(model), 0)
     except (ModelError, OSError) as error:
-        raise ConfigError(f"model: {error}") from None
+        raise ConfigError.at("model", str(error)) from None
 
 
 def manifest_of(model: Path) -> dict[str, Any]:

@@ -27,17 +27,18 @@ def check(client: Client) -> str | None:
     said = " ".join(redact(body).split())[:SHOWN]
     if status in (401, 403):
         if key is None:
-            raise ConfigError(
-                f"api_key_env: {url} wants a key (status {status}: {said}); name the variable that has it"
+            raise ConfigError.at(
+                "api_key_env", f"{url} wants a key (status {status}: {said}); name the variable that has it"
             )
-        raise ConfigError(
-            f"api_key_env: {url} refuses the key of {client.api_key_env} (status {status}: {said}); set the variable "
-            "to a key of that server"
+        raise ConfigError.at(
+            "api_key_env",
+            f"{url} refuses the key of {client.api_key_env} (status {status}: {said}); set the variable "
+            "to a key of that server",
         )
     if status >= 500 and status != 501:
-        raise ConfigError(f"base_url: {url}/models answers with status {status}: {said}; is the server well?")
+        raise ConfigError.at("base_url", f"{url}/models answers with status {status}: {said}; is the server well?")
     if 300 <= status < 400:
-        raise ConfigError(f"base_url: {url} redirects to another address (status {status}); give that address")
+        raise ConfigError.at("base_url", f"{url} redirects to another address (status {status}); give that address")
     return _unlisted(client.model, body) if status == 200 else None
 
 
@@ -47,11 +48,11 @@ def key_of(client: Client) -> str | None:
         return None
     key = os.environ.get(client.api_key_env)
     if not key:
-        raise ConfigError(f"api_key_env: {client.api_key_env} is not set; set it to the endpoint's key")
+        raise ConfigError.at("api_key_env", f"{client.api_key_env} is not set; set it to the endpoint's key")
     if not key.isascii() or not key.isprintable() or key != key.strip():
-        raise ConfigError(
-            f"api_key_env: {client.api_key_env} holds something else than visible ASCII characters; set it to the key "
-            "alone"
+        raise ConfigError.at(
+            "api_key_env",
+            f"{client.api_key_env} holds something else than visible ASCII characters; set it to the key alone",
         )
     note([key])
     return key
@@ -62,11 +63,11 @@ def _ask(client: Client, url: str) -> tuple[int, str]:
     try:
         status, body = ask_models(url, api_key_env=client.api_key_env, within_s=ANSWER_S)
     except TimeoutError:
-        raise ConfigError(
-            f"base_url: {url} has not answered for {ANSWER_S:.0f} s; give the address of a server that runs"
+        raise ConfigError.at(
+            "base_url", f"{url} has not answered for {ANSWER_S:.0f} s; give the address of a server that runs"
         ) from None
     except ConnectionError as error:
-        raise ConfigError(f"base_url: no answer from {url}: {error}") from None
+        raise ConfigError.at("base_url", f"no answer from {url}: {error}") from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return status, body.decode(errors="replace")

@@ -13,7 +13,7 @@ from typing import Any
 
 from primerl._core import PrimerlError, inspect_run
 from primerl.config.errors import orchestrator_refusal
-from primerl.config.errors.fail import ConfigError, Problems
+from primerl.config.errors.fail import ConfigError, Problems, renamed
 from primerl.config.process_files import evaluation, files, resolve, run_file
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.evals import endpoint, greedy, results
@@ -37,6 +37,8 @@ MAY_CHANGE = (
     *("env.num_workers", "env.max_concurrent", "env.memory_mb", "env.cpus", "env.rollout_s"),
     "env.metrics_port",
 )
+OF_RUNS = {"model.path": "model"}
+"""A key of a run's config, which engines and checks of a model know, by its name in an evaluation's."""
 
 
 def with_model(config: EvalConfig) -> EvalConfig:
@@ -66,6 +68,7 @@ def with_model(config: EvalConfig) -> EvalConfig:
     return _fitted(config, weights=True)
 
 
+@renamed(OF_RUNS)
 def _fitted(config: EvalConfig, *, weights: bool) -> EvalConfig:
     changes: dict[str, Any] = {}
     is_small = False
@@ -163,18 +166,19 @@ def same_evaluation(config: EvalConfig) -> None:
     try:
         before = EvalConfig.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise ConfigError(
-            f"output_dir: {file.parents[1]} holds a run, and no evaluation; choose another --output-dir"
+        raise ConfigError.at(
+            "output_dir", f"{file.parents[1]} holds a run, and no evaluation; choose another --output-dir"
         ) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"output_dir: {file} cannot be read: {error}; choose another --output-dir") from None
+        raise ConfigError.at("output_dir", f"{file} cannot be read: {error}; choose another --output-dir") from None
     was, now = _values(before), _values(config)
     for name in [*was, *(name for name in now if name not in was)]:
         if was.get(name) != now.get(name):
             raise ConfigError(
                 f"{name} is {_shown(now.get(name))}, but the evaluation in {file.parents[1]} was begun with "
                 f"{_shown(was.get(name))}; set it to that to continue, choose another --output-dir, or measure again "
-                "with --clean-output-dir"
+                "with --clean-output-dir",
+                name,
             )
 
 
@@ -219,9 +223,11 @@ def _check_folder(folder: Path, *, weights: bool) -> None:
     try:
         model_folder.check_model(folder, weights=weights)
     except ConfigError as error:
-        raise ConfigError(f"{str(error).replace('model.path:', 'model:')} (or base_url, for an endpoint)") from None
+        (problem,) = error.problems
+        raise ConfigError(problem.worded(f"{problem} (or base_url, for an endpoint)")) from None
 
 
+@renamed(OF_RUNS)
 def _check_model(config: EvalConfig) -> None:
     folder = evaluation.model_folder(config)
     backend = resolve.engine_backend(config)
@@ -231,14 +237,16 @@ def _check_model(config: EvalConfig) -> None:
         dtype = config.inference.dtype or backend.default_dtype(config.inference.python)
         backend.check_dtype(folder, dtype, config.inference.python)
     except UnservableError as error:
-        raise ConfigError(str(error).replace("model.path:", "model:")) from None
+        raise ConfigError.like(error) from None
     if config.clean_output_dir or not training.holds_run(Path(files.absolute(config.output_dir))):
         thinking.check(folder, config.chat_template_kwargs, "chat_template_kwargs")
     limit = model_folder.longest_sequence(folder)
     context = config.inference.max_model_len or config.sequence_length
     if limit is not None and context > limit:
         name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
-        raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
+        raise ConfigError(
+            f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it", name
+        )
 
 
 @contextmanager

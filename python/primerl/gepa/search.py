@@ -82,7 +82,7 @@ def digest_of(model: Path) -> str:
     try:
         return str(checkpoint.manifest_of(model)["digest"])
     except (FileError, OSError) as error:
-        raise ConfigError(f"model: {error}; give the folder of a model whose files are whole") from None
+        raise ConfigError.at("model", f"{error}; give the folder of a model whose files are whole") from None
 
 
 @contextmanager
@@ -156,7 +156,8 @@ def sizes(config: GepaConfig, total: int, say: Callable[[str], None]) -> tuple[i
     """Examples to train and to validate with, of so many. Raises ConfigError."""
     wanted = config.gepa.num_train, config.gepa.num_val
     if total < 2:
-        raise ConfigError(f"environment {config.env[0].label!r} has {total} example; a search needs at least two")
+        label = config.env[0].label
+        raise ConfigError(f"environment {label!r} has {total} example; a search needs at least two", environment=label)
     val = min(wanted[1], max(1, total - wanted[0]) if total > wanted[0] else total // 3 or 1)
     train = min(wanted[0], total - val)
     if (train, val) != wanted:
@@ -165,7 +166,10 @@ def sizes(config: GepaConfig, total: int, say: Callable[[str], None]) -> tuple[i
     if config.gepa.max_calls < least:
         raise ConfigError(
             f"gepa.max_calls ({config.gepa.max_calls}) is below one round, {least} evaluated examples ({val} to "
-            "validate and twice gepa.minibatch_size); raise it, or lower gepa.num_val"
+            "validate and twice gepa.minibatch_size); raise it, or lower gepa.num_val",
+            "gepa.max_calls",
+            "gepa.minibatch_size",
+            "gepa.num_val",
         )
     return train, val
 
@@ -205,12 +209,23 @@ def _listed(config: GepaConfig, variables: Variables) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             raise ConfigError(
                 f"environment {entry.label!r} has not listed its examples within {config.timeouts.check_s:.0f} s "
-                "(timeouts.check_s)"
+                "(timeouts.check_s)",
+                environment=entry.label,
             ) from None
     if done.returncode != 0:
-        raise ConfigError((done.stderr.strip().splitlines() or [f"environment {entry.label!r} cannot be listed"])[-1])
+        raise _refused(done, entry.label)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def _refused(done: subprocess.CompletedProcess[str], label: str) -> ConfigError:
+    """What the process says; the last line of its output where the environment has ended it."""
+    try:
+        said = json.loads(done.stdout)
+        return ConfigError(said["problem"], *said["keys"], environment=label)
+    except (ValueError, LookupError, TypeError):
+        words = (done.stderr.strip().splitlines() or [f"environment {label!r} cannot be listed"])[-1]
+        return ConfigError(words, environment=label)
 
 
 def _values(config: GepaConfig) -> dict[str, Any]:
@@ -237,7 +252,7 @@ def same_search(config: GepaConfig, folder: Path, weights: str | None = None) ->
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
-        raise ConfigError(f"output_dir: {file} cannot be read: {error}; choose another --output-dir") from None
+        raise ConfigError.at("output_dir", f"{file} cannot be read: {error}; choose another --output-dir") from None
     now = _values(config)
     unknown = OF_THE_MODEL if config.base_url is None and weights is None else set()
     # Where that differs, the model's name means something else.
@@ -246,12 +261,14 @@ def same_search(config: GepaConfig, folder: Path, weights: str | None = None) ->
             raise ConfigError(
                 f"{name} is {_shown(now[name])}, but the search in {folder} was begun with "
                 f"{_shown(before.get(name))}; set it to that to resume, choose another --output-dir, or start again "
-                "with --clean-output-dir"
+                "with --clean-output-dir",
+                name,
             )
     if weights is not None and weights != before.get(WEIGHTS):
-        raise ConfigError(
-            f"model: the weights in {config.model} are not those that the search in {folder} was begun with; choose "
-            "another --output-dir, or start again with --clean-output-dir"
+        raise ConfigError.at(
+            "model",
+            f"the weights in {config.model} are not those that the search in {folder} was begun with; choose "
+            "another --output-dir, or start again with --clean-output-dir",
         )
 
 

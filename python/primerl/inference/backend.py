@@ -16,13 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from primerl.process.problems import ProblemError
+
 if TYPE_CHECKING:
     from primerl.inference.settings import InferenceConfig
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
 
-class UnservableError(ValueError):
+class UnservableError(ProblemError, ValueError):
     """The backend is not installed here, or cannot serve this model or these settings. The message names the field and
     says what to do."""
 
@@ -119,8 +121,9 @@ class EngineBackend:
     def check_settings(self, config: InferenceConfig) -> None:
         """Settings of one engine that it refuses. Raises UnservableError."""
         if config.logprobs_mode not in self.logprobs_modes:
-            raise UnservableError(
-                f"logprobs_mode: {self.title} reports {', '.join(self.logprobs_modes)} only, not {config.logprobs_mode}"
+            raise UnservableError.at(
+                "logprobs_mode",
+                f"{self.title} reports {', '.join(self.logprobs_modes)} only, not {config.logprobs_mode}",
             )
         if config.enable_return_routed_experts:
             self.check_experts(Path(config.model.path), config.python)

@@ -73,11 +73,13 @@ def check_options(backend: str, options: Mapping[str, Any], tables: Mapping[str,
             named(name).check_options(table)
     if backend in (AUTO, *BUILT_IN):
         if options:
-            raise ValueError(f"options: are for a backend of your own, not for backend = {backend!r}; omit them")
+            words = f"are for a backend of your own, not for backend = {backend!r}; omit them"
+            raise UnservableError.at("options", words)
         return
     try:
         named(backend).check_options(options)
     except ValueError:
         raise
     except Exception as error:  # such as a KeyError of an option that is not there
-        raise ValueError(f"options: {backend!r} fails to check them: {type(error).__name__}: {error}") from error
+        words = f"{backend!r} fails to check them: {type(error).__name__}: {error}"
+        raise UnservableError.at("options", words) from error

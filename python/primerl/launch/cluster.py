@@ -40,7 +40,7 @@ def placed(config: C, placement: Placement) -> C:
             return config
         address, has_others = where.own_address(), where.has_other_nodes()
     except PlacementError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError.like(error) from None
     if has_orchestrator(config) and not config.dry_run:
         make_key(folder)
     return reachable(config, address) if has_others or serves_others(config) else config
@@ -51,7 +51,7 @@ def prepare(placement: Placement, folder: Path, say: Callable[[str], None], chec
     try:
         machines(placement).prepare(folder, say, check)
     except PlacementError as error:
-        raise RefusedError(str(error)) from None
+        raise RefusedError.like(error) from None
 
 
 def reachable(config: C, address: str) -> C:

@@ -198,7 +198,7 @@ class Evaluation:
                 if self._start(manifest):
                     self._watch()
             except RefusedError as refusal:
-                code, reason = BAD_INPUT, error_locations.told(str(refusal))
+                code, reason = BAD_INPUT, error_locations.told(refusal)
             except RunFailedError as failure:
                 code, reason = FAILED, f"the evaluation has failed: {failure}"
             except within.TimeIsUp:
@@ -242,9 +242,10 @@ class Evaluation:
                     self.recovery.ended(process)
                 self.interrupts.check()
                 if not ended:
-                    raise RefusedError(
-                        f"model: the weights in {self.config.model} are refused: {error}; measure changed weights in "
-                        "another --output-dir, or again with --clean-output-dir"
+                    raise RefusedError.at(
+                        "model",
+                        f"the weights in {self.config.model} are refused: {error}; measure changed weights in "
+                        "another --output-dir, or again with --clean-output-dir",
                     ) from None
             finally:
                 client.close()

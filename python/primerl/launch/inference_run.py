@@ -73,7 +73,7 @@ def engines(config: InferenceRunConfig) -> list[ProcessConfig]:
     try:
         backend = backends.chosen(config.backend, config.python, folder)
     except (ValueError, UnservableError) as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError.like(error) from None
     found = []
     for index in range(config.replicas):
         name = "inference" if config.replicas == 1 else f"inference_{index}"
@@ -108,7 +108,7 @@ def check(config: InferenceRunConfig) -> None:
                 backend.check_model(folder, config.python)
                 backend.check_dtype(folder, config.dtype or backend.default_dtype(config.python), config.python)
             except UnservableError as error:
-                raise ConfigError(str(error)) from None
+                raise ConfigError.like(error) from None
     problems.check()
 
 

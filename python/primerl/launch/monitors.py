@@ -37,10 +37,12 @@ from primerl.monitors.process import END_FILE, RECORDS_FILE, STATUS_FILE
 from primerl.monitors.records import BusyError, last_step, locked
 from primerl.monitors.services import prime
 from primerl.process import extras
+from primerl.process.problems import Problem
 from primerl.train.checkpoint.files import keep_steps
 from primerl.train.checkpoint.step_folders import saved_steps
 
 WANDB_KEY = "WANDB_API_KEY"
+PRIME_KEY = "orchestrator.prime_monitor"
 WANDB_URL = "https://api.wandb.ai"
 RESTART_AFTER_S = 1.0
 # The process has `monitor.finish_s`, and then says what is left.
@@ -56,7 +58,7 @@ SFT_RESTARTS = 5
 
 def check(config: RLConfig | SFTConfig) -> None:
     """Raises ConfigError."""
-    problems = []
+    problems: list[Problem | None] = []
     for entry in monitored.entries(config):
         if entry.name == WANDB:
             problems.append(_wandb_problem(config))
@@ -66,25 +68,27 @@ def check(config: RLConfig | SFTConfig) -> None:
             try:
                 load.find(entry.path, entry.args)
             except ValueError as error:
-                problems.append(f"monitors: {error}")
+                problems.append(Problem.at("monitors", str(error)))
     found = [problem for problem in problems if problem is not None]
     if found:
-        raise ConfigError("\n".join(found))
+        raise ConfigError.of(found)
 
 
-def _wandb_problem(config: RLConfig | SFTConfig) -> str | None:
+def _wandb_problem(config: RLConfig | SFTConfig) -> Problem | None:
     if importlib.util.find_spec("wandb") is None:
-        return f"wandb: the package is not installed; omit wandb (--no-wandb), or install {extras.described('wandb')}"
+        how = f"omit wandb (--no-wandb), or install {extras.described('wandb')}"
+        return Problem.at("wandb", f"the package is not installed; {how}")
     try:
         key = _wandb_key(config)
     except ValueError as error:
-        return f"wandb: {error}"
+        return Problem.at("wandb", str(error))
     if monitored.wandb_mode(config.wandb) == "offline" or key is not None or has_login():
         return None
-    return (
-        "wandb: there is no key: set WANDB_API_KEY (from https://wandb.ai/authorize) in the environment, in a file of "
+    return Problem.at(
+        "wandb",
+        "there is no key: set WANDB_API_KEY (from https://wandb.ai/authorize) in the environment, in a file of "
         "env_files or by `primerl secret set WANDB_API_KEY`, or run `wandb login`; --wandb.offline needs none, and "
-        "--no-wandb leaves W&B out"
+        "--no-wandb leaves W&B out",
     )
 
 
@@ -113,20 +117,22 @@ def has_login() -> bool:
     return False
 
 
-def _prime_problem(*, has_samples: bool) -> str | None:
+def _prime_problem(*, has_samples: bool) -> Problem | None:
     try:
         key = prime.api_key()
     except ValueError as error:
-        return f"orchestrator.prime_monitor: {error}"
+        return Problem.at(PRIME_KEY, str(error))
     if key is None:
-        return (
-            "orchestrator.prime_monitor: there is no key: set PRIME_API_KEY, or run `prime login`; "
-            "--no-orchestrator.prime-monitor leaves the platform out"
+        return Problem.at(
+            PRIME_KEY,
+            "there is no key: set PRIME_API_KEY, or run `prime login`; --no-orchestrator.prime-monitor leaves the "
+            "platform out",
         )
     if has_samples and importlib.util.find_spec("pyarrow") is None:
-        return (
-            "orchestrator.prime_monitor: samples are sent as Parquet, and pyarrow is not installed; "
-            f"--no-orchestrator.prime-monitor.log-extras.samples, or install {extras.described('prime')}"
+        return Problem.at(
+            PRIME_KEY,
+            "samples are sent as Parquet, and pyarrow is not installed; "
+            f"--no-orchestrator.prime-monitor.log-extras.samples, or install {extras.described('prime')}",
         )
     return None
 

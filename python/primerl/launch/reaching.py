@@ -73,10 +73,10 @@ def check(orchestrator: str, host: str, port: int) -> str:
     try:
         status, _ = ask(orchestrator, "/status", within_s=ASK_S)
     except UnansweredError as error:
-        raise ConfigError(f"join: no orchestrator answers at {orchestrator}: {error}") from None
+        raise ConfigError.at("join", f"no orchestrator answers at {orchestrator}: {error}") from None
     if status == UNAUTHORIZED:
-        raise ConfigError(
-            f"join: {orchestrator} refuses this machine's key; set PRIMERL_API_KEY to the key of that run"
+        raise ConfigError.at(
+            "join", f"{orchestrator} refuses this machine's key; set PRIMERL_API_KEY to the key of that run"
         )
     try:
         with _listening(host, port) as own:
@@ -85,13 +85,14 @@ def check(orchestrator: str, host: str, port: int) -> str:
     except UnreachableError as error:
         raise ConfigError(str(error)) from None
     except UnansweredError as error:
-        raise ConfigError(f"join: {orchestrator} has stopped answering: {error}") from None
+        raise ConfigError.at("join", f"{orchestrator} has stopped answering: {error}") from None
     except OSError as error:
-        raise ConfigError(f"port: {host}:{port} cannot be listened on ({error}); choose another") from None
+        raise ConfigError.at("port", f"{host}:{port} cannot be listened on ({error}); choose another") from None
     if not said.get("reached"):
         why = said.get("why") or said.get("error", {}).get("message") or f"status {status}"
-        raise ConfigError(
-            f"host: the orchestrator at {orchestrator} does not reach this machine at {url}: {why}; set host to an "
-            "address that it reaches, and open the port in the firewalls between them"
+        raise ConfigError.at(
+            "host",
+            f"the orchestrator at {orchestrator} does not reach this machine at {url}: {why}; set host to an "
+            "address that it reaches, and open the port in the firewalls between them",
         )
     return f"{orchestrator} is reached from here, and reaches this machine at {url}"

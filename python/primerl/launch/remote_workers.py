@@ -151,7 +151,7 @@ def check_address(url: str) -> None:
     except ValueError:
         usable = False
     if not usable:
-        raise ConfigError(f"join: {url!r} is no address of an orchestrator; give http://host:port")
+        raise ConfigError.at("join", f"{url!r} is no address of an orchestrator; give http://host:port")
 
 
 class _Joining:

@@ -164,7 +164,7 @@ class Launcher:
                             self._watch()
                         self._store()
                     except RefusedError as refusal:
-                        code, reason = BAD_INPUT, error_locations.told(str(refusal))
+                        code, reason = BAD_INPUT, error_locations.told(refusal)
                         self.console.say(reason)
                     except RunFailedError as failure:
                         code, reason = FAILED, run_file.with_folder(str(failure), self.config)

@@ -67,7 +67,7 @@ def variables_of(entries: Sequence[Environment], env_files: Iterable[str]) -> Va
         try:
             found[label] = stored.of_environment(*known_as, label) | of_files
         except StateError as error:
-            raise ConfigError(str(error)) from None
+            raise ConfigError.like(error) from None
     return found
 
 
@@ -80,7 +80,7 @@ def of_all(env_files: Iterable[str]) -> dict[str, str]:
     try:
         return stored.of_environment() | of_files
     except StateError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError.like(error) from None
 
 
 def names_of_variables(variables: Variables) -> dict[str, list[str]]:
@@ -151,29 +151,36 @@ def read_file(file: str) -> dict[str, str]:
         with path.open(encoding="utf-8") as stream:
             statements = list(parse_stream(stream))
     except FileNotFoundError:
-        raise ConfigError(
-            f"env_files: there is no file {path}; give the path of a file of NAME=value lines, seen from here or from "
-            "the folder of the config that names it"
+        raise ConfigError.at(
+            "env_files",
+            f"there is no file {path}; give the path of a file of NAME=value lines, seen from here or from "
+            "the folder of the config that names it",
         ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"env_files: {path} cannot be read: {reason}") from None
+        raise ConfigError.at("env_files", f"{path} cannot be read: {reason}") from None
     for statement in statements:
         # Values that are left open over the end of a line begin where their name is; blank lines before do not count.
         text = statement.original.string
         line = statement.original.line + text[: len(text) - len(text.lstrip())].count("\n")
-        where = f"env_files: {path}, line {line}"
+        where = f"{path}, line {line}"
         if statement.error:
-            raise ConfigError(f"{where} cannot be read; write NAME=value, and quotes that are closed")
+            raise ConfigError.at("env_files", f"{where} cannot be read; write NAME=value, and quotes that are closed")
         if statement.key is None:
             continue
         if not NAME.fullmatch(statement.key):
-            raise ConfigError(f"{where}: {statement.key!r} is no name of a variable; use letters, digits and '_'")
+            raise ConfigError.at(
+                "env_files", f"{where}: {statement.key!r} is no name of a variable; use letters, digits and '_'"
+            )
         if statement.key.startswith(RESERVED):
-            raise ConfigError(f"{where}: {statement.key} is primerl's own; export it where primerl is started")
+            raise ConfigError.at(
+                "env_files", f"{where}: {statement.key} is primerl's own; export it where primerl is started"
+            )
         if statement.value is None:
-            raise ConfigError(f"{where}: {statement.key} has no value; write {statement.key}=value")
+            raise ConfigError.at("env_files", f"{where}: {statement.key} has no value; write {statement.key}=value")
         if "\0" in statement.value:
-            raise ConfigError(f"{where}: the value of {statement.key} has a null character, which no variable can hold")
+            raise ConfigError.at(
+                "env_files", f"{where}: the value of {statement.key} has a null character, which no variable can hold"
+            )
     # With what `${NAME}` within values stands for.
     return {name: value for name, value in dotenv_values(path, encoding="utf-8").items() if value is not None}

@@ -15,6 +15,8 @@ from primerl.launch.role_watch import RoleWatch
 from primerl.train.distributed.torchrun import NODE_RANK
 
 NAME = "sft"
+RANKS = "trainer.ranks"
+"""By which placements name the key, as of a run."""
 LOG = Path("logs") / f"{NAME}.log"
 STOP_S = 15.0
 
@@ -24,7 +26,8 @@ def plan(config: SFTConfig, placement: Placement) -> Plan:
     try:
         return placement.plan([_role(config)])
     except PlacementError as error:
-        raise ConfigError(str(error).replace("trainer.ranks", "ranks")) from None
+        own = [problem.renamed({RANKS: "ranks"}) for problem in error.problems]
+        raise ConfigError.of([problem.worded(problem.replace(RANKS, "ranks")) for problem in own]) from None
 
 
 def _role(config: SFTConfig) -> Role:

@@ -35,7 +35,8 @@ def check_programs(config: RLConfig) -> None:
         raise ConfigError(
             f"tailscale.enabled is set, and {' and '.join(missing)} cannot be found on this machine; install Tailscale "
             "(https://tailscale.com/download; its static binaries need no root) and have both programs on PATH, or "
-            "leave [tailscale] out"
+            "leave [tailscale] out",
+            "tailscale.enabled",
         )
 
 
@@ -63,12 +64,15 @@ def _key(config: RLConfig, label: str, variables: dict[str, str]) -> str:
         raise ConfigError(
             f"tailscale.enabled is set, and there is no key for {label!r}; make a reusable auth key "
             "(https://login.tailscale.com/admin/settings/keys) and set it as "
-            f"{KEY_VARIABLE}, in the environment, in a file of env_files, or by `primerl secret set {KEY_VARIABLE}`"
+            f"{KEY_VARIABLE}, in the environment, in a file of env_files, or by `primerl secret set {KEY_VARIABLE}`",
+            "tailscale.enabled",
         )
     if not key.startswith(KEY_PREFIX):
         raise ConfigError(
             f"tailscale.enabled is set, but {source} does not begin with {KEY_PREFIX!r}; give an auth key of "
-            "Tailscale, no API key"
+            "Tailscale, no API key",
+            "tailscale.enabled",
+            "tailscale.auth_key",
         )
     note([key])
     return key

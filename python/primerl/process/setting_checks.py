@@ -12,6 +12,8 @@ import dataclasses
 import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from primerl.process.problems import ProblemError
+
 # The integers of the orchestrator: of 32 bits and, as far as TOML holds them, of 64.
 MOST_COUNT, MOST_LARGE_COUNT = 2**32 - 1, 2**63 - 1
 MOST_PORTS = 65535
@@ -33,27 +35,34 @@ WORDS: dict[Any, str] = {
 D = TypeVar("D")
 
 
+class BadSettingError(ProblemError, ValueError):
+    """A key of a table is unknown, missing, or of the wrong kind."""
+
+
 def from_mapping(cls: type[D], values: object, where: str = "") -> D:
     """Builds the dataclass, with those that it holds; `where`: dotted prefix of its keys in messages.
 
     Raises:
-        ValueError: A key is unknown, is missing (without a default, which options of plug-ins have), or is of the wrong
-            kind. The message names it.
+        BadSettingError: A key is unknown, is missing (without a default, which options of plug-ins have), or is of the
+            wrong kind. The message names it.
     """
     if not isinstance(values, dict):
-        raise ValueError(f"{where.rstrip('.') or 'config'}: must be a table, not {values!r}")
+        key = where.rstrip(".")
+        raise BadSettingError(f"{key or 'config'}: must be a table, not {values!r}", *filter(None, [key]))
     hints = get_type_hints(cls)
     known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(str(key) for key in values if key not in known)
     if unknown:
-        raise ValueError(f"unknown setting `{where}{unknown[0]}`; known here: {', '.join(sorted(known)) or 'none'}")
+        raise BadSettingError(
+            f"unknown setting `{where}{unknown[0]}`; known here: {', '.join(sorted(known)) or 'none'}"
+        )
     found = {}
     for name, field in known.items():
         if name in values:
             found[name] = _converted(hints[name], values[name], where + name)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             if type(None) not in get_args(hints[name]):
-                raise ValueError(f"missing setting `{where}{name}`")
+                raise BadSettingError(f"missing setting `{where}{name}`")
             found[name] = None
     return cls(**found)
 
@@ -69,14 +78,14 @@ def _converted(hint: Any, value: Any, name: str) -> Any:
         return _converted(hint, value, name)
     if origin is Literal:
         if value not in inner:
-            raise ValueError(f"{name}: must be one of {', '.join(map(repr, inner))}, not {value!r}")
+            raise BadSettingError.at(name, f"must be one of {', '.join(map(repr, inner))}, not {value!r}")
         return value
     kinds: Any = (list, tuple) if origin in (list, tuple) else origin or hint
     kinds = (int, float) if hint is float else kinds
     is_one = hint is Any or (isinstance(value, kinds) and (hint is bool or not isinstance(value, bool)))
     if not is_one or (origin is tuple and len(value) != len(inner)):
         wanted = f"a list of {len(inner)} values" if origin is tuple else WORDS.get(origin or hint, "a table")
-        raise ValueError(f"{name}: must be {wanted}, not {value!r}")
+        raise BadSettingError.at(name, f"must be {wanted}, not {value!r}")
     if origin is dict:
         return {str(key): _converted(inner[1], item, f"{name}.{key}") for key, item in value.items()}
     if origin is list:

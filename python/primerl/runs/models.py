@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from primerl.process.problems import ProblemError
 from primerl.runs.memory import Machine
 from primerl.train.adapters.files import ADAPTER_CONFIG
 
@@ -52,7 +53,7 @@ def look(folder: Path, machine: Machine) -> Model:
         check_model(folder)
         parameters = _parameters(folder)
     except ConfigError as error:
-        return Model(os.fspath(folder), kind, weights, False, "-", _short(str(error), folder))
+        return Model(os.fspath(folder), kind, weights, False, "-", _short(error, folder))
     engine, why = _engine(folder)
     why = "; ".join(filter(None, [slower_on_gpu(folder, None), why]))
     needs, needs_lora = machine.all_of(parameters), machine.adapter_of(parameters)
@@ -83,7 +84,7 @@ def _engine(folder: Path) -> tuple[str, str]:
             backend.check_model(folder, None)
             return name, backend.drawback or reason
         except ValueError as error:
-            why = _short(str(error), folder)
+            why = _short(error, folder)
             reason = f"{reason} ({why})" if reason else why
     return name, reason
 
@@ -101,9 +102,9 @@ def _size(count: float) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
-def _short(message: str, folder: Path) -> str:
+def _short(error: Exception, folder: Path) -> str:
     """The message without what the other columns say."""
-    text = message.removeprefix("model.path: ").removeprefix(f"{folder / 'config.json'}: ")
+    text = ProblemError.like(error).problems[0].reason.removeprefix(f"{folder / 'config.json'}: ")
     return text.replace(f"{folder}{os.sep}", "").replace(f" in {folder}", "").replace(f"{folder} ", "it ")
 
 

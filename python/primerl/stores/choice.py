@@ -27,7 +27,7 @@ def open_store(url: str | None = None) -> Store:
             try:
                 store: Store = plugins.make(name, plugins.find(GROUP, name, {}), url, keep=(StoreError,))
             except plugins.PluginError as error:
-                raise StoreError(f"store.url: {url}: {error}") from error
+                raise StoreError.at("store.url", f"{url}: {error}") from error
             return store
     return FsspecStore(url)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import xxhash
 
+from primerl.process.problems import ProblemError
 from primerl.train.checkpoint.step_folders import ORCHESTRATOR_FOLDER
 
 KINDS = ("checkpoint", "weights", "adapter")
@@ -16,7 +17,7 @@ SNAPSHOT = ".snapshot"
 """The orchestrator's part of a checkpoint is whole when it has one."""
 
 
-class StoreError(Exception):
+class StoreError(ProblemError):
     """The store cannot be used, or what is asked for is not there. The message names it."""
 
 

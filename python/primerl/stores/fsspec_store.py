@@ -35,7 +35,7 @@ class FsspecStore(Store):
             try:
                 self._fs, self._root = fsspec.url_to_fs(self.url)
             except ImportError as error:  # s3fs, gcsfs: each with dependencies of its own
-                raise StoreError(f"store.url: {self.url}: {error}") from None
+                raise StoreError.at("store.url", f"{self.url}: {error}") from None
         if self._is_local:
             self._check_folder(Path(self._root))
 
@@ -43,7 +43,7 @@ class FsspecStore(Store):
         """The folder need not exist yet."""
         there = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
         if not there.is_dir():
-            raise StoreError(f"store.url: {there} is a file; give a folder")
+            raise StoreError.at("store.url", f"{there} is a file; give a folder")
 
     @contextmanager
     def _errors(self, done: str) -> Iterator[None]:
@@ -53,7 +53,7 @@ class FsspecStore(Store):
             raise
         except Exception as error:  # each file system has errors of its own
             words = str(error) or type(error).__name__
-            raise StoreError(f"store.url: {self.url} cannot be {done}: {words}") from error
+            raise StoreError.at("store.url", f"{self.url} cannot be {done}: {words}") from error
 
     def entries(self, run: str | None = None) -> list[Entry]:
         found = []
@@ -71,7 +71,9 @@ class FsspecStore(Store):
         try:
             return Entry.read(content)
         except (ValueError, LookupError, TypeError) as error:
-            raise StoreError(f"store.url: {path} is no manifest of the store ({error!r}); delete it there") from None
+            raise StoreError.at(
+                "store.url", f"{path} is no manifest of the store ({error!r}); delete it there"
+            ) from None
 
     def put(self, folder: Path, run: str, kind: str, step: int, model: str, base: str = "") -> Entry:
         of_kind = f"{self._root}/{run}/{kind}"

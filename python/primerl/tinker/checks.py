@@ -16,6 +16,7 @@ from primerl.inference import backends
 from primerl.inference.backend import UnservableError
 from primerl.launch.preflight import hub, model_folder
 from primerl.net import addresses
+from primerl.process.problems import Problem
 from primerl.tinker.untied import engines_folder
 from primerl.train.model.packed_model import ModelError
 
@@ -36,14 +37,16 @@ def key_of(config: ServeConfig, *, submits: bool = False) -> str | None:
         )
     is_elsewhere = submits and "host" not in config.model_fields_set
     if key is None and is_elsewhere:
-        raise ConfigError(
-            f"host: the job's server can be reached from other machines, and {KEY} is not set; set it where the job is "
-            f'submitted and for clients (it begins with {KEY_BEGINS}), or host = "127.0.0.1" for clients on its node'
+        raise ConfigError.at(
+            "host",
+            f"the job's server can be reached from other machines, and {KEY} is not set; set it where the job is "
+            f'submitted and for clients (it begins with {KEY_BEGINS}), or host = "127.0.0.1" for clients on its node',
         )
     if key is None and addresses.is_reached_from_elsewhere(config.host):
-        raise ConfigError(exposed(config.host))
+        raise exposed(config.host)
     if key is not None and config.slurm is not None and not {"ALL", KEY} & set(config.slurm.export.split(",")):
-        raise ConfigError(f"slurm.export ({config.slurm.export}) does not hand on {KEY}; name it there as well")
+        words = f"slurm.export ({config.slurm.export}) does not hand on {KEY}; name it there as well"
+        raise ConfigError(words, "slurm.export")
     return key
 
 
@@ -56,10 +59,11 @@ def note_key(key: str | None, folder: Path, say: Callable[[str], None]) -> None:
         say(f"warning: this server had a key before, and {KEY} is not set now: any program of this machine may call it")
 
 
-def exposed(host: str) -> str:
-    return (
-        f"host: {host} can be reached from other machines, and {KEY} is not set; set it here and for clients (it "
-        f"begins with {KEY_BEGINS}), or listen on 127.0.0.1"
+def exposed(host: str) -> ConfigError:
+    return ConfigError.at(
+        "host",
+        f"{host} can be reached from other machines, and {KEY} is not set; set it here and for clients (it "
+        f"begins with {KEY_BEGINS}), or listen on 127.0.0.1",
     )
 
 
@@ -91,14 +95,15 @@ def checked(config: ServeConfig) -> Checked:
             found.check_model(folder, source.python)
             found.check_dtype(folder, source.dtype or found.default_dtype(source.python), source.python)
         except (UnservableError, ValueError) as error:
-            raise ConfigError(str(error)) from None
+            raise ConfigError.like(error) from None
     limit = model_folder.longest_sequence(folder)
     if limit is not None and source.max_model_len is not None and source.max_model_len > limit:
-        problems.found.append(f"inference.max_model_len is {source.max_model_len}; the model attends to {limit}")
+        words = f"inference.max_model_len is {source.max_model_len}; the model attends to {limit}"
+        problems.found.append(Problem(words, "inference.max_model_len"))
     problems.check()
     output_dir = Path(absolute(config.output_dir))
     if output_dir.exists() and not output_dir.is_dir():
-        raise ConfigError(f"output_dir: {output_dir} is not a folder; choose another output_dir")
+        raise ConfigError.at("output_dir", f"{output_dir} is not a folder; choose another output_dir")
     longest = source.max_model_len or config.trainer.max_tokens
     return Checked(folder, backend, min(longest, limit or longest))
 
@@ -108,6 +113,6 @@ def for_engines(config: ServeConfig, checked: Checked, target: Path) -> Path:
     try:
         return engines_folder(checked.folder, target, trusted=config.model.trust_remote_code)
     except ModelError as error:
-        raise ConfigError(f"model.path: {error}") from None
+        raise ConfigError.at("model.path", str(error)) from None
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"output_dir: {target} cannot be written: {error}") from None
+        raise ConfigError.at("output_dir", f"{target} cannot be written: {error}") from None

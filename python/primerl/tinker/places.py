@@ -97,7 +97,8 @@ def plan(placement: Placement, config: ServeConfig, engines: Iterable[ProcessCon
     try:
         return placement.plan([Role(TRAINER, TRAINER, resources), *(role_of(one) for one in engines)])
     except PlacementError as error:
-        raise ConfigError(f"{error}{also}") from None
+        *others, last = error.problems
+        raise ConfigError.of([*others, last.worded(f"{last}{also}")]) from None
 
 
 def check_reached(host: str, placement: Placement, plan: Plan) -> None:
@@ -108,9 +109,10 @@ def check_reached(host: str, placement: Placement, plan: Plan) -> None:
         return
     # All nodes of a cluster for trials are reached at this machine's loopback.
     if not addresses.is_loopback(machines(placement).own_address()):
-        raise ConfigError(
-            f"host: {host} is reached from the trainer's node alone, and {away.role.name}, which joins the server "
-            f"there, would be on another ({away.host}); set host to 0.0.0.0, or to an address of the trainer's node"
+        raise ConfigError.at(
+            "host",
+            f"{host} is reached from the trainer's node alone, and {away.role.name}, which joins the server "
+            f"there, would be on another ({away.host}); set host to 0.0.0.0, or to an address of the trainer's node",
         )
 
 

@@ -97,7 +97,7 @@ def serve(config: ServeConfig) -> int:
                 code = asyncio.run(server.run())
             except (ConfigError, RefusedError) as error:
                 session.exit_code = BAD_INPUT
-                raise ConfigError(str(error)) from None
+                raise ConfigError.like(error) from None
             # One that was asked to stop is listed as stopped.
             session.exit_code = INTERRUPTED if code == 0 else code
     return within.ended(config, code, begun.limit, _say)
@@ -132,13 +132,13 @@ def _listening(
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"port: {config.host}:{config.port} cannot be listened on ({error}); choose another"
+        raise ConfigError.at(
+            "port", f"{config.host}:{config.port} cannot be listened on ({error}); choose another"
         ) from None
     host = listener.getsockname()[0]
     try:
         if key is None and not addresses.is_loopback(host):
-            raise ConfigError(checks.exposed(config.host))
+            raise checks.exposed(config.host)
         places.check_reached(host, placement, plan)
     except ConfigError:
         listener.close()
@@ -185,7 +185,7 @@ class _Server:
         try:
             base = await loop.run_in_executor(thread, self._base)
         except ModelError as error:
-            raise ConfigError(f"model.path: {error}") from None
+            raise ConfigError.at("model.path", str(error)) from None
         pool = Pool(list(described), self._checked.folder.name, thread)
         service = Service(base, pool, self._output_dir, self._limits(), self._tokenizer())
         page = Page(service, self._about())

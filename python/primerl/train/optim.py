@@ -254,6 +254,6 @@ def _warn_of_long_schedules(config: OptimConfig, max_steps: int) -> None:
 def _check_patterns(config: OptimConfig, names: list[str]) -> None:
     for pattern in config.weight_decay_by_name:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(
-                f"optim.weight_decay_by_name: no parameter's name matches {pattern!r}; names are like {names[0]!r}"
+            raise ConfigError.at(
+                "optim.weight_decay_by_name", f"no parameter's name matches {pattern!r}; names are like {names[0]!r}"
             )

@@ -22,7 +22,7 @@ from typing import Any, get_type_hints
 
 from primerl.process import plugins
 from primerl.process.import_path import ImportFailedError, import_by_path
-from primerl.process.setting_checks import from_mapping
+from primerl.process.setting_checks import BadSettingError, from_mapping
 from primerl.train.settings import ConfigError
 
 
@@ -54,7 +54,7 @@ class Registry:
         if point := plugins.entry_point(self.group, kind):
             return self._imported(f"{point.module}:{point.attr or ''}", kind, where)
         names = ", ".join(map(repr, plugins.names(self.group, self.built_in())))
-        raise ConfigError(f"{where}type is {kind!r}; it must be one of {names}")
+        raise ConfigError(f"{where}type is {kind!r}; it must be one of {names}", f"{where}type")
 
     def options(self, kind: str, args: dict[str, Any], where: str) -> Any:
         """The implementation's `Options` with `args` set, checked. Raises ConfigError."""
@@ -74,7 +74,7 @@ class Registry:
             if found is None:
                 found = import_by_path(f"{module}.{name}")
         except ImportFailedError as error:
-            raise ConfigError(f"{where}type is {kind!r}: {error}") from error
+            raise ConfigError(f"{where}type is {kind!r}: {error}", f"{where}type") from error
         if callable(found) and not isinstance(found, type) and not hasattr(found, "Options"):
             return self._checked(owner, kind, where, found)
         return self._checked(found, kind, where)
@@ -86,7 +86,8 @@ class Registry:
             name = getattr(owner, "__name__", kind)
             raise ConfigError(
                 f"{where}type is {kind!r}, but {name} has not both a dataclass `Options` and a function "
-                f"`{self.function}`; see {self.package}"
+                f"`{self.function}`; see {self.package}",
+                f"{where}type",
             )
         return Implementation(options, function)
 
@@ -94,15 +95,17 @@ class Registry:
 def _options(kind: type, args: dict[str, Any], where: str) -> Any:
     try:
         options: Any = from_mapping(kind, args, f"{where}args.")
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    except BadSettingError as error:
+        raise ConfigError.like(error) from None
     for name, hint in get_type_hints(kind).items():
         value = getattr(options, name, None)
         if hint in (float, float | None) and value is not None and not abs(value) < float("inf"):
-            raise ConfigError(f"{where}args.{name} is {value}; it must be finite")
+            raise ConfigError(f"{where}args.{name} is {value}; it must be finite", f"{where}args.{name}")
     if hasattr(options, "check"):
         try:
             options.check()
         except ValueError as error:
-            raise ConfigError(f"{where}args.{error}") from error
+            # An implementation of others, too, begins with the option's name.
+            own = [f"{where}args.{name}" for name in get_type_hints(kind) if str(error).startswith(f"{name} ")]
+            raise ConfigError(f"{where}args.{error}", *own) from error
     return options

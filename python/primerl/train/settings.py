@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from primerl.process.problems import ProblemError
 
-class ConfigError(ValueError):
+
+class ConfigError(ProblemError, ValueError):
     """A setting does not go together with what there is: files, ranks, parts by their names. The message names it and
     what to do."""
 

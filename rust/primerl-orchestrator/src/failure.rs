@@ -147,6 +147,9 @@ impl RunError {
         let (code, key) = match self {
             RunError::Config(error) => ("config", error.key()),
             RunError::Changed { name, .. } => ("changed", Some(name.as_str())),
+            RunError::OutputFolder { .. } | RunError::OutputFolderInUse { .. } => {
+                ("input", Some("output_dir"))
+            }
             _ => ("input", None),
         };
         let (was, now) = match self {
@@ -233,5 +236,17 @@ impl RunEnd for Failures {
         if self.get().is_none() {
             Failures::fail(self, unanswered.into());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_used_is_refused_by_its_key() {
+        let error = RunError::OutputFolderInUse { path: "out".into() };
+        let refusal = error.refusal();
+        assert_eq!((refusal.code, refusal.key), ("input", Some("output_dir")));
     }
 }

@@ -1,8 +1,8 @@
 """Reports what checks find wrong after the config was read (they need files or environments) as mistakes of the config
 are: with the key as the user wrote it, its file and line.
 
-Checks name keys of the full form and know nothing of files; environments are named by their label. Here, and only here,
-their words become the user's.
+Checks say which key of the full form they mean (`primerl.process.problems`) and know nothing of files; environments are
+named by their label. Here, and only here, keys become the user's, also those that the words name.
 """
 
 from __future__ import annotations
@@ -19,18 +19,15 @@ from pydantic import BaseModel
 from primerl.config.command_line.arguments import Location, dotted, place_of
 from primerl.config.command_line.sources import Written
 from primerl.config.describe.fields import plain_path, table_of
-from primerl.config.errors.fail import ConfigError, Problem
+from primerl.config.errors.fail import ConfigError
 from primerl.config.schema.environment import validation_label
+from primerl.process.problems import Problem, ProblemError
 
 WORD = r"[a-z_]\w*(?:\[\d+\])*(?:\.[A-Za-z_]\w*(?:\[\d+\])*)*"
-# Neither part of a path or a flag, nor quoted.
+# Within words. Neither part of a path or a flag, nor quoted.
 KEY = re.compile(rf"(?<![\w./'\"~@<-]){WORD}(?![\w/'\"]|\.\w|-\w)")
-LEADING = re.compile(rf"({WORD})(: | \(| = | is | must |, line )")
 # A line of a file that a process quotes, as TOML's parser does.
 FRAME = re.compile(r"\s*\d*\s*\|")
-ENVIRONMENT = re.compile(r"environment '([^']+)'(?:: )?")
-# The orchestrator and the engine name keys of their own configs.
-OF_EVALUATION = {"sampling.max_tokens": "max_tokens", "batch_size": "concurrency", "model.path": "model"}
 
 # Made when there is something to tell.
 _source: ContextVar[Callable[[], Source] | None] = ContextVar("source", default=None)
@@ -46,59 +43,44 @@ class Source:
         self._environments = dict(environment_places(config))
 
     def told(self, message: str) -> str:
-        """The message, one problem a line, with places and in the user's words; other lines stay as they are. A
-        `Problem` says itself which key it is about."""
-        location = self._known(message.key) if isinstance(message, Problem) and message.key is not None else None
-        if location is None:
-            return "\n".join(self._line(line) for line in message.split("\n"))
-        own = self._own(location)
-        where = self._written.at(own)
-        leading = f"{dotted(location)}: "
-        if message.startswith(leading):
-            return self._worded(f"{dotted(own)}{where}: ", message.removeprefix(leading))
-        return self._worded("", message, where)
+        """The message with the place of the key that it is about, as a `Problem` says it, and in the user's words."""
+        problem = message if isinstance(message, Problem) else Problem(message)
+        first, *others = problem.split("\n")
+        return "\n".join([self._placed(problem.worded(first)), *map(self._line, others)])
 
-    def _line(self, line: str) -> str:
-        if FRAME.match(line):
-            return line
-        named = ENVIRONMENT.match(line)
-        if named is not None and named[1] in self._environments:
-            return self._of_environment(line, self._environments[named[1]], named)
-        leading = LEADING.match(line)
-        location = None if leading is None else self._known(leading[1])
-        if leading is not None and location is not None and leading[2] == ": ":
-            own = self._own(location)
-            return self._worded(f"{dotted(own)}{self._written.at(own)}: ", line[leading.end() :])
-        # The key that the words begin with, or another whose value they tell.
-        found = [location] if location is not None else []
-        found += [known for match in KEY.finditer(line) if (known := self._known(match[0])) is not None]
-        places = (self._written.at(self._own(known)) for known in found if len(known) > 1 or known == location)
-        return self._worded("", line, next(filter(None, places), ""))
+    def _placed(self, problem: Problem) -> str:
+        if problem.environment in self._environments:
+            return self._of_environment(problem, self._environments[problem.environment])
+        known = {key: self._own(place_of(key)) for key in problem.keys if plain_path(key) in self._full}
+        if problem.key in known and problem.reason != problem:
+            return self._worded(f"{self._shown(known[problem.key])}: ", problem.reason)
+        return self._worded("", problem, next(filter(None, map(self._written.at, known.values())), ""))
 
-    def _of_environment(self, line: str, entry: Location, named: re.Match[str]) -> str:
-        rest = line[named.end() :]
-        for match in KEY.finditer(rest.replace("`", " ")):
-            key = place_of(match[0])
-            if len(key) == 1 and plain_path(dotted((*entry, *key))) not in self._full:
-                continue
+    def _of_environment(self, problem: Problem, entry: Location) -> str:
+        beginning = f"environment {problem.environment!r}: "
+        for name in problem.keys:
+            key = place_of(name)
             # Settings of the only seat may be the environment's `harness`.
             for inner in (key, ("args", *key), key[1:], ("harness", *key[1:])):
                 own = self._own((*entry, *inner))
-                where = self._written.at(own) if inner and inner[-1:] == key[-1:] else ""
-                if where:
-                    said = rest.removeprefix(f"{match[0]}: ")
-                    return self._worded(f"{dotted(own)}{where}: {line[: named.end()]}", said)
+                if inner[-1:] == key[-1:] and self._written.at(own):
+                    said = problem.removeprefix(beginning).removeprefix(f"{name}: ")
+                    start = beginning if problem.startswith(beginning) else ""
+                    return self._worded(f"{self._shown(own)}: {start}", said)
         for location in ((*entry, "id"), entry):
             own = self._own(location)
-            where = self._written.at(own)
-            if where:
-                return self._worded(f"{dotted(own)}{where}: ", line)
-        return self._worded("", line)
+            if self._written.at(own):
+                return self._worded(f"{self._shown(own)}: ", problem)
+        return self._line(problem)
+
+    def _shown(self, own: Location) -> str:
+        return f"{dotted(own)}{self._written.at(own)}"
+
+    def _line(self, line: str) -> str:
+        return line if FRAME.match(line) else self._worded("", line)
 
     def _known(self, word: str) -> Location | None:
         """Where a key that is named points, from the whole config; None of what is no key."""
-        if "concurrency" in self._full:
-            word = OF_EVALUATION.get(word, word)
         for path in (word, f"orchestrator.{word}"):
             if plain_path(path) in self._full:
                 return place_of(path)
@@ -158,7 +140,7 @@ def paths_of(cls: type[BaseModel]) -> frozenset[str]:
 
 
 def environment_places(config: Any) -> Iterator[tuple[str, Location]]:
-    """Each environment by its label and, where no label is the same, by its id; with its place in the full form."""
+    """Each environment by its label, with its place in the full form."""
     orchestrator = getattr(config, "orchestrator", None)
     found: list[tuple[Any, Location]] = []
     if orchestrator is None:
@@ -169,7 +151,6 @@ def environment_places(config: Any) -> Iterator[tuple[str, Location]]:
         found += [(entry, ("orchestrator", "train", "env", n)) for n, entry in enumerate(orchestrator.train.env)]
         found += [(entry, ("orchestrator", "eval", "env", n)) for n, entry in enumerate(given)]
         found += [(entry, ("orchestrator", "val")) for entry in made if entry not in given]
-    yield from ((entry.id, place) for entry, place in reversed(found))
     yield from ((entry.label, place) for entry, place in found)
 
 
@@ -184,13 +165,12 @@ def placed(config: BaseModel, arguments: list[str], *, short: bool = False) -> I
     try:
         yield
     except ConfigError as error:
-        raise ConfigError("\n".join(map(told, error.problems))) from None
+        raise ConfigError(told(error)) from None
     finally:
         _source.reset(token)
 
 
-def told(message: str) -> str:
-    """What a process that had been started says of the config, as
-    [`placed`][primerl.config.errors.error_locations.placed] tells it."""
+def told(error: ProblemError) -> str:
+    """What is wrong, as [`placed`][primerl.config.errors.error_locations.placed] tells it; outside of it, as it is."""
     source = _source.get()
-    return message if source is None else source().told(message)
+    return str(error) if source is None else "\n".join(map(source().told, error.problems))

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Self
+from collections.abc import Iterator, Mapping
 
+from primerl.process.problems import ProblemError
 from primerl.process.redaction import redact
 
 
-class Problem(str):
-    """What is wrong, in words, with the key that it is about where the words alone would have to be searched for it."""
-
-    key: str | None
-    """Dotted, of the full form."""
-
-    def __new__(cls, words: str, key: str | None = None) -> Self:
-        made = super().__new__(cls, words)
-        made.key = key
-        return made
-
-
-class ConfigError(Exception):
+class ConfigError(ProblemError):
     """The user's input cannot be used: the message names the field or file and what to do. Exit code 2."""
 
     __module__ = "primerl"
-
-    def __init__(self, message: str, key: str | None = None, *, problems: Sequence[str] = ()) -> None:
-        """`key`: as in `Problem`. `problems`: those that the message lists, one a line."""
-        super().__init__(message)
-        self.problems = tuple(problems) or (message if key is None else Problem(message, key),)
 
 
 class Problems:
@@ -52,7 +35,16 @@ class Problems:
         if self.found:
             # A file that cannot be read may be one for several checks.
             found = list(dict.fromkeys(self.found))
-            raise ConfigError("\n".join(found), problems=found)
+            raise ConfigError.of(found)
+
+
+@contextlib.contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Within the block, a ConfigError is about a config that has these keys by other names."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError.of([problem.renamed(names) for problem in error.problems]) from None
 
 
 def fail(message: str, *, title: str = "Nothing was started") -> int:

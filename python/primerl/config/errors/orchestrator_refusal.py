@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from primerl.config.command_line.arguments import dotted
-from primerl.config.errors.error_locations import OF_EVALUATION, environment_places
-from primerl.config.errors.fail import Problem
+from primerl.config.errors.error_locations import environment_places
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
+from primerl.process.problems import Problem
 
 ENVIRONMENT = re.compile(r"environments\.(\d+)(?:\.(.+))?")
 CLIENT = "client of evaluation environment "
@@ -27,6 +27,7 @@ ELSEWHERE = {
     "spool_steps": "orchestrator.retention.spool_steps",
 }
 """Names of the core and the orchestrator whose keys are not in the section `orchestrator`."""
+OF_EVALUATION = {"sampling.max_tokens": "max_tokens", "batch_size": "concurrency", "model.path": "model"}
 PARAMETER = re.compile(r"kind\.\w+\.(\w+)")
 """A parameter of one algorithm, as the core names it; in the user's config it stands next to the type."""
 

@@ -16,11 +16,11 @@ from primerl.config.command_line.arguments import Location, dotted
 from primerl.config.command_line.flags import Key, look_up
 from primerl.config.command_line.sources import Written
 from primerl.config.errors import foreign_keys
-from primerl.config.schema.base import BadKeysError
+from primerl.process.problems import ProblemError
 
 NO_TABLE = ("model_type", "model_attributes_type", "dict_type")
 NO_LIST = ("list_type", "tuple_type")
-# A key that words begin with, of those that carry none.
+# A key that words of a plug-in begin with.
 LEADING = re.compile(r"[a-z_]\w*(?:\[\d+\]|\.\w[\w-]*)*")
 
 
@@ -74,10 +74,10 @@ def _of_section(
 
 
 def _keys_of(detail: ErrorDetails) -> tuple[str, ...]:
-    """Keys that a message about a section is of; in the words of others, such as a loss's own checks, the key that they
-    begin with."""
+    """Keys that a message about a section is of; in the words of plug-ins, such as an engine's own checks, the key that
+    they begin with."""
     error = detail.get("ctx", {}).get("error")
-    if isinstance(error, BadKeysError):
+    if isinstance(error, ProblemError):
         return error.keys
     named = LEADING.match(str(error or ""))
     return () if named is None else (named[0],)

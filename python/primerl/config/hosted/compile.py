@@ -68,10 +68,7 @@ WRITTEN: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
 
 
 def compile_hosted(config: HostedConfig) -> dict[str, Any]:
-    """The full form, as [`RLConfig`][primerl.config.schema.rl.RLConfig] reads it. Pure.
-
-    Raises ValueError: a key that this installation has nothing for; the message names it.
-    """
+    """The full form, as [`RLConfig`][primerl.config.schema.rl.RLConfig] reads it. Pure."""
     full: dict[str, Any] = {
         "output_dir": config.output_dir,
         "max_steps": config.max_steps,

@@ -49,8 +49,6 @@ def load_run(arguments: list[str], program: str) -> RLConfig:
         # What only the full form's own checks have found.
         written = Written(arguments)
         raise ConfigError(describe(error, RLConfig, arguments, lambda key: written_at(key, written.at))) from None
-    except ValueError as error:
-        raise ConfigError(_placed(str(error), arguments)) from None
 
 
 def is_short(arguments: list[str]) -> bool:
@@ -97,8 +95,3 @@ def _is_short_key(place: Location, value: Any) -> bool:
 
 def _is_full_key(place: Location, value: Any) -> bool:
     return place[0] in keys_of_one_form()[1] or (place == ("model",) and isinstance(value, dict))
-
-
-def _placed(message: str, arguments: list[str]) -> str:
-    key, _, rest = message.partition(": ")
-    return f"{key}{Written(arguments).at(tuple(key.split('.')))}: {rest}"

@@ -9,6 +9,7 @@ import pydantic_config
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from primerl.process.log_levels import LogLevel
+from primerl.process.problems import ProblemError
 from primerl.process.setting_checks import LONGEST_S, MOST_COUNT, MOST_LARGE_COUNT, MOST_PORTS, MOST_THREADS
 
 if TYPE_CHECKING:
@@ -24,13 +25,8 @@ class Bound:
     text: str
 
 
-class BadKeysError(ValueError):
-    """A section's own check failed. Carries the keys, so that the error can show where they are written."""
-
-    def __init__(self, message: str, *keys: str) -> None:
-        """`keys`: dotted, below the section; first the one to change, then others whose values the message tells."""
-        super().__init__(message)
-        self.keys = keys
+class BadKeysError(ProblemError, ValueError):
+    """A section's own check failed. Its keys are those below the section."""
 
 
 # The orchestrator's integers, and bounds of all others: an absurd number is reported with its place in the user's file,
@@ -71,9 +67,9 @@ def _as_toml(value: Any, place: str = "") -> Any:
     if isinstance(value, list):
         return [_as_toml(inner, f"{place}[{index}]") for index, inner in enumerate(value)]
     if value is None:
-        raise ValueError(f"{place} is null, which lists of TOML do not hold; remove it")
+        raise BadKeysError(f"{place} is null, which lists of TOML do not hold; remove it", place)
     if isinstance(value, int) and not -MOST_LARGE_COUNT <= value <= MOST_LARGE_COUNT:
-        raise ValueError(f"{place} is more than the 64 bits of an integer hold; write it as a string")
+        raise BadKeysError(f"{place} is more than the 64 bits of an integer hold; write it as a string", place)
     return value
 
 

@@ -35,9 +35,10 @@ def check_held_out(trained: Sequence[TrainEnvironment], evaluated: Sequence[Eval
             continue
         who = f"eval.env {environment.label!r}: validates ({own.label})"
         if environment.id != own.id:
-            raise ValueError(
+            raise BadKeysError(
                 f"{who} is environment {own.id!r}, and this one is {environment.id!r}, whose examples are others; give "
-                "both the same id, or omit validates: its results are then reported as eval"
+                "both the same id, or omit validates: its results are then reported as eval",
+                "eval.env",
             )
         if _chooses(environment) == _chooses(own):
             _check_number(who, environment, own)
@@ -50,10 +51,11 @@ def _check_number(who: str, environment: EvaluationEnvironment, own: TrainEnviro
     measured = "all examples" if wanted is None else f"the first {wanted} examples"
     kept = f"only {held_out} of them are" if held_out else "none of them is"
     number = wanted or held_out or "N"
-    raise ValueError(
+    raise BadKeysError(
         f"{who} measures {measured}, and {kept} held out of training; set num_examples = {number} here and held_out = "
         f"{number} in train.env {own.label!r}, or name the validation split in taskset or args here, such as "
-        '{ split = "eval" }'
+        '{ split = "eval" }',
+        "eval.env",
     )
 
 

@@ -89,7 +89,7 @@ def chosen(environment_id: str) -> Generation:
         return _own(environment_id)
     except EnvironmentRefusedError as error:
         # It may be of a generation that cannot be imported.
-        raise EnvironmentRefusedError("; ".join([str(error), *unusable()])) from error.__cause__
+        raise EnvironmentRefusedError("; ".join([str(error), *unusable()]), *error.keys) from error.__cause__
 
 
 def _own(environment_id: str) -> Generation:

@@ -34,7 +34,6 @@ from primerl.envs.generations import patches
 from primerl.envs.interface import (
     LONGEST_MESSAGE,
     LONGEST_TRACEBACK,
-    OVERFLOW,
     Address,
     EnvironmentRefusedError,
     Gateway,
@@ -42,6 +41,7 @@ from primerl.envs.interface import (
     Post,
     Role,
     check_held_out,
+    is_overflow,
     module_name,
     numbers,
     shortened,
@@ -145,7 +145,7 @@ def list_examples(env: Any, environment_id: str, seed: int, role: Role = "train"
             f"environment {environment_id!r} cannot list its examples ({_split(role)}): {type(error).__name__}: {error}"
         ) from error
     if count == 0:
-        raise EnvironmentRefusedError(f"environment {environment_id!r} has no examples with these args")
+        raise EnvironmentRefusedError(f"environment {environment_id!r} has no examples with these args", "args")
     check_held_out(environment_id, count, held_out)
     order = list(range(count))
     random.Random(seed).shuffle(order)
@@ -266,7 +266,7 @@ async def _ask(gateway: Gateway, session: str, body: bytes) -> ChatCompletion:
         raise ModelError(str(error)) from error
     if status >= 400:
         text = content.decode(errors="replace")
-        if status in (400, 413) and any(words in text for words in OVERFLOW):
+        if is_overflow(status, text):
             raise OverlongPromptError(text)
         raise ModelError(f"upstream {status}: {text}")
     return ChatCompletion.model_validate_json(content)

@@ -16,6 +16,7 @@ from verifiers.v1.configs.harness import HarnessConfig
 from verifiers.v1.utils.loaders import plugged_fn, taskset_config_type
 
 from primerl.envs.generations.bound_tools import BoundTools, BoundToolsConfig, functions_of, imported
+from primerl.process.problems import ProblemError
 
 Settings = dict[str, Any]
 
@@ -23,7 +24,7 @@ Settings = dict[str, Any]
 PLUGGED = ("rewards", "metrics", "stops")
 
 
-class UnusableError(Exception):
+class UnusableError(ProblemError):
     """The message names the key and how to fix it."""
 
 
@@ -57,7 +58,7 @@ def add_toolsets(env: vf.Env[Any], toolsets: Settings) -> None:
             for path in settings.get("objects", {}).values():
                 imported(path)
     except Exception as error:
-        raise UnusableError(f"taskset.toolsets: {error}") from error
+        raise UnusableError.at("taskset.toolsets", str(error)) from error
     own = env.taskset.toolsets
     server = BoundTools(BoundToolsConfig(toolsets=toolsets))
     env.taskset.toolsets = lambda config: [*own(config), server]
@@ -65,34 +66,37 @@ def add_toolsets(env: vf.Env[Any], toolsets: Settings) -> None:
 
 def _seat(config: Settings, seats: list[str], harness: Any) -> None:
     if not isinstance(harness, dict):
-        raise UnusableError("`harness` must be a table of settings")
+        raise UnusableError("`harness` must be a table of settings", "harness")
     if len(seats) != 1:
         raise UnusableError(
             f"`harness` is for environments with one seat, and this one has {', '.join(seats) or 'none'}; give each "
-            "seat its own, as args.SEAT.harness"
+            "seat its own, as args.SEAT.harness",
+            "harness",
         )
     seat = config.get(seats[0], {})
     if not isinstance(seat, dict):
-        raise UnusableError(f"seat `{seats[0]}` must be a table of settings")
+        raise UnusableError(f"seat `{seats[0]}` must be a table of settings", seats[0])
     own = dict(seat.get("harness", {}))
     of_seat = {name for name in vf.AgentConfig.model_fields if name not in HarnessConfig.model_fields}
     seat = dict(seat)
     for name, value in harness.items():
         target = seat if name in of_seat else own
         if name in target:
-            raise UnusableError(f"harness.{name} and args.{seats[0]} both set {name}; omit one of them")
+            raise UnusableError(
+                f"harness.{name} and args.{seats[0]} both set {name}; omit one of them", f"harness.{name}"
+            )
         target[name] = value
     config[seats[0]] = {**seat, **({"harness": own} if own else {})}
 
 
 def _with_rewards(task: Any, rewards: Any) -> Settings:
     if not isinstance(rewards, list) or not all(isinstance(reward, dict) and "fn" in reward for reward in rewards):
-        raise UnusableError("taskset.rewards must be a list of tables, each with the function `fn`")
+        raise UnusableError("taskset.rewards must be a list of tables, each with the function `fn`", "taskset.rewards")
     named = dict(task.get("rewards", {}))
     for reward in rewards:
         name = str(reward["fn"]).replace(":", ".").rsplit(".", 1)[-1]
         if name in named:
-            raise UnusableError(f"taskset.rewards: two functions are called {name!r}; rename one of them")
+            raise UnusableError.at("taskset.rewards", f"two functions are called {name!r}; rename one of them")
         named[name] = dict(reward)
     for number, reward in enumerate(rewards):
         _check_function(f"taskset.rewards[{number}].fn", str(reward["fn"]))
@@ -112,7 +116,8 @@ def _check_function(key: str, path: str) -> None:
     try:
         plugged_fn(path)
     except Exception as error:
-        raise UnusableError(
-            f"{key}: {path!r} cannot be imported: {type(error).__name__}: {error}; give `module:function` of what is "
-            "installed, or `path/to/file.py:function`"
+        raise UnusableError.at(
+            key,
+            f"{path!r} cannot be imported: {type(error).__name__}: {error}; give `module:function` of what is "
+            "installed, or `path/to/file.py:function`",
         ) from error

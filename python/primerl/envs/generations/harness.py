@@ -23,7 +23,7 @@ from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 
 from primerl.envs.generations.interception import TurnRefusedError, session_of, take_turn
-from primerl.envs.interface import OVERFLOW
+from primerl.envs.interface import is_overflow
 
 HARNESS_ID = "primerl-chat"
 
@@ -76,6 +76,7 @@ class ChatHarness(Harness[ChatHarnessConfig]):  # type: ignore[misc]
         except TurnRefusedError:
             pass
         except RolloutError as error:
+            # A full context ends the conversation, which is scored, as in verifiers' own chat harness.
             if not is_overflow(getattr(error, "status_code", 0), str(error)):
                 return ProgramResult(1, "", str(error)[-2000:])
         except TurnFailedError as error:
@@ -90,11 +91,6 @@ class ChatHarness(Harness[ChatHarnessConfig]):  # type: ignore[misc]
         else:
             messages += [message_to_wire(message) for message in prompt or []]
         return messages
-
-
-def is_overflow(status: int, text: str) -> bool:
-    """The model's context is full: the conversation ends and is scored, as in verifiers' own chat harness."""
-    return status in (400, 413) and any(words in text for words in OVERFLOW)
 
 
 async def _converse_with_tools(complete: Complete, body: dict[str, Any], mcp_urls: dict[str, str]) -> None:

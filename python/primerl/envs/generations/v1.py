@@ -77,9 +77,9 @@ def load(environment_id: str, arguments: dict[str, Any], root: str) -> vf.Env[An
     except EnvironmentRefusedError:
         raise
     except documented.UnusableError as error:
-        raise EnvironmentRefusedError(f"environment {environment_id!r}: {error}") from error.__cause__
+        raise EnvironmentRefusedError(f"environment {environment_id!r}: {error}", *error.keys) from error.__cause__
     except ValidationError as error:
-        raise EnvironmentRefusedError(_explain(environment_id, error)) from error
+        raise _refused(environment_id, error) from error
     except ModuleNotFoundError as error:
         # verifiers says of any module that is missing that what it looked for is.
         missing = exits.innermost(error)
@@ -99,7 +99,9 @@ def _config(environment_id: str, arguments: dict[str, Any], root: str) -> tuple[
     """The config for verifiers, and the toolsets that are added to the taskset's."""
     taskset = arguments.get("taskset", {})
     if not isinstance(taskset, dict):
-        raise EnvironmentRefusedError(f"environment {environment_id!r}: `taskset` must be a table of settings")
+        raise EnvironmentRefusedError(
+            f"environment {environment_id!r}: `taskset` must be a table of settings", "taskset"
+        )
     config = {**arguments, "taskset": {**taskset, "id": environment_id}}
     fields = vf.env_config_type(environment_id, config.get("id", "")).model_fields
     seats = {seat: field.default for seat, field in fields.items() if isinstance(field.default, vf.AgentConfig)}
@@ -113,7 +115,9 @@ def _config(environment_id: str, arguments: dict[str, Any], root: str) -> tuple[
     for seat, declared in seats.items():
         given = config.get(seat, {})
         if not isinstance(given, dict):
-            raise EnvironmentRefusedError(f"environment {environment_id!r}: seat `{seat}` must be a table of settings")
+            raise EnvironmentRefusedError(
+                f"environment {environment_id!r}: seat `{seat}` must be a table of settings", seat
+            )
         # verifiers' own defaults are a shell on this machine and a sandbox in a cloud.
         defaults: dict[str, Any] = {"runtime": {"type": "subprocess"}}
         if declared.harness is not None:
@@ -126,7 +130,7 @@ def _config(environment_id: str, arguments: dict[str, Any], root: str) -> tuple[
         own = given.get("harness", {})
         if not isinstance(own, dict):
             raise EnvironmentRefusedError(
-                f"environment {environment_id!r}: `{seat}.harness` must be a table of settings"
+                f"environment {environment_id!r}: `{seat}.harness` must be a table of settings", f"{seat}.harness"
             )
         if own.get("id", AS_VERIFIERS if as_verifiers else None) == AS_VERIFIERS:
             # Where and by what it is played is left to verifiers, but for what is given.
@@ -143,13 +147,16 @@ def _config(environment_id: str, arguments: dict[str, Any], root: str) -> tuple[
     return config, toolsets
 
 
-def _explain(environment_id: str, error: ValidationError) -> str:
+def _refused(environment_id: str, error: ValidationError) -> EnvironmentRefusedError:
+    keys = [".".join(str(part) for part in problem["loc"]) for problem in error.errors()]
     problems = "; ".join(
-        f"{'.'.join(str(part) for part in problem['loc']) or 'config'}: "
+        f"{key or 'config'}: "
         + ("there is no such setting" if problem["type"] == "extra_forbidden" else problem["msg"])
-        for problem in error.errors()
+        for key, problem in zip(keys, error.errors(), strict=True)
     )
-    return f"environment {environment_id!r} refuses its settings: {problems}"
+    return EnvironmentRefusedError(
+        f"environment {environment_id!r} refuses its settings: {problems}", *filter(None, keys)
+    )
 
 
 def list_examples(

@@ -39,15 +39,15 @@ class EmbeddedBackend(EngineBackend):
         except UnservableError:
             raise
         except (ValueError, TypeError) as error:
-            raise UnservableError(f"model.path: {folder}: {error}") from None
+            raise UnservableError.at("model.path", f"{folder}: {error}") from None
 
     def merges(self, targets: Sequence[str], folder: Path) -> str | None:
         return support.embedded_engine_merges(support.read(folder), targets)
 
     def check_adapters(self, rank: int, folder: Path, targets: Sequence[str] = ("all-linear",)) -> None:
         if (problem := self.merges(targets, folder)) is not None:
-            raise UnservableError(
-                f"trainer.model.lora.broadcast: {problem}, as the model in {folder}; omit it, or set it to merged"
+            raise UnservableError.at(
+                "trainer.model.lora.broadcast", f"{problem}, as the model in {folder}; omit it, or set it to merged"
             )
 
     def check_settings(self, config: InferenceConfig) -> None:
@@ -57,8 +57,8 @@ class EmbeddedBackend(EngineBackend):
                 raise UnservableError(f'{name}: is for backend "vllm"; {self.title} has no use for it')
 
     def check_experts(self, folder: Path, python: str | None) -> None:
-        raise UnservableError(
-            f"trainer.enable_router_replay: {self.title} serves no mixtures, so it has no experts to report"
+        raise UnservableError.at(
+            "trainer.enable_router_replay", f"{self.title} serves no mixtures, so it has no experts to report"
         )
 
     def start(self, config: InferenceConfig) -> Engine:

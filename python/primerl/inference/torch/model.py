@@ -228,7 +228,7 @@ def load_folder(decoder: Decoder, folder: Path) -> None:
     """Fills `decoder` from the safetensors files of a model folder."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise UnservableError(f"model.path: {folder} holds no *.safetensors files")
+        raise UnservableError.at("model.path", f"{folder} holds no *.safetensors files")
     missing = set(decoder.tensors)
     for file in files:
         with safe_open(file, "pt") as tensors:
@@ -238,11 +238,11 @@ def load_folder(decoder: Decoder, folder: Path) -> None:
                 target, source = decoder.tensors.get(name), tensors.get_tensor(name)
                 if target is None or target.shape != source.shape:
                     expected = "no such tensor" if target is None else f"shape {list(target.shape)}"
-                    raise UnservableError(
-                        f"model.path: {file}: {name} has shape {list(source.shape)}, config.json implies {expected}"
+                    raise UnservableError.at(
+                        "model.path", f"{file}: {name} has shape {list(source.shape)}, config.json implies {expected}"
                     )
                 target.copy_(source)
                 missing.discard(name)
     if missing:
-        raise UnservableError(f"model.path: {folder} lacks {len(missing)} tensors, e.g. {sorted(missing)[:3]}")
+        raise UnservableError.at("model.path", f"{folder} lacks {len(missing)} tensors, e.g. {sorted(missing)[:3]}")
     decoder.weights_changed()

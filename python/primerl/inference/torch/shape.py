@@ -67,19 +67,19 @@ class Shape:
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise UnservableError(f"model.path: {no_config(file.parent)}") from None
+            raise UnservableError.at("model.path", f"{no_config(file.parent)}") from None
         except ValueError as error:
-            raise UnservableError(f"model.path: {file} is not JSON: {error}") from None
+            raise UnservableError.at("model.path", f"{file} is not JSON: {error}") from None
         try:
             return cls._from_config(config, file, eos_token_ids(config, folder))
         except KeyError as error:
-            raise UnservableError(f"model.path: {file} has no {error}") from None
+            raise UnservableError.at("model.path", f"{file} has no {error}") from None
 
     @classmethod
     def _from_config(cls, config: dict[str, Any], file: Path, eos_token_ids: tuple[int, ...]) -> Shape:
         problem = embedded_engine_refusal(config)
         if problem is not None:
-            raise UnservableError(f"model.path: {file}: {problem}")
+            raise UnservableError.at("model.path", f"{file}: {problem}")
         model_type = str(config["model_type"])
         heads = int(config["num_attention_heads"])
         attention_bias = bool(config.get("attention_bias", False))

@@ -33,18 +33,18 @@ class TransformersBackend(EmbeddedBackend):
             config = json.loads(file.read_text(encoding="utf-8"))
             problem = support.transformers_engine_refusal(config)
         except FileNotFoundError:
-            raise UnservableError(f"model.path: {support.no_config(file.parent)}") from None
+            raise UnservableError.at("model.path", f"{support.no_config(file.parent)}") from None
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise UnservableError(f"model.path: {file} cannot be read: {error}") from None
+            raise UnservableError.at("model.path", f"{file} cannot be read: {error}") from None
         if problem is not None:
-            raise UnservableError(f"model.path: {file}: {problem}")
+            raise UnservableError.at("model.path", f"{file}: {problem}")
 
     def merges(self, targets: Sequence[str], folder: Path) -> str | None:
         return f"{self.title} is sent whole weights, with adapters merged"
 
     def check_adapters(self, rank: int, folder: Path, targets: Sequence[str] = ("all-linear",)) -> None:
-        raise UnservableError(
-            f"trainer.model.lora.broadcast: {self.merges(targets, folder)}; omit it, or set it to merged"
+        raise UnservableError.at(
+            "trainer.model.lora.broadcast", f"{self.merges(targets, folder)}; omit it, or set it to merged"
         )
 
     def check_experts(self, folder: Path, python: str | None) -> None:

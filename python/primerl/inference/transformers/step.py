@@ -39,7 +39,7 @@ class CachedBackend(StepBackend):
                 if reports_experts:
                     model.report_experts()
         except ModelError as error:
-            raise UnservableError(f"model.path: {folder}: {error}") from error
+            raise UnservableError.at("model.path", f"{folder}: {error}") from error
         super().__init__(model, logprobs_mode=logprobs_mode)
 
     def _experts(self) -> ExpertColumn | None:

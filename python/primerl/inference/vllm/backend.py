@@ -42,9 +42,10 @@ class VllmBackend(EngineBackend):
     def check_settings(self, config: InferenceConfig) -> None:
         super().check_settings(config)
         if config.pull_to is not None and config.lora is not None:
-            raise UnservableError(
-                "pull_to: vLLM reads adapters from the run's own folder, so they cannot be pulled; share that folder, "
-                'or let the run publish whole weights (trainer.model.lora.broadcast = "merged")'
+            raise UnservableError.at(
+                "pull_to",
+                "vLLM reads adapters from the run's own folder, so they cannot be pulled; share that folder, "
+                'or let the run publish whole weights (trainer.model.lora.broadcast = "merged")',
             )
 
     def check_model(self, folder: Path, python: str | None) -> None:
@@ -62,9 +63,9 @@ class VllmBackend(EngineBackend):
         config = support.read(folder)
         if support.experts(config):
             problem = support.vllm_merges(config)
-            raise UnservableError(
-                f"trainer.model.lora.broadcast: the model in {folder} is a mixture: {problem}; omit it, or set it "
-                "to merged"
+            raise UnservableError.at(
+                "trainer.model.lora.broadcast",
+                f"the model in {folder} is a mixture: {problem}; omit it, or set it to merged",
             )
 
     def check_sampling(self, temperature: float) -> None:
@@ -72,14 +73,16 @@ class VllmBackend(EngineBackend):
         if temperature > highest:
             raise UnservableError(
                 f"orchestrator.sampling.temperature ({temperature:g}) is above {highest:g}, the highest that vLLM "
-                'samples at; lower it, or set inference.backend = "torch"'
+                'samples at; lower it, or set inference.backend = "torch"',
+                "orchestrator.sampling.temperature",
             )
 
     def check_experts(self, folder: Path, python: str | None) -> None:
         if installation.find(python).device == "cpu":
-            raise UnservableError(
-                "trainer.enable_router_replay: vLLM on a CPU cannot report which experts it chose (only its Model "
-                "Runner V2 can, which needs Triton); omit it, or use a GPU"
+            raise UnservableError.at(
+                "trainer.enable_router_replay",
+                "vLLM on a CPU cannot report which experts it chose (only its Model "
+                "Runner V2 can, which needs Triton); omit it, or use a GPU",
             )
 
     def gpus(self, device: str, options: Mapping[str, Any]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primerl.inference import pulling
+from primerl.inference.backend import UnservableError
 from primerl.inference.vllm import serve
 from primerl.inference.vllm.as_numbers import LOAD_FORMAT
 from primerl.inference.vllm.installation import Installation, default_dtype, head_size, lora_rank, model_config
@@ -71,7 +72,7 @@ CPU_CACHE_LIMITS = (64 << 20, 4 << 30)
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for an option of `[inference.vllm]` that is primerl's own, or no option."""
+    """Raises UnservableError for an option of `[inference.vllm]` that is primerl's own, or no option."""
     seen: dict[str, str] = {}
     for name, value in options.items():
         flag = name.replace("_", "-")
@@ -81,16 +82,17 @@ def check(options: Mapping[str, Any]) -> None:
             (why for start, why in OWNED_PREFIXES.items() if plain.startswith(start) or start.startswith(plain)), None
         )
         if reason is not None:
-            raise ValueError(f"vllm.{name}: {reason}")
+            raise UnservableError.at(f"vllm.{name}", reason)
         if flag.startswith("-") or not flag.replace("-", "").isalnum() or len(flag) < 2:
-            raise ValueError(f"vllm.{name}: write vLLM's long option without its dashes, such as {'max-logprobs'!r}")
+            how = f"write vLLM's long option without its dashes, such as {'max-logprobs'!r}"
+            raise UnservableError.at(f"vllm.{name}", how)
         if value is None or (isinstance(value, float) and value != value):
-            raise ValueError(f"vllm.{name}: give it a value")
+            raise UnservableError.at(f"vllm.{name}", "give it a value")
         words = value if isinstance(value, list) else [value]
         if any(isinstance(word, str) and word.startswith("-") for word in words):
-            raise ValueError(f"vllm.{name}: a value that begins with a dash would be read as another flag")
+            raise UnservableError.at(f"vllm.{name}", "a value that begins with a dash would be read as another flag")
         if flag in seen:
-            raise ValueError(f"vllm.{name}: is set twice, as {seen[flag]} too")
+            raise UnservableError.at(f"vllm.{name}", f"is set twice, as {seen[flag]} too")
         seen[flag] = name
 
 

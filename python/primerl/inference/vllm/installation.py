@@ -96,9 +96,10 @@ def find(python: str | None) -> Installation:
 
 def _look(interpreter: str) -> dict[str, Any]:
     if not os.access(interpreter, os.X_OK):
-        raise UnservableError(
-            f"inference.python: {interpreter} is no interpreter; give the path of the python of the environment in "
-            "which vLLM is installed"
+        raise UnservableError.at(
+            "inference.python",
+            f"{interpreter} is no interpreter; give the path of the python of the environment in "
+            "which vLLM is installed",
         )
     try:
         done = subprocess.run(
@@ -107,9 +108,9 @@ def _look(interpreter: str) -> dict[str, Any]:
         return dict(json.loads(done.stdout))
     except subprocess.CalledProcessError as error:
         said = (error.stderr.strip().splitlines() or ["no word"])[-1]
-        raise UnservableError(f"inference.python: {interpreter} failed: {said}") from None
+        raise UnservableError.at("inference.python", f"{interpreter} failed: {said}") from None
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        raise UnservableError(f"inference.python: {interpreter} cannot be asked for vLLM: {error}") from None
+        raise UnservableError.at("inference.python", f"{interpreter} cannot be asked for vLLM: {error}") from None
 
 
 def default_dtype(installation: Installation) -> str:
@@ -121,9 +122,10 @@ def check_model(folder: Path, device: str) -> None:
     config = model_config(folder)
     eps = config.get("rms_norm_eps", GPT_OSS_EPS)
     if config.get("model_type") == "gpt_oss" and eps != GPT_OSS_EPS:
-        raise UnservableError(
-            f"model.path: {folder} has rms_norm_eps = {eps}, and vLLM computes every gpt_oss with {GPT_OSS_EPS}, so "
-            'its log-probabilities would be of another model; set inference.backend = "transformers"'
+        raise UnservableError.at(
+            "model.path",
+            f"{folder} has rms_norm_eps = {eps}, and vLLM computes every gpt_oss with {GPT_OSS_EPS}, so "
+            'its log-probabilities would be of another model; set inference.backend = "transformers"',
         )
     if device == "cpu" and (problem := _refused_on_cpus(config)) is not None:
         raise UnservableError(f'model.path: {folder} {problem}; set inference.backend to "transformers", or "torch"')
@@ -132,9 +134,10 @@ def check_model(folder: Path, device: str) -> None:
 def check_dtype(folder: Path, dtype: str, device: str) -> None:
     """Raises UnservableError where vLLM computes the model in another format only."""
     if device == "cpu" and dtype != "bfloat16" and _has_delta_rule(model_config(folder)):
-        raise UnservableError(
-            f"inference.dtype: {folder} has layers of linear attention, which vLLM on CPUs computes in bfloat16 only "
-            f'(not {dtype}); set inference.dtype = "bfloat16"'
+        raise UnservableError.at(
+            "inference.dtype",
+            f"{folder} has layers of linear attention, which vLLM on CPUs computes in bfloat16 only "
+            f'(not {dtype}); set inference.dtype = "bfloat16"',
         )
 
 
@@ -172,7 +175,8 @@ def lora_rank(rank: int) -> int:
             return known
     raise UnservableError(
         f"trainer.model.lora.rank ({rank}) is above {LORA_RANKS[-1]}, the highest that vLLM takes; lower it, or set "
-        'trainer.model.lora.broadcast = "merged"'
+        'trainer.model.lora.broadcast = "merged"',
+        "trainer.model.lora.rank",
     )
 
 
@@ -182,9 +186,9 @@ def model_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UnservableError(f"model.path: {no_config(file.parent)}") from None
+        raise UnservableError.at("model.path", f"{no_config(file.parent)}") from None
     except (OSError, ValueError) as error:
-        raise UnservableError(f"model.path: {file} cannot be read: {error}") from None
+        raise UnservableError.at("model.path", f"{file} cannot be read: {error}") from None
     return dict(config.get("text_config") or config)
 
 

@@ -23,6 +23,7 @@ from primerl.config.schema.environment import EvaluationEnvironment, Interpreter
 from primerl.config.schema.evaluation import MeasuredEnvironment
 from primerl.launch import secrets
 from primerl.launch.interpreters import virtualenvs
+from primerl.process.problems import Problem
 
 PACKAGE = Path(__file__).resolve().parents[2]
 LOOK_S = 60.0
@@ -42,7 +43,7 @@ def provided(entries: Iterable[Entry], install_s: float, say: Callable[[str], No
 
     Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] with every problem, one a line.
     """
-    problems: list[str] = []
+    problems: list[Problem] = []
     for entry in entries:
         name, python = entry.label, entry.python
         if python is None or not entry.num_workers:
@@ -50,9 +51,14 @@ def provided(entries: Iterable[Entry], install_s: float, say: Callable[[str], No
         try:
             provide(python, install_s, say)
         except ConfigError as error:
-            problems.append(f"environment {name!r}: {error}")
+            problems += [about_environment(name, problem) for problem in error.problems]
     if problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))
+        raise ConfigError.of(list(dict.fromkeys(problems)))
+
+
+def about_environment(label: str, problem: Problem) -> Problem:
+    """Keys of the problem are those of this environment."""
+    return Problem(f"environment {label!r}: {problem}", *problem.keys, environment=label)
 
 
 def provide(python: Interpreter, install_s: float, say: Callable[[str], None]) -> None:
@@ -61,7 +67,7 @@ def provide(python: Interpreter, install_s: float, say: Callable[[str], None]) -
         if python.requirements is not None:
             virtualenvs.install(python.requirements, install_s, say)
     except virtualenvs.InstallError as error:
-        raise ConfigError(f"python.requirements: {error}") from None
+        raise ConfigError.at("python.requirements", str(error)) from None
     check(interpreter(python))
 
 
@@ -84,7 +90,7 @@ def check(python: str) -> None:
     imported by."""
     hint = "give the path of the `python` of a virtualenv, or of the virtualenv's folder"
     if not os.access(python, os.X_OK):
-        raise ConfigError(f"python.path: there is no interpreter {python}; {hint}")
+        raise ConfigError.at("python.path", f"there is no interpreter {python}; {hint}")
     try:
         done = subprocess.run(
             [python, "-I", "-c", LOOK], capture_output=True, text=True, timeout=LOOK_S, check=True, encoding="utf-8"
@@ -92,12 +98,14 @@ def check(python: str) -> None:
         version, implementation, is_free_threaded = json.loads(done.stdout)
     except subprocess.CalledProcessError as error:
         said = (error.stderr.strip().splitlines() or ["no word"])[-1]
-        raise ConfigError(f"python.path: {python} failed: {said}; {hint}") from None
+        raise ConfigError.at("python.path", f"{python} failed: {said}; {hint}") from None
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        raise ConfigError(f"python.path: {python} is no Python interpreter ({error}); {hint}") from None
+        raise ConfigError.at("python.path", f"{python} is no Python interpreter ({error}); {hint}") from None
     if tuple(version) < OLDEST or implementation != "cpython" or is_free_threaded:
         found = f"{implementation} {version[0]}.{version[1]}{' without the GIL' if is_free_threaded else ''}"
-        raise ConfigError(f"python.path: {python} is {found}; env workers need CPython 3.11 or newer, with the GIL")
+        raise ConfigError.at(
+            "python.path", f"{python} is {found}; env workers need CPython 3.11 or newer, with the GIL"
+        )
 
 
 def equipped(entries: Iterable[Entry], process: ProcessConfig, variables: secrets.Variables) -> ProcessConfig:

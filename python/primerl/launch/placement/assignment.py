@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from primerl.launch.placement.gpus import Gpu
 from primerl.launch.placement.protocol import Place, Role
+from primerl.process.problems import Problem
 
 MISSING = "not enough GPUs are left"
 DIVIDED = "a process sees one part of a divided GPU (MIG)"
@@ -78,21 +79,23 @@ def _chosen(free: Sequence[Gpu], found: Sequence[Gpu], taken: dict[str, float], 
     return min(windows, key=cost)
 
 
-def refusal(placed: Sequence[Place], found: Sequence[Gpu]) -> str | None:
+def refusal(placed: Sequence[Place], found: Sequence[Gpu]) -> Problem | None:
     """Why they cannot be placed so, with what to change; None where they can."""
     divided = [place.role.name for place in placed if place.note == DIVIDED]
     if divided:
-        return (
-            f"deployment: {', '.join(divided)} would need several GPUs, and this machine has divided ones (MIG), of "
+        return Problem.at(
+            "deployment",
+            f"{', '.join(divided)} would need several GPUs, and this machine has divided ones (MIG), of "
             "which a process sees one part; set trainer.ranks = 1 and no parallel sizes of engines, or let CUDA see "
-            "whole GPUs (CUDA_VISIBLE_DEVICES)"
+            "whole GPUs (CUDA_VISIBLE_DEVICES)",
         )
     missing = [place.role.name for place in placed if place.note == MISSING]
     if not missing:
         return None
     asked = sum(place.role.resources.gpus for place in placed)
-    return (
-        f"deployment: {asked} GPUs are asked for, and this machine has {len(found)}, so that {', '.join(missing)} "
+    return Problem.at(
+        "deployment",
+        f"{asked} GPUs are asked for, and this machine has {len(found)}, so that {', '.join(missing)} "
         "would have none; lower trainer.ranks or inference.replicas, share GPUs (deployment.engine_share), or let CUDA "
-        "see more of them (CUDA_VISIBLE_DEVICES)"
+        "see more of them (CUDA_VISIBLE_DEVICES)",
     )

@@ -45,7 +45,7 @@ def plan(placement: Placement, processes: Iterable[ProcessConfig]) -> Plan:
     try:
         return placement.plan([role_of(process) for process in processes])
     except PlacementError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError.like(error) from None
 
 
 def role_of(process: ProcessConfig) -> Role:

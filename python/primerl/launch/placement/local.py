@@ -14,6 +14,7 @@ from primerl.launch.placement import assignment, gpus
 from primerl.launch.placement.gpus import Gpu
 from primerl.launch.placement.protocol import Command, Listener, Machines, PlacementError, Plan, Process, Role
 from primerl.launch.supervise.processes import Processes
+from primerl.process.problems import Problem
 
 HOST = "this machine"
 
@@ -40,9 +41,9 @@ class LocalPlacement(Machines):
         self._gpus = {place.role.name: place.gpus for place in places}
         problems = unusable(roles)
         refused = assignment.refusal(places, self._found)
-        problems += [] if refused is None else [f"{refused}. The plan:\n{plan.table()}"]
+        problems += [] if refused is None else [refused.worded(f"{refused}. The plan:\n{plan.table()}")]
         if problems:
-            raise PlacementError("\n".join(problems))
+            raise PlacementError.of(problems)
         return plan
 
     def is_launchers_own(self) -> bool:
@@ -98,19 +99,19 @@ class LocalPlacement(Machines):
         return self._guarded
 
 
-def unusable(roles: Iterable[Role]) -> list[str]:
+def unusable(roles: Iterable[Role]) -> list[Problem]:
     """Why roles cannot listen where they are to on this machine: a line for each address."""
     listeners = dict.fromkeys(one for role in roles for one in role.listens)
     return [problem for one in listeners if (problem := _unusable(one)) is not None]
 
 
-def _unusable(listener: Listener) -> str | None:
+def _unusable(listener: Listener) -> Problem | None:
     """Why this machine cannot listen there, with the key and what to do; None where it can."""
     key, host, port = listener.key, listener.host, listener.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:  # a part of the name is empty or longer than 63 characters
-        return f"{key}.host: {host!r} is no address of this machine: {error}; use 127.0.0.1"
+        return Problem.at(f"{key}.host", f"{host!r} is no address of this machine: {error}; use 127.0.0.1")
     with socket.socket(family, kind, protocol) as opened:
         # As servers do: a port whose last owner has just closed is free.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -118,6 +119,6 @@ def _unusable(listener: Listener) -> str | None:
             opened.bind(address)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                return f"{key}.port: port {port} is in use; choose another, or 0 for any free one"
-            return f"{key}.port: cannot listen on {host}:{port}: {error}; choose another"
+                return Problem.at(f"{key}.port", f"port {port} is in use; choose another, or 0 for any free one")
+            return Problem.at(f"{key}.port", f"cannot listen on {host}:{port}: {error}; choose another")
     return None

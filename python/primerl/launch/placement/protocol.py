@@ -31,9 +31,10 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from primerl.forking.exit_status import described
+from primerl.process.problems import ProblemError
 
 
-class PlacementError(Exception):
+class PlacementError(ProblemError):
     """The roles cannot be placed as they are. The message names what is missing, and shows the plan."""
 
 

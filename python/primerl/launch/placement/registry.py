@@ -82,14 +82,14 @@ def chosen(deployment: Deployment, ray: Ray | None = None, slurm: Slurm | None =
     try:
         signature(made_by).bind(**args)
     except TypeError as error:
-        raise ConfigError(f"deployment.args: {kind!r} does not take these args: {error}") from None
+        raise ConfigError.at("deployment.args", f"{kind!r} does not take these args: {error}") from None
     try:
         placement: Placement = plugins.make(kind, made_by, **args)
     except plugins.PluginError as error:
-        raise ConfigError(f"deployment: {error}") from error
+        raise ConfigError.at("deployment", str(error)) from error
     missing = [call for call in ("plan", "start", "watch", "stop") if not hasattr(placement, call)]
     if missing:
-        raise ConfigError(f"deployment.type: {kind!r} has no {', '.join(missing)}, as a placement has")
+        raise ConfigError.at("deployment.type", f"{kind!r} has no {', '.join(missing)}, as a placement has")
     return placement
 
 
@@ -99,22 +99,26 @@ def _nodes(kind: str, made_by: Callable[..., Placement], deployment: Deployment)
     for name, least in (("num_train_nodes", 1), ("num_infer_nodes", 0)):
         count = getattr(deployment, name)
         if count > least and name not in parameters and name not in deployment.args:
-            raise ConfigError(f"deployment.{name} is {count}, and the placement {kind!r} takes no {name}; omit it")
+            raise ConfigError(
+                f"deployment.{name} is {count}, and the placement {kind!r} takes no {name}; omit it",
+                f"deployment.{name}",
+            )
     return {name: getattr(deployment, name) for name in NODES if name in parameters}
 
 
 def _find(name: str) -> Callable[..., Placement]:
     known = plugins.names(GROUP, PATHS)
     if name not in known and ":" not in name:
-        raise ConfigError(
-            f"deployment.type: there is no placement {name!r}; there are {', '.join(map(repr, known))}. Install the "
-            "package that brings it, or name a class of your own as module:Class"
+        raise ConfigError.at(
+            "deployment.type",
+            f"there is no placement {name!r}; there are {', '.join(map(repr, known))}. Install the "
+            "package that brings it, or name a class of your own as module:Class",
         )
     try:
         made_by = plugins.find(GROUP, name, PATHS)
     except plugins.PluginError as error:
-        raise ConfigError(f"deployment.type: {error}") from error
+        raise ConfigError.at("deployment.type", str(error)) from error
     if not callable(made_by):
-        raise ConfigError(f"deployment.type: {name!r} names no class or function")
+        raise ConfigError.at("deployment.type", f"{name!r} names no class or function")
     found: Callable[..., Placement] = made_by
     return found

@@ -1,9 +1,10 @@
 """Loads environments as a run would, in a process that is thrown away: the launcher imports none of them.
 
 Reads a JSON list of `[id, settings, variables, ...]` on standard input (variables as the env workers will have them,
-then what else `check_environment` takes); the last line of output is a JSON list of `[problem, remark]` (null for none)
-in the same order. One process for all of an interpreter: most of the time goes into importing verifiers, which is done
-before the list is read, so that this process can be started before it is known.
+then what else `check_environment` takes); the last line of output is a JSON list of `[problem, remark, keys]` in the
+same order: null for none, and the environment's keys that the problem is about. One process for all of an interpreter:
+most of the time goes into importing verifiers, which is done before the list is read, so that this process can be
+started before it is known.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main() -> int:
             verdict = Verdict(unusable) if unusable else check_environment(environment_id, settings, *known)
             if verdict.cause is not None:
                 traceback.print_exception(verdict.cause)
-            verdicts.append((verdict.problem, verdict.remark))
+            verdicts.append((verdict.problem, verdict.remark, verdict.keys))
             # One environment's are no other's.
             os.environ.clear()
             os.environ.update(before)

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,17 @@ from primerl.launch.interpreters import lookup
 from primerl.launch.preflight import checker
 from primerl.launch.secrets import Variables
 from primerl.process.import_path import located
+from primerl.process.problems import Problem
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `check_environments` says of one."""
+
+    problem: str | None
+    remark: str | None
+    keys: Sequence[str] = ()
+    """Keys of the environment's section that the problem is about."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ def check_installed(entries: Iterable[lookup.Entry]) -> None:
         problem = "; ".join([problem, *choice.unusable()])
         problems.append(_named(entry.label, problem))
     if problems:
-        raise ConfigError("\n".join(reversed(problems)))
+        raise ConfigError.of(problems[::-1])
 
 
 @contextlib.contextmanager
@@ -100,40 +111,44 @@ def problems(
     processes: Mapping[str, subprocess.Popen[str]],
     check_s: float,
     say: Callable[[str], None],
-) -> list[str]:
+) -> list[Problem]:
     """What is wrong with them; prints what is worth knowing of the others."""
-    found: list[str] = []
+    found: list[Problem] = []
     for python, process in processes.items():
         asked = [environment for environment in environments if environment.python == python]
         request = json.dumps([environment.request for environment in asked], default=str)
         labels = [environment.label for environment in asked]
         verdicts = _verdicts(checker.ended(process, check_s, request), labels, check_s)
-        if isinstance(verdicts, str):
+        if isinstance(verdicts, Problem):
             found.append(verdicts)
             continue
-        for label, (problem, remark) in zip(labels, verdicts, strict=True):
-            if problem is not None:
-                found.append(_named(label, " ".join(problem.split())))
-            if remark is not None:
-                say(_named(label, remark))
+        for label, answer in zip(labels, verdicts, strict=True):
+            if answer.problem is not None:
+                found.append(_named(label, " ".join(answer.problem.split()), answer.keys))
+            if answer.remark is not None:
+                say(_named(label, answer.remark))
     # Entries of one environment may have one problem.
     return list(dict.fromkeys(found))
 
 
-def _named(label: str, text: str) -> str:
-    return text if repr(label) in text else f"environment {label!r}: {text.removeprefix('environment ')}"
+def _named(label: str, text: str, keys: Iterable[str] = ()) -> Problem:
+    """`keys`: of the environment, which the text is about."""
+    words = text if repr(label) in text else f"environment {label!r}: {text.removeprefix('environment ')}"
+    return Problem(words, *keys, environment=label)
 
 
 def _verdicts(
     done: subprocess.CompletedProcess[str] | None, labels: list[str], check_s: float
-) -> list[tuple[str | None, str | None]] | str:
+) -> list[Answer] | Problem:
     if done is None:
-        return (
+        return Problem(
             f"importing the environments ({', '.join(labels)}) did not end within timeouts.check_s = {check_s:g} s; "
             "raise it (and timeouts.start_s) where imports are slow; run `python -m primerl.envs.check ID` for each to "
-            "see which takes so long, or hangs"
+            "see which takes so long, or hangs",
+            "timeouts.check_s",
+            "timeouts.start_s",
         )
     try:
-        return [(problem, remark) for problem, remark in json.loads(done.stdout.splitlines()[-1])]
+        return [Answer(*answer) for answer in json.loads(done.stdout.splitlines()[-1])]
     except (IndexError, ValueError, TypeError):
-        return f"importing the environments ({', '.join(labels)}) ended the process: {checker.said(done)}"
+        return Problem(f"importing the environments ({', '.join(labels)}) ended the process: {checker.said(done)}")

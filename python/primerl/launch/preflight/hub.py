@@ -93,9 +93,10 @@ def folder_of(name: str, *, weights: bool = True) -> Path:
         return Path(snapshot_download(name, allow_patterns=FILES if weights else SMALL))
     except (OSError, ValueError, HfHubHTTPError, OfflineModeIsEnabled) as error:
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise ConfigError(
-            f"model.path: there is no folder {files.absolute(name)}, nor a model {name!r} in the hub's cache of this "
-            f"machine ({HF_HUB_CACHE}), and it cannot be downloaded ({type(error).__name__}: {reason}); {hint}"
+        raise ConfigError.at(
+            "model.path",
+            f"there is no folder {files.absolute(name)}, nor a model {name!r} in the hub's cache of this "
+            f"machine ({HF_HUB_CACHE}), and it cannot be downloaded ({type(error).__name__}: {reason}); {hint}",
         ) from None
 
 

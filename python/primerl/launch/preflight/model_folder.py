@@ -26,19 +26,21 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 def check_model(folder: Path, *, weights: bool = True) -> None:
     """A folder with config.json, whole weights, tokenizer and chat template; `weights`: whether they are there yet."""
     if not folder.is_dir():
-        raise ConfigError(
-            f"model.path: there is no folder {folder}; give the folder of a model, for example one that "
-            "`primerl sft` has written (<output_dir>/weights/step_<N>)"
+        raise ConfigError.at(
+            "model.path",
+            f"there is no folder {folder}; give the folder of a model, for example one that "
+            "`primerl sft` has written (<output_dir>/weights/step_<N>)",
         )
     config = read_json(folder / "config.json")
     problem = support.weights_refusal(config)
     if problem is not None:
-        raise ConfigError(f"model.path: the weights in {folder} are {problem}")
+        raise ConfigError.at("model.path", f"the weights in {folder} are {problem}")
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
-        raise ConfigError(
-            f"model.path: {folder} has no tokenizer.json; save the model's fast tokenizer there "
-            "(`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`)"
+        raise ConfigError.at(
+            "model.path",
+            f"{folder} has no tokenizer.json; save the model's fast tokenizer there "
+            "(`AutoTokenizer.from_pretrained(...).save_pretrained(folder)`)",
         )
     _check_vocabulary(config, tokenizer)
     _check_end(config, folder)
@@ -62,7 +64,7 @@ def check_trainable(folder: Path, *, ranks: int = 1, compiles: bool = False, tru
     problem = support.training_refusal(config, trusted=trusted)
     problem = problem or support.layout_refusal(config, ranks, compiles=compiles)
     if problem is not None:
-        raise ConfigError(f"model.path: {problem}")
+        raise ConfigError.at("model.path", problem)
 
 
 def slower_on_gpu(folder: Path, dtype: str | None) -> str | None:
@@ -93,41 +95,47 @@ def check_weights(file: Path) -> dict[str, Any]:
                 _check_formats(file, {name: tensor["dtype"] for name, tensor in tensors.items()})
                 return tensors
             problem = f"it has {size} bytes, its header says {expected}"
-    raise ConfigError(f"model.path: {file} is not a whole safetensors file: {problem}; fetch or save the model again")
+    raise ConfigError.at(
+        "model.path", f"{file} is not a whole safetensors file: {problem}; fetch or save the model again"
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            f"model.path: {path.parent} has no {path.name}; is it a model folder as `save_pretrained` writes it?"
+        raise ConfigError.at(
+            "model.path", f"{path.parent} has no {path.name}; is it a model folder as `save_pretrained` writes it?"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"model.path: {path} cannot be read: {error}; fetch the model again") from None
+        raise ConfigError.at("model.path", f"{path} cannot be read: {error}; fetch the model again") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"model.path: {path} is not a JSON object; fetch the model again")
+        raise ConfigError.at("model.path", f"{path} is not a JSON object; fetch the model again")
     return content
 
 
 def _check_formats(file: Path, formats: dict[str, str]) -> None:
     for name, dtype in formats.items():
         if name.endswith("weight") and dtype not in TRAINABLE:
-            raise ConfigError(
-                f"model.path: {name} in {file} is of type {dtype}, which cannot be trained; give the model in bfloat16 "
-                "or float32"
+            raise ConfigError.at(
+                "model.path",
+                f"{name} in {file} is of type {dtype}, which cannot be trained; give the model in bfloat16 or float32",
             )
 
 
 def _check_files(config: dict[str, Any], folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ConfigError(f"model.path: {folder} has no *.safetensors weights; save the model with `save_pretrained`")
+        raise ConfigError.at(
+            "model.path", f"{folder} has no *.safetensors weights; save the model with `save_pretrained`"
+        )
     if (folder / INDEX).is_file():
         named = read_json(folder / INDEX).get("weight_map")
         for name in sorted(set(map(str, named.values()))) if isinstance(named, dict) else []:
             if not (folder / name).is_file():
-                raise ConfigError(f"model.path: {INDEX} names {name}, which is not in {folder}; fetch the model again")
+                raise ConfigError.at(
+                    "model.path", f"{INDEX} names {name}, which is not in {folder}; fetch the model again"
+                )
     layers: set[int] = set()
     for file in files:
         tensors = check_weights(file)
@@ -136,9 +144,10 @@ def _check_files(config: dict[str, Any], folder: Path) -> None:
     expected = support.text_config(config).get("num_hidden_layers")
     # There may be more: of DeepSeek's that predict further tokens.
     if layers and isinstance(expected, int) and max(layers) + 1 < expected:
-        raise ConfigError(
-            f"model.path: the weights in {folder} have {max(layers) + 1} layers, config.json says num_hidden_layers "
-            f"{expected}; give weights and a config.json that belong together"
+        raise ConfigError.at(
+            "model.path",
+            f"the weights in {folder} have {max(layers) + 1} layers, config.json says num_hidden_layers "
+            f"{expected}; give weights and a config.json that belong together",
         )
 
 
@@ -150,9 +159,10 @@ def _check_shapes(config: dict[str, Any], file: Path, shapes: dict[str, Any]) ->
         return
     for name, shape in shapes.items():
         if TEXT_EMBEDDING.search(name) and shape != expected:
-            raise ConfigError(
-                f"model.path: {file}: {name} has shape {shape}, config.json implies {expected}; give weights and a "
-                "config.json that belong together"
+            raise ConfigError.at(
+                "model.path",
+                f"{file}: {name} has shape {shape}, config.json implies {expected}; give weights and a "
+                "config.json that belong together",
             )
 
 
@@ -166,9 +176,10 @@ def _check_vocabulary(config: dict[str, Any], tokenizer: Path) -> None:
         ids = vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
         largest = max(ids, default=0)
         if isinstance(words, int) and largest >= words:
-            raise ConfigError(
-                f"model.path: {tokenizer} has token ids up to {largest}, but config.json says vocab_size {words}; give "
-                "a tokenizer and a model that belong together"
+            raise ConfigError.at(
+                "model.path",
+                f"{tokenizer} has token ids up to {largest}, but config.json says vocab_size {words}; give "
+                "a tokenizer and a model that belong together",
             )
 
 
@@ -189,9 +200,10 @@ def _check_end(config: dict[str, Any], folder: Path) -> None:
         words = {number: word for word, number in vocabulary.items() if number in ends}
         if all(end not in words or A_WORD.fullmatch(words[end]) for end in ends):
             has = f"has as {words[ends[0]]!r}" if ends[0] in words else "does not have"
-            raise ConfigError(
-                f"model.path: config.json says that token {ends[0]} ends an answer, which {tokenizer} {has}; give a "
-                "tokenizer and a model that belong together"
+            raise ConfigError.at(
+                "model.path",
+                f"config.json says that token {ends[0]} ends an answer, which {tokenizer} {has}; give a "
+                "tokenizer and a model that belong together",
             )
 
 
@@ -201,7 +213,8 @@ def _check_template(folder: Path) -> None:
         return
     named = folder / "tokenizer_config.json"
     if not named.is_file() or not read_json(named).get("chat_template"):
-        raise ConfigError(
-            f"model.path: {folder} has no chat template; add chat_template.jinja to it, or a `chat_template` to its "
-            "tokenizer_config.json (base models have none: take the instruct model's)"
+        raise ConfigError.at(
+            "model.path",
+            f"{folder} has no chat template; add chat_template.jinja to it, or a `chat_template` to its "
+            "tokenizer_config.json (base models have none: take the instruct model's)",
         )

@@ -14,6 +14,7 @@ from primerl.inference import backends
 from primerl.inference.backend import EngineBackend, UnservableError
 from primerl.launch.preflight import model_folder, thinking
 from primerl.launch.resume import going_back
+from primerl.process.problems import Problem
 from primerl.process.setting_checks import from_mapping
 from primerl.train.adapters.files import check_lora_files
 from primerl.train.model import support
@@ -75,7 +76,7 @@ def _engine_serves(config: RLConfig, folder: Path) -> None:
             backend.check_adapters(lora.rank, folder, lora.target_modules)
             _adapters_stay(config, backend)
     except UnservableError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError.like(error) from None
 
 
 def _adapts(config: RLConfig, folder: Path) -> None:
@@ -86,7 +87,7 @@ def _adapts(config: RLConfig, folder: Path) -> None:
     try:
         check_lora_files(settings, folder, "trainer.model.lora.")
     except SettingError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError.like(error) from None
 
 
 def _routes(config: RLConfig, folder: Path) -> None:
@@ -94,9 +95,10 @@ def _routes(config: RLConfig, folder: Path) -> None:
         return
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not support.experts(content):
-        raise ConfigError(
-            f"trainer.enable_router_replay: the model in {folder} is no mixture (its config.json names no experts), so "
-            "there is nothing to replay; omit it"
+        raise ConfigError.at(
+            "trainer.enable_router_replay",
+            f"the model in {folder} is no mixture (its config.json names no experts), so "
+            "there is nothing to replay; omit it",
         )
 
 
@@ -108,17 +110,20 @@ def _attends(config: RLConfig, folder: Path) -> None:
     for place, sampling in config.orchestrator.samplings():
         if sampling.max_tokens < limit:
             continue
-        problems.append(
-            f"{place}.max_tokens ({sampling.max_tokens}) must be below what the model in {folder} can attend to "
-            f"({limit}), which holds the prompt too; lower it"
+        key = f"{place}.max_tokens"
+        words = (
+            f"{key} ({sampling.max_tokens}) must be below what the model in {folder} can attend to ({limit}), which "
+            "holds the prompt too; lower it"
         )
+        problems.append(Problem(words, key))
     bound = config.inference.max_model_len
     name, context = ("seq_len", config.seq_len) if bound is None else ("inference.max_model_len", bound)
     # A default seq_len is too long only because nothing shorter was found.
     if context > limit and (bound is not None or "seq_len" in config.model_fields_set):
-        problems.append(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it")
+        words = f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it"
+        problems.append(Problem(words, name))
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError.of(problems)
 
 
 def _adapters_stay(config: RLConfig, backend: EngineBackend) -> None:
@@ -128,5 +133,8 @@ def _adapters_stay(config: RLConfig, backend: EngineBackend) -> None:
         raise ConfigError(
             f"trainer.weights.keep_last ({weights.keep_last}) must be at least orchestrator.max_off_policy_steps + "
             f"orchestrator.max_async_level + 2 ({needed}) with adapters on {backend.title}, which reads those of "
-            "rollouts in flight again where it has no room for them; raise it, or omit it"
+            "rollouts in flight again where it has no room for them; raise it, or omit it",
+            "trainer.weights.keep_last",
+            "orchestrator.max_off_policy_steps",
+            "orchestrator.max_async_level",
         )

@@ -77,7 +77,11 @@ def check(
     problems = problems or Problems()
     settings = from_mapping(Settings, values)
     if settings.resumes and config.clean_output_dir:
-        raise ConfigError("ckpt.resume_step resumes the run that clean_output_dir deletes; omit one of them")
+        raise ConfigError(
+            "ckpt.resume_step resumes the run that clean_output_dir deletes; omit one of them",
+            "ckpt.resume_step",
+            "clean_output_dir",
+        )
     with problems.noted():
         training.check_output_dir(
             config.output_dir,
@@ -108,7 +112,7 @@ def _in_launchers_words(find: Callable[[], None]) -> None:
     try:
         find()
     except (SettingError, DataError) as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError.like(error) from None
 
 
 def _check_model(settings: Settings, *, weights: bool) -> None:
@@ -123,7 +127,8 @@ def _check_model(settings: Settings, *, weights: bool) -> None:
         limit = settings.model.tiny.max_position_embeddings
     if limit is not None and settings.data.seq_len > limit:
         raise ConfigError(
-            f"data.seq_len ({settings.data.seq_len}) is above what the model can attend to ({limit}); lower it"
+            f"data.seq_len ({settings.data.seq_len}) is above what the model can attend to ({limit}); lower it",
+            "data.seq_len",
         )
 
 

@@ -43,21 +43,23 @@ def check(folder: Path, given: Mapping[str, Any], where: str) -> None:
         return
     renderer = _renderer(folder)
     for name, value in asked.items():
+        key = f"{where}.{name}"
         if isinstance(value, list | dict):
-            raise ConfigError(f"{where}.{name} is {value!r}; give one value, a word or true or false")
+            raise ConfigError(f"{where}.{name} is {value!r}; give one value, a word or true or false", key)
         if _effect(renderer, name, (*OPTIONS[name], value)) is None:
             others = [other for other in OPTIONS if other != name and _effect(renderer, other, OPTIONS[other])]
             instead = f"; it has {others[0]} instead" if others else ""
-            raise ConfigError(
-                f"{where}.{name}: the chat template of {folder} does nothing with it{instead}; omit it "
-                f"(`primerl models check {folder}` shows what a template does)"
+            raise ConfigError.at(
+                key,
+                f"the chat template of {folder} does nothing with it{instead}; omit it "
+                f"(`primerl models check {folder}` shows what a template does)",
             )
         from primerl.render import RenderError
 
         try:
             renderer.render_text([QUESTION], template_kwargs={**given}, now=NOW)
         except RenderError as error:
-            raise ConfigError(f"{where}: the chat template of {folder} refuses {name} = {value!r}: {error}") from None
+            raise ConfigError.at(where, f"the chat template of {folder} refuses {name} = {value!r}: {error}") from None
 
 
 def _renderer(folder: Path) -> Any:
@@ -66,7 +68,7 @@ def _renderer(folder: Path) -> Any:
     try:
         return Renderer(os.fspath(folder))
     except RenderError as error:
-        raise ConfigError(f"model.path: {error}") from None
+        raise ConfigError.at("model.path", str(error)) from None
 
 
 def _effect(renderer: Any, name: str, values: tuple[Any, ...]) -> str | None:

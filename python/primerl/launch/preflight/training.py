@@ -35,6 +35,7 @@ from primerl.launch.supervise.failures import BAD_INPUT
 from primerl.launch.supervise.lock import LOCK, in_use, take
 from primerl.net import addresses
 from primerl.process import import_path, signals
+from primerl.process.problems import Problem
 from primerl.run_key import VARIABLE, run_key
 from primerl.runs.state import WITHIN_RUN
 from primerl.train.checkpoint import on_request
@@ -146,34 +147,36 @@ def _as_config_error(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"output_dir: {folder} cannot be used: {error}; choose another output_dir") from None
+        raise ConfigError.at("output_dir", f"{folder} cannot be used: {error}; choose another output_dir") from None
 
 
 def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] | None) -> None:
     if "\0" in str(folder):  # such a path does not exist, says Python, and cannot be made
-        raise ConfigError(f"output_dir: {str(folder)!r} holds a null character; choose another output_dir")
+        raise ConfigError.at("output_dir", f"{str(folder)!r} holds a null character; choose another output_dir")
     parent = next(path for path in [folder, *folder.parents] if path.exists() or path.is_symlink())
     if not parent.is_dir():
-        raise ConfigError(f"output_dir: {parent} is not a folder; choose another output_dir")
+        raise ConfigError.at("output_dir", f"{parent} is not a folder; choose another output_dir")
     if not os.access(parent, os.W_OK):
-        raise ConfigError(f"output_dir: {parent} cannot be written to; choose another output_dir")
+        raise ConfigError.at("output_dir", f"{parent} cannot be written to; choose another output_dir")
     if not folder.exists() or all(_is_state(entry) for entry in folder.iterdir()):
         return
     if in_use(folder):
-        raise ConfigError(f"output_dir: another run is using {folder}; stop it, or choose another output_dir")
+        raise ConfigError.at("output_dir", f"another run is using {folder}; stop it, or choose another output_dir")
     if never_began(folder) or (goes_on is not None and not clean and goes_on(folder)):
         return
     if not clean:
         saved = bool(saved_steps(folder / "checkpoints"))
         going_on = "--ckpt.resume-step -1 to resume from its newest checkpoint, or " if saved else ""
-        raise ConfigError(
-            f"output_dir: {folder} is not empty; choose another --output-dir, or start (no dry run) with {going_on}"
-            "--clean-output-dir to delete what an earlier run left there"
+        raise ConfigError.at(
+            "output_dir",
+            f"{folder} is not empty; choose another --output-dir, or start (no dry run) with {going_on}"
+            "--clean-output-dir to delete what an earlier run left there",
         )
     if not any((folder / name).exists() for name in OF_A_RUN):
-        raise ConfigError(
-            f"output_dir: {folder} holds files that no run of primerl wrote, so it is not deleted; "
-            "choose another output_dir, or empty it yourself"
+        raise ConfigError.at(
+            "output_dir",
+            f"{folder} holds files that no run of primerl wrote, so it is not deleted; "
+            "choose another output_dir, or empty it yourself",
         )
 
 
@@ -211,7 +214,7 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
         file = lock.open("w", encoding="utf-8")
     with file:
         if not take(file):
-            raise ConfigError(f"output_dir: another run is using {folder}; choose another output_dir")
+            raise ConfigError.at("output_dir", f"another run is using {folder}; choose another output_dir")
         with _as_config_error(folder):
             if clean:
                 _empty(folder, but=lock)
@@ -244,7 +247,7 @@ def _loss(config: RLConfig) -> None:
     custom = config.trainer.loss.custom
     problem = None if custom is None else import_path.missing(custom)
     if problem is not None:
-        raise ConfigError(f"trainer.loss.custom: {problem}")
+        raise ConfigError.at("trainer.loss.custom", problem)
 
 
 def _environments(config: RLConfig) -> None:
@@ -261,7 +264,7 @@ def _store(config: RLConfig) -> None:
     try:
         open_store(config.store.url)
     except StoreError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError.like(error) from None
 
 
 def _exposure(config: RLConfig) -> None:
@@ -269,9 +272,10 @@ def _exposure(config: RLConfig) -> None:
     host = config.orchestrator.host
     if run_key() is not None or not addresses.is_reached_from_elsewhere(host):
         return
-    raise ConfigError(
-        f"orchestrator.host: {host} can be reached from other machines, and {VARIABLE} is not set; set it in the "
-        "environment of the run and of everything that talks to it, or listen on 127.0.0.1"
+    raise ConfigError.at(
+        "orchestrator.host",
+        f"{host} can be reached from other machines, and {VARIABLE} is not set; set it in the "
+        "environment of the run and of everything that talks to it, or listen on 127.0.0.1",
     )
 
 
@@ -339,9 +343,10 @@ def _orchestrator_said(
 ) -> str | None:
     """What the orchestrator itself says about its config and the model's template and tokenizer."""
     if done is None:
-        return (
+        return Problem(
             f"the orchestrator's own check did not end within timeouts.check_s = {check_s:g} s; raise it where the "
-            "machine is slow, or run `primerl orchestrator --check` to see what it does"
+            "machine is slow, or run `primerl orchestrator --check` to see what it does",
+            "timeouts.check_s",
         )
     if done.returncode == 0:
         return None

@@ -56,14 +56,17 @@ def check(config: RLConfig, folder: Path) -> None:
     step, checkpoints = wanted(config), folder / "checkpoints"
     there = saved_steps(checkpoints)
     if step is not None and step not in there:
-        raise ConfigError(f"{KEY}: there is no checkpoint of step {step} in {checkpoints}; there are: {_listed(there)}")
+        raise ConfigError.at(
+            KEY, f"there is no checkpoint of step {step} in {checkpoints}; there are: {_listed(there)}"
+        )
     back = needed(config, folder)
     if back is not None and not _has_state(checkpoints, back):
         newest = {there[-1]} if holds_run(folder) else set()
         can = sorted({*whole_steps(folder), *newest})
         raise ConfigError(
             f"{KEY} is {back}, but with the trainer's checkpoint of that step the orchestrator has saved nothing to "
-            f"go back to; steps that have it{', and the newest' if newest else ''}: {_listed(can)}"
+            f"go back to; steps that have it{', and the newest' if newest else ''}: {_listed(can)}",
+            KEY,
         )
 
 
@@ -75,10 +78,11 @@ def check_trainer(config: RLConfig, folder: Path) -> None:
         return
     checkpoint = folder / "checkpoints" / f"step_{step if step in there else there[-1]}"
     if (checkpoint / SCRIPT_FOLDER).is_dir():
-        raise ConfigError(
-            f"trainer.external: {checkpoint} was saved by a training script, which alone can resume from it; start the "
+        raise ConfigError.at(
+            "trainer.external",
+            f"{checkpoint} was saved by a training script, which alone can resume from it; start the "
             "run with --trainer external and the script with primerl.connect (one with primerl.Run needs no other "
-            "command), or give another output_dir"
+            "command), or give another output_dir",
         )
 
 
@@ -102,7 +106,8 @@ def check_steps(config: RLConfig, status: dict[str, Any]) -> None:
     if cut > config.max_steps:
         raise RefusedError(
             f"max_steps is {config.max_steps}, but the batches of {cut} steps are cut already, which cannot be undone; "
-            f"set it to {cut} or more, or start over with --clean-output-dir"
+            f"set it to {cut} or more, or start over with --clean-output-dir",
+            "max_steps",
         )
 
 

@@ -30,10 +30,10 @@ def applied(config: RLConfig) -> RLConfig:
         store = open_store(config.store.url if config.store else None)
         entry = store.find(_by_id(given))
         if entry.kind == "checkpoint":
-            raise ConfigError(_only_goes_on(entry, store))
+            raise ConfigError.at(KEY, _only_goes_on(entry, store))
         return _begun(config, store, entry)
     except (StoreError, StateError) as error:
-        raise ConfigError(f"{KEY}: {error}") from None
+        raise ConfigError.at(KEY, str(error)) from None
 
 
 def _begun(config: RLConfig, store: Store, entry: Entry) -> RLConfig:
@@ -46,7 +46,7 @@ def _begun(config: RLConfig, store: Store, entry: Entry) -> RLConfig:
         return begun
     lora = config.trainer.model.lora
     if lora is None or lora.adapter_path is not None:
-        raise ConfigError(f"{KEY}: {entry.id} is an adapter, which needs [trainer.model.lora] without an adapter_path")
+        raise ConfigError.at(KEY, f"{entry.id} is an adapter, which needs [trainer.model.lora] without an adapter_path")
     folder = store.fetch(entry)
     _check_adapter(entry, folder, lora, model)
     adapted = config.trainer.model.model_copy(update={"lora": lora.model_copy(update={"adapter_path": str(folder)})})
@@ -61,7 +61,7 @@ def _only_goes_on(entry: Entry, store: Store) -> str:
     begin = "its weights were not stored (`ckpt.weights.only_last`, or only newer ones are kept)"
     others = f"there are {listed(there)}" if there else "there are none of other steps either"
     return (
-        f"{KEY}: {entry.id} is what its own run resumes from (`primerl run resume {entry.run}`); to begin another one "
+        f"{entry.id} is what its own run resumes from (`primerl run resume {entry.run}`); to begin another one "
         f"takes weights or an adapter, and of step {entry.step} {begin}; {others}"
     )
 
@@ -72,14 +72,15 @@ def _check_model(entry: Entry, model: Path) -> None:
     began = known(entry.run)
     hint = "give the model that its run began with as model.path" + (f" ({began.model})" if began is not None else "")
     if config != entry.model:
-        raise ConfigError(
-            f"{KEY}: {entry.id} is of another model than the one in {model}: their config.json differ; {hint}"
+        raise ConfigError.at(
+            KEY, f"{entry.id} is of another model than the one in {model}: their config.json differ; {hint}"
         )
     # What an adapter was trained on is in its own file.
     if entry.kind == "weights" and entry.base and weights and entry.base != weights:
-        raise ConfigError(
-            f"{KEY}: {entry.id} is of another model than the one in {model}: its run began with other weights of the "
-            f"same shape; {hint}"
+        raise ConfigError.at(
+            KEY,
+            f"{entry.id} is of another model than the one in {model}: its run began with other weights of the "
+            f"same shape; {hint}",
         )
 
 
@@ -89,18 +90,20 @@ def _check_adapter(entry: Entry, folder: Path, lora: TrainerLora, model: Path) -
         found = base_digest(folder / ADAPTER_FILE)
         said = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{KEY}: {entry.id} is no adapter that can be read: {error}") from None
+        raise ConfigError.at(KEY, f"{entry.id} is no adapter that can be read: {error}") from None
     if found is not None and found != weights_digest(model):
-        raise ConfigError(
-            f"{KEY}: {entry.id} was trained on another base model than the one in {model}: their weights differ; give "
-            "the model it was trained on as model.path"
+        raise ConfigError.at(
+            KEY,
+            f"{entry.id} was trained on another base model than the one in {model}: their weights differ; give "
+            "the model it was trained on as model.path",
         )
     for name, own in (("r", "rank"), ("lora_alpha", "alpha")):
         value = getattr(lora, own)
         if said.get(name) != value:
-            raise ConfigError(
-                f"{KEY}: {entry.id} has {own} {said.get(name)}, and trainer.model.lora.{own} is {value:g}; set that to "
-                f"{said.get(name)}"
+            raise ConfigError.at(
+                KEY,
+                f"{entry.id} has {own} {said.get(name)}, and trainer.model.lora.{own} is {value:g}; set that to "
+                f"{said.get(name)}",
             )
 
 

@@ -127,7 +127,7 @@ def written(
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"slurm.template_path: {path} cannot be read: {error}") from None
+        raise ConfigError.at("slurm.template_path", f"{path} cannot be read: {error}") from None
     environment = jinja2.Environment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -151,14 +151,15 @@ def written(
             output_dir=shlex.quote(os.fspath(folder)),
         )
     except jinja2.TemplateError as error:
-        raise ConfigError(f"slurm.template_path: {path}: {error}") from None
+        raise ConfigError.at("slurm.template_path", f"{path}: {error}") from None
     if not found.startswith("#!"):
-        raise ConfigError(
-            f"slurm.template_path: {path} does not begin with `#!`, such as `#!/bin/bash`; sbatch asks for it"
+        raise ConfigError.at(
+            "slurm.template_path", f"{path} does not begin with `#!`, such as `#!/bin/bash`; sbatch asks for it"
         )
     if slurm.infer is not None and HETEROGENEOUS not in found:
-        raise ConfigError(
-            f"slurm.template_path: {path} has no line `{HETEROGENEOUS}` for the nodes of slurm.infer; write it, and "
-            "infer_options after it as in the built-in script (docs/slurm.md), or omit slurm.infer"
+        raise ConfigError.at(
+            "slurm.template_path",
+            f"{path} has no line `{HETEROGENEOUS}` for the nodes of slurm.infer; write it, and "
+            "infer_options after it as in the built-in script (docs/slurm.md), or omit slurm.infer",
         )
     return found

@@ -42,7 +42,7 @@ def is_wanted(config: Launched) -> bool:
 def placement(deployment: Deployment, slurm: Slurm | None = None) -> SlurmPlacement:
     """Which plans for a job that is to be submitted. Raises ConfigError for a deployment that is not on Slurm."""
     if deployment.type not in PLACED_BY_SLURM:
-        raise ConfigError(f"deployment.type: {deployment.type!r} does not run in a Slurm job; omit it, or [slurm]")
+        raise ConfigError.at("deployment.type", f"{deployment.type!r} does not run in a Slurm job; omit it, or [slurm]")
     return SlurmPlacement(
         num_train_nodes=deployment.num_train_nodes,
         num_infer_nodes=deployment.num_infer_nodes,
@@ -62,7 +62,7 @@ def begun(config: C) -> C:
     try:
         os.chdir(folder)
     except OSError as error:
-        raise ConfigError(f"slurm.project_dir: {folder} cannot be used: {error.strerror}") from None
+        raise ConfigError.at("slurm.project_dir", f"{folder} cannot be used: {error.strerror}") from None
     check(config)
     found: C = config.model_copy(update={"slurm": slurm.model_copy(update={"project_dir": folder})})
     return found
@@ -80,7 +80,7 @@ def check(config: Launched) -> None:
     try:
         found = partitions(jobs.command("sinfo", "-h", "-o", "%P|%D|%l|%L"))
     except jobs.SlurmError as error:
-        raise ConfigError(f"slurm: {error}") from None
+        raise ConfigError.at("slurm", str(error)) from None
     for part in script.parts(slurm, config.deployment):
         _check_partition(part, slurm, found)
 
@@ -131,23 +131,26 @@ def _check_partition(part: script.Part, slurm: Slurm, found: list[Partition]) ->
     known = {one.name: one for one in found}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ConfigError(
-            f"{part.key}.partition: there is no partition {unknown[0]!r}; there {'is' if len(known) == 1 else 'are'} "
-            f"{', '.join(sorted(known))}"
+        raise ConfigError.at(
+            f"{part.key}.partition",
+            f"there is no partition {unknown[0]!r}; there {'is' if len(known) == 1 else 'are'} "
+            f"{', '.join(sorted(known))}",
         )
     chosen = [known[name] for name in names] or [one for one in found if one.is_default]
     if not chosen:
         return
     largest, longest = max(chosen, key=lambda one: one.nodes), max(chosen, key=lambda one: one.limit_s)
     if part.nodes > largest.nodes:
-        raise ConfigError(
-            f"deployment: {part.nodes} nodes are asked for ({part.counted}), and partition {largest.name} has "
-            f"{largest.nodes}; lower {'one' if '+' in part.counted else 'it'}, or choose another {part.key}.partition"
+        raise ConfigError.at(
+            "deployment",
+            f"{part.nodes} nodes are asked for ({part.counted}), and partition {largest.name} has "
+            f"{largest.nodes}; lower {'one' if '+' in part.counted else 'it'}, or choose another {part.key}.partition",
         )
     if slurm.time is not None and seconds(slurm.time) > longest.limit_s:
         raise ConfigError(
             f"slurm.time ({slurm.time}) is above the limit of partition {longest.name} ({longest.limit}), and the job "
-            "would wait for ever; lower it: with slurm.requeue the run resumes at the limit"
+            "would wait for ever; lower it: with slurm.requeue the run resumes at the limit",
+            "slurm.time",
         )
     if slurm.time is None:
         longest = max(chosen, key=lambda one: seconds(one.usual))
@@ -157,9 +160,10 @@ def _check_partition(part: script.Part, slurm: Slurm, found: list[Partition]) ->
 def _check_time(signal_s: int, limit_s: float, what: str) -> None:
     """Slurm accepts a job that gets its signal at once. 0 is no limit."""
     if 0 < limit_s <= signal_s:
-        raise ConfigError(
-            f"slurm.signal_s: {what} is no more than the {signal_s} s before it at which the run stops, so it would "
-            "stop as soon as it has started; raise slurm.time, or lower slurm.signal_s"
+        raise ConfigError.at(
+            "slurm.signal_s",
+            f"{what} is no more than the {signal_s} s before it at which the run stops, so it would "
+            "stop as soon as it has started; raise slurm.time, or lower slurm.signal_s",
         )
 
 
@@ -224,7 +228,7 @@ def submit(
 def _check_free(folder: Path) -> None:
     said = jobs.in_the_way(folder)
     if said is not None:
-        raise ConfigError(f"output_dir: {folder} cannot be used: {said}, or choose another")
+        raise ConfigError.at("output_dir", f"{folder} cannot be used: {said}, or choose another")
 
 
 def _test(text: str, nodes: int) -> None:
@@ -236,8 +240,8 @@ def _test(text: str, nodes: int) -> None:
         # itself tells them apart.
         if NOT_NOW in str(error) and jobs.command("sinfo", "-h", "-N", "-t", AWAY, "-o", "%N").split():
             return
-        raise ConfigError(
-            f"slurm: sbatch refuses the job of {nodes} node{'' if nodes == 1 else 's'}: {error}"
+        raise ConfigError.at(
+            "slurm", f"sbatch refuses the job of {nodes} node{'' if nodes == 1 else 's'}: {error}"
         ) from None
 
 
@@ -250,7 +254,7 @@ def _submitted(folder: Path, nodes: int) -> jobs.Job:
         job = jobs.Job(said.strip().split(";")[0], time.time(), nodes, os.environ.get("SLURM_CONF"))
         jobs.note(folder, job)
     except jobs.SlurmError as error:
-        raise ConfigError(f"slurm: sbatch has refused the job: {error}") from None
+        raise ConfigError.at("slurm", f"sbatch has refused the job: {error}") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return job

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from primerl.launch.placement.protocol import Placement, Process
 from primerl.launch.report.logs import describe_end, last_error, tail
 from primerl.process import redaction
+from primerl.process.problems import ProblemError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -19,8 +22,13 @@ class RunFailedError(Exception):
         super().__init__(redaction.redact(message))
 
 
-class RefusedError(RunFailedError):
+class RefusedError(RunFailedError, ProblemError):
     """The orchestrator cannot use its input, such as a changed setting: the message is its own."""
+
+    def __init__(self, message: str, *keys: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        found = ProblemError(message, *keys, problems=problems).problems
+        self.problems = tuple(problem.worded(redaction.redact(problem)) for problem in found)
 
 
 def failure_of(process: Process, remark: str = "") -> RunFailedError:

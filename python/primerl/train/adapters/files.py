@@ -102,14 +102,14 @@ def check_lora_files(config: LoraConfig, base: Path, key: str) -> None:
     for target in config.target_modules:
         for module in sorted(modules):
             if is_targeted(module, [target]) and is_read_by_kernel(module, shapes):
-                raise ConfigError(f"{key}target_modules: {module} {READ_BY_KERNEL}")
+                raise ConfigError.at(f"{key}target_modules", f"{module} {READ_BY_KERNEL}")
         if has_experts and target.rsplit(".", 1)[-1] in OF_EXPERTS:
             continue  # Files have their tensors by other names than the model: it is asked when it is loaded.
         if target != ALL_LINEAR and not any(is_targeted(module, [target]) for module in modules):
             names = sorted({module.rsplit(".", 1)[-1] for module in modules})
-            raise ConfigError(
-                f"{key}target_modules: no layer of the model in {base} is called {target!r}; there are "
-                f"{', '.join(names)}"
+            raise ConfigError.at(
+                f"{key}target_modules",
+                f"no layer of the model in {base} is called {target!r}; there are {', '.join(names)}",
             )
     if config.adapter_path is not None:
         read_adapter_config(config, key)
@@ -123,12 +123,13 @@ def check_base(file: Path, base: Path, digest: str, key: str) -> None:
     try:
         found = base_digest(file)
     except ValueError as error:
-        raise ConfigError(f"{key}adapter_path: {error}") from None
+        raise ConfigError.at(f"{key}adapter_path", f"{error}") from None
     if found is not None and found != digest:
         said = json.loads((file.parent / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
-        raise ConfigError(
-            f"{key}adapter_path: {file} was trained on another base model ({said}, digest {found}; that of {base} is "
-            f"{digest}); give the model it was trained on as model.path"
+        raise ConfigError.at(
+            f"{key}adapter_path",
+            f"{file} was trained on another base model ({said}, digest {found}; that of {base} is "
+            f"{digest}); give the model it was trained on as model.path",
         )
 
 
@@ -151,7 +152,8 @@ def read_adapter_config(config: LoraConfig, key: str) -> dict[str, Any]:
     for name, own, value in (("r", "rank", config.rank), ("lora_alpha", "alpha", config.alpha)):
         if found.get(name) != value:
             raise ConfigError(
-                f"{key}{own} is {value:g}, but {file} has {name} = {found.get(name)}; set {key}{own} to that"
+                f"{key}{own} is {value:g}, but {file} has {name} = {found.get(name)}; set {key}{own} to that",
+                f"{key}{own}",
             )
     return found
 
@@ -185,23 +187,24 @@ def _of_known_kind(file: Path, key: str) -> dict[str, Any]:
     folder = file.parent
     for needed in (file, folder / ADAPTER_FILE):
         if not needed.is_file():
-            raise ConfigError(
-                f"{key}adapter_path: there is no {needed}; give the folder of an adapter as peft saves it, for example "
-                "weights/step_<N>/lora_adapters of a run with ckpt.weights.save_adapter_separately"
+            raise ConfigError.at(
+                f"{key}adapter_path",
+                f"there is no {needed}; give the folder of an adapter as peft saves it, for example "
+                "weights/step_<N>/lora_adapters of a run with ckpt.weights.save_adapter_separately",
             )
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}adapter_path: {file} cannot be read: {error}") from None
+        raise ConfigError.at(f"{key}adapter_path", f"{file} cannot be read: {error}") from None
     if not isinstance(found, dict) or found.get("peft_type") != "LORA":
         kind = found.get("peft_type") if isinstance(found, dict) else found
-        raise ConfigError(f"{key}adapter_path: {file}: peft_type is {kind!r}; only LORA can be trained on")
+        raise ConfigError.at(f"{key}adapter_path", f"{file}: peft_type is {kind!r}; only LORA can be trained on")
     odd = {name for name, value in found.items() if value and name not in READ_OR_HARMLESS}
     odd |= {"bias"} if found.get("bias", "none") != "none" else set()
     # PiSSA and similar initialisations change the base model's weights too.
     odd |= {"init_lora_weights"} if found.get("init_lora_weights", True) not in (True, False, "gaussian") else set()
     for name in sorted(odd):
-        raise ConfigError(f"{key}adapter_path: {file}: {name} is {found[name]!r}, which is not supported")
+        raise ConfigError.at(f"{key}adapter_path", f"{file}: {name} is {found[name]!r}, which is not supported")
     return found
 
 

@@ -117,23 +117,24 @@ class Adapter:
     def load(self, path: Path, base: Path) -> None:
         """Start from the weights in `path`. Raises ConfigError if they belong to another model than `base`."""
         file = Path(os.path.expanduser(path)) / ADAPTER_FILE
-        where = f"{KEY}adapter_path: {file}"
+        key = f"{KEY}adapter_path"
         check_base(file, base, self.base_digest, KEY)
         try:
             with safe_open(file, "pt") as content:
                 digest = (content.metadata() or {}).get(BASE_DIGEST)
                 found = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (not a mapping)
         except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{where} cannot be read: {error}") from None
+            raise ConfigError.at(key, f"{file} cannot be read: {error}") from None
         other = self.misfits(found)
         if other:
-            raise ConfigError(
-                f"{where} does not fit: {len(other)} tensors are missing, unknown or of another shape, e.g. "
-                f"{other[0]}; it is of another base model, or {KEY}target_modules names other layers than it has"
+            raise ConfigError.at(
+                key,
+                f"{file} does not fit: {len(other)} tensors are missing, unknown or of another shape, e.g. "
+                f"{other[0]}; it is of another base model, or {KEY}target_modules names other layers than it has",
             )
         for name, tensor in found.items():
             if not bool(tensor.isfinite().all()):
-                raise ConfigError(f"{where}: {name} has values that are not finite; give another adapter")
+                raise ConfigError.at(key, f"{file}: {name} has values that are not finite; give another adapter")
         self.assign(found)
         if digest is None:
             log.warning("%s does not say which weights it was trained on; its shapes fit", file)

@@ -76,7 +76,8 @@ def choose(model: Any, config: LoraConfig, *, output_layer: bool = False) -> Tar
     if experts and config.dropout:
         raise ConfigError(
             f"{KEY}dropout is {config.dropout:g}, but adapters of a mixture's experts have none, as in peft; set it "
-            f"to 0, or name linear layers in {KEY}target_modules"
+            f"to 0, or name linear layers in {KEY}target_modules",
+            f"{KEY}dropout",
         )
     if output_layer:
         head = model.get_output_embeddings()
@@ -142,13 +143,14 @@ class _Model:
         """Raises ConfigError for a name that stands for no layer that can have an adapter."""
         for name in self.read_by_kernel:
             if is_targeted(name, [target]):
-                raise ConfigError(f"{KEY}target_modules: {name} {READ_BY_KERNEL}")
+                raise ConfigError.at(f"{KEY}target_modules", f"{name} {READ_BY_KERNEL}")
         others = [name for name in self.others if f".{target}." in f".{name}."]
         if others:
-            raise ConfigError(
-                f"{KEY}target_modules: {target!r} is a mixture's experts ({others[0]}), which transformers computes by "
+            raise ConfigError.at(
+                f"{KEY}target_modules",
+                f"{target!r} is a mixture's experts ({others[0]}), which transformers computes by "
                 "code of their own for this architecture, so that they cannot have an adapter; omit it, or name linear "
-                "layers by more of their names"
+                "layers by more of their names",
             )
         if any(is_targeted(name, [target]) for name in self.linear):
             return
@@ -159,5 +161,5 @@ class _Model:
         if found:
             name, module = found[0]
             what = "the embedding or output layer" if id(module) in self.outside else f"a {type(module).__name__}"
-            raise ConfigError(f"{KEY}target_modules: {name} is {what}, and no linear layer; there are {names}")
-        raise ConfigError(f"{KEY}target_modules: no layer of the model is called {target!r}; there are {names}")
+            raise ConfigError.at(f"{KEY}target_modules", f"{name} is {what}, and no linear layer; there are {names}")
+        raise ConfigError.at(f"{KEY}target_modules", f"no layer of the model is called {target!r}; there are {names}")

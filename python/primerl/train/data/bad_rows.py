@@ -85,13 +85,14 @@ class BadRows:
             names = ", ".join(f"{dataset.title} ({dataset.share:.2%})" for dataset in over)
             raise DataError(
                 f"{self._key}max_bad_share is {self._max_share:.2%}, and more rows cannot be used of {names}; fix "
-                f"them or raise it\n{self.table()}"
+                f"them or raise it\n{self.table()}",
+                f"{self._key}max_bad_share",
             )
 
-    def refuse(self, kind: str, because: str) -> None:
-        """Raises DataError if there is a row of this kind."""
+    def refuse(self, kind: str, because: str, key: str) -> None:
+        """Raises DataError, about the key, if there is a row of this kind."""
         if any(row.kind == kind for dataset in self.datasets for row in dataset.bad):
-            raise DataError(f"{because}, and there are such rows\n{self.table()}")
+            raise DataError(f"{because}, and there are such rows\n{self.table()}", key)
 
     def table(self) -> str:
         """A line for each dataset and kind, then the first rows of it by name."""

@@ -54,7 +54,7 @@ def mixture_of(config: SFTConfig, rows: Rows) -> Mixture:
     ratios = [subset.ratio for subset in config.data.datasets if subset.ratio is not None] or None
     for title, (first, end) in zip(rows.titles, pairwise(rows.firsts), strict=True):
         if ratios is not None and first == end:
-            raise DataError(f"data.subsets: no row of {title} can be used, and it has a ratio")
+            raise DataError.at("data.subsets", f"no row of {title} can be used, and it has a ratio")
     return Mixture(rows, ratios, shuffle=config.data.shuffle, seed=config.data_seed)
 
 
@@ -65,7 +65,8 @@ def check_batch_size(config: SFTConfig, rows: Rows) -> None:
     if times > MOST_EPOCHS_A_STEP and (data.epochs is None or data.epochs > MOST_EPOCHS_A_STEP):
         raise ConfigError(
             f"data.batch_size is {data.batch_size:,}, and all rows together have {rows.tokens:,} tokens: a step would "
-            f"hold each of them {times:,.0f} times, which is limited to {MOST_EPOCHS_A_STEP}; lower data.batch_size"
+            f"hold each of them {times:,.0f} times, which is limited to {MOST_EPOCHS_A_STEP}; lower data.batch_size",
+            "data.batch_size",
         )
 
 
@@ -73,9 +74,10 @@ def check_vocabulary(rows: Rows, embedded: int) -> None:
     """Raises ConfigError for a token without a row of the model's embedding, which has `embedded`."""
     largest = rows.largest_id
     if largest >= embedded:
-        raise ConfigError(
-            f"model.path: its tokenizer gives token ids up to {largest} in these rows, and the model's embedding has "
-            f"{embedded} rows; give a tokenizer and a model that belong together"
+        raise ConfigError.at(
+            "model.path",
+            f"its tokenizer gives token ids up to {largest} in these rows, and the model's embedding has "
+            f"{embedded} rows; give a tokenizer and a model that belong together",
         )
 
 

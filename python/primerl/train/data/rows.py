@@ -150,7 +150,7 @@ class RowsBuilder:
         """Raises DataError if too many rows cannot be used."""
         self.bad.check()
         if not self._ends:
-            raise DataError(f"{self._limits.key}path: no row can be used")
+            raise DataError.at(f"{self._limits.key}path", "no row can be used")
         token_ids = torch.frombuffer(self._token_ids, dtype=torch.int32)
         loss_mask = torch.frombuffer(self._loss_mask, dtype=torch.uint8)
         firsts, units = [*self._firsts, len(self._ends)], [dataset.unit for dataset in self.bad.datasets]
@@ -192,7 +192,8 @@ def load_rows(sources: list[Source], masker: Masker, limits: Limits, bad_rows: P
     for line in builder.bad.summary(bad_rows):
         log.warning("%s", line)
     if limits.long_rows == "error":
-        builder.bad.refuse(TOO_LONG, f"{limits.key}long_rows is 'error'")
+        key = f"{limits.key}long_rows"
+        builder.bad.refuse(TOO_LONG, f"{key} is 'error'", key)
     return builder.build()
 
 

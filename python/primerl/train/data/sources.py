@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from primerl.process.extras import described
+from primerl.process.problems import ProblemError
 from primerl.train.data import kept_rows
 from primerl.train.data.conversations import BEHIND, COLUMNS, SCHEMA, Conversation, RowError, conversation
 from primerl.train.data.tables import BUILDERS, COMPRESSED, PLAIN, builder, load, reason, without_padding
@@ -25,7 +26,7 @@ from primerl.train.sft_settings import RowsConfig, SubsetConfig
 log = logging.getLogger(__name__)
 
 
-class DataError(ValueError):
+class DataError(ProblemError, ValueError):
     """A dataset cannot be used. The message names it and what to do."""
 
 
@@ -69,12 +70,12 @@ class Source:
         if self._path.exists():
             if self._path.is_file() and builder(self._path) is None:
                 known = ", ".join(sorted(BUILDERS))
-                raise ConfigError(f"{self.key}: {self._path} is of no kind that can be read; known are {known}")
+                raise ConfigError.at(self.key, f"{self._path} is of no kind that can be read; known are {known}")
             return
         text = self.config.path
         if text.startswith(("/", ".", "~")) or text.count("/") > 1 or Path(text).suffix in {*BUILDERS, *COMPRESSED}:
-            raise ConfigError(
-                f"{self.key}: there is no file {text}; give a file or folder of conversations, or a dataset of the hub"
+            raise ConfigError.at(
+                self.key, f"there is no file {text}; give a file or folder of conversations, or a dataset of the hub"
             )
 
     def rows(self, *, keep: bool = False) -> Iterator[Found]:
@@ -100,9 +101,9 @@ class Source:
                     )
                 yield row
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{self.key}: {self.config.path} cannot be read: {error}") from error
+            raise DataError.at(self.key, f"{self.config.path} cannot be read: {error}") from error
         if is_empty:
-            raise DataError(f"{self.key}: {self.config.path} has no rows")
+            raise DataError.at(self.key, f"{self.config.path} has no rows")
 
     def _plain_rows(self, *, keep: bool) -> Iterator[Found]:
         kept = kept_rows.taken(self._path)
@@ -116,16 +117,17 @@ class Source:
         try:
             import datasets
         except ImportError as error:
-            raise DataError(
-                f"{self.key}: {self.config.path} is read by the package `datasets`, which is not installed; "
-                f"give a .jsonl file, or install {described('data')}"
+            raise DataError.at(
+                self.key,
+                f"{self.config.path} is read by the package `datasets`, which is not installed; "
+                f"give a .jsonl file, or install {described('data')}",
             ) from error
         try:
             table = load(datasets, self.config.path, self.config.name, self.config.split, self.key)
         except Exception as error:  # any library below it may fail: files, formats, network
-            raise DataError(f"{self.key}: {self.config.path} cannot be loaded: {reason(error)}") from error
+            raise DataError.at(self.key, f"{self.config.path} cannot be loaded: {reason(error)}") from error
         if not isinstance(table, datasets.Dataset):
-            raise DataError(f"{self.key}: split {self.config.split!r} of {self.config.path} is not one table of rows")
+            raise DataError.at(self.key, f"split {self.config.split!r} of {self.config.path} is not one table of rows")
         return table.select_columns([name for name in table.column_names if name in COLUMNS] or table.column_names)
 
 

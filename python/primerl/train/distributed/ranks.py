@@ -138,7 +138,8 @@ class Ranks:
         """
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         if size != wanted:
-            raise ConfigError(f"ranks is {wanted}, but WORLD_SIZE is {size}; start as many processes, or set ranks")
+            refusal = f"ranks is {wanted}, but WORLD_SIZE is {size}; start as many processes, or set ranks"
+            raise ConfigError(refusal, "ranks")
         device = own_device()
         if size == 1:
             return cls(rank, size, device)
@@ -256,9 +257,10 @@ def own_device() -> torch.device:
     if here > gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         cause = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
-        raise ConfigError(
-            f"ranks: {here} ranks on this machine need a GPU each, and torch sees {gpus}{cause}; set ranks to at most "
-            f"{gpus}, let torch see more of them, or train on the CPU with an empty CUDA_VISIBLE_DEVICES"
+        raise ConfigError.at(
+            "ranks",
+            f"{here} ranks on this machine need a GPU each, and torch sees {gpus}{cause}; set ranks to at most "
+            f"{gpus}, let torch see more of them, or train on the CPU with an empty CUDA_VISIBLE_DEVICES",
         )
     device = torch.device("cuda", local)
     torch.cuda.set_device(device)

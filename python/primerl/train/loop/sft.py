@@ -397,7 +397,8 @@ def _check_output(config: SFTConfig) -> None:
         return  # the leading rank may have started writing
     weights = Path(config.output_dir) / "weights"
     if weights.exists() and not config.resumes:
-        raise ConfigError(
-            f"output_dir: {weights} exists already; choose another folder, pass --clean-output-dir, or resume with "
-            "--ckpt.resume-step -1"
+        raise ConfigError.at(
+            "output_dir",
+            f"{weights} exists already; choose another folder, pass --clean-output-dir, or resume with "
+            "--ckpt.resume-step -1",
         )

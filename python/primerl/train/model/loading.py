@@ -110,7 +110,8 @@ def _check_tiny(config: SFTConfig, tiny: TinyConfig, target: Path) -> None:
     if other:
         raise ConfigError(
             f"model.tiny is not what the run in {config.output_dir} was made with: {'; '.join(other)}; set it as it "
-            "was, or give another output_dir"
+            "was, or give another output_dir",
+            "model.tiny",
         )
 
 
@@ -121,7 +122,7 @@ def _make_tiny(target: Path, tiny: TinyConfig, seed: int) -> None:
         try:
             write_model(folder, tiny, seed=seed)
         except ValueError as error:
-            raise ConfigError(f"model.tiny: {error}") from error
+            raise ConfigError.at("model.tiny", str(error)) from error
 
 
 def load(folder: Path, dtype: str, ranks: Ranks, trust_remote_code: bool = False, *, whole: bool = False) -> Any:

@@ -305,10 +305,11 @@ def load_policy_loss(config: LossConfig) -> LossFunction:
     try:
         function = find_by_path(config.custom)
     except ImportFailedError as error:
-        raise ConfigError(f"loss.custom is {config.custom!r}: {error}") from error
+        raise ConfigError(f"loss.custom is {config.custom!r}: {error}", "loss.custom") from error
     if not callable(function):
         module, _, name = config.custom.partition(":")
-        raise ConfigError(f"loss.custom is {config.custom!r}, but module {module} has no function {name!r}")
+        words = f"loss.custom is {config.custom!r}, but module {module} has no function {name!r}"
+        raise ConfigError(words, "loss.custom")
     return lambda tokens: function(tokens, **config.args)
 
 

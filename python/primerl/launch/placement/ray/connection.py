@@ -50,9 +50,10 @@ class Connection:
         if found is None and self.is_gone:
             why = f"the process that connects has ended: {self.last_words()}"
         self.kill()
-        raise PlacementError(
-            f"ray.address: no Ray cluster can be reached by {address!r}: {why}; run this on a node of the cluster "
-            "(`ray status` answers there) or within `ray job submit`, with the cluster's version of ray and of Python"
+        raise PlacementError.at(
+            "ray.address",
+            f"no Ray cluster can be reached by {address!r}: {why}; run this on a node of the cluster "
+            "(`ray status` answers there) or within `ray job submit`, with the cluster's version of ray and of Python",
         )
 
     def fileno(self) -> int:

@@ -90,10 +90,11 @@ class RayPlacement(NodesPlacement):
 
     def check_folder(self, folder: Path) -> None:
         if UPLOADED in os.path.realpath(folder):
-            raise PlacementError(
-                f"output_dir: {folder} is in the folder that was uploaded for this job (`ray job submit "
-                "--working-dir`), which other nodes do not share, and which Ray deletes after the job; give an "
-                "absolute output_dir that all nodes share"
+            raise PlacementError.at(
+                "output_dir",
+                f"{folder} is in the folder that was uploaded for this job (`ray job submit --working-dir`), which "
+                "other nodes do not share, and which Ray deletes after the job; give an absolute output_dir that all "
+                "nodes share",
             )
 
     def plan(self, roles: Sequence[Role]) -> Plan:
@@ -103,7 +104,7 @@ class RayPlacement(NodesPlacement):
         self._slots = self._placed.slots
         # An engine on another node says itself that its port is taken.
         if problems := unusable(role for role in roles if role.name not in self._slots):
-            raise PlacementError("\n".join(problems))
+            raise PlacementError.of(problems)
         return self._placed.plan
 
     def prepare(self, folder: Path, say: Callable[[str], None], check: Callable[[], None]) -> None:

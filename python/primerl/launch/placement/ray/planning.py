@@ -81,12 +81,13 @@ def placed(
     """In what is free, or else in what there is: the run waits for it then. `own`: id of the launcher's node.
     `address`: the cluster's, for messages. Raises PlacementError, with the plan, for what can never be placed."""
     if not total:
-        raise PlacementError(f"ray.address: the Ray cluster at {address} has no node that is alive")
+        raise PlacementError.at("ray.address", f"the Ray cluster at {address} has no node that is alive")
     if len(total) < shape.train_nodes + shape.infer_nodes:
-        raise PlacementError(
-            f"deployment: {shape.train_nodes + shape.infer_nodes} nodes are asked for (num_train_nodes "
+        raise PlacementError.at(
+            "deployment",
+            f"{shape.train_nodes + shape.infer_nodes} nodes are asked for (num_train_nodes "
             f"{shape.train_nodes} + num_infer_nodes {shape.infer_nodes}), and the Ray cluster has {len(total)} "
-            f"({', '.join(node.address for node in total)})"
+            f"({', '.join(node.address for node in total)})",
         )
     has_gpus = any(node.gpus for node in total)
     found, missing = _tried(roles, free, own, shape, has_gpus)
@@ -100,10 +101,11 @@ def placed(
         )
         return replace(found, plan=Plan(noted))
     nodes = "; ".join(f"{node.address}: {_amount(node.cpus, node.gpus)}" for node in total)
-    raise PlacementError(
-        f"deployment: {missing[0]}; the cluster has {len(total)} node{'' if len(total) == 1 else 's'} ({nodes}). Lower "
+    raise PlacementError.at(
+        "deployment",
+        f"{missing[0]}; the cluster has {len(total)} node{'' if len(total) == 1 else 's'} ({nodes}). Lower "
         "trainer.ranks, inference.replicas, num_train_nodes or num_infer_nodes, or add nodes. The plan:\n"
-        f"{found.plan.table()}"
+        f"{found.plan.table()}",
     )
 
 
@@ -158,7 +160,9 @@ def _slot(
     if role.ranks % count:
         raise PlacementError(
             f"trainer.ranks ({role.ranks}) is no multiple of deployment.num_train_nodes ({count}), and each node gets "
-            "as many; change one of the two"
+            "as many; change one of the two",
+            "trainer.ranks",
+            "deployment.num_train_nodes",
         )
     cpus = -(-role.resources.cpus // count)
     gpus = -(-role.resources.gpus // count) if has_gpus else 0

@@ -14,6 +14,7 @@ from primerl.launch.placement import alike
 from primerl.launch.placement.protocol import PlacementError
 from primerl.launch.placement.ray import keeper
 from primerl.launch.placement.ray.connection import Connection
+from primerl.process.problems import Problem
 
 AGENTS_S = 240.0
 """On top of the wait: for actors to start on a busy node. The driver gives up sooner, and says why."""
@@ -85,10 +86,10 @@ def reserved(
     found = connection.ask("reserved", wait_s + AGENTS_S, check, say, **asked)
     if found is None or "reserved" not in found:
         why = connection.last_words() if found is None and connection.is_gone else (found or {}).get("why", "no answer")
-        raise PlacementError(f"ray: the cluster does not give the run its nodes ({total}): {why}")
+        raise PlacementError.at("ray", f"the cluster does not give the run its nodes ({total}): {why}")
     problems = [problem for key, fact in found["facts"].items() if (problem := difference(wanted[key], fact, folder))]
     if problems:
-        raise PlacementError("\n".join(problems))
+        raise PlacementError.of(problems)
     for key, fact in found["facts"].items():
         wanted[key].gpus = tuple(fact["gpus"])
         if (remark := alike.skew(f"node {wanted[key].address}", float(fact.get("ahead_s", 0.0)))) is not None:
@@ -97,16 +98,18 @@ def reserved(
     return wanted
 
 
-def difference(seat: Seat, fact: Mapping[str, Any], folder: Path) -> str | None:
+def difference(seat: Seat, fact: Mapping[str, Any], folder: Path) -> Problem | None:
     """Why a node cannot run processes of the run."""
     node = f"node {seat.address}"
     if "error" in fact:
-        return (
-            f"ray: {node} cannot run {sys.executable} with this primerl ({fact['error'].strip()}); install the same "
-            "Python environment at the same path on all nodes"
+        return Problem.at(
+            "ray",
+            f"{node} cannot run {sys.executable} with this primerl ({fact['error'].strip()}); install the same "
+            "Python environment at the same path on all nodes",
         )
     if (other := alike.difference(node, fact, alike.versions())) is not None:
-        return f"ray: {other}"
+        return Problem.at("ray", other)
     if not fact["sees"]:
-        return f"output_dir: {folder} is not the same folder on {node} as here; give an output_dir that all nodes share"
+        words = f"{folder} is not the same folder on {node} as here; give an output_dir that all nodes share"
+        return Problem.at("output_dir", words)
     return None

@@ -76,8 +76,8 @@ def current(environ: Mapping[str, str] = os.environ) -> Allocation | None:
     try:
         lists = [hostlist.expanded(text) for text in given]
     except ValueError as error:
-        raise PlacementError(
-            f"deployment: the nodes of Slurm job {job} are not known (SLURM_NODELIST): {error}"
+        raise PlacementError.at(
+            "deployment", f"the nodes of Slurm job {job} are not known (SLURM_NODELIST): {error}"
         ) from None
     nodes = [node for names in lists for node in names]
     own = environ.get("SLURMD_NODENAME")

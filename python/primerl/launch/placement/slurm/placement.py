@@ -88,7 +88,8 @@ class SlurmPlacement(NodesPlacement):
         if found is None:
             raise PlacementError(
                 'deployment.type: "slurm" starts processes on the nodes of a job, and this process is in none '
-                "(SLURM_JOB_ID); add a section [slurm], which submits one, or start it by sbatch or salloc"
+                "(SLURM_JOB_ID); add a section [slurm], which submits one, or start it by sbatch or salloc",
+                "deployment.type",
             )
         return found
 
@@ -124,7 +125,7 @@ class SlurmPlacement(NodesPlacement):
         # An engine on another node says itself that its port is taken.
         own = [role for role in roles if self._slots[role.name].nodes == found.nodes[:1]]
         if found.is_real and (problems := unusable(own)):
-            raise PlacementError("\n".join(problems))
+            raise PlacementError.of(problems)
         return plan
 
     def _start(self, role: Role, command: Command, process: Process) -> None:

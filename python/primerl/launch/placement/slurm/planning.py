@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from primerl.launch.placement.protocol import Place, PlacementError, Plan, Role
 from primerl.launch.placement.slurm import hostlist
 from primerl.launch.placement.slurm.allocation import Allocation, Shape
+from primerl.process.problems import Problem
 
 MISSING = "not enough GPUs are left"
 
@@ -32,7 +33,7 @@ class _Nodes:
     """GPUs that are free, by node."""
 
     free: dict[str, list[int]]
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
     def take(self, nodes: Sequence[str], count: int) -> tuple[int, ...] | None:
         """The same numbers on each of the nodes; None where one of them lacks them."""
@@ -48,9 +49,10 @@ class _Nodes:
 def placed(roles: Sequence[Role], allocation: Allocation, shape: Shape) -> tuple[Plan, dict[str, Slot]]:
     """The plan, and by role its slot. Raises PlacementError, with the plan, for what cannot be placed."""
     if len(allocation.nodes) < shape.nodes:
-        raise PlacementError(
-            f"deployment: {shape.nodes} nodes are asked for (num_train_nodes {shape.train_nodes} + num_infer_nodes "
-            f"{shape.infer_nodes}), and the Slurm job {allocation.job} has {len(allocation.nodes)}"
+        raise PlacementError.at(
+            "deployment",
+            f"{shape.nodes} nodes are asked for (num_train_nodes {shape.train_nodes} + num_infer_nodes "
+            f"{shape.infer_nodes}), and the Slurm job {allocation.job} has {len(allocation.nodes)}",
         )
     state = _Nodes({node: list(range(shape.gpus_of(at))) for at, node in enumerate(allocation.nodes)})
     places: list[Place] = []
@@ -68,13 +70,14 @@ def placed(roles: Sequence[Role], allocation: Allocation, shape: Shape) -> tuple
     plan = Plan(tuple(places))
     missing = [place.role.name for place in places if place.note == MISSING]
     if missing:
-        state.problems.append(
-            f"deployment: {', '.join(missing)} would have no GPUs: {shape.gpus_per_node} on each of {shape.nodes} nodes"
+        words = (
+            f"{', '.join(missing)} would have no GPUs: {shape.gpus_per_node} on each of {shape.nodes} nodes"
             " (gpus_per_node, num_train_nodes, num_infer_nodes) are too few; raise them, or lower trainer.ranks or "
             "inference.replicas"
         )
+        state.problems.append(Problem.at("deployment", words))
     if state.problems:
-        raise PlacementError("\n".join([*state.problems, f"The plan:\n{plan.table()}"]))
+        raise PlacementError.of([*state.problems, f"The plan:\n{plan.table()}"])
     return plan, slots
 
 
@@ -82,20 +85,22 @@ def _nodes_of(role: Role, allocation: Allocation, shape: Shape, state: _Nodes) -
     train = allocation.nodes[: shape.train_nodes]
     if role.kind in ("trainer", "sft"):
         if role.ranks % len(train):
-            state.problems.append(
+            words = (
                 f"trainer.ranks ({role.ranks}) is no multiple of deployment.num_train_nodes ({len(train)}), and each "
                 "node gets as many; change one of the two"
             )
+            state.problems.append(Problem(words, "trainer.ranks", "deployment.num_train_nodes"))
         return train
     if role.kind == "inference":
         own = allocation.nodes[shape.train_nodes : shape.nodes] or train
         needed = role.resources.gpus
         if needed > shape.engine_gpus > 0:
             key = "deployment" if shape.infer_gpus_per_node is None else "slurm.infer"
-            state.problems.append(
+            words = (
                 f"{role.name} needs {needed} GPUs, more than {key}.gpus_per_node ({shape.engine_gpus}); an "
                 "engine runs on one node, so lower its tensor-parallel-size"
             )
+            state.problems.append(Problem(words, f"{key}.gpus_per_node"))
         # The one with the most that are free: without GPUs, in turn.
         index = int(role.name.rpartition("_")[2]) if role.name[-1].isdigit() else 0
         turn = [*own[index % len(own) :], *own[: index % len(own)]]
@@ -109,10 +114,11 @@ def _slot(role: Role, wanted: tuple[str, ...], allocation: Allocation, shape: Sh
         try:
             chosen = tuple(hostlist.expanded(named))
         except ValueError as error:
-            state.problems.append(f"{role.name}: {error}")
+            state.problems.append(Problem(f"{role.name}: {error}"))
             chosen = wanted
         if allocation.is_real and (absent := [node for node in chosen if node not in allocation.nodes]):
-            state.problems.append(f"{role.name} is to run on {', '.join(absent)}, which the job does not have")
+            words = f"{role.name} is to run on {', '.join(absent)}, which the job does not have"
+            state.problems.append(Problem(words))
         elif allocation.is_real:
             wanted = chosen
     count = role.resources.gpus
