@@ -84,27 +84,34 @@ fn changes_text(normalizer: &Value) -> bool {
     }
 }
 
-fn rename(file: &mut Value, names: &HashMap<String, String>) {
-    let change = |text: Option<&mut Value>| {
-        if let Some(Value::String(text)) = text
-            && let Some(name) = names.get(text.as_str())
-        {
-            text.clone_from(name);
-        }
-    };
+type Names = HashMap<String, String>;
+
+fn change(text: Option<&mut Value>, names: &Names) {
+    if let Some(Value::String(text)) = text
+        && let Some(name) = names.get(text.as_str())
+    {
+        text.clone_from(name);
+    }
+}
+
+fn rename(file: &mut Value, names: &Names) {
     let added = file.get_mut("added_tokens").and_then(Value::as_array_mut);
     for token in added.into_iter().flatten() {
-        change(token.get_mut("content"));
+        change(token.get_mut("content"), names);
     }
     // It may name tokens, and is not used: it only puts tokens around a text.
     if let Some(post_processor) = file.get_mut("post_processor") {
         *post_processor = Value::Null;
     }
-    let Some(model) = file.get_mut("model") else {
-        return;
-    };
-    change(model.get_mut("unk_token"));
-    match model.get_mut("vocab") {
+    if let Some(model) = file.get_mut("model") {
+        change(model.get_mut("unk_token"), names);
+        rename_vocabulary(model.get_mut("vocab"), names);
+        drop_merges(model.get_mut("merges"), names);
+    }
+}
+
+fn rename_vocabulary(vocabulary: Option<&mut Value>, names: &Names) {
+    match vocabulary {
         Some(Value::Object(vocabulary)) => {
             let entries = std::mem::take(vocabulary).into_iter();
             let other = |(text, id)| (names.get(&text).cloned().unwrap_or(text), id);
@@ -112,13 +119,16 @@ fn rename(file: &mut Value, names: &HashMap<String, String>) {
         }
         Some(Value::Array(pieces)) => {
             for piece in pieces {
-                change(piece.get_mut(0));
+                change(piece.get_mut(0), names);
             }
         }
         _ => {}
     }
-    // Text must not be merged to a token that has another name.
-    if let Some(Value::Array(merges)) = model.get_mut("merges") {
+}
+
+/// Text must not be merged to a token that has another name.
+fn drop_merges(merges: Option<&mut Value>, names: &Names) {
+    if let Some(Value::Array(merges)) = merges {
         let is_named = |text: &str| names.contains_key(text);
         merges.retain(|merge| {
             let Some((left, right)) = pair(merge) else {
