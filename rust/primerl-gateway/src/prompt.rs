@@ -1,14 +1,14 @@
 //! Makes the ids for the engine from a request: recorded ids plus the new messages' suffix, or a full render.
 
+mod keys;
 mod rendered;
 
 use super::continued;
 use super::limits::LARGEST_OPTIONS;
-use super::request::{Incoming, IncomingOptions, Input, Options, Recurring, message_key};
+use super::request::{Incoming, IncomingOptions, Input, Options, Recurring};
 use super::rollouts::{Rollout, RolloutState, Session};
-use primerl_core::conversation::{
-    History, MessageKey, Plan, Planned, digest_next, digest_start, message_hash,
-};
+use keys::resolve_keys;
+use primerl_core::conversation::{History, Plan, Planned, digest_next, digest_start, message_hash};
 use primerl_core::turn::{ForkReason, MessageRole, Observed};
 use primerl_core::{Turn, TurnIndex};
 use primerl_engines::{ChatMessages, PromptIds, Resident};
@@ -296,46 +296,6 @@ fn resolve_options(
         rollout.state.lock().session(session)?.options = Some((digest, Arc::clone(&options)));
     }
     Ok(options)
-}
-
-/// The key of each message from `first` on; reads only those that are new.
-fn resolve_keys(
-    rollout: &Rollout,
-    session: &Arc<str>,
-    messages: &[Incoming],
-    first: usize,
-) -> Result<Vec<MessageKey>, ApiError> {
-    let messages = messages.get(first..).unwrap_or_default();
-    let digests: Vec<Option<u128>> = messages.iter().map(Incoming::raw_digest).collect();
-    let known = known_keys(rollout, session, &digests)?;
-    let mut new = Vec::new();
-    let mut keys = Vec::with_capacity(messages.len());
-    for (index, known) in known.into_iter().enumerate() {
-        if let Some(key) = known.or_else(|| messages[index].key()) {
-            keys.push(key);
-            continue;
-        }
-        let message = messages[index].read(first + index)?;
-        let key = message_key(&message);
-        new.extend(digests[index].map(|digest| (digest, key)));
-        keys.push(key);
-    }
-    if !new.is_empty() {
-        rollout.state.lock().keep_keys(session, new);
-    }
-    Ok(keys)
-}
-
-/// The keys that the session caches.
-fn known_keys(
-    rollout: &Rollout,
-    session: &Arc<str>,
-    digests: &[Option<u128>],
-) -> Result<Vec<Option<MessageKey>>, ApiError> {
-    let mut state = rollout.state.lock();
-    let keys = &state.session(session)?.keys;
-    let look_up = |digest: &Option<u128>| keys.get(digest.as_ref()?).copied();
-    Ok(digests.iter().map(look_up).collect())
 }
 
 /// A prompt of ids extends the longest recorded turn with whose ids it begins.
