@@ -32,6 +32,19 @@ struct Span {
 }
 
 impl Span {
+    /// `boundaries`: `(byte, token)` for every token that may begin or end a span.
+    fn tokens(&self, boundaries: &[(usize, usize)]) -> Result<Range<usize>, RenderError> {
+        let token_at = |byte: usize| {
+            boundaries
+                .binary_search_by_key(&byte, |(at, _)| *at)
+                .map(|found| boundaries[found].1)
+                .map_err(|_| RenderError::Mask {
+                    message: self.message,
+                    reason: MaskFailure::TokenAcrossBoundary,
+                })
+        };
+        Ok(token_at(self.bytes.start)?..token_at(self.bytes.end)?)
+    }
     /// The span in the text that was rendered with sentinels.
     fn restored(self, restored: &Restored) -> Result<Span, RenderError> {
         let Span { message, bytes } = self;
@@ -302,17 +315,7 @@ impl Renderer {
         };
         let mut mask = vec![0; ids.len()];
         for span in spans {
-            let token_at = |byte: usize| {
-                boundaries
-                    .binary_search_by_key(&byte, |(at, _)| *at)
-                    .map(|found| boundaries[found].1)
-                    .map_err(|_| RenderError::Mask {
-                        message: span.message,
-                        reason: MaskFailure::TokenAcrossBoundary,
-                    })
-            };
-            let (first, end) = (token_at(span.bytes.start)?, token_at(span.bytes.end)?);
-            mask[first..end].fill(1);
+            mask[span.tokens(&boundaries)?].fill(1);
         }
         Ok(mask)
     }

@@ -242,10 +242,21 @@ impl Description {
     }
 
     fn new_tool_parser(&self, format: Format) -> ToolParser {
-        let pairs = |markers: &Option<Markers>| texts(markers.iter().map(pair));
         let outer = self.calls.as_ref().or(self.call.as_ref());
-        let syntax = match (&self.call, format) {
-            (None, _) => Syntax::List(ListSyntax {
+        ToolParser {
+            name: text(&self.name),
+            openers: texts(outer.iter().map(|[open, _]| text(open))),
+            calls_come_first: self.position == Position::Start,
+            syntax: self.syntax(format),
+            special: texts(self.special_tokens.iter().map(|token| text(token))),
+            ..ToolParser::NONE
+        }
+    }
+
+    fn syntax(&self, format: Format) -> Syntax {
+        let pairs = |markers: &Option<Markers>| texts(markers.iter().map(pair));
+        match &self.call {
+            None => Syntax::List(ListSyntax {
                 pairs: pairs(&self.calls),
                 items: match format {
                     Format::Pythonic => Items::Python,
@@ -253,19 +264,11 @@ impl Description {
                 },
                 stands_alone: self.calls.is_none(),
             }),
-            (Some(_), _) => Syntax::Tagged(TaggedSyntax {
+            Some(_) => Syntax::Tagged(TaggedSyntax {
                 sections: pairs(&self.calls),
                 calls: pairs(&self.call),
                 read: self.read(),
             }),
-        };
-        ToolParser {
-            name: text(&self.name),
-            openers: texts(outer.iter().map(|[open, _]| text(open))),
-            calls_come_first: self.position == Position::Start,
-            syntax,
-            special: texts(self.special_tokens.iter().map(|token| text(token))),
-            ..ToolParser::NONE
         }
     }
 

@@ -10,10 +10,13 @@ use std::path::Path;
 /// Begins and ends a new name; of a private-use area, which no normalizer changes.
 pub(crate) const RENAMED: char = '\u{f8f0}';
 
+/// New names of tokens, by their texts.
+type Names = HashMap<String, String>;
+
 /// The reference library with renamed tokens: the ids, flags and everything else are those of `tokenizer.json`.
 pub(crate) struct Renamed {
     backend: Stable,
-    names: HashMap<String, String>,
+    names: Names,
     ids: Vec<u32>,
 }
 
@@ -28,16 +31,16 @@ impl Renamed {
                  text may become it"
             ));
         }
-        let name = |id: &u32| format!("{RENAMED}{id}{RENAMED}");
-        let names = tokens.iter().map(|(id, text)| (text.clone(), name(id)));
-        let names: HashMap<String, String> = names.collect();
+        let names = tokens.iter();
+        let names: Names = names
+            .map(|(id, text)| (text.clone(), new_name(*id)))
+            .collect();
         rename(&mut file, &names);
         let backend = Stable::load(&file.to_string())?;
         for (id, text) in tokens {
-            if backend.encode(&name(id))? != [*id] {
-                return Err(format!(
-                    "token {id} ({text:?}) cannot be distinguished from text"
-                ));
+            if backend.encode(&new_name(*id))? != [*id] {
+                let problem = format!("token {id} ({text:?}) cannot be distinguished from text");
+                return Err(problem);
             }
         }
         let mut ids: Vec<u32> = tokens.iter().map(|(id, _)| *id).collect();
@@ -84,7 +87,9 @@ fn changes_text(normalizer: &Value) -> bool {
     }
 }
 
-type Names = HashMap<String, String>;
+fn new_name(id: u32) -> String {
+    format!("{RENAMED}{id}{RENAMED}")
+}
 
 fn change(text: Option<&mut Value>, names: &Names) {
     if let Some(Value::String(text)) = text

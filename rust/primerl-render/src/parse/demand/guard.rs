@@ -87,9 +87,12 @@ impl Guard {
         if has_type(members, "string") {
             self.guard_string(members);
         }
-        if is_part || is_composed {
-            return;
+        if !is_part && !is_composed {
+            self.close(members);
         }
+    }
+
+    fn close(&mut self, members: &mut Map<String, Value>) {
         if has_type(members, "array") && !members.contains_key("items") {
             members.insert("items".to_owned(), self.reference());
         }
