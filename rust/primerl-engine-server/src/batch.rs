@@ -37,6 +37,13 @@ pub struct BatchSequence {
     pub prompt_targets: Option<PromptTargets>,
 }
 
+impl BatchSequence {
+    /// Position of its first token in this batch.
+    pub fn start(&self) -> usize {
+        (self.context_len - self.query_len) as usize
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptTargets {
     pub first_row: u32,
@@ -89,6 +96,32 @@ const PADDING_FACTOR: u64 = 2;
 /// Query-key pairs that cost less than the overhead of one more segment.
 const FREE_PADDING: u64 = 4096;
 
+impl Segment {
+    fn of(index: u32, sequence: &BatchSequence) -> Segment {
+        Segment {
+            first: index,
+            count: 1,
+            query_len: sequence.query_len,
+            context_len: sequence.context_len,
+        }
+    }
+
+    /// With one more sequence; `None` if it is of another kind, or if padding would cost too much. `exact` is the cost
+    /// of all sequences without padding.
+    fn with(&self, sequence: &BatchSequence, exact: u64) -> Option<Segment> {
+        let joined = Segment {
+            count: self.count + 1,
+            query_len: self.query_len.max(sequence.query_len),
+            context_len: self.context_len.max(sequence.context_len),
+            ..*self
+        };
+        let padded =
+            u64::from(joined.count) * u64::from(joined.query_len) * u64::from(joined.context_len);
+        let same_kind = (self.query_len > 1) == (sequence.query_len > 1);
+        (same_kind && padded <= PADDING_FACTOR * exact + FREE_PADDING).then_some(joined)
+    }
+}
+
 /// Sorts `sequences` (single tokens first, then by context) and cuts them into segments, which are sorted by slot:
 /// where the slots lie side by side a backend need not gather their KV.
 pub fn arrange(sequences: &mut [BatchSequence]) -> Vec<Segment> {
@@ -97,30 +130,14 @@ pub fn arrange(sequences: &mut [BatchSequence]) -> Vec<Segment> {
     let mut exact = 0;
     for (index, sequence) in sequences.iter().enumerate() {
         let cost = u64::from(sequence.query_len) * u64::from(sequence.context_len);
-        if let Some(last) = segments.last_mut() {
-            let joined = Segment {
-                count: last.count + 1,
-                query_len: last.query_len.max(sequence.query_len),
-                context_len: last.context_len.max(sequence.context_len),
-                ..*last
-            };
-            let padded = u64::from(joined.count)
-                * u64::from(joined.query_len)
-                * u64::from(joined.context_len);
-            let same_kind = (last.query_len > 1) == (sequence.query_len > 1);
-            if same_kind && padded <= PADDING_FACTOR * (exact + cost) + FREE_PADDING {
-                *last = joined;
-                exact += cost;
-                continue;
-            }
+        if let Some(last) = segments.last_mut()
+            && let Some(joined) = last.with(sequence, exact + cost)
+        {
+            *last = joined;
+            exact += cost;
+            continue;
         }
-        let (query_len, context_len) = (sequence.query_len, sequence.context_len);
-        segments.push(Segment {
-            first: index as u32,
-            count: 1,
-            query_len,
-            context_len,
-        });
+        segments.push(Segment::of(index as u32, sequence));
         exact = cost;
     }
     for segment in &segments {

@@ -63,6 +63,12 @@ pub struct Tensor {
     range: Range<usize>,
 }
 
+impl Tensor {
+    fn hash(&self, files: &[Vec<u8>]) -> u64 {
+        xxh3_64(&files[self.file][self.range.clone()])
+    }
+}
+
 /// All tensors of a checkpoint in memory; their hashes were right.
 #[derive(Debug)]
 pub struct Checkpoint {
@@ -80,44 +86,13 @@ impl Checkpoint {
         let mut files = Vec::with_capacity(manifest.files.len());
         let mut found: HashMap<String, Tensor> = HashMap::new();
         for (index, file) in manifest.files.iter().enumerate() {
-            let path = folder.join(&file.name);
-            let content = read_file(&path)?;
-            if content.len() as u64 != file.bytes {
-                let reason = format!(
-                    "it has {} bytes, the manifest says {}",
-                    content.len(),
-                    file.bytes
-                );
-                return Err(CheckpointError::File { path, reason });
-            }
-            for (spec, range) in read_header(&path, &content)? {
-                found.insert(
-                    spec.name.clone(),
-                    Tensor {
-                        spec,
-                        file: index,
-                        range,
-                    },
-                );
-            }
-            files.push(content);
+            files.push(read_tensors(folder, file, index, &mut found)?);
         }
         let tensors = match_manifest(&manifest, found, &files)?;
         if let Some(expected) = expected {
             match_expected(&tensors, expected)?;
         }
-        let found = digest(tensors.iter().map(|tensor| {
-            (
-                &tensor.spec,
-                xxh3_64(&files[tensor.file][tensor.range.clone()]),
-            )
-        }));
-        if found != manifest.digest {
-            return Err(CheckpointError::Digest {
-                expected: manifest.digest,
-                found,
-            });
-        }
+        check_digest(&manifest, &tensors, &files)?;
         Ok(Checkpoint {
             policy_version: manifest.policy_version,
             digest: manifest.digest,
@@ -193,54 +168,83 @@ struct HeaderTensor {
     data_offsets: (usize, usize),
 }
 
+/// Adds a file's tensors to `found`, and returns its content; `index` is its place in the manifest.
+fn read_tensors(
+    folder: &Path,
+    file: &ManifestFile,
+    index: usize,
+    found: &mut HashMap<String, Tensor>,
+) -> Result<Vec<u8>, CheckpointError> {
+    let path = folder.join(&file.name);
+    let content = read_file(&path)?;
+    let (bytes, expected) = (content.len(), file.bytes);
+    if bytes as u64 != expected {
+        let reason = format!("it has {bytes} bytes, the manifest says {expected}");
+        return Err(CheckpointError::File { path, reason });
+    }
+    for (spec, range) in read_header(&path, &content)? {
+        let (name, file) = (spec.name.clone(), index);
+        found.insert(name, Tensor { spec, file, range });
+    }
+    Ok(content)
+}
+
 /// The header of a safetensors file: 8 bytes of little-endian length, JSON, then the data it points into.
 fn read_header(
     path: &Path,
     content: &[u8],
 ) -> Result<Vec<(TensorSpec, Range<usize>)>, CheckpointError> {
-    let refuse = |reason: &str| CheckpointError::File {
+    let refuse = |reason: String| CheckpointError::File {
         path: path.into(),
-        reason: reason.into(),
+        reason,
     };
-    let length = content
-        .first_chunk::<8>()
-        .ok_or_else(|| refuse("shorter than 8 bytes"))?;
-    let data_start = usize::try_from(u64::from_le_bytes(*length))
-        .ok()
-        .and_then(|length| length.checked_add(8))
-        .filter(|&end| end <= content.len())
-        .ok_or_else(|| refuse("the header is longer than the file"))?;
+    let (header, data) = split_header(content).map_err(refuse)?;
     let header: BTreeMap<String, serde_json::Value> =
-        serde_json::from_slice(&content[8..data_start])
-            .map_err(|error| refuse(&format!("header: {error}")))?;
-    let mut tensors = Vec::with_capacity(header.len());
-    for (name, value) in header {
-        if name == "__metadata__" {
-            continue;
-        }
-        let HeaderTensor {
-            dtype,
-            shape,
-            data_offsets: (start, end),
-        } = serde_json::from_value(value)
-            .map_err(|error| refuse(&format!("header of {name}: {error}")))?;
-        let size = shape
-            .iter()
-            .try_fold(dtype_size(&dtype).unwrap_or(0), |size, &n| {
-                size.checked_mul(n)
-            });
-        let fits = start <= end && end <= content.len() - data_start;
-        if !fits || size != Some((end - start) as u64) {
-            return Err(refuse(&format!(
-                "{name} has no {dtype} data of shape {shape:?} at its offsets"
-            )));
-        }
-        tensors.push((
-            TensorSpec { name, dtype, shape },
-            data_start + start..data_start + end,
+        serde_json::from_slice(header).map_err(|error| refuse(format!("header: {error}")))?;
+    let data_start = content.len() - data.len();
+    let tensors = header
+        .into_iter()
+        .filter(|(name, _)| name != "__metadata__")
+        .map(|(name, value)| {
+            let (spec, range) = tensor_at(name, value, data.len()).map_err(refuse)?;
+            Ok((spec, data_start + range.start..data_start + range.end))
+        });
+    tensors.collect()
+}
+
+/// The header's JSON, and the data behind it.
+fn split_header(content: &[u8]) -> Result<(&[u8], &[u8]), String> {
+    let (length, rest) = content
+        .split_first_chunk::<8>()
+        .ok_or("shorter than 8 bytes")?;
+    usize::try_from(u64::from_le_bytes(*length))
+        .ok()
+        .and_then(|length| rest.split_at_checked(length))
+        .ok_or_else(|| "the header is longer than the file".to_owned())
+}
+
+/// One entry of the header; the range is within the file's data, which has so many bytes.
+fn tensor_at(
+    name: String,
+    entry: serde_json::Value,
+    data: usize,
+) -> Result<(TensorSpec, Range<usize>), String> {
+    let HeaderTensor {
+        dtype,
+        shape,
+        data_offsets: (start, end),
+    } = serde_json::from_value(entry).map_err(|error| format!("header of {name}: {error}"))?;
+    let mut sizes = shape.iter();
+    let size = sizes.try_fold(dtype_size(&dtype).unwrap_or(0), |size, &n| {
+        size.checked_mul(n)
+    });
+    let fits = start <= end && end <= data;
+    if !fits || size != Some((end - start) as u64) {
+        return Err(format!(
+            "{name} has no {dtype} data of shape {shape:?} at its offsets"
         ));
     }
-    Ok(tensors)
+    Ok((TensorSpec { name, dtype, shape }, start..end))
 }
 
 /// Bytes of one element.
@@ -266,6 +270,22 @@ fn mismatch(names: BTreeSet<String>, reason: &'static str) -> Result<(), Checkpo
     })
 }
 
+fn check_digest(
+    manifest: &Manifest,
+    tensors: &[Tensor],
+    files: &[Vec<u8>],
+) -> Result<(), CheckpointError> {
+    let hashed = tensors
+        .iter()
+        .map(|tensor| (&tensor.spec, tensor.hash(files)));
+    let (expected, found) = (&manifest.digest, digest(hashed));
+    if found == *expected {
+        return Ok(());
+    }
+    let expected = expected.clone();
+    Err(CheckpointError::Digest { expected, found })
+}
+
 /// Every tensor of the manifest is in its file as described, and no other is.
 fn match_manifest(
     manifest: &Manifest,
@@ -284,11 +304,7 @@ fn match_manifest(
         if !in_file || tensor.spec.dtype != described.dtype || tensor.spec.shape != described.shape
         {
             bad_shape.insert(name.clone());
-        } else if format!(
-            "{:016x}",
-            xxh3_64(&files[tensor.file][tensor.range.clone()])
-        ) != described.xxh3
-        {
+        } else if format!("{:016x}", tensor.hash(files)) != described.xxh3 {
             bad_hash.insert(name.clone());
         }
         tensors.push(tensor);

@@ -57,60 +57,50 @@ pub struct ConfigError {
 
 impl Config {
     pub fn validate(&self, model: &ModelInfo) -> Result<(), ConfigError> {
-        let refuse = |field, reason: String| Err(ConfigError { field, reason });
-        if self.max_model_len < 2 {
-            return refuse(
-                "max_model_len",
-                format!("must be at least 2 tokens, got {}", self.max_model_len),
-            );
+        self.check_lengths(model)?;
+        self.check_batches(model)?;
+        let seconds = self.step_deadline_s;
+        if !(seconds.is_finite() && seconds > 0.0) {
+            let reason = format!("must be a positive number of seconds, got {seconds}");
+            return refuse("step_deadline_s", reason);
         }
-        if self.max_model_len > model.max_model_len {
-            return refuse(
-                "max_model_len",
-                format!(
-                    "{} is longer than the model's {} positions",
-                    self.max_model_len, model.max_model_len
-                ),
-            );
+        Ok(())
+    }
+
+    fn check_lengths(&self, model: &ModelInfo) -> Result<(), ConfigError> {
+        let (length, positions) = (self.max_model_len, model.max_model_len);
+        if length < 2 {
+            let reason = format!("must be at least 2 tokens, got {length}");
+            return refuse("max_model_len", reason);
         }
-        if self.max_num_seqs == 0 {
+        if length > positions {
+            let reason = format!("{length} is longer than the model's {positions} positions");
+            return refuse("max_model_len", reason);
+        }
+        Ok(())
+    }
+
+    fn check_batches(&self, model: &ModelInfo) -> Result<(), ConfigError> {
+        let (sequences, slots) = (self.max_num_seqs, model.slots);
+        if sequences == 0 {
             return refuse("max_num_seqs", "must be at least 1".into());
         }
-        if self.max_num_seqs > model.slots {
-            return refuse(
-                "max_num_seqs",
-                format!(
-                    "{} is more than the backend's {} KV slots",
-                    self.max_num_seqs, model.slots
-                ),
-            );
+        if sequences > slots {
+            let reason = format!("{sequences} is more than the backend's {slots} KV slots");
+            return refuse("max_num_seqs", reason);
         }
-        if self.kv_cache_tokens < u64::from(self.max_model_len) {
-            return refuse(
-                "kv_cache_tokens",
-                format!(
-                    "{} does not hold one sequence of max_model_len = {} tokens",
-                    self.kv_cache_tokens, self.max_model_len
-                ),
-            );
+        let (kv, length) = (self.kv_cache_tokens, self.max_model_len);
+        if kv < u64::from(length) {
+            let reason =
+                format!("{kv} does not hold one sequence of max_model_len = {length} tokens");
+            return refuse("kv_cache_tokens", reason);
         }
-        if self.max_num_batched_tokens < self.max_num_seqs {
-            return refuse(
-                "max_num_batched_tokens",
-                format!(
-                    "{} is less than max_num_seqs = {}: not every sequence could advance in a step",
-                    self.max_num_batched_tokens, self.max_num_seqs
-                ),
+        let tokens = self.max_num_batched_tokens;
+        if tokens < sequences {
+            let reason = format!(
+                "{tokens} is less than max_num_seqs = {sequences}: not every sequence could advance in a step"
             );
-        }
-        if !(self.step_deadline_s.is_finite() && self.step_deadline_s > 0.0) {
-            return refuse(
-                "step_deadline_s",
-                format!(
-                    "must be a positive number of seconds, got {}",
-                    self.step_deadline_s
-                ),
-            );
+            return refuse("max_num_batched_tokens", reason);
         }
         Ok(())
     }
@@ -118,4 +108,8 @@ impl Config {
     pub fn step_deadline(&self) -> Duration {
         Duration::from_secs_f64(self.step_deadline_s)
     }
+}
+
+fn refuse(field: &'static str, reason: String) -> Result<(), ConfigError> {
+    Err(ConfigError { field, reason })
 }

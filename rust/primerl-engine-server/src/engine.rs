@@ -3,7 +3,7 @@
 //! The thread sleeps in `recv` while there is nothing to compute. Between two steps it takes all commands that have
 //! come in, so a pause, an abort or a weight update never meets a half-done step.
 
-use crate::backend::{Backend, BackendError, StepOutput};
+use crate::backend::{Backend, BackendError, ScoredToken, StepOutput};
 use crate::batch::Batch;
 use crate::config::Config;
 use crate::handle::{
@@ -113,9 +113,8 @@ impl<B: Backend> Engine<B> {
             if let Some(client) = self.clients.get_mut(&part.key)
                 && !std::mem::replace(&mut client.started, true)
             {
-                self.metrics
-                    .queue_time
-                    .observe(client.arrived.elapsed().as_secs_f64());
+                let waited = client.arrived.elapsed().as_secs_f64();
+                self.metrics.queue_time.observe(waited);
             }
         }
         self.shared.step_begins();
@@ -125,9 +124,8 @@ impl<B: Backend> Engine<B> {
         let seconds = began.elapsed().as_secs_f64();
         self.metrics.busy_seconds.inc_by(seconds);
         self.metrics.step_time.observe(seconds);
-        self.metrics
-            .generation_tokens
-            .inc_by(output.sampled.len() as u64);
+        let sampled = output.sampled.len() as u64;
+        self.metrics.generation_tokens.inc_by(sampled);
         for event in self.scheduler.apply(batch, output) {
             self.report(event);
         }
@@ -189,15 +187,7 @@ impl<B: Backend> Engine<B> {
                 clear_cache,
                 answer,
             } => self.pause(mode, clear_cache, answer),
-            Command::Resume { answer } => {
-                self.scheduler.resume();
-                for waiting in self.draining.drain(..) {
-                    let _ = waiting.send(Err(CommandError(
-                        "resumed before all requests had finished".into(),
-                    )));
-                }
-                let _ = answer.send(Ok(()));
-            }
+            Command::Resume { answer } => self.resume(answer),
             Command::IsPaused { answer } => {
                 let _ = answer.send(Ok(self.scheduler.is_paused()));
             }
@@ -231,24 +221,19 @@ impl<B: Backend> Engine<B> {
         } = admission;
         let key = submission.key;
         if index == 0 {
-            self.metrics
-                .prompt_tokens
-                .inc_by(submission.prompt.len() as u64);
+            let tokens = submission.prompt.len() as u64;
+            self.metrics.prompt_tokens.inc_by(tokens);
         }
-        self.request_ids
-            .entry(request_id.clone())
-            .or_default()
-            .push(key);
-        self.clients.insert(
-            key,
-            Client {
-                index,
-                request_id,
-                updates,
-                arrived: Instant::now(),
-                started: false,
-            },
-        );
+        let keys = self.request_ids.entry(request_id.clone());
+        keys.or_default().push(key);
+        let client = Client {
+            index,
+            request_id,
+            updates,
+            arrived: Instant::now(),
+            started: false,
+        };
+        self.clients.insert(key, client);
         self.scheduler.submit(submission);
     }
 
@@ -300,6 +285,15 @@ impl<B: Backend> Engine<B> {
         self.end_drain();
     }
 
+    fn resume(&mut self, answer: Answer<()>) {
+        self.scheduler.resume();
+        for waiting in self.draining.drain(..) {
+            let early = "resumed before all requests had finished";
+            let _ = waiting.send(Err(CommandError(early.into())));
+        }
+        let _ = answer.send(Ok(()));
+    }
+
     fn end_drain(&mut self) {
         if !self.draining.is_empty() && self.scheduler.is_drained() {
             self.scheduler.pause();
@@ -312,24 +306,7 @@ impl<B: Backend> Engine<B> {
 
 /// A backend that answers for other tokens than it was asked for must not continue: its answers would be trained on.
 fn check_output(batch: &Batch, output: &StepOutput, vocab_size: u32) -> Result<(), BackendError> {
-    let wanted = batch
-        .sequences
-        .iter()
-        .filter(|part| part.sample.is_some())
-        .count();
-    let prompt: usize = batch
-        .sequences
-        .iter()
-        .filter_map(|part| part.prompt_targets.as_ref())
-        .map(|t| t.targets.len())
-        .sum();
-    if output.sampled.len() != wanted || output.prompt.len() != prompt {
-        return Err(BackendError::Failed(format!(
-            "the backend sampled {} of {wanted} sequences and scored {} of {prompt} prompt tokens",
-            output.sampled.len(),
-            output.prompt.len()
-        )));
-    }
+    check_counts(batch, output).map_err(BackendError::Failed)?;
     if let Some(experts) = &output.experts
         && !experts.are_of(batch.token_ids.len())
     {
@@ -338,15 +315,27 @@ fn check_output(batch: &Batch, output: &StepOutput, vocab_size: u32) -> Result<(
             batch.token_ids.len()
         )));
     }
-    match output
-        .sampled
-        .iter()
-        .find(|token| token.token_id >= vocab_size || !token.logprob.is_finite())
-    {
+    let is_broken =
+        |token: &&ScoredToken| token.token_id >= vocab_size || !token.logprob.is_finite();
+    match output.sampled.iter().find(is_broken) {
         None => Ok(()),
         Some(token) => Err(BackendError::Failed(format!(
             "the backend sampled token {} with log-probability {}: the weights or the KV cache are broken",
             token.token_id, token.logprob
         ))),
     }
+}
+
+fn check_counts(batch: &Batch, output: &StepOutput) -> Result<(), String> {
+    let parts = batch.sequences.iter();
+    let wanted = parts.clone().filter(|part| part.sample.is_some()).count();
+    let targets = parts.filter_map(|part| part.prompt_targets.as_ref());
+    let prompt: usize = targets.map(|targets| targets.targets.len()).sum();
+    let (sampled, scored) = (output.sampled.len(), output.prompt.len());
+    if sampled == wanted && scored == prompt {
+        return Ok(());
+    }
+    Err(format!(
+        "the backend sampled {sampled} of {wanted} sequences and scored {scored} of {prompt} prompt tokens"
+    ))
 }

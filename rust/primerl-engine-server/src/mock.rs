@@ -8,7 +8,7 @@
 mod processed;
 
 use crate::backend::{Backend, BackendError, ScoredToken, StepOutput, TopToken};
-use crate::batch::{Batch, Sample};
+use crate::batch::{Batch, BatchSequence, Sample};
 use crate::checkpoint::{Checkpoint, digest};
 use crate::experts::ExpertRows;
 use crate::model_info::{Loadable, ModelInfo};
@@ -128,27 +128,7 @@ impl MockConfig {
         if sample.allowed.is_some() {
             return self.structured(prefix, sample, version, None);
         }
-        let randomness = if sample.temperature == 0.0 {
-            0
-        } else {
-            sample.uniform.to_bits()
-        };
-        let chosen = prefix ^ xxh3_64(&randomness.to_le_bytes());
-        let span = self.last_token - self.first_token;
-        let mut token_id = self.first_token + (draw(chosen, version, 1) * f64::from(span)) as u32;
-        if let Some(eos) = self.eos_token_id
-            && draw(chosen, version, 2) < self.eos_probability
-            && !sample.banned.contains(&eos)
-        {
-            token_id = eos;
-        }
-        if sample.banned.contains(&token_id) {
-            let others = (1..self.vocab_size).map(|step| (token_id + step) % self.vocab_size);
-            token_id = others
-                .into_iter()
-                .find(|id| !sample.banned.contains(id))
-                .unwrap_or(token_id);
-        }
+        let token_id = self.draw_token(prefix, sample, version);
         let scored = self.score(prefix, token_id, version, sample.top);
         match self.processed_logprobs {
             true => self.processed(scored, prefix, sample, version),
@@ -161,38 +141,64 @@ impl MockConfig {
         -6.0 * draw(prefix, version, 3 + u64::from(token_id)) as f32
     }
 
+    fn draw_token(&self, prefix: u64, sample: &Sample, version: u64) -> u32 {
+        let randomness = match sample.temperature {
+            0.0 => 0,
+            _ => sample.uniform.to_bits(),
+        };
+        let chosen = prefix ^ xxh3_64(&randomness.to_le_bytes());
+        if let Some(eos) = self.eos_token_id
+            && draw(chosen, version, 2) < self.eos_probability
+            && !sample.banned.contains(&eos)
+        {
+            return eos;
+        }
+        let span = self.last_token - self.first_token;
+        let token_id = self.first_token + (draw(chosen, version, 1) * f64::from(span)) as u32;
+        if !sample.banned.contains(&token_id) {
+            return token_id;
+        }
+        let mut others = (1..self.vocab_size).map(|step| (token_id + step) % self.vocab_size);
+        let other = others.find(|id| !sample.banned.contains(id));
+        other.unwrap_or(token_id)
+    }
+
     /// Raw log-probability and rank of a token after a prefix, and the `top` most likely ones.
     pub fn score(&self, prefix: u64, token_id: u32, version: u64, top: u32) -> ScoredToken {
         let logprob = |id: u32| self.logprob(prefix, id, version);
-        let own = logprob(token_id);
+        let mut scored = ScoredToken {
+            token_id,
+            logprob: logprob(token_id),
+            rank: 1,
+            top: Vec::new(),
+        };
         if top == 0 {
-            return ScoredToken {
-                token_id,
-                logprob: own,
-                rank: 1,
-                top: Vec::new(),
-            };
+            return scored;
         }
         let mut all: Vec<(u32, f32)> = (0..self.vocab_size).map(|id| (id, logprob(id))).collect();
         all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        let ranked = all
-            .iter()
-            .zip(1..)
-            .map(|(&(token_id, logprob), rank)| TopToken {
-                token_id,
-                logprob,
-                rank,
-            });
-        let rank = ranked
-            .clone()
-            .find(|t| t.token_id == token_id)
-            .map_or(1, |t| t.rank);
-        ScoredToken {
+        let top_token = |((token_id, logprob), rank)| TopToken {
             token_id,
-            logprob: own,
+            logprob,
             rank,
-            top: ranked.take(top as usize).collect(),
-        }
+        };
+        let ranked = all.into_iter().zip(1..).map(top_token);
+        let own = ranked.clone().find(|ranked| ranked.token_id == token_id);
+        scored.rank = own.map_or(1, |own| own.rank);
+        scored.top = ranked.take(top as usize).collect();
+        scored
+    }
+}
+
+fn expert_rows(batch: &Batch) -> ExpertRows {
+    let ids = batch.token_ids.iter();
+    ExpertRows {
+        layers: 2,
+        chosen: 1,
+        bytes: 1,
+        ids: ids
+            .flat_map(|id| MockConfig::experts_of(*id as u32))
+            .collect(),
     }
 }
 
@@ -230,6 +236,53 @@ impl MockBackend {
         }
     }
 
+    /// Computes the part's tokens: they follow what its slot holds.
+    fn advance(&mut self, part: &BatchSequence, token_ids: &[i32]) -> Result<(), BackendError> {
+        let slot = &mut self.prefixes[part.slot as usize];
+        let start = part.start();
+        if slot.len() < start {
+            return Err(BackendError::Failed(format!(
+                "slot {} has no KV before position {start}",
+                part.slot
+            )));
+        }
+        slot.truncate(start);
+        for &token_id in token_ids {
+            slot.push(fold(slot.last().copied().unwrap_or(0), token_id as u32));
+        }
+        if !self.config.script.is_empty() {
+            let tokens = &mut self.tokens[part.slot as usize];
+            tokens.truncate(start);
+            tokens.extend(token_ids.iter().map(|id| *id as u32));
+        }
+        Ok(())
+    }
+
+    fn prompt_scores(&self, part: &BatchSequence) -> Vec<ScoredToken> {
+        let Some(targets) = &part.prompt_targets else {
+            return Vec::new();
+        };
+        let first = part.start() + targets.first_row as usize;
+        let prefixes = &self.prefixes[part.slot as usize][first..];
+        let scored = targets.targets.iter().zip(prefixes);
+        scored
+            .map(|(&id, &prefix)| self.config.score(prefix, id, self.version, targets.top))
+            .collect()
+    }
+
+    fn next_token(&self, slot: u32, sample: &Sample) -> ScoredToken {
+        let prefix = self.prefixes[slot as usize].last().copied().unwrap_or(0);
+        let tokens = &self.tokens[slot as usize];
+        let mut scripted = self.config.script.iter().map(|one| one.next(tokens));
+        match scripted.find_map(|next| next) {
+            next @ Some(_) if sample.allowed.is_some() => {
+                self.config.structured(prefix, sample, self.version, next)
+            }
+            Some(next) => self.config.score(prefix, next, self.version, sample.top),
+            None => self.config.sample(prefix, sample, self.version),
+        }
+    }
+
     fn break_down(&self) -> Result<(), BackendError> {
         if self.config.faults.fail_forward_at == Some(self.forwards) {
             return Err(BackendError::Failed(format!(
@@ -257,56 +310,20 @@ impl Backend for MockBackend {
         if !latency.is_zero() {
             std::thread::sleep(latency);
         }
-        let mut output = StepOutput::default();
-        if self.config.reports_experts {
-            let ids = (batch.token_ids.iter()).flat_map(|id| MockConfig::experts_of(*id as u32));
-            output.experts = Some(ExpertRows {
-                layers: 2,
-                chosen: 1,
-                bytes: 1,
-                ids: ids.collect(),
-            });
-        }
+        let mut output = StepOutput {
+            experts: self.config.reports_experts.then(|| expert_rows(batch)),
+            ..StepOutput::default()
+        };
         let mut row = 0;
         for sequence in &batch.sequences {
             let end = row + sequence.query_len as usize;
-            let slot = &mut self.prefixes[sequence.slot as usize];
-            let start = (sequence.context_len - sequence.query_len) as usize;
-            if slot.len() < start {
-                return Err(BackendError::Failed(format!(
-                    "slot {} has no KV before position {start}",
-                    sequence.slot
-                )));
-            }
-            slot.truncate(start);
-            for &token_id in &batch.token_ids[row..end] {
-                slot.push(fold(slot.last().copied().unwrap_or(0), token_id as u32));
-            }
-            if !self.config.script.is_empty() {
-                let tokens = &mut self.tokens[sequence.slot as usize];
-                tokens.truncate(start);
-                tokens.extend(batch.token_ids[row..end].iter().map(|id| *id as u32));
-            }
+            self.advance(sequence, &batch.token_ids[row..end])?;
             row = end;
-            if let Some(targets) = &sequence.prompt_targets {
-                let first = start + targets.first_row as usize;
-                let scored = targets.targets.iter().zip(&slot[first..]);
-                output.prompt.extend(scored.map(|(&id, &prefix)| {
-                    self.config.score(prefix, id, self.version, targets.top)
-                }));
-            }
-            if let Some(sample) = &sequence.sample {
-                let prefix = slot.last().copied().unwrap_or(0);
-                let tokens = &self.tokens[sequence.slot as usize];
-                let mut scripted = self.config.script.iter().map(|one| one.next(tokens));
-                output.sampled.push(match scripted.find_map(|next| next) {
-                    next @ Some(_) if sample.allowed.is_some() => {
-                        self.config.structured(prefix, sample, self.version, next)
-                    }
-                    Some(next) => self.config.score(prefix, next, self.version, sample.top),
-                    None => self.config.sample(prefix, sample, self.version),
-                });
-            }
+            output.prompt.extend(self.prompt_scores(sequence));
+            let sample = sequence.sample.as_ref();
+            output
+                .sampled
+                .extend(sample.map(|sample| self.next_token(sequence.slot, sample)));
         }
         Ok(output)
     }

@@ -63,16 +63,7 @@ pub async fn run(
         () = shutdown.cancelled() => Ok(()),
     };
     if result.is_ok() {
-        // If the engine is gone already, there is nothing to stop.
-        let _ = handle.tell(Command::Shutdown);
-        if tokio::time::timeout(SHUTDOWN_DEADLINE, &mut engine_end)
-            .await
-            .is_err()
-        {
-            tracing::warn!(
-                "a step is still running after {SHUTDOWN_DEADLINE:?}: leaving it behind"
-            );
-        }
+        stop_engine(&handle, &mut engine_end).await;
     } else {
         let _ = tokio::time::timeout(LINGER, &mut server).await;
     }
@@ -84,6 +75,15 @@ pub async fn run(
         tracing::warn!("clients kept connections open after {SHUTDOWN_DEADLINE:?}: closing them");
     }
     result
+}
+
+async fn stop_engine(handle: &EngineHandle, end: &mut oneshot::Receiver<EngineEnd>) {
+    // If the engine is gone already, there is nothing to stop.
+    let _ = handle.tell(Command::Shutdown);
+    let ended = tokio::time::timeout(SHUTDOWN_DEADLINE, end).await;
+    if ended.is_err() {
+        tracing::warn!("a step is still running after {SHUTDOWN_DEADLINE:?}: leaving it behind");
+    }
 }
 
 fn engine_failed(

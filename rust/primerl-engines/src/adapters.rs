@@ -13,10 +13,10 @@ use super::pool::Engines;
 use super::probe::{self, Probe};
 use super::served_version::Named;
 use super::state::{Engine, Served, Update};
-use super::update::{UpdateError, check_logprob_kind, folder_of, within};
+use super::update::{UpdateError, check_logprob_kind, folder_of, note_proved, within};
 use super::weights::check_digests;
 use crate::clients::ModelCard;
-use primerl_core::Event;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -40,10 +40,7 @@ pub(super) async fn bring(
         engine = %engine.client.url(), version = %update.version,
         milliseconds = started.elapsed().as_millis() as u64, "engine proved its adapter"
     );
-    pool.driver.send(Event::EngineProved {
-        engine: engine.id,
-        version: update.version,
-    });
+    note_proved(pool, engine, update.version);
     unload_unused(pool, engine).await;
     Ok(())
 }
@@ -58,14 +55,8 @@ async fn load(
     let base = client.weight_label(STANDS_STILL).await?;
     let named = Named::adapter(model, update.version, &update.digest, base);
     make_room(engine, &named, most);
-    // Adapters that are listed but not in use were loaded by an earlier orchestrator, or by this one before it lost the
-    // engine. They are loaded again, because their proof may not have finished.
     let used = engine.adapters_in_use();
-    for name in client.adapters(&Named::prefix(model)).await? {
-        if !used.contains(&name) {
-            client.unload_adapter(&name).await?;
-        }
-    }
+    unload_leftovers(client, model, &used).await?;
     client.keep_adapters(&used).await?;
     if !used.contains(&named.model) {
         let folder = folder_of(&update.manifest);
@@ -75,6 +66,21 @@ async fn load(
         .prove_adapter(&named.model, &update.digest)
         .await
         .map(|()| named)
+}
+
+/// Adapters that are listed but not in use were loaded by an earlier orchestrator, or by this one before it lost the
+/// engine. They are loaded again, because their proof may not have finished.
+async fn unload_leftovers(
+    client: &EngineClient,
+    model: &str,
+    used: &[String],
+) -> Result<(), EngineError> {
+    for name in client.adapters(&Named::prefix(model)).await? {
+        if !used.contains(&name) {
+            client.unload_adapter(&name).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes room for another version: requests of the oldest versions end and start again. So do requests on weights that
@@ -99,18 +105,20 @@ fn make_room(engine: &Engine, new: &Named, most: u32) {
     }
 }
 
+fn take_unused(engine: &Engine) -> Vec<Arc<Served>> {
+    let mut state = engine.state.lock();
+    let serving = state.served.clone();
+    let is_used = |served: &Arc<Served>| {
+        served.running() > 0 || serving.as_ref().is_some_and(|own| Arc::ptr_eq(own, served))
+    };
+    let (used, unused): (Vec<_>, Vec<_>) = state.adapters.drain(..).partition(is_used);
+    state.adapters = used;
+    unused
+}
+
 /// Unloads the adapters that no request names any more, and never will.
 pub(super) async fn unload_unused(pool: &Engines, engine: &Engine) {
-    let unused = {
-        let mut state = engine.state.lock();
-        let serving = state.served.clone();
-        let is_used = |served: &Arc<Served>| {
-            served.running() > 0 || serving.as_ref().is_some_and(|own| Arc::ptr_eq(own, served))
-        };
-        let (used, unused): (Vec<_>, Vec<_>) = state.adapters.drain(..).partition(is_used);
-        state.adapters = used;
-        unused
-    };
+    let unused = take_unused(engine);
     if unused.is_empty() {
         return;
     }

@@ -79,16 +79,7 @@ impl Engines {
             };
             let sampled = self.go_on(&slot, request, &mut begun, reborrow(&mut progress));
             let error = match sampled.await? {
-                Ok(generated) => {
-                    slot.answered();
-                    return Ok(Sampled {
-                        generated,
-                        resident: Resident {
-                            engine: slot.engine.id,
-                            version: slot.version(),
-                        },
-                    });
-                }
+                Ok(generated) => return Ok(answered(slot, generated)),
                 Err(error) if !error.is_retryable() => return Err(GenerateError::Refused(error)),
                 Err(error @ EngineError::Crossed { .. }) => {
                     // No engine failed: the request starts again on the new weights, as often as the deadline allows.
@@ -101,22 +92,13 @@ impl Engines {
             };
             tracing::warn!(engine = %slot.engine.client.url(), request = request.request_id, %error, "engine request failed");
             tries.note(&slot, &error);
-            if progress
-                .as_mut()
-                .is_some_and(|progress| !progress.go_on(begun.tokens()))
-            {
+            let stops = |progress: &mut &mut dyn Progress| !progress.go_on(begun.tokens());
+            if progress.as_mut().is_some_and(stops) {
                 slot.failed();
                 return Err(GenerateError::Interrupted { last: tries.last });
             }
             self.failovers.fetch_add(1, Ordering::Relaxed);
-            if matches!(
-                error,
-                EngineError::Unproved { .. } | EngineError::Misnamed { .. }
-            ) {
-                slot.engine.rejoined.notify_one();
-            } else {
-                slot.failed();
-            }
+            suspect(&slot, &error);
             if slot.is_lost() {
                 continue; // It is out of rotation, so it cannot be picked again before it proved itself.
             }
@@ -234,6 +216,27 @@ impl Engines {
             tracing::warn!(engine = %client.url(), %error, "an engine could not render");
             tries.lost(slot, error).await?;
         }
+    }
+}
+
+fn answered(slot: Slot, generated: Generated) -> Sampled {
+    slot.answered();
+    Sampled {
+        generated,
+        resident: Resident {
+            engine: slot.engine.id,
+            version: slot.version(),
+        },
+    }
+}
+
+/// Has the engine's supervisor look at it: for other weights, or for its health.
+fn suspect(slot: &Slot, error: &EngineError) {
+    match error {
+        EngineError::Unproved { .. } | EngineError::Misnamed { .. } => {
+            slot.engine.rejoined.notify_one();
+        }
+        _ => slot.failed(),
     }
 }
 

@@ -247,30 +247,9 @@ pub(super) async fn prove(
     client: &EngineClient,
     config: &EnginesConfig,
 ) -> Result<Result<(), String>, EngineError> {
-    let chat = ChatMessages {
-        messages: Bytes::from_static(br#"[{"role":"user","content":"a"}]"#),
-        ..ChatMessages::default()
-    };
     // An earlier orchestrator that died in an update left the engine paused: it would never answer.
     in_time("resume", STANDS_STILL, client.resume()).await??;
-    let answered = async {
-        let ids = tokenize(client, &config.model, &chat, PROOF_TIMEOUT).await?;
-        let history = Default::default();
-        let request = SampleRequest::one_token(
-            "proof",
-            PromptIds {
-                history: &history,
-                suffix: &ids,
-            },
-        );
-        let named = Named::weights(&config.model, PolicyVersion(0));
-        let body = body(&chat, &request, config, &named);
-        let body = body.map_err(|error| malformed(error.to_string()))?;
-        let bytes = client.call("chat", "/v1/chat/completions", body, PROOF_TIMEOUT);
-        let choice = read(&bytes.await?, &ids, "0", &named)?;
-        choice.check(&request.bounds(config), None)
-    };
-    let missing = match answered.await {
+    let missing = match sample_proof(client, config).await {
         Ok(_) => return Ok(Ok(())),
         Err(
             error @ (EngineError::Transport { .. } | EngineError::Status { status: 500.., .. }),
@@ -282,11 +261,38 @@ pub(super) async fn prove(
         }) => format!("it serves no /{}", route(call)),
         Err(error) => error.to_string(),
     };
-    Ok(Err(format!(
+    Ok(Err(lacking(&missing)))
+}
+
+async fn sample_proof(
+    client: &EngineClient,
+    config: &EnginesConfig,
+) -> Result<Generated, EngineError> {
+    let chat = ChatMessages {
+        messages: Bytes::from_static(br#"[{"role":"user","content":"a"}]"#),
+        ..ChatMessages::default()
+    };
+    let ids = tokenize(client, &config.model, &chat, PROOF_TIMEOUT).await?;
+    let history = Default::default();
+    let prompt = PromptIds {
+        history: &history,
+        suffix: &ids,
+    };
+    let request = SampleRequest::one_token("proof", prompt);
+    let named = Named::weights(&config.model, PolicyVersion(0));
+    let body = body(&chat, &request, config, &named);
+    let body = body.map_err(|error| malformed(error.to_string()))?;
+    let bytes = client.call("chat", "/v1/chat/completions", body, PROOF_TIMEOUT);
+    let choice = read(&bytes.await?, &ids, "0", &named)?;
+    choice.check(&request.bounds(config), None)
+}
+
+fn lacking(missing: &str) -> String {
+    format!(
         "client_type = \"openai_chat_completions_token\" needs engines that render: vLLM's /tokenize, and its \
          /v1/chat/completions with return_token_ids, logprobs and return_tokens_as_token_ids; this one does not do: \
          {missing}; use other engines, or client_type = \"renderer\""
-    )))
+    )
 }
 
 fn route(call: &str) -> &str {

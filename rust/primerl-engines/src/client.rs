@@ -113,22 +113,12 @@ impl EngineClient {
         progress: &mut dyn Progress,
         assembly: &mut Assembly,
     ) -> Result<(), EngineError> {
-        let failed = |source| EngineError::Transport {
-            call: "generate",
-            source,
-        };
+        let call = "generate";
+        let failed = |source| EngineError::Transport { call, source };
         let request = self.generate_request(body, timeout);
         let mut answer = request.send().await.map_err(failed)?;
-        let status = answer.status().as_u16();
-        if status != 200 {
-            let (body, _) = clients::beginning(answer, LARGEST_REFUSAL)
-                .await
-                .map_err(failed)?;
-            return Err(EngineError::Status {
-                call: "generate",
-                status,
-                message: error_message(&body),
-            });
+        if answer.status().as_u16() != 200 {
+            return Err(refusal(call, answer).await);
         }
         let mut ended_at = None;
         while let Some(bytes) = answer.chunk().await.map_err(failed)? {
@@ -255,6 +245,18 @@ impl EngineClient {
     }
 }
 
+async fn refusal(call: &'static str, answer: reqwest::Response) -> EngineError {
+    let status = answer.status().as_u16();
+    match clients::beginning(answer, LARGEST_REFUSAL).await {
+        Ok((body, _)) => EngineError::Status {
+            call,
+            status,
+            message: error_message(&body),
+        },
+        Err(source) => EngineError::Transport { call, source },
+    }
+}
+
 async fn bytes_of(
     call: &'static str,
     request: reqwest::RequestBuilder,
@@ -262,22 +264,14 @@ async fn bytes_of(
 ) -> Result<bytes::Bytes, EngineError> {
     let failed = |source| EngineError::Transport { call, source };
     let answer = request.send().await.map_err(failed)?;
-    let status = answer.status();
-    let most = match status.is_success() {
-        true => most,
-        false => LARGEST_REFUSAL,
-    };
-    let (bytes, is_whole) = clients::beginning(answer, most).await.map_err(failed)?;
-    match (status.is_success(), is_whole) {
-        (true, true) => Ok(bytes.into()),
-        (true, false) => Err(EngineError::Malformed {
+    if !answer.status().is_success() {
+        return Err(refusal(call, answer).await);
+    }
+    match clients::beginning(answer, most).await.map_err(failed)? {
+        (bytes, true) => Ok(bytes.into()),
+        (_, false) => Err(EngineError::Malformed {
             call,
             problem: format!("it is longer than {most} bytes"),
-        }),
-        (false, _) => Err(EngineError::Status {
-            call,
-            status: status.as_u16(),
-            message: error_message(&bytes),
         }),
     }
 }

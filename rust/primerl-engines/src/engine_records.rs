@@ -6,7 +6,7 @@ use primerl_core::EngineId;
 use primerl_service::files::{WriteError, write_whole};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// In the output folder.
 const FILE: &str = "run/engines.json";
@@ -30,26 +30,21 @@ pub fn read<'a>(
     output_dir: &Path,
     known: impl Iterator<Item = (EngineId, &'a str)>,
 ) -> Vec<EngineRecord> {
-    let mut records: BTreeMap<EngineId, EngineRecord> = known
-        .map(|(engine, url)| (engine, url.to_owned()))
-        .map(|(engine, url)| {
-            (
-                engine,
-                EngineRecord {
-                    engine,
-                    url,
-                    name: None,
-                },
-            )
-        })
-        .collect();
-    let path: PathBuf = output_dir.join(FILE);
-    let mut written = BTreeSet::new();
-    match std::fs::read(&path).map(|bytes| serde_json::from_slice::<Vec<EngineRecord>>(&bytes)) {
-        Ok(Ok(those)) => {
-            written.extend(those.iter().map(|record| record.engine));
-            records.extend(those.into_iter().map(|record| (record.engine, record)));
-        }
+    let known = known.map(|(engine, url)| EngineRecord {
+        engine,
+        url: url.to_owned(),
+        name: None,
+    });
+    let written = read_file(&output_dir.join(FILE));
+    let those: BTreeSet<EngineId> = written.iter().map(|record| record.engine).collect();
+    let records = known.chain(written).map(|record| (record.engine, record));
+    let records: BTreeMap<EngineId, EngineRecord> = records.collect();
+    one_at_each_address(records.into_values().collect(), &those)
+}
+
+fn read_file(path: &Path) -> Vec<EngineRecord> {
+    match std::fs::read(path).map(|bytes| serde_json::from_slice(&bytes)) {
+        Ok(Ok(records)) => return records,
         // A version that wrote none, or a run without engines.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Ok(Err(error)) => {
@@ -65,7 +60,7 @@ pub fn read<'a>(
             )
         }
     }
-    one_at_each_address(records.into_values().collect(), &written)
+    Vec::new()
 }
 
 /// Two supervisors would load their weights into one server. `records` are by number.

@@ -49,16 +49,7 @@ impl WantedExperts {
 
 /// Shape of a row, number of rows, and where the first begins.
 fn header(file: &[u8]) -> Result<(ExpertsShape, usize, usize), String> {
-    let broken = || "routed_experts is not a file of NumPy".to_owned();
-    let rest = file.strip_prefix(MAGIC).ok_or_else(broken)?;
-    let (begin, length) = match rest {
-        [1, _, low, high, ..] => (4, usize::from(u16::from_le_bytes([*low, *high]))),
-        [2 | 3, _, a, b, c, d, ..] => (6, u32::from_le_bytes([*a, *b, *c, *d]) as usize),
-        _ => return Err(broken()),
-    };
-    let text = rest.get(begin..).and_then(|rest| rest.get(..length));
-    let text = text.and_then(|text| std::str::from_utf8(text).ok());
-    let text = text.ok_or_else(broken)?;
+    let (text, begin) = header_text(file).ok_or_else(broken)?;
     let bytes = match value(text, "descr").ok_or_else(broken)? {
         "'|u1'" => 1,
         "'<u2'" => 2,
@@ -71,25 +62,45 @@ fn header(file: &[u8]) -> Result<(ExpertsShape, usize, usize), String> {
     if value(text, "fortran_order") != Some("False") {
         return Err("routed_experts is in Fortran's order".into());
     }
-    let sizes = value(text, "shape").ok_or_else(broken)?;
-    let sizes = sizes.trim_matches(|letter| "()".contains(letter));
-    let parsed: Result<Vec<usize>, _> = sizes.split(',').map(|size| size.trim().parse()).collect();
-    let [rows, layers, chosen] = parsed
-        .ok()
-        .and_then(|sizes| <[usize; 3]>::try_from(sizes).ok())
-        .ok_or_else(|| {
-            format!("routed_experts has the shape ({sizes}), not tokens, layers, experts")
-        })?;
-    let small = |size: usize| u16::try_from(size).ok().filter(|size| *size > 0);
-    let shape = small(layers).zip(small(chosen));
-    let (layers, chosen) = shape
-        .ok_or_else(|| format!("routed_experts has the shape ({sizes}), which no model has"))?;
+    let (rows, layers, chosen) = sizes(value(text, "shape").ok_or_else(broken)?)?;
     let shape = ExpertsShape {
         layers,
         chosen,
         bytes,
     };
-    Ok((shape, rows, MAGIC.len() + begin + length))
+    Ok((shape, rows, begin))
+}
+
+fn broken() -> String {
+    "routed_experts is not a file of NumPy".to_owned()
+}
+
+/// The header, and where the data begins.
+fn header_text(file: &[u8]) -> Option<(&str, usize)> {
+    let rest = file.strip_prefix(MAGIC)?;
+    let (begin, length) = match rest {
+        [1, _, low, high, ..] => (4, usize::from(u16::from_le_bytes([*low, *high]))),
+        [2 | 3, _, a, b, c, d, ..] => (6, u32::from_le_bytes([*a, *b, *c, *d]) as usize),
+        _ => return None,
+    };
+    let text = rest.get(begin..)?.get(..length)?;
+    let text = std::str::from_utf8(text).ok()?;
+    Some((text, MAGIC.len() + begin + length))
+}
+
+/// Rows, layers and experts of a shape in Python's form.
+fn sizes(shape: &str) -> Result<(usize, u16, u16), String> {
+    let sizes = shape.trim_matches(|letter| "()".contains(letter));
+    let parsed: Result<Vec<usize>, _> = sizes.split(',').map(|size| size.trim().parse()).collect();
+    let parsed = parsed.ok().and_then(|sizes| sizes.try_into().ok());
+    let [rows, layers, chosen]: [usize; 3] = parsed.ok_or_else(|| {
+        format!("routed_experts has the shape ({sizes}), not tokens, layers, experts")
+    })?;
+    let small = |size: usize| u16::try_from(size).ok().filter(|size| *size > 0);
+    let (layers, chosen) = small(layers)
+        .zip(small(chosen))
+        .ok_or_else(|| format!("routed_experts has the shape ({sizes}), which no model has"))?;
+    Ok((rows, layers, chosen))
 }
 
 /// What a dictionary of Python has by this name: up to the comma that ends it, or the bracket.

@@ -17,6 +17,9 @@ const EXTENSION: &str = "it has no `primerl_weight_digest`, by which weights are
      `--worker-extension-cls primerl.inference.vllm.worker.WorkerExtension --weight-transfer-config \
      '{\"backend\":\"primerl\"}'`, and PYTHONPATH set to the folder that holds the package primerl";
 
+const NO_ADMINISTRATION: &str = "it has no administrative routes (/pause, /update_weights, /collective_rpc): start vLLM \
+     with the environment variable VLLM_SERVER_DEV_MODE=1";
+
 #[derive(Deserialize)]
 struct Paused {
     is_paused: bool,
@@ -31,41 +34,49 @@ pub(super) async fn lacking(
     config: &EnginesConfig,
     card: &ModelCard,
 ) -> Result<Vec<String>, EngineError> {
-    let mut lacking = Vec::new();
-    if let Some(context) = card
-        .max_model_len
-        .filter(|context| *context <= config.max_tokens)
-    {
-        lacking.push(format!(
-            "its context of {context} tokens has no room for a prompt and an answer of sampling.max_tokens = {}: start \
-             it with a larger `--max-model-len` (seq_len is {}), or lower sampling.max_tokens",
-            config.max_tokens, config.seq_len
-        ));
-    }
+    let mut lacking = Vec::from_iter(context(config, card));
     // Such an engine need not accept token ids.
     if !config.engines_render {
         lacking.extend(tokens_route(client).await?);
     }
     let paused = client.get("is_paused", "/is_paused").await;
-    match known_missing(paused, &[404, 405])? {
-        None => lacking.push(
-            "it has no administrative routes (/pause, /update_weights, /collective_rpc): start vLLM with the environment \
-             variable VLLM_SERVER_DEV_MODE=1"
-                .into(),
-        ),
-        Some(answer) => {
-            lacking.extend(extension(client).await?);
-            let is_paused = serde_json::from_slice(&answer).is_ok_and(|Paused { is_paused }| is_paused);
-            // An engine that an earlier orchestrator left paused would not answer.
-            if lacking.is_empty() && config.needs_processed && !is_paused {
-                lacking.extend(alternatives(client, config).await?);
-            }
-            if lacking.is_empty() && config.returns_experts && !is_paused {
-                lacking.extend(experts(client, config).await?);
-            }
-        }
+    let Some(answer) = known_missing(paused, &[404, 405])? else {
+        lacking.push(NO_ADMINISTRATION.into());
+        return Ok(lacking);
+    };
+    lacking.extend(extension(client).await?);
+    let is_paused = serde_json::from_slice(&answer).is_ok_and(|Paused { is_paused }| is_paused);
+    // An engine that an earlier orchestrator left paused would not answer.
+    if lacking.is_empty() && !is_paused {
+        lacking.extend(of_answers(client, config).await?);
     }
     Ok(lacking)
+}
+
+async fn of_answers(
+    client: &EngineClient,
+    config: &EnginesConfig,
+) -> Result<Option<String>, EngineError> {
+    if config.needs_processed
+        && let Some(problem) = alternatives(client, config).await?
+    {
+        return Ok(Some(problem));
+    }
+    match config.returns_experts {
+        true => experts(client, config).await,
+        false => Ok(None),
+    }
+}
+
+fn context(config: &EnginesConfig, card: &ModelCard) -> Option<String> {
+    let context = card.max_model_len?;
+    (context <= config.max_tokens).then(|| {
+        format!(
+            "its context of {context} tokens has no room for a prompt and an answer of sampling.max_tokens = {}: start \
+             it with a larger `--max-model-len` (seq_len is {}), or lower sampling.max_tokens",
+            config.max_tokens, config.seq_len
+        )
+    })
 }
 
 /// `None` for an answer with one of these codes.

@@ -1,11 +1,14 @@
 //! Bodies of `/inference/v1/generate`: the request, and the checks that an answer must pass before it is trained on.
 
+mod checks;
+
 use super::body::RequestBody;
 use super::error::EngineError;
 use super::experts::{BYTES_A_ROW, WantedExperts};
 use super::ids::{PromptIds, WrittenIds};
+use checks::{check_logprobs, check_stop, cut_runs, tops, version_runs};
 use primerl_core::turn::FinishReason;
-use primerl_core::{Experts, Grammar, PolicyVersion, Truncation, VersionRun, VersionRuns};
+use primerl_core::{Experts, Grammar, Truncation, VersionRuns};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -177,9 +180,6 @@ const ENVELOPE: usize = 1 << 20;
 const BYTES_A_TOKEN: usize = 1 << 10;
 const BYTES_AN_ALTERNATIVE: usize = 1 << 9;
 
-/// A log-probability is at most 0; engines that compute in half precision may miss that by this much.
-const LOGPROB_ROUNDING: f32 = 1e-3;
-
 /// The limits of an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds<'a> {
@@ -252,131 +252,59 @@ impl Choice {
         ended_at: Option<usize>,
     ) -> Result<Generated, EngineError> {
         bounds.check(&self.token_ids).map_err(malformed)?;
-        let content = self
-            .logprobs
-            .take()
-            .map(|logprobs| logprobs.content)
-            .unwrap_or_default();
+        let content = self.logprobs.take().map(|logprobs| logprobs.content);
+        let content = content.unwrap_or_default();
         check_logprobs(&content, &self.token_ids, bounds.lowest_logprob)?;
-        let sampled = self.token_ids.len();
-        let mut versions = version_runs(self.weight_versions.take().unwrap_or_default(), sampled)?;
-        let finish = match (self.finish_reason.as_deref(), ended_at) {
-            (_, Some(kept)) if kept <= sampled => {
-                self.token_ids.truncate(kept);
-                cut_runs(&mut versions, kept);
-                FinishReason::StopSequence
-            }
-            // Only the engine ended it: a part of an answer is not a sample of the policy.
-            (Some("abort" | "error"), _) => return Err(EngineError::Aborted { tokens: sampled }),
-            _ if sampled == 0 => return Err(malformed("no token was sampled".into())),
-            (Some("stop"), _) => {
-                check_stop(&self.token_ids, bounds.stop_token_ids)?;
-                FinishReason::Stop
-            }
-            (Some("length" | "repetition"), _) => FinishReason::Length,
-            (other, _) => return Err(malformed(format!("finish_reason is {other:?}"))),
-        };
+        let spans = self.weight_versions.take().unwrap_or_default();
+        let mut versions = version_runs(spans, self.token_ids.len())?;
+        let finish = self.end(bounds, ended_at, &mut versions)?;
         let kept = &content[..self.token_ids.len()];
-        let experts = match (bounds.experts, &self.routed_experts) {
-            (Some(wanted), Some(text)) => wanted.read(text, kept.len()).map_err(malformed)?,
-            _ => None,
-        };
         Ok(Generated {
             logprobs: kept.iter().map(|token| token.logprob).collect(),
-            top: match bounds.top_logprobs {
-                0 => Vec::new(),
-                count => kept.iter().map(|token| token.top(count)).collect(),
-            },
+            top: tops(kept, bounds.top_logprobs),
+            experts: self.experts(bounds)?,
             token_ids: self.token_ids,
             versions,
             finish,
             grammar: self.grammar.map(|applied| Arc::new(applied.into())),
-            experts,
         })
     }
-}
 
-/// If it were accepted, the end of an unfinished answer would be trained: the model would learn to stop there.
-fn check_stop(token_ids: &[u32], stop_token_ids: &[u32]) -> Result<(), EngineError> {
-    let Some(last) = token_ids.last() else {
-        return Ok(());
-    };
-    if stop_token_ids.is_empty() || stop_token_ids.contains(last) {
-        return Ok(());
-    }
-    Err(malformed(format!(
-        "finish_reason is \"stop\", and the last token, {last}, is not one that ends an answer ({stop_token_ids:?})"
-    )))
-}
-
-fn check_logprobs(
-    content: &[TokenLogprob],
-    token_ids: &[u32],
-    lowest: f32,
-) -> Result<(), EngineError> {
-    let differs = |(logprob, token): (&TokenLogprob, &u32)| logprob.token_id != *token;
-    if content.len() != token_ids.len() || content.iter().zip(token_ids).any(differs) {
-        return Err(malformed(
-            "the log-probabilities are not those of the sampled tokens".into(),
-        ));
-    }
-    let infinite = |token: &TokenLogprob| !token.logprob.is_finite() || token.logprob == NOT_FINITE;
-    if content.iter().any(infinite) {
-        return Err(malformed(
-            "a sampled token has no finite log-probability".into(),
-        ));
-    }
-    let problem = content.iter().find_map(|token| match token.logprob {
-        above if above > LOGPROB_ROUNDING => {
-            Some(format!("{above} is not a log-probability: it is above 0"))
-        }
-        below if below < lowest => Some(format!(
-            "a sampled token has the log-probability {below:e}, and none can be sampled below {lowest}"
-        )),
-        _ => None,
-    });
-    problem.map_or(Ok(()), |problem| Err(malformed(problem)))
-}
-
-/// Keeps the runs of the first `tokens` tokens.
-fn cut_runs(runs: &mut VersionRuns, tokens: usize) {
-    let mut left = tokens as u32;
-    for run in runs.iter_mut() {
-        run.n_tokens = run.n_tokens.min(left);
-        left -= run.n_tokens;
-    }
-    runs.retain(|run| run.n_tokens > 0);
-}
-
-fn version_runs(spans: Vec<VersionSpan>, tokens: usize) -> Result<VersionRuns, EngineError> {
-    let mut covered = 0;
-    let mut runs = VersionRuns::with_capacity(spans.len());
-    for span in spans {
-        let Ok(version) = span.version.parse() else {
-            return Err(EngineError::Unproved {
-                label: span.version,
-            });
-        };
-        if span.start != covered || span.end < span.start {
-            break;
-        }
-        covered = span.end;
-        if span.end > span.start {
-            let n_tokens = (span.end - span.start) as u32;
-            runs.push(VersionRun {
-                version: PolicyVersion(version),
-                n_tokens,
-            });
+    fn experts(&self, bounds: &Bounds<'_>) -> Result<Option<Arc<Experts>>, EngineError> {
+        match (bounds.experts, &self.routed_experts) {
+            (Some(wanted), Some(text)) => {
+                let experts = wanted.read(text, self.token_ids.len());
+                experts.map_err(malformed)
+            }
+            _ => Ok(None),
         }
     }
-    if covered != tokens {
-        let problem = format!("weight_versions cover {covered} of {tokens} tokens");
-        return Err(EngineError::Malformed {
-            call: "generate",
-            problem,
-        });
+
+    /// Why the answer ended; cut off where our own code ended it.
+    fn end(
+        &mut self,
+        bounds: &Bounds<'_>,
+        ended_at: Option<usize>,
+        versions: &mut VersionRuns,
+    ) -> Result<FinishReason, EngineError> {
+        let sampled = self.token_ids.len();
+        match (self.finish_reason.as_deref(), ended_at) {
+            (_, Some(kept)) if kept <= sampled => {
+                self.token_ids.truncate(kept);
+                cut_runs(versions, kept);
+                Ok(FinishReason::StopSequence)
+            }
+            // Only the engine ended it: a part of an answer is not a sample of the policy.
+            (Some("abort" | "error"), _) => Err(EngineError::Aborted { tokens: sampled }),
+            _ if sampled == 0 => Err(malformed("no token was sampled".into())),
+            (Some("stop"), _) => {
+                check_stop(&self.token_ids, bounds.stop_token_ids)?;
+                Ok(FinishReason::Stop)
+            }
+            (Some("length" | "repetition"), _) => Ok(FinishReason::Length),
+            (other, _) => Err(malformed(format!("finish_reason is {other:?}"))),
+        }
     }
-    Ok(runs)
 }
 
 #[cfg(test)]

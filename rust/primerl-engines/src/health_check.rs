@@ -1,7 +1,8 @@
 //! Checks the health of one engine: until it may join, and while it serves. `health` has the rules for what follows.
 
 use super::chat;
-use super::client::PROBE_TIMEOUT;
+use super::client::{EngineClient, PROBE_TIMEOUT};
+use super::config::EnginesConfig;
 use super::error::EngineError;
 use super::fitness;
 use super::load::{LoadWatch, Reading};
@@ -23,13 +24,7 @@ pub(super) async fn reach(pool: &Engines, engine: &Engine) {
     let mut last = String::new();
     let mut retry = FIRST_RETRY;
     loop {
-        let others_serve = pool.others(engine.id).serve;
-        let is_due = engine
-            .state
-            .lock()
-            .health
-            .may_be_asked(Instant::now(), others_serve);
-        if is_due {
+        if may_be_asked(pool, engine) {
             match look(pool, engine).await {
                 Ok(card) if engine.state.lock().health.may_return() => {
                     return reached(engine, &card);
@@ -50,6 +45,12 @@ pub(super) async fn reach(pool: &Engines, engine: &Engine) {
     }
 }
 
+fn may_be_asked(pool: &Engines, engine: &Engine) -> bool {
+    let others_serve = pool.others(engine.id).serve;
+    let state = engine.state.lock();
+    state.health.may_be_asked(Instant::now(), others_serve)
+}
+
 fn reached(engine: &Engine, card: &ModelCard) {
     let mut state = engine.state.lock();
     state.healthy = true;
@@ -61,26 +62,29 @@ fn reached(engine: &Engine, card: &ModelCard) {
     state.doing = "reached, no weights proved".into();
 }
 
+async fn usable_card(
+    client: &EngineClient,
+    config: &EnginesConfig,
+) -> Result<ModelCard, EngineError> {
+    client.health().await?;
+    let card = client.model(&config.model).await?;
+    let lacking = fitness::lacking(client, config, &card).await?;
+    if !lacking.is_empty() {
+        let lacking = lacking.join("; ");
+        let text = format!("{lacking} (docs/vllm.md, \"Your own vLLM\")");
+        return Err(EngineError::Unfit(text));
+    }
+    if config.engines_render
+        && let Err(lacking) = chat::prove(client, config).await?
+    {
+        return Err(EngineError::Unfit(lacking));
+    }
+    Ok(card)
+}
+
 /// The card of the run's model, if the engine is well and can do what the run needs.
 async fn look(pool: &Engines, engine: &Engine) -> Result<ModelCard, EngineError> {
-    let client = &engine.client;
-    let looked = async {
-        client.health().await?;
-        let card = client.model(&pool.config.model).await?;
-        let lacking = fitness::lacking(client, &pool.config, &card).await?;
-        if !lacking.is_empty() {
-            let lacking = lacking.join("; ");
-            let text = format!("{lacking} (docs/vllm.md, \"Your own vLLM\")");
-            return Err(EngineError::Unfit(text));
-        }
-        if pool.config.engines_render
-            && let Err(lacking) = chat::prove(client, &pool.config).await?
-        {
-            return Err(EngineError::Unfit(lacking));
-        }
-        Ok(card)
-    };
-    let looked = looked.await;
+    let looked = usable_card(&engine.client, &pool.config).await;
     let mut state = engine.state.lock();
     match &looked {
         Ok(_) => state.health.looked_good(Duration::ZERO),
@@ -145,20 +149,23 @@ async fn look_again(pool: &Engines, engine: &Engine) -> Result<bool, EngineError
         looked_good(engine, took);
         return Ok(true);
     };
-    match engine
-        .client
-        .check_label(&served.named, PROBE_TIMEOUT)
-        .await
-    {
-        Ok(()) => {
-            looked_good(engine, took);
-            engine.state.lock().suspected = false;
-            pool.changed.send_modify(|count| *count += 1);
-            Ok(true)
-        }
+    let is_well = check_label(engine, &served).await?;
+    if is_well {
+        looked_good(engine, took);
+        engine.state.lock().suspected = false;
+        pool.changed.send_modify(|count| *count += 1);
+    }
+    Ok(is_well)
+}
+
+/// Whether the engine reports the version that it served. The error says that it has other weights.
+async fn check_label(engine: &Engine, served: &Arc<Served>) -> Result<bool, EngineError> {
+    let label = engine.client.check_label(&served.named, PROBE_TIMEOUT);
+    match label.await {
+        Ok(()) => Ok(true),
         Err(error @ (EngineError::Label { .. } | EngineError::Forgotten(_))) => {
             let state = engine.state.lock();
-            let is_served = |now: &Arc<Served>| Arc::ptr_eq(now, &served);
+            let is_served = |now: &Arc<Served>| Arc::ptr_eq(now, served);
             // Not if the engine was updated to other weights meanwhile.
             match !state.updating && state.served.as_ref().is_some_and(is_served) {
                 true => Err(error),
@@ -195,6 +202,22 @@ fn looked_good(engine: &Engine, took: Duration) {
     }
 }
 
+/// `had_requests`: before the engine was asked for the reading.
+fn note_progress(engine: &Engine, reading: Option<Reading>, had_requests: bool) {
+    let mut state = engine.state.lock();
+    let is_idle = !had_requests || state.load.running == 0;
+    match reading.and_then(|reading| reading.made) {
+        Some(made) => state.health.made(Instant::now(), made, is_idle),
+        // It is unknown whether the engine makes progress.
+        None => state.health.was_paused(Instant::now()),
+    }
+    if let Some(sampled) = reading.and_then(|reading| reading.sampled) {
+        let now = Instant::now();
+        let requests_s = state.load.requests_s(now);
+        state.health.sampled(now, sampled, requests_s);
+    }
+}
+
 /// Reports the engine's load to the core when it changed enough. An engine without metrics keeps its limit.
 async fn report_load(pool: &Engines, engine: &Engine, watch: &mut LoadWatch) {
     let had_requests = {
@@ -211,20 +234,7 @@ async fn report_load(pool: &Engines, engine: &Engine, watch: &mut LoadWatch) {
             None
         }
     };
-    {
-        let mut state = engine.state.lock();
-        let is_idle = !had_requests || state.load.running == 0;
-        match reading.and_then(|reading| reading.made) {
-            Some(made) => state.health.made(Instant::now(), made, is_idle),
-            // It is unknown whether the engine makes progress.
-            None => state.health.was_paused(Instant::now()),
-        }
-        if let Some(sampled) = reading.and_then(|reading| reading.sampled) {
-            let now = Instant::now();
-            let requests_s = state.load.requests_s(now);
-            state.health.sampled(now, sampled, requests_s);
-        }
-    }
+    note_progress(engine, reading, had_requests);
     if let Some(load) = reading.and_then(|reading| watch.look(reading, Instant::now())) {
         pool.driver.send(Event::EngineLoad {
             engine: engine.id,

@@ -129,9 +129,8 @@ impl Text {
         if common == self.pieces.len() && common == chunks.len() {
             return false;
         }
-        let end = common
-            .checked_sub(1)
-            .map_or(0, |last| self.pieces[last].end);
+        let last = common.checked_sub(1);
+        let end = last.map_or(0, |last| self.pieces[last].end);
         self.pieces.truncate(common);
         self.truncate(end);
         let new = &chunks[common..];

@@ -61,27 +61,33 @@ pub(super) async fn prove_processed(
     config: &EnginesConfig,
     named: &Named,
 ) -> Result<(), LogprobKindError> {
-    let mut meaning = Meaning::Neither;
     for prompt in PROMPTS {
-        let plain = ask(client, config, named, prompt, 1.0, Truncation::default()).await?;
-        let Some(kept) = widest_gap(&plain) else {
-            continue;
-        };
-        let truncation = Truncation {
-            top_k: kept as u32,
-            ..Truncation::default()
-        };
-        let asked = ask(client, config, named, prompt, TEMPERATURE, truncation).await?;
-        meaning = meaning_of(&plain[..kept], &asked);
-        if meaning != Meaning::Neither {
-            break;
+        match look(client, config, named, prompt).await? {
+            Meaning::Processed => return Ok(()),
+            Meaning::Raw => return Err(LogprobKindError::Raw),
+            Meaning::Neither => {}
         }
     }
-    match meaning {
-        Meaning::Processed => Ok(()),
-        Meaning::Raw => Err(LogprobKindError::Raw),
-        Meaning::Neither => Err(LogprobKindError::Neither),
-    }
+    Err(LogprobKindError::Neither)
+}
+
+/// What the answers to one prompt decide.
+async fn look(
+    client: &EngineClient,
+    config: &EnginesConfig,
+    named: &Named,
+    prompt: [u32; 2],
+) -> Result<Meaning, EngineError> {
+    let plain = ask(client, config, named, prompt, 1.0, Truncation::default()).await?;
+    let Some(kept) = widest_gap(&plain) else {
+        return Ok(Meaning::Neither);
+    };
+    let truncation = Truncation {
+        top_k: kept as u32,
+        ..Truncation::default()
+    };
+    let asked = ask(client, config, named, prompt, TEMPERATURE, truncation).await?;
+    Ok(meaning_of(&plain[..kept], &asked))
 }
 
 /// The most likely first tokens of an answer with their log-probabilities.

@@ -110,6 +110,24 @@ pub fn verify(path: &Path, expected: PolicyVersion) -> Result<(), ManifestError>
 }
 
 fn read_whole(path: &Path, expected: PolicyVersion) -> Result<Manifest, ManifestError> {
+    let manifest = parse(path)?;
+    check_fields(path, &manifest, expected)?;
+    let folder = path.parent().unwrap_or_else(|| Path::new("/"));
+    for file in &manifest.files {
+        check_file(path, folder, file)?;
+    }
+    let computed = digest(&manifest.tensors);
+    if computed != manifest.digest {
+        return Err(ManifestError::Digest {
+            path: path.to_owned(),
+            stated: manifest.digest,
+            computed,
+        });
+    }
+    Ok(manifest)
+}
+
+fn parse(path: &Path) -> Result<Manifest, ManifestError> {
     let path = path.to_owned();
     if path.is_relative() {
         return Err(ManifestError::Relative { path });
@@ -118,44 +136,32 @@ fn read_whole(path: &Path, expected: PolicyVersion) -> Result<Manifest, Manifest
         Ok(bytes) => bytes,
         Err(source) => return Err(ManifestError::Read { path, source }),
     };
-    let manifest: Manifest = match serde_json::from_slice(&bytes) {
-        Ok(manifest) => manifest,
-        Err(source) => return Err(ManifestError::Parse { path, source }),
-    };
-    if manifest.format != FORMAT {
-        return Err(ManifestError::Format {
-            path,
-            format: manifest.format,
-        });
+    serde_json::from_slice(&bytes).map_err(|source| ManifestError::Parse { path, source })
+}
+
+fn check_fields(
+    path: &Path,
+    manifest: &Manifest,
+    expected: PolicyVersion,
+) -> Result<(), ManifestError> {
+    let path = path.to_owned();
+    let (format, found) = (manifest.format, manifest.policy_version);
+    if format != FORMAT {
+        return Err(ManifestError::Format { path, format });
     }
-    if manifest.policy_version != expected.0 {
+    if found != expected.0 {
         return Err(ManifestError::Version {
             path,
-            found: manifest.policy_version,
+            found,
             expected,
         });
     }
-    for (empty, what) in [
-        (manifest.files.is_empty(), "files"),
-        (manifest.tensors.is_empty(), "tensors"),
-    ] {
-        if empty {
-            return Err(ManifestError::Empty { path, what });
-        }
-    }
-    let folder = path.parent().unwrap_or_else(|| Path::new("/"));
-    for file in &manifest.files {
-        check_file(&path, folder, file)?;
-    }
-    let computed = digest(&manifest.tensors);
-    if computed != manifest.digest {
-        return Err(ManifestError::Digest {
-            path,
-            stated: manifest.digest,
-            computed,
-        });
-    }
-    Ok(manifest)
+    let what = match (&*manifest.files, &*manifest.tensors) {
+        ([], _) => "files",
+        (_, []) => "tensors",
+        _ => return Ok(()),
+    };
+    Err(ManifestError::Empty { path, what })
 }
 
 /// Plain files only: a read of a pipe or a device may never end.

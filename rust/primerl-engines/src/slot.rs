@@ -36,19 +36,9 @@ impl Engines {
 
     fn try_pick(&self, resident: Option<Resident>, failed: &[EngineId]) -> Option<Slot> {
         let engines = self.engines.read();
-        let candidates: Vec<Candidate> = engines
-            .iter()
-            .filter_map(|engine| {
-                let state = engine.state.lock();
-                Some(Candidate {
-                    engine: engine.id,
-                    version: state.usable()?.named.version,
-                    running: state.load.running,
-                    limit: state.limit,
-                    failed: failed.contains(&engine.id),
-                    slow: state.health.is_slow(),
-                })
-            })
+        let candidates = engines.iter();
+        let candidates: Vec<Candidate> = candidates
+            .filter_map(|engine| candidate(engine, failed))
             .collect();
         let chosen = choose(&candidates, resident)?;
         let engine = engines.iter().find(|engine| engine.id == chosen)?;
@@ -63,6 +53,19 @@ impl Engines {
             served,
         })
     }
+}
+
+/// `None` if the engine may not be used.
+fn candidate(engine: &Engine, failed: &[EngineId]) -> Option<Candidate> {
+    let state = engine.state.lock();
+    Some(Candidate {
+        engine: engine.id,
+        version: state.usable()?.named.version,
+        running: state.load.running,
+        limit: state.limit,
+        failed: failed.contains(&engine.id),
+        slow: state.health.is_slow(),
+    })
 }
 
 /// A request's place on an engine.

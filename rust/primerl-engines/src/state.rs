@@ -71,6 +71,34 @@ impl Served {
     }
 }
 
+impl EngineState {
+    fn joining(name: Option<&str>) -> EngineState {
+        EngineState {
+            name: name.map(str::to_owned),
+            health: Health::default(),
+            complained: false,
+            served: None,
+            adapters: Vec::new(),
+            probed: None,
+            told: None,
+            healthy: false,
+            suspected: false,
+            updating: false,
+            doing: "joining".into(),
+            max_model_len: None,
+            down_since: Some(Instant::now()),
+            was_known: false,
+            was_lost: false,
+            lost_because: String::new(),
+            is_processed: false,
+            unfit: None,
+            lost: CancellationToken::new(),
+            load: Load::default(),
+            limit: u32::MAX,
+        }
+    }
+}
+
 impl Engine {
     pub(crate) fn new(
         id: EngineId,
@@ -81,29 +109,7 @@ impl Engine {
         Engine {
             id,
             client,
-            state: Mutex::new(EngineState {
-                name: name.map(str::to_owned),
-                health: Health::default(),
-                complained: false,
-                served: None,
-                adapters: Vec::new(),
-                probed: None,
-                told: None,
-                healthy: false,
-                suspected: false,
-                updating: false,
-                doing: "joining".into(),
-                max_model_len: None,
-                down_since: Some(Instant::now()),
-                was_known: false,
-                was_lost: false,
-                lost_because: String::new(),
-                is_processed: false,
-                unfit: None,
-                lost: CancellationToken::new(),
-                load: Load::default(),
-                limit: u32::MAX,
-            }),
+            state: Mutex::new(EngineState::joining(name)),
             weights: AtomicU64::new(0),
             probed_weights: AtomicU64::new(0),
             updates,

@@ -67,10 +67,7 @@ impl Assembly {
             let part = parse(&self.buffer[event])?;
             self.add(part);
             if self.token_ids.len() > self.max_tokens {
-                return Err(malformed(format!(
-                    "more tokens came than the {} that were asked for",
-                    self.max_tokens
-                )));
+                return Err(too_many(self.max_tokens));
             }
         }
         self.buffer.drain(..begin);
@@ -160,6 +157,12 @@ fn parse(event: &[u8]) -> Result<Option<Part>, EngineError> {
         1 => Ok(choices.pop()),
         n => Err(malformed(format!("{n} choices instead of one"))),
     }
+}
+
+fn too_many(max_tokens: usize) -> EngineError {
+    malformed(format!(
+        "more tokens came than the {max_tokens} that were asked for"
+    ))
 }
 
 fn malformed(problem: String) -> EngineError {

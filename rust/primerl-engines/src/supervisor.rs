@@ -9,10 +9,10 @@ use super::pool::{BrokenWeights, Engines};
 use super::probe::{self, Probe, ProbeError, Published};
 use super::served_version::Named;
 use super::state::{Engine, Update};
-use super::update::{UpdateError, check_logprob_kind, folder_of, within};
+use super::update::{UpdateError, check_logprob_kind, folder_of, note_proved, within};
 use super::weights::in_time;
 use futures_util::FutureExt;
-use primerl_core::Event;
+use primerl_core::{Event, PolicyVersion};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -80,22 +80,7 @@ async fn serve(
                 let Some(update) = newest(update, updates) else {
                     return lose(pool, engine, "the run is over".into());
                 };
-                let updated = tokio::select! {
-                    updated = bring(pool, engine, &update) => updated,
-                    // Loading may take minutes, but the answer of a health check must not.
-                    reason = ill(pool, engine, &mut watch) => {
-                        let reason = format!("while it was brought to version {}: {reason}", update.version);
-                        return lose(pool, engine, reason);
-                    }
-                    () = engine.rejoined.notified() => return lose(pool, engine, RESTARTED.into()),
-                };
-                if let Err(error) = updated {
-                    look_at_files(pool, &update, &error).await;
-                    let failed = match error {
-                        UpdateError::Probe(_) => "failed its probe",
-                        _ => "was not proved",
-                    };
-                    let reason = format!("version {} {failed}: {error}", update.version);
+                if let Err(reason) = bring_or_give_up(pool, engine, &update, &mut watch).await {
                     return lose(pool, engine, reason);
                 }
             }
@@ -111,6 +96,33 @@ async fn serve(
             }
         }
     }
+}
+
+/// Brings the engine up to date. The error says why it is lost instead.
+async fn bring_or_give_up(
+    pool: &Engines,
+    engine: &Engine,
+    update: &Update,
+    watch: &mut LoadWatch,
+) -> Result<(), String> {
+    let version = update.version;
+    let updated = tokio::select! {
+        updated = bring(pool, engine, update) => updated,
+        // Loading may take minutes, but the answer of a health check must not.
+        reason = ill(pool, engine, watch) => {
+            return Err(format!("while it was brought to version {version}: {reason}"));
+        }
+        () = engine.rejoined.notified() => return Err(RESTARTED.into()),
+    };
+    let Err(error) = updated else {
+        return Ok(());
+    };
+    look_at_files(pool, update, &error).await;
+    let failed = match error {
+        UpdateError::Probe(_) => "failed its probe",
+        _ => "was not proved",
+    };
+    Err(format!("version {version} {failed}: {error}"))
 }
 
 /// Checks health each second, and after a request that failed.
@@ -169,10 +181,7 @@ async fn bring(pool: &Engines, engine: &Engine, update: &Update) -> Result<(), U
     }
     let named = Named::weights(&pool.config.model, update.version);
     run_update(pool, engine, update, &named).await?;
-    pool.driver.send(Event::EngineProved {
-        engine: engine.id,
-        version: update.version,
-    });
+    note_proved(pool, engine, update.version);
     run_probe(pool, engine, &named, probe).await
 }
 
@@ -213,43 +222,61 @@ async fn run_update(
     if let Ok(prepared) = tokio::time::timeout(limit, engine.client.prepare(&folder)).await {
         prepared?;
     }
+    end_requests(pool, engine, update.version).await;
+    let paused = load(pool, engine, &folder, update.version).await?;
+    within(pool, engine.client.prove(named, &update.digest)).await?;
+    check_logprob_kind(pool, engine, named).await?;
+    engine.serve(named.clone(), false);
+    pool.changed.send_modify(|count| *count += 1);
+    tracing::info!(
+        engine = %engine.client.url(), version = %update.version, paused_ms = paused.as_millis() as u64,
+        milliseconds = started.elapsed().as_millis() as u64, "engine proved its weights"
+    );
+    Ok(())
+}
+
+/// An engine that renders must have no requests while it loads.
+async fn end_requests(pool: &Engines, engine: &Engine, version: PolicyVersion) {
     {
         let mut state = engine.state.lock();
         state.updating = true;
-        state.told = Some(update.version);
-        state.doing = format!("ending its requests before version {}", update.version);
+        state.told = Some(version);
+        state.doing = format!("ending its requests before version {version}");
     }
     if pool.config.engines_render {
-        drain(engine, limit).await;
+        drain(engine, pool.config.update_timeout).await;
     }
-    {
-        let mut state = engine.state.lock();
-        // Before the engine gets the request.
-        engine.weights_change();
-        // The engine may have had this version before, with other weights.
-        state.probed = state.probed.filter(|probed| *probed < update.version);
-        state.doing = format!("loading version {}", update.version);
-    }
+}
+
+/// Before the engine gets the request.
+fn note_loading(engine: &Engine, version: PolicyVersion) {
+    let mut state = engine.state.lock();
+    engine.weights_change();
+    // The engine may have had this version before, with other weights.
+    state.probed = state.probed.filter(|probed| *probed < version);
+    state.doing = format!("loading version {version}");
+}
+
+/// Pauses, loads, and resumes; returns how long the engine stood still.
+async fn load(
+    pool: &Engines,
+    engine: &Engine,
+    folder: &str,
+    version: PolicyVersion,
+) -> Result<Duration, UpdateError> {
+    note_loading(engine, version);
     let paused = Instant::now();
-    let loaded = within(pool, engine.client.load(&folder, update.version)).await;
+    let loaded = within(pool, engine.client.load(folder, version)).await;
     if loaded.is_err() {
         // It is unknown with which weights the requests would continue.
         cut_off(engine);
     }
     // Also after a failure: a frozen engine would hold its requests forever.
     let resumed = resume(engine).await;
-    let paused_ms = paused.elapsed().as_millis() as u64;
+    let paused = paused.elapsed();
     loaded?;
     resumed.map_err(UpdateError::Resume)?;
-    within(pool, engine.client.prove(named, &update.digest)).await?;
-    check_logprob_kind(pool, engine, named).await?;
-    engine.serve(named.clone(), false);
-    pool.changed.send_modify(|count| *count += 1);
-    tracing::info!(
-        engine = %engine.client.url(), version = %update.version, paused_ms,
-        milliseconds = started.elapsed().as_millis() as u64, "engine proved its weights"
-    );
-    Ok(())
+    Ok(paused)
 }
 
 async fn read_published(pool: &Engines, update: &Update) -> Result<Published, ProbeError> {

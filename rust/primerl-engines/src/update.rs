@@ -6,6 +6,7 @@ use super::pool::Engines;
 use super::probe::ProbeError;
 use super::served_version::Named;
 use super::state::Engine;
+use primerl_core::{Event, PolicyVersion};
 use std::path::Path;
 use std::time::Duration;
 
@@ -48,6 +49,13 @@ pub(super) async fn check_logprob_kind(
     // It has been through its start-up: there is nothing more to wait for than with others.
     state.was_known = true;
     proved
+}
+
+pub(super) fn note_proved(pool: &Engines, engine: &Engine, version: PolicyVersion) {
+    pool.driver.send(Event::EngineProved {
+        engine: engine.id,
+        version,
+    });
 }
 
 /// What engines are given in place of the manifest's own path.

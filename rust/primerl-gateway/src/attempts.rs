@@ -128,6 +128,13 @@ impl<R> Attempt<R> {
         self.running.as_ref().filter(is_awaited)
     }
 
+    fn again(&self, choices: u32) -> Claim<R> {
+        Claim::Again {
+            number: self.number,
+            turns: self.answers(choices),
+        }
+    }
+
     /// Older versions did not record which answers before a restart belong together: the last ones do.
     fn answers(&self, choices: u32) -> SmallVec<[TurnIndex; 1]> {
         let mut turns = self.turns.clone();
@@ -135,6 +142,28 @@ impl<R> Attempt<R> {
         let from = turns.len() - choices as usize;
         turns[from..].iter().map(|(_, turn)| *turn).collect()
     }
+}
+
+/// What a request that is marked as a retry refers to, if it is one.
+fn claim_marked<R: Running>(attempts: &[Attempt<R>], choices: u32) -> Option<Claim<R>> {
+    let latest = attempts
+        .iter()
+        .max_by_key(|attempt| (attempt.rank(choices), attempt.number))?;
+    match latest.runs() {
+        Some(running) => Some(Claim::Join {
+            number: latest.number,
+            running: running.clone(),
+        }),
+        None => latest.is_whole(choices).then(|| latest.again(choices)),
+    }
+}
+
+/// What a request that is not marked refers to, if its client asks again.
+fn claim_unmarked<R>(attempts: &[Attempt<R>], choices: u32, now: Instant) -> Option<Claim<R>> {
+    let is_lost =
+        |attempt: &&Attempt<R>| attempt.may_be_asked_for(now) && attempt.is_whole(choices);
+    let lost = attempts.iter().rev().find(is_lost)?;
+    Some(lost.again(choices))
 }
 
 impl<R: Running> Attempts<R> {
@@ -147,31 +176,12 @@ impl<R: Running> Attempts<R> {
         now: Instant,
     ) -> Claim<R> {
         let attempts = self.by_digest.get(&digest).map_or(&[][..], |all| all);
-        let repeats = attempts.iter().any(|attempt| !attempt.turns.is_empty());
-        let new = Claim::New { repeats };
-        let again = |attempt: &Attempt<R>| Claim::Again {
-            number: attempt.number,
-            turns: attempt.answers(choices),
+        let earlier = match is_marked {
+            true => claim_marked(attempts, choices),
+            false => claim_unmarked(attempts, choices, now),
         };
-        if !is_marked {
-            let lost =
-                |attempt: &&Attempt<R>| attempt.may_be_asked_for(now) && attempt.is_whole(choices);
-            return attempts.iter().rev().find(lost).map_or(new, again);
-        }
-        let latest = attempts
-            .iter()
-            .max_by_key(|attempt| (attempt.rank(choices), attempt.number));
-        match latest {
-            Some(attempt) => match attempt.runs() {
-                Some(running) => Claim::Join {
-                    number: attempt.number,
-                    running: running.clone(),
-                },
-                None if attempt.is_whole(choices) => again(attempt),
-                None => new,
-            },
-            None => new,
-        }
+        let repeats = attempts.iter().any(|attempt| !attempt.turns.is_empty());
+        earlier.unwrap_or(Claim::New { repeats })
     }
 
     /// Attempts that are running.
@@ -266,14 +276,11 @@ impl<R: Running> Attempts<R> {
         let Some(attempts) = self.by_digest.get_mut(&digest) else {
             return;
         };
-        let latest = |kept: fn(&Attempt<R>) -> bool| {
-            let numbers = attempts
-                .iter()
-                .filter(|attempt| kept(attempt))
-                .map(|attempt| attempt.number);
-            numbers.max()
-        };
-        let delivered = latest(|attempt| attempt.delivered && attempt.running.is_none());
+        let delivered = attempts
+            .iter()
+            .filter(|attempt| attempt.delivered && attempt.running.is_none())
+            .map(|attempt| attempt.number)
+            .max();
         let failed = attempts.iter().filter(|attempt| attempt.has_failed());
         let mut too_many = failed.count().saturating_sub(MOST_FAILED);
         attempts.retain(|attempt| {

@@ -8,17 +8,27 @@ use super::limits;
 use super::live::{Following, Live};
 use super::notes::Note;
 use super::prompt::Prompt;
-use super::request::TurnRequest;
+use super::request::{Input, TurnRequest};
 use super::rollouts::{Rollout, RolloutState};
+use super::structure::Structure;
 use super::text::Reading;
-use super::turn::{self, Attempt, Task};
+use super::turn::{self, Attempt, Notes, Task};
 use crate::Service;
 use primerl_core::TurnIndex;
 use primerl_service::http::ApiError;
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+
 use std::time::Instant;
+
+/// A request as its dialect has read it.
+pub(crate) struct Exchange {
+    pub request: TurnRequest,
+    /// How its answer is written.
+    pub reply: Box<dyn Reply>,
+    /// The client marked it as a retry.
+    pub is_marked: bool,
+}
 
 /// A request that is ready to be answered.
 pub(crate) enum Prepared {
@@ -60,22 +70,17 @@ enum Earlier {
     Recorded(SmallVec<[TurnIndex; 1]>),
 }
 
-pub(crate) fn find(
-    rollout: &Arc<Rollout>,
-    state: &mut RolloutState,
-    request: &TurnRequest,
-    is_marked: bool,
-) -> Found {
-    let digest = request.digest;
-    let (number, what) =
-        match state
-            .attempts
-            .ask(digest, request.choices, is_marked, Instant::now())
-        {
-            Claim::New { repeats } => return Found::New { repeats },
-            Claim::Join { number, running } => (number, Earlier::Running(Following::new(&running))),
-            Claim::Again { number, turns } => (number, Earlier::Recorded(turns)),
-        };
+pub(crate) fn find(rollout: &Arc<Rollout>, state: &mut RolloutState, exchange: &Exchange) -> Found {
+    let TurnRequest {
+        digest, choices, ..
+    } = exchange.request;
+    let now = Instant::now();
+    let claim = state.attempts.ask(digest, choices, exchange.is_marked, now);
+    let (number, what) = match claim {
+        Claim::New { repeats } => return Found::New { repeats },
+        Claim::Join { number, running } => (number, Earlier::Running(Following::new(&running))),
+        Claim::Again { number, turns } => (number, Earlier::Recorded(turns)),
+    };
     state.attempts.joined(digest, number);
     Found::Known(Known {
         delivery: Delivery::of(rollout, digest, number),
@@ -89,16 +94,16 @@ impl Known {
         self,
         gateway: &Gateway,
         rollout: &Rollout,
-        request: &TurnRequest,
-        reply: Box<dyn Reply>,
+        exchange: Exchange,
     ) -> Result<Prepared, ApiError> {
+        let Exchange { request, reply, .. } = exchange;
         let turns = match self.what {
             Earlier::Running(following) => {
                 return Ok(Prepared::Running(following, reply, self.delivery));
             }
             Earlier::Recorded(turns) => turns,
         };
-        let (choices, reading) = turn::recorded(gateway, rollout, request, &turns)?;
+        let (choices, reading) = turn::recorded(gateway, rollout, &request, &turns)?;
         let id = turn::answer_id(rollout, request.digest, self.number);
         let head = head_again(gateway, rollout, id, &turns, reply.as_ref());
         Ok(Prepared::Recorded {
@@ -124,28 +129,24 @@ pub(crate) struct Begun {
 pub(crate) fn begin(
     service: &Service,
     rollout: &Arc<Rollout>,
-    request: &TurnRequest,
+    exchange: &Exchange,
     prompt: &Prompt,
     reading: Reading,
-    reply: &dyn Reply,
-    is_marked: bool,
 ) -> Result<Result<Begun, Known>, ApiError> {
-    let shown = reply.shows_prompt();
+    let TurnRequest {
+        digest, choices, ..
+    } = exchange.request;
+    let shown = exchange.reply.shows_prompt();
     let shown = shown.then(|| prompt.history.prompt_with(&prompt.suffix).into());
-    let (digest, choices) = (request.digest, request.choices);
     let mut state = rollout.state.lock();
-    let repeats = match find(rollout, &mut state, request, is_marked) {
+    let repeats = match find(rollout, &mut state, exchange) {
         Found::New { repeats } => repeats,
         Found::Known(known) => {
             drop(state);
             return Ok(Err(known));
         }
     };
-    limits::check(&state.held())?;
-    rollout.check_time()?;
-    rollout.allowance.take(choices)?;
-    state.requests += 1;
-    let number = state.requests;
+    let number = admit(rollout, &mut state, choices)?;
     let head = Head {
         id: turn::answer_id(rollout, digest, number),
         created: unix_time(),
@@ -155,25 +156,67 @@ pub(crate) fn begin(
         prompt: shown,
     };
     let live = Live::new(head, Arc::new(reading));
-    state
-        .attempts
-        .begin(digest, number, Arc::clone(&live), is_marked);
+    let (attempts, running) = (&mut state.attempts, Arc::clone(&live));
+    attempts.begin(digest, number, running, exchange.is_marked);
     let is_first = state.turns.is_empty();
     drop(state);
     rollout.asks();
     Ok(Ok(Begun {
-        attempt: Attempt {
-            rollout: Arc::clone(rollout),
-            digest,
-            number,
-            choices,
-            recorded: AtomicU32::new(0),
-        },
+        attempt: Attempt::new(rollout, digest, number, choices),
         following: Following::new(&live),
         delivery: Delivery::of(rollout, digest, number),
         is_first,
         note: repeats.then(|| Note::repeat(digest, number).text()),
     }))
+}
+
+/// Checks the rollout's limits; returns the number of the new request.
+fn admit(rollout: &Rollout, state: &mut RolloutState, choices: u32) -> Result<u32, ApiError> {
+    limits::check(&state.held())?;
+    rollout.check_time()?;
+    rollout.allowance.take(choices)?;
+    state.requests += 1;
+    Ok(state.requests)
+}
+
+impl Begun {
+    /// `structure` is what the answer must follow, and `max_tokens` the tokens left for it.
+    pub(crate) fn prepared(
+        self,
+        exchange: Exchange,
+        prompt: Prompt,
+        structure: Option<Structure>,
+        max_tokens: u32,
+    ) -> Prepared {
+        let Exchange { request, reply, .. } = exchange;
+        let live = Arc::clone(&self.following.live);
+        let (rollout, number) = (self.attempt.rollout.id, self.attempt.number);
+        let task = Task {
+            request_id: format!("rollout-{rollout}-{number}"),
+            first_of: self.is_first.then_some(rollout),
+            notes: Notes {
+                at_begin: self.note,
+                with_turn: reply.note(&live.head, number),
+            },
+            attempt: self.attempt,
+            // The history must not stay in memory as long as an engine takes.
+            request: TurnRequest {
+                input: Input::Ids(Vec::new()),
+                ..request
+            },
+            prompt,
+            structure,
+            max_tokens,
+            live,
+            shown: reply.streams(),
+        };
+        Prepared::New {
+            task: Box::new(task),
+            following: self.following,
+            reply,
+            delivery: self.delivery,
+        }
+    }
 }
 
 fn head_again(

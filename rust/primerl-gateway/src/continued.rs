@@ -9,7 +9,9 @@ use super::request::{Incoming, Options};
 use super::rollouts::Rollout;
 use primerl_core::conversation::{MessageKey, Plan, Planned, Stuck};
 use primerl_core::{Turn, TurnIndex};
-use primerl_render::{AnswerContext, Content, Message, Renderer, SegmentKind, reasoning_words};
+use primerl_render::{
+    AnswerContext, Content, Message, Parsed, Renderer, SegmentKind, reasoning_words,
+};
 use primerl_service::http::ApiError;
 use std::sync::Arc;
 
@@ -61,10 +63,8 @@ fn find(
 ) -> Result<Option<TurnIndex>, ApiError> {
     let candidates: Vec<(TurnIndex, Turn)> = {
         let mut state = rollout.state.lock();
-        let unfinished = state
-            .session(session)?
-            .conversation
-            .unfinished(stuck.context);
+        let conversation = &state.session(session)?.conversation;
+        let unfinished = conversation.unfinished(stuck.context);
         let latest: Vec<TurnIndex> = unfinished.take(MOST_CANDIDATES).collect();
         let turn = |index: TurnIndex| Some((index, state.turns.get(index.0 as usize)?.clone()));
         latest.into_iter().filter_map(turn).collect()
@@ -94,22 +94,28 @@ pub(super) fn appended(
         starts_in_reasoning: renderer.starts_in_reasoning(&turn.prompt_suffix),
     };
     let parsed = renderer.parse_answer(&turn.sampled, &context).ok()?;
-    // After reasoning, a call or a marker, the message's text is not what follows the last token.
-    let last = parsed.segments.last()?;
-    if last.kind != SegmentKind::Content
-        || parsed.stop_token.is_some()
-        || parsed.message.has_tool_calls()
-    {
-        return None;
-    }
+    let sampled = unclosed_text(&parsed)?;
     let reasoning = reasoning_words(message);
     if reasoning.is_some() && reasoning != reasoning_words(&parsed.message) {
         return None;
     }
-    let Content::Text(sampled) = &parsed.message.content else {
-        return None;
-    };
     let said = message.content.joined().ok()?;
     let appended = said.trim_start().strip_prefix(sampled.trim_start())?;
     Some(appended.to_owned())
+}
+
+/// The text of an answer that ends within it: after reasoning, a call or a marker, the message's text is not what
+/// follows the last token.
+fn unclosed_text(parsed: &Parsed) -> Option<&str> {
+    let ends_with_text = parsed.segments.last()?.kind == SegmentKind::Content;
+    match &parsed.message.content {
+        Content::Text(text)
+            if ends_with_text
+                && parsed.stop_token.is_none()
+                && !parsed.message.has_tool_calls() =>
+        {
+            Some(text)
+        }
+        _ => None,
+    }
 }

@@ -18,7 +18,8 @@ use crate::Service;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
-use primerl_render::{Message, RenderOptions, Renderer};
+use bytes::Bytes;
+use primerl_render::{Message, RenderError, RenderOptions, Renderer};
 use primerl_service::http::{ApiError, JSON, RawBody, encoded};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -35,23 +36,28 @@ pub(crate) async fn count_tokens(
         let rollout = find(&service, rollout)?;
         let session = session_of(&headers)?;
         let (service, size) = (Arc::clone(&service), body.len());
-        compute(size, move || {
-            let sampling = rollout.as_deref().map(|rollout| &rollout.sampling);
-            let input = messages::read_input(&body, sampling)?;
-            let renderer = &service.gateway.renderer;
-            match rollout {
-                Some(rollout) => {
-                    let prompt = prompt::prepare(renderer, &rollout, &session, &input)?;
-                    Ok(prompt.ids().len())
-                }
-                None => Ok(prompt::whole(renderer, &input)?.len()),
-            }
-        })
-        .await
+        let count = move || prompt_tokens(&service.gateway, rollout.as_deref(), &session, &body);
+        compute(size, count).await
     };
     match counted.await {
         Ok(count) => encoded(JSON, json!({"input_tokens": count}).to_string()),
         Err(error) => Messages.refusal(&error),
+    }
+}
+
+fn prompt_tokens(
+    gateway: &Gateway,
+    rollout: Option<&Rollout>,
+    session: &Arc<str>,
+    body: &Bytes,
+) -> Result<usize, ApiError> {
+    let input = messages::read_input(body, rollout.map(|rollout| &rollout.sampling))?;
+    match rollout {
+        Some(rollout) => {
+            let prompt = prompt::prepare(&gateway.renderer, rollout, session, &input)?;
+            Ok(prompt.ids().len())
+        }
+        None => Ok(prompt::whole(&gateway.renderer, &input)?.len()),
     }
 }
 
@@ -104,23 +110,8 @@ fn tokens_of(
     mut fields: Fields,
     sampling: Option<&Sampling>,
 ) -> Result<(Vec<u32>, Option<Vec<String>>), ApiError> {
-    let tokenizer = gateway.renderer.tokenizer();
     let with_texts = fields.flag("return_token_strs")?.unwrap_or(false);
-    let (param, ids) = match (fields.text("prompt")?, fields.list("messages")?) {
-        (Some(text), None) => ("prompt", tokenizer.encode(&text)),
-        (None, Some(messages)) => {
-            let messages = read_messages(&gateway.renderer, messages)?;
-            let options = render_options(&mut fields, sampling)?;
-            let checked = gateway.renderer.check_tools(&options);
-            let ids = checked.and_then(|()| gateway.renderer.render(&messages, &options));
-            ("messages", ids)
-        }
-        (None, None) => return Err(missing("prompt")),
-        (Some(_), Some(_)) => {
-            let problem = "prompt and messages are both given; omit one of the two";
-            return Err(ApiError::invalid(problem).param("prompt"));
-        }
-    };
+    let (param, ids) = read_ids(gateway, &mut fields, sampling)?;
     fields.end(|name, value| match name {
         "model" => true,
         // Prompts are sent to engines as written: nothing is prepended.
@@ -132,9 +123,34 @@ fn tokens_of(
         refusal if refusal.param.as_deref() == Some("messages") => refusal.param(param),
         refusal => refusal,
     })?;
+    let tokenizer = gateway.renderer.tokenizer();
     let text = |id: &u32| String::from_utf8_lossy(&tokenizer.token_bytes(*id)).into_owned();
     let texts = with_texts.then(|| ids.iter().map(text).collect());
     Ok((ids, texts))
+}
+
+/// The ids of the text or the messages, and the field that holds them.
+fn read_ids(
+    gateway: &Gateway,
+    fields: &mut Fields,
+    sampling: Option<&Sampling>,
+) -> Result<(&'static str, Result<Vec<u32>, RenderError>), ApiError> {
+    let renderer = &gateway.renderer;
+    match (fields.text("prompt")?, fields.list("messages")?) {
+        (Some(text), None) => Ok(("prompt", renderer.tokenizer().encode(&text))),
+        (None, Some(messages)) => {
+            let messages = read_messages(renderer, messages)?;
+            let options = render_options(fields, sampling)?;
+            let checked = renderer.check_tools(&options);
+            let ids = checked.and_then(|()| renderer.render(&messages, &options));
+            Ok(("messages", ids))
+        }
+        (None, None) => Err(missing("prompt")),
+        (Some(_), Some(_)) => {
+            let problem = "prompt and messages are both given; omit one of the two";
+            Err(ApiError::invalid(problem).param("prompt"))
+        }
+    }
 }
 
 fn read_messages(renderer: &Renderer, messages: Vec<Value>) -> Result<Vec<Message>, ApiError> {

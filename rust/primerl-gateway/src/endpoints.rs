@@ -1,7 +1,7 @@
 //! Serves a request of any dialect, and the model cards.
 
 use super::answer::{Answer, Reply, unix_time};
-use super::begin::{Found, Prepared, begin, find};
+use super::begin::{Exchange, Found, Prepared, begin, find};
 use super::body::{DeliveredBody, Delivery};
 use super::client_type;
 use super::dialect::{Asked, Dialect};
@@ -9,11 +9,11 @@ use super::events::{KEEP_ALIVE, Streaming, all_at_once, stream_body};
 use super::headers::Call;
 use super::live::Following;
 use super::prompt::{self, Prompt};
-use super::request::{Input, TurnRequest};
+use super::request::TurnRequest;
 use super::rollouts::Rollout;
 use super::structure;
 use super::text::Reading;
-use super::turn::{self, Notes, Task};
+use super::turn;
 use crate::Service;
 use crate::metrics::Outcome;
 use axum::body::Body;
@@ -62,31 +62,24 @@ async fn serve(
     match result {
         Ok((response, _)) => response,
         Err(error) => {
-            // Many agents hide why their call failed.
-            let (status, message) = (error.status.as_u16(), &error.message);
-            if error.status == StatusCode::GONE {
-                // Every rollout that is ended from here gets this error, and the reason was logged.
-                tracing::debug!(
-                    rollout,
-                    dialect = %dialect.name(),
-                    status,
-                    message,
-                    "request refused"
-                );
-            } else if error.status.is_client_error() {
-                tracing::info!(
-                    rollout,
-                    dialect = %dialect.name(),
-                    status,
-                    message,
-                    "request refused"
-                );
-            }
+            log_refusal(rollout, dialect, &error);
             if let Ok(open) = service.gateway.rollouts.find(rollout) {
                 open.refuse(&error);
             }
             dialect.refusal(&error)
         }
+    }
+}
+
+/// Many agents hide why their call failed.
+fn log_refusal(rollout: &str, dialect: &dyn Dialect, error: &ApiError) {
+    let (status, message) = (error.status.as_u16(), &error.message);
+    let dialect = dialect.name();
+    if error.status == StatusCode::GONE {
+        // Every rollout that is ended from here gets this error, and the reason was logged.
+        tracing::debug!(rollout, %dialect, status, message, "request refused");
+    } else if error.status.is_client_error() {
+        tracing::info!(rollout, %dialect, status, message, "request refused");
     }
 }
 
@@ -149,7 +142,6 @@ async fn prepare(
 ) -> Result<Prepared, ApiError> {
     let size = body.len();
     let session = Arc::clone(&call.session);
-    let is_marked = call.repeat.is_marked();
     let step = {
         let (service, rollout) = (Arc::clone(service), Arc::clone(rollout));
         compute(size, move || {
@@ -157,19 +149,19 @@ async fn prepare(
         })
         .await?
     };
-    let (request, reply) = match step {
+    let exchange = match step {
         Step::Prepared(prepared) => return Ok(prepared),
-        Step::Unrendered(request, reply) => (request, reply),
+        Step::Unrendered(exchange) => *exchange,
     };
-    let prompt = client_type::prompt(service, rollout, &session, &request).await?;
-    start(service, rollout, *request, prompt, reply, is_marked)
+    let prompt = client_type::prompt(service, rollout, &session, &exchange.request).await?;
+    start(service, rollout, exchange, prompt)
 }
 
 /// How far a request came without waiting for another process.
 enum Step {
     Prepared(Prepared),
     /// The engine or another server renders its prompt.
-    Unrendered(Box<TurnRequest>, Box<dyn Reply>),
+    Unrendered(Box<Exchange>),
 }
 
 /// Work on a body of this size; long work is moved to another thread.
@@ -192,6 +184,25 @@ fn prepare_now(
     dialect: &dyn Dialect,
     body: &Bytes,
 ) -> Result<Step, ApiError> {
+    let exchange = read(rollout, call, dialect, body)?;
+    let found = find(rollout, &mut rollout.state.lock(), &exchange);
+    if let Found::Known(known) = found {
+        let known = known.prepared(&service.gateway, rollout, exchange);
+        return known.map(Step::Prepared);
+    }
+    if !client_type::renders_here(&service.gateway, rollout) {
+        return Ok(Step::Unrendered(Box::new(exchange)));
+    }
+    let prompt = prompt_here(service, rollout, &call.session, &exchange.request)?;
+    start(service, rollout, exchange, prompt).map(Step::Prepared)
+}
+
+fn read(
+    rollout: &Rollout,
+    call: &Call,
+    dialect: &dyn Dialect,
+    body: &Bytes,
+) -> Result<Exchange, ApiError> {
     let hashed = dialect.hash(body, rollout, &call.session)?;
     let digest = call.repeat.digest(dialect, &call.session, hashed.digest);
     let (request, reply) = dialect.read(&Asked {
@@ -201,87 +212,52 @@ fn prepare_now(
         known: hashed.known,
         digest,
     })?;
-    let is_marked = call.repeat.is_marked();
-    let found = find(rollout, &mut rollout.state.lock(), &request, is_marked);
-    if let Found::Known(known) = found {
-        let known = known.prepared(&service.gateway, rollout, &request, reply);
-        return known.map(Step::Prepared);
-    }
-    if !client_type::renders_here(&service.gateway, rollout) {
-        return Ok(Step::Unrendered(Box::new(request), reply));
-    }
+    Ok(Exchange {
+        request,
+        reply,
+        is_marked: call.repeat.is_marked(),
+    })
+}
+
+/// The prompt of a request that the gateway renders.
+fn prompt_here(
+    service: &Service,
+    rollout: &Rollout,
+    session: &Arc<str>,
+    request: &TurnRequest,
+) -> Result<Prompt, ApiError> {
     let renderer = &service.gateway.renderer;
-    let mut prompt = prompt::prepare(renderer, rollout, &call.session, &request.input)?;
+    let mut prompt = prompt::prepare(renderer, rollout, session, &request.input)?;
     if prompt.holds_control_tokens {
         service.metrics.control_tokens(rollout.id);
     }
     if rollout.is_taught() {
-        client_type::ask_teacher(rollout, &request, &mut prompt)?;
+        client_type::ask_teacher(rollout, request, &mut prompt)?;
     }
-    start(service, rollout, request, prompt, reply, is_marked).map(Step::Prepared)
+    Ok(prompt)
 }
 
 /// Begins a new attempt for a request whose prompt is known.
 fn start(
     service: &Service,
     rollout: &Arc<Rollout>,
-    mut request: TurnRequest,
+    exchange: Exchange,
     prompt: Prompt,
-    reply: Box<dyn Reply>,
-    is_marked: bool,
 ) -> Result<Prepared, ApiError> {
-    let max_tokens = turn::room(service, rollout, &request, &prompt)?;
+    let (gateway, request) = (&service.gateway, &exchange.request);
+    let max_tokens = turn::room(service, rollout, request, &prompt)?;
     let options = prompt.options.clone();
-    let reading = Reading::new(&service.gateway.renderer, &request, options, &prompt.suffix);
+    let reading = Reading::new(&gateway.renderer, request, options, &prompt.suffix);
     let structure = match &rollout.endpoint {
         // The error is in OpenAI's format.
         Some(_) => None,
-        None => structure::of(
-            &service.gateway.renderer,
-            &request,
-            &reading,
-            &prompt.suffix,
-        )?,
+        None => structure::of(&gateway.renderer, request, &reading, &prompt.suffix)?,
     };
-    let begun = begin(
-        service,
-        rollout,
-        &request,
-        &prompt,
-        reading,
-        reply.as_ref(),
-        is_marked,
-    )?;
-    let begun = match begun {
-        Ok(begun) => begun,
+    match begin(service, rollout, &exchange, &prompt, reading)? {
+        Ok(begun) => Ok(begun.prepared(exchange, prompt, structure, max_tokens)),
         // Another client was faster.
-        Err(known) => return known.prepared(&service.gateway, rollout, &request, reply),
-    };
-    // The history must not stay in memory as long as an engine takes.
-    request.input = Input::Ids(Vec::new());
-    let live = begun.following.live.clone();
-    let number = begun.attempt.number;
-    let task = Task {
-        request_id: format!("rollout-{}-{number}", rollout.id),
-        first_of: begun.is_first.then_some(rollout.id),
-        notes: Notes {
-            at_begin: begun.note,
-            with_turn: reply.note(&live.head, number),
-        },
-        attempt: begun.attempt,
-        request,
-        prompt,
-        structure,
-        max_tokens,
-        live,
-        shown: reply.streams(),
-    };
-    Ok(Prepared::New {
-        task: Box::new(task),
-        following: begun.following,
-        reply,
-        delivery: begun.delivery,
-    })
+        Err(known) => known.prepared(gateway, rollout, exchange),
+    }
 }
 
 async fn follow(
@@ -290,16 +266,11 @@ async fn follow(
     reply: Box<dyn Reply>,
     delivery: Delivery,
 ) -> Result<Response, ApiError> {
-    let reading = Arc::clone(&following.live.reading);
     if !reply.streams() {
         let answer = following.outcome().await?;
-        return Ok(whole_or_events(
-            service,
-            &answer,
-            reply.as_ref(),
-            &reading,
-            delivery,
-        ));
+        let reading = &following.live.reading;
+        let response = whole_or_events(service, &answer, reply.as_ref(), reading, delivery);
+        return Ok(response);
     }
     following.begun(KEEP_ALIVE).await?;
     let streaming = Streaming {

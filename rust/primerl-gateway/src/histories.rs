@@ -249,7 +249,7 @@ fn an_answer_with_a_call_is_the_same_in_other_spellings_only() {
 }
 
 #[test]
-fn text_that_a_framework_rewrites_forks() {
+fn text_that_a_framework_writes_differently_forks() {
     // LlamaIndex's ReActAgent: the input in the format of a Python dictionary.
     let scene = Scene::new();
     let mut messages = vec![user("Where to?")];
@@ -259,6 +259,10 @@ fn text_that_a_framework_rewrites_forks() {
     messages.extend([assistant(json!(written)), user("Observation: rain")]);
     scene.ask(&messages, false, "Stay.", FinishReason::Stop);
     assert_eq!(scene.fork(), Some(ForkReason::AnswerEdited));
+}
+
+#[test]
+fn a_question_that_a_framework_shortens_forks() {
     // aider: removes the reminder after the question once the question is answered.
     let scene = Scene::new();
     scene.ask(

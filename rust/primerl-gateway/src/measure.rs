@@ -59,6 +59,34 @@ pub(super) struct Answered {
     pub reading: Arc<Reading>,
 }
 
+fn engines_config(renderer: &Renderer) -> EnginesConfig {
+    EnginesConfig {
+        model: "m".into(),
+        request_timeout: std::time::Duration::from_secs(60),
+        update_timeout: std::time::Duration::from_secs(60),
+        stop_token_ids: renderer.stop_token_ids().to_vec(),
+        vocabulary_size: renderer.vocabulary_size(),
+        seq_len: 512,
+        max_tokens: 12,
+        needs_processed: false,
+        returns_experts: false,
+        probe_tolerance: 0.5,
+        written_ids: Arc::default(),
+        engines_render: false,
+    }
+}
+
+fn lease(evaluation: bool) -> LeasedRollout {
+    LeasedRollout {
+        rollout: ROLLOUT,
+        group: GroupId(0),
+        environment: EnvironmentId(0),
+        example: ExampleIndex(0),
+        evaluation,
+        deadline: Duration::from_secs(3600),
+    }
+}
+
 impl Turns {
     pub fn new(renderer: Arc<Renderer>) -> Turns {
         Turns::of(renderer, false)
@@ -66,31 +94,10 @@ impl Turns {
 
     /// A rollout of an evaluation, or of training.
     pub(super) fn of(renderer: Arc<Renderer>, evaluation: bool) -> Turns {
-        let engines = EnginesConfig {
-            model: "m".into(),
-            request_timeout: std::time::Duration::from_secs(60),
-            update_timeout: std::time::Duration::from_secs(60),
-            stop_token_ids: renderer.stop_token_ids().to_vec(),
-            vocabulary_size: renderer.vocabulary_size(),
-            seq_len: 512,
-            max_tokens: 12,
-            needs_processed: false,
-            returns_experts: false,
-            probe_tolerance: 0.5,
-            written_ids: Arc::default(),
-            engines_render: false,
-        };
+        let engines = engines_config(&renderer);
         let access = Access::new(&[0; 32], &Secret::new("measured"))
             .unwrap_or_else(|error| unreachable!("the secret has its length: {error}"));
         let gateway = Gateway::new(renderer, access, "m".into(), u32::MAX);
-        let lease = LeasedRollout {
-            rollout: ROLLOUT,
-            group: GroupId(0),
-            environment: EnvironmentId(0),
-            example: ExampleIndex(0),
-            evaluation,
-            deadline: Duration::from_secs(3600),
-        };
         let sampling = Sampling {
             temperature: 1.0,
             max_tokens: LONGEST_ANSWER,
@@ -99,9 +106,9 @@ impl Turns {
             template_kwargs: None,
             observes: Vec::new(),
         };
-        gateway.rollouts.open(&lease, WorkerId(0), sampling);
-        let rollout = gateway
-            .rollouts
+        let rollouts = &gateway.rollouts;
+        rollouts.open(&lease(evaluation), WorkerId(0), sampling);
+        let rollout = rollouts
             .find("1")
             .unwrap_or_else(|error| unreachable!("the rollout was just opened: {}", error.message));
         Turns {
@@ -129,12 +136,9 @@ impl Turns {
         let renderer = &self.gateway.renderer;
         let prompt = prompt::prepare(renderer, &self.rollout, &"".into(), &request.input)?;
         let sample = self.sample(&request, &prompt);
+        let named = Named::weights(&self.engines.model, PolicyVersion(0));
         let engine_body = sample
-            .body(
-                &self.engines,
-                &Named::weights(&self.engines.model, PolicyVersion(0)),
-                false,
-            )
+            .body(&self.engines, &named, false)
             .map_err(|error| ApiError::internal(error.to_string()))?;
         Ok(Asked {
             request,

@@ -1,20 +1,20 @@
 //! Makes the ids for the engine from a request: recorded ids plus the new messages' suffix, or a full render.
 
+mod keys;
 mod rendered;
 
 use super::continued;
 use super::limits::LARGEST_OPTIONS;
-use super::request::{Incoming, IncomingOptions, Input, Options, Recurring, message_key};
+use super::request::{Incoming, IncomingOptions, Input, Options, Recurring};
 use super::rollouts::{Rollout, RolloutState, Session};
-use primerl_core::conversation::{
-    History, MessageKey, Plan, Planned, digest_next, digest_start, message_hash,
-};
+use keys::resolve_keys;
+use primerl_core::conversation::{History, Plan, Planned, digest_next, digest_start, message_hash};
 use primerl_core::turn::{ForkReason, MessageRole, Observed};
 use primerl_core::{Turn, TurnIndex};
 use primerl_engines::{ChatMessages, PromptIds, Resident};
 use primerl_render::{RenderError, Renderer};
 use primerl_service::http::ApiError;
-use rendered::{extend, render};
+use rendered::{Rendered, extend, render};
 use std::sync::Arc;
 
 /// The prompt of one request, and where it continues the conversation.
@@ -42,6 +42,38 @@ pub(crate) struct Prompt {
 }
 
 impl Prompt {
+    /// Before its ids and its place in the conversation are known. The digests are those of [`Prompt::start_digest`]
+    /// and [`Prompt::context_digest`].
+    fn unplaced(
+        session: &Arc<str>,
+        (start_digest, context_digest): (u128, u128),
+        resident: Option<Resident>,
+    ) -> Prompt {
+        Prompt {
+            session: Arc::clone(session),
+            start_digest,
+            context_digest,
+            parent: None,
+            fork: None,
+            history: History::default(),
+            suffix: Arc::default(),
+            observed: Vec::new(),
+            resident,
+            options: None,
+            chat: None,
+            holds_control_tokens: false,
+        }
+    }
+
+    fn with(self, rendered: Rendered) -> Prompt {
+        Prompt {
+            suffix: rendered.ids.into(),
+            observed: rendered.observed,
+            holds_control_tokens: rendered.holds_control_tokens,
+            ..self
+        }
+    }
+
     /// The ids that the engine gets.
     pub(crate) fn ids(&self) -> PromptIds<'_> {
         PromptIds {
@@ -65,18 +97,10 @@ pub(super) fn prepare(
             recurring,
         } => {
             let resolved = resolve(renderer, rollout, session, messages, options, *recurring)?;
-            of_messages(
-                renderer,
-                session,
-                messages,
-                resolved,
-                &rollout.sampling.observes,
-            )
+            let observes = &rollout.sampling.observes;
+            of_messages(renderer, session, messages, resolved, observes)
         }
-        Input::Text(text) => {
-            let ids = renderer.tokenizer().encode(text).map_err(refuse)?;
-            of_ids(rollout, session, &ids)
-        }
+        Input::Text(text) => of_ids(rollout, session, &encode(renderer, text)?),
         Input::Ids(ids) => {
             within_vocabulary(renderer, ids)?;
             of_ids(rollout, session, ids)
@@ -110,9 +134,13 @@ pub(super) fn whole(renderer: &Renderer, input: &Input) -> Result<Vec<u32>, ApiE
             renderer.check_tools(&options.render).map_err(refuse)?;
             Ok(render(renderer, messages, &options)?.ids)
         }
-        Input::Text(text) => renderer.tokenizer().encode(text).map_err(refuse),
+        Input::Text(text) => encode(renderer, text),
         Input::Ids(ids) => Ok(ids.clone()),
     }
+}
+
+fn encode(renderer: &Renderer, text: &str) -> Result<Vec<u32>, ApiError> {
+    renderer.tokenizer().encode(text).map_err(refuse)
 }
 
 /// The error as the client's mistake, with the name of its field.
@@ -136,6 +164,17 @@ pub(super) struct Resolved {
     pub resident: Option<Resident>,
 }
 
+impl Resolved {
+    /// The prompt of these messages, before its ids and its place in the conversation are known.
+    pub(super) fn prompt(&self, session: &Arc<str>) -> Prompt {
+        let digests = (self.options.start_digest, self.planned.context_digest);
+        Prompt {
+            options: Some(Arc::clone(&self.options)),
+            ..Prompt::unplaced(session, digests, self.resident)
+        }
+    }
+}
+
 pub(super) fn resolve(
     renderer: &Renderer,
     rollout: &Rollout,
@@ -146,48 +185,64 @@ pub(super) fn resolve(
 ) -> Result<Resolved, ApiError> {
     let options = resolve_options(rollout, session, options)?;
     let start = options.start_digest;
-    let known = |state: &Session| {
-        let (through, walk) = state.walked?;
-        let fits = recurring?.from == Some(through) && walk.start() == start;
-        fits.then_some(walk)
-    };
-    let walked = known(rollout.state.lock().session(session)?);
-    let went_on = match walked {
-        None => None,
-        Some(walk) => {
-            let new = resolve_keys(rollout, session, messages, walk.messages())?;
-            let state = &mut rollout.state.lock();
-            state.session(session)?.conversation.go_on(&walk, &new)
+    let planned = match plan_new(rollout, session, messages, recurring, start)? {
+        Some(planned) => planned,
+        None => {
+            let keys = resolve_keys(rollout, session, messages, 0)?;
+            continued::plan(renderer, rollout, session, messages, &options, &keys)?
         }
     };
-    let keys = match went_on {
-        Some(_) => Vec::new(),
-        None => resolve_keys(rollout, session, messages, 0)?,
-    };
-    let planned = match went_on {
-        Some(planned) => planned,
-        None => continued::plan(renderer, rollout, session, messages, &options, &keys)?,
+    locate(rollout, session, options, planned, recurring)
+}
+
+/// Looks up the turn that the messages continue, and remembers where they are for the session's next request.
+fn locate(
+    rollout: &Rollout,
+    session: &Arc<str>,
+    options: Arc<Options>,
+    planned: Planned,
+    recurring: Option<Recurring>,
+) -> Result<Resolved, ApiError> {
+    let parent = match planned.plan {
+        Plan::Extend { parent, .. } => Some(parent),
+        Plan::Fork { .. } => None,
     };
     let mut state = rollout.state.lock();
-    let continued = match planned.plan {
-        Plan::Extend { parent, .. } if planned.continued => {
-            state.turns.get(parent.0 as usize).cloned()
-        }
-        _ => None,
-    };
+    let continued = parent.filter(|_| planned.continued);
+    let continued = continued.and_then(|parent| state.turns.get(parent.0 as usize).cloned());
     let state = state.session(session)?;
     state.walked = recurring.map(|recurring| (recurring.through, planned.walk));
-    let history = match planned.plan {
-        Plan::Extend { parent, .. } => state.conversation.history(parent),
-        Plan::Fork { .. } => History::default(),
-    };
+    let history = parent.map(|parent| state.conversation.history(parent));
     Ok(Resolved {
         options,
         planned,
-        history,
+        history: history.unwrap_or_default(),
         continued,
         resident: state.resident,
     })
+}
+
+/// The place of messages of which all but the new ones were those of the session's last request, which alone are read.
+/// `None` if they were not, or if the new ones do not follow.
+fn plan_new(
+    rollout: &Rollout,
+    session: &Arc<str>,
+    messages: &[Incoming],
+    recurring: Option<Recurring>,
+    start_digest: u128,
+) -> Result<Option<Planned>, ApiError> {
+    let known = |state: &Session| {
+        let (through, walk) = state.walked?;
+        let fits = recurring?.from == Some(through) && walk.start() == start_digest;
+        fits.then_some(walk)
+    };
+    let walked = known(rollout.state.lock().session(session)?);
+    let Some(walk) = walked else {
+        return Ok(None);
+    };
+    let new = resolve_keys(rollout, session, messages, walk.messages())?;
+    let state = &mut rollout.state.lock();
+    Ok(state.session(session)?.conversation.go_on(&walk, &new))
 }
 
 fn of_messages(
@@ -197,58 +252,30 @@ fn of_messages(
     resolved: Resolved,
     observes: &[MessageRole],
 ) -> Result<Prompt, ApiError> {
-    let Resolved {
-        options,
-        planned,
-        history,
-        continued,
-        resident,
-    } = resolved;
+    let options = &resolved.options;
     renderer.check_tools(&options.render).map_err(refuse)?;
-    let mut prompt = Prompt {
-        session: Arc::clone(session),
-        start_digest: options.start_digest,
-        context_digest: planned.context_digest,
-        parent: None,
-        fork: None,
-        history: History::default(),
-        suffix: Arc::default(),
-        resident,
-        options: Some(Arc::clone(&options)),
-        chat: None,
-        observed: Vec::new(),
-        holds_control_tokens: false,
-    };
-    let fork = match planned.plan {
+    let prompt = resolved.prompt(session);
+    let reason = match resolved.planned.plan {
         Plan::Fork { reason } => reason,
         Plan::Extend {
             parent,
-            first_new_message,
-        } => match extend(
-            renderer,
-            &messages[first_new_message - 1..],
-            first_new_message - 1,
-            &options,
-            &history,
-            continued.as_ref(),
-            observes,
-        )? {
+            first_new_message: new,
+        } => match extend(renderer, messages, new - 1, &resolved, observes)? {
             Some(rendered) => {
-                prompt.parent = Some(parent);
-                prompt.history = history;
-                prompt.suffix = rendered.ids.into();
-                prompt.observed = rendered.observed;
-                prompt.holds_control_tokens = rendered.holds_control_tokens;
-                return Ok(prompt);
+                return Ok(Prompt {
+                    parent: Some(parent),
+                    history: resolved.history,
+                    ..prompt.with(rendered)
+                });
             }
             None => ForkReason::TemplateNotExtendable,
         },
     };
-    prompt.fork = Some(fork);
-    let rendered = render(renderer, messages, &options)?;
-    prompt.suffix = rendered.ids.into();
-    prompt.holds_control_tokens = rendered.holds_control_tokens;
-    Ok(prompt)
+    let rendered = render(renderer, messages, options)?;
+    Ok(Prompt {
+        fork: Some(reason),
+        ..prompt.with(rendered)
+    })
 }
 
 fn resolve_options(
@@ -271,40 +298,6 @@ fn resolve_options(
     Ok(options)
 }
 
-/// The key of each message from `first` on; reads only those that are new.
-fn resolve_keys(
-    rollout: &Rollout,
-    session: &Arc<str>,
-    messages: &[Incoming],
-    first: usize,
-) -> Result<Vec<MessageKey>, ApiError> {
-    let messages = messages.get(first..).unwrap_or_default();
-    let digests: Vec<Option<u128>> = messages.iter().map(Incoming::raw_digest).collect();
-    let known: Vec<Option<MessageKey>> = {
-        let mut state = rollout.state.lock();
-        let keys = &state.session(session)?.keys;
-        let look_up = |digest: &Option<u128>| keys.get(digest.as_ref()?).copied();
-        digests.iter().map(look_up).collect()
-    };
-    let mut new = Vec::new();
-    let mut keys = Vec::with_capacity(messages.len());
-    for (index, known) in known.into_iter().enumerate() {
-        keys.push(match known.or_else(|| messages[index].key()) {
-            Some(key) => key,
-            None => {
-                let message = messages[index].read(first + index)?;
-                let key = message_key(&message);
-                new.extend(digests[index].map(|digest| (digest, key)));
-                key
-            }
-        });
-    }
-    if !new.is_empty() {
-        rollout.state.lock().keep_keys(session, new);
-    }
-    Ok(keys)
-}
-
 /// A prompt of ids extends the longest recorded turn with whose ids it begins.
 fn of_ids(rollout: &Rollout, session: &Arc<str>, ids: &[u32]) -> Result<Prompt, ApiError> {
     let start_digest = digest_start(b"ids");
@@ -319,19 +312,14 @@ fn of_ids(rollout: &Rollout, session: &Arc<str>, ids: &[u32]) -> Result<Prompt, 
     let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
     let (parent, history) = parent.unzip();
     let history = history.unwrap_or_default();
+    let context_digest = digest_next(start_digest, message_hash(&bytes));
+    let digests = (start_digest, context_digest);
     Ok(Prompt {
-        session: Arc::clone(session),
-        start_digest,
-        context_digest: digest_next(start_digest, message_hash(&bytes)),
         parent,
         fork,
         suffix: ids[history.len()..].into(),
         history,
-        resident: session_state.resident,
-        options: None,
-        chat: None,
-        observed: Vec::new(),
-        holds_control_tokens: false,
+        ..Prompt::unplaced(session, digests, session_state.resident)
     })
 }
 

@@ -15,61 +15,71 @@ pub(super) fn restore(gateway: &Gateway, rollout: &Arc<Rollout>, open: &OpenRoll
     if open.notes.is_empty() {
         return;
     }
-    let numbered = (0..).zip(open.turns);
-    let turns: HashMap<u32, TurnIndex> = numbered
-        .map(|(index, turn)| (turn.request, TurnIndex(index)))
-        .collect();
-    let mut responses = RestoringResponses::default();
-    let mut deleted = Vec::new();
+    let turns = (0..).zip(open.turns);
+    let mut restoring = Restoring {
+        gateway,
+        rollout,
+        turns: turns
+            .map(|(index, turn)| (turn.request, TurnIndex(index)))
+            .collect(),
+        responses: RestoringResponses::default(),
+        deleted: Vec::new(),
+    };
     for note in open.notes {
-        let note = match serde_json::from_str(note) {
-            Ok(note) => note,
-            Err(error) => {
-                unreadable(rollout, &error);
-                continue;
-            }
-        };
-        match note {
-            Note::Repeat { digest, request } => {
-                if let Ok(digest) = u128::from_str_radix(&digest, 16) {
-                    let mut state = rollout.state.lock();
-                    state.requests = state.requests.max(request);
-                    state.attempts.restore(digest, request, None);
-                }
-            }
-            Note::Response(kept) => {
-                let kept: KeptResponse = match serde_json::from_str(kept.get()) {
-                    Ok(kept) => kept,
-                    Err(error) => {
-                        unreadable(rollout, &error);
-                        continue;
-                    }
-                };
-                // A request whose answer is not in the journal cannot be continued.
-                let Some(turn) = turns.get(&kept.request()) else {
-                    continue;
-                };
-                if let Err(error) = responses.take_up(gateway, rollout, *turn, kept) {
-                    tracing::warn!(rollout = %rollout.id, error = error.message, "a stored response cannot be restored");
-                }
-            }
-            Note::ResponseDeleted { id } => deleted.push(id),
-            Note::Limits(limits) => {
-                rollout.tighten(limits);
-            }
-            Note::LimitMet { session, limit } => {
-                rollout.allowance.met(&session.into(), limit);
-            }
+        if let Err(error) = restoring.take_in(note) {
+            tracing::warn!(rollout = %rollout.id, %error, "a note in the journal cannot be read");
         }
     }
-    for id in deleted {
+    for id in restoring.deleted {
         // The answer may never have been recorded.
         let _ = rollout.dialect_state::<ResponseStore>().delete(&id);
     }
 }
 
-fn unreadable(rollout: &Rollout, error: &serde_json::Error) {
-    tracing::warn!(rollout = %rollout.id, %error, "a note in the journal cannot be read");
+/// A rollout while its notes are read.
+struct Restoring<'a> {
+    gateway: &'a Gateway,
+    rollout: &'a Rollout,
+    /// The last turn of each request, by the request's number.
+    turns: HashMap<u32, TurnIndex>,
+    responses: RestoringResponses,
+    /// Ids of responses to delete once all are stored again.
+    deleted: Vec<String>,
+}
+
+impl Restoring<'_> {
+    fn take_in(&mut self, note: &str) -> Result<(), serde_json::Error> {
+        match serde_json::from_str(note)? {
+            Note::Repeat { digest, request } => {
+                if let Ok(digest) = u128::from_str_radix(&digest, 16) {
+                    let mut state = self.rollout.state.lock();
+                    state.requests = state.requests.max(request);
+                    state.attempts.restore(digest, request, None);
+                }
+            }
+            Note::Response(kept) => self.store(serde_json::from_str(kept.get())?),
+            Note::ResponseDeleted { id } => self.deleted.push(id),
+            Note::Limits(limits) => {
+                self.rollout.tighten(limits);
+            }
+            Note::LimitMet { session, limit } => {
+                self.rollout.allowance.met(&session.into(), limit);
+            }
+        }
+        Ok(())
+    }
+
+    fn store(&mut self, kept: KeptResponse) {
+        // A request whose answer is not in the journal cannot be continued.
+        let Some(turn) = self.turns.get(&kept.request()) else {
+            return;
+        };
+        let rollout = self.rollout;
+        let stored = self.responses.take_up(self.gateway, rollout, *turn, kept);
+        if let Err(error) = stored {
+            tracing::warn!(rollout = %rollout.id, error = error.message, "a stored response cannot be restored");
+        }
+    }
 }
 
 fn restore_turns(rollout: &Rollout, turns: &[Turn]) {

@@ -146,6 +146,21 @@ fn refused(name: &str, message: String) -> ApiError {
         .code("unsupported_parameter")
 }
 
+fn check_bound(
+    name: &str,
+    value: Option<f64>,
+    holds: impl Fn(f64) -> bool,
+    bound: &str,
+) -> Result<(), ApiError> {
+    match value {
+        Some(value) if !holds(value) => {
+            let message = format!("{name} is {value}; it must be {bound}");
+            Err(ApiError::invalid(message).param(name))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The truncation that a request asks for, within vLLM's bounds.
 struct Asked {
     top_p: Option<f32>,
@@ -160,26 +175,12 @@ impl Asked {
             fields.number("top_k")?,
             fields.number("min_p")?,
         );
-        let within =
-            |name: &str, value: Option<f64>, holds: fn(f64) -> bool, bound: &str| match value
-                .filter(|value| !holds(*value))
-            {
-                Some(value) => {
-                    let message = format!("{name} is {value}; it must be {bound}");
-                    Err(ApiError::invalid(message).param(name))
-                }
-                None => Ok(()),
-            };
         let share = |value: f64| value as f32 > 0.0 && value <= 1.0;
-        within("top_p", top_p, share, "more than 0 and at most 1")?;
+        check_bound("top_p", top_p, share, "more than 0 and at most 1")?;
         let number = |value: f64| value >= -1.0 && value.fract() == 0.0;
-        within("top_k", top_k, number, "a whole number, 0 for all tokens")?;
-        within(
-            "min_p",
-            min_p,
-            |value| (0.0..=1.0).contains(&value),
-            "0 to 1",
-        )?;
+        check_bound("top_k", top_k, number, "a whole number, 0 for all tokens")?;
+        let probability = |value| (0.0..=1.0).contains(&value);
+        check_bound("min_p", min_p, probability, "0 to 1")?;
         Ok(Asked {
             top_p: top_p.map(|top_p| top_p as f32),
             // -1 means 0, and a value that is too large is reduced to the maximum: both keep all tokens.
@@ -261,11 +262,9 @@ pub(crate) fn structured_outputs(
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(serde_json::json!({"json_object": true}))),
         Some("json_schema") => {
-            let schema = format
-                .get("json_schema")
-                .and_then(|named| named.get("schema"))
-                .or_else(|| format.get("schema"));
-            match schema {
+            let named = format.get("json_schema");
+            let named = named.and_then(|named| named.get("schema"));
+            match named.or_else(|| format.get("schema")) {
                 Some(schema @ Value::Object(_)) => Ok(Some(serde_json::json!({"json": schema}))),
                 _ => refuse(format!("{name}: its schema must be an object")),
             }

@@ -82,26 +82,26 @@ impl Unseen {
         }
     }
 
+    /// The place in the body of a message in `text`.
+    fn place(&self, message: &RawValue) -> SeenMessage {
+        let before = self.before.as_ref();
+        let shift = before.map_or(0, |before| before.resumed - before.seen.begin);
+        let start = self.text.as_ptr() as usize;
+        let from = message.get().as_ptr() as usize - start + shift;
+        SeenMessage {
+            from,
+            to: from + message.get().len(),
+            digest: message_hash(message.get().as_bytes()),
+        }
+    }
+
     /// All messages of `body`, of which those in `text` are `new`; and the part that is known from now on.
     pub(crate) fn messages(
         &self,
         body: &Bytes,
         new: &[&RawValue],
     ) -> (Vec<Incoming>, Option<Arc<Seen>>) {
-        let start = self.text.as_ptr() as usize;
-        let shift = self
-            .before
-            .as_ref()
-            .map_or(0, |before| before.resumed - before.seen.begin);
-        let place = |raw: &&RawValue| {
-            let from = raw.get().as_ptr() as usize - start + shift;
-            SeenMessage {
-                from,
-                to: from + raw.get().len(),
-                digest: message_hash(raw.get().as_bytes()),
-            }
-        };
-        let new = new.iter().map(place);
+        let new = new.iter().map(|raw| self.place(raw));
         let seen = match &self.before {
             None => Seen::begin(body, new.collect()),
             Some(before) => Some(Seen::go_on(&before.seen, body, new.collect())),

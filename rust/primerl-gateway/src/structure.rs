@@ -30,42 +30,42 @@ pub(super) fn of(
     reading: &Reading,
     suffix: &[u32],
 ) -> Result<Option<Structure>, ApiError> {
-    let (format, demanded) = (
-        request.sampling.structured_outputs.as_ref(),
-        request.sampling.demanded.as_ref(),
-    );
+    let format = request.sampling.structured_outputs.as_ref();
+    let demanded = request.sampling.demanded.as_ref();
     if format.is_none() && demanded.is_none() {
         return Ok(None);
     }
     let Parse::Message { one_call } = request.parse else {
-        let outputs = format.cloned();
-        return Ok(outputs.map(|outputs| Structure {
-            outputs,
-            reasoning: None,
-        }));
+        return Ok(format.cloned().map(Structure::of_text));
     };
-    if renderer.parsers().is_harmony() && format.is_some() {
-        return Err(refused(
-            FORMAT,
-            "this model answers in channels (harmony), and only calls have a grammar there",
-        ));
-    }
     let options = reading.options.as_ref();
-    let tools = options.and_then(|options| options.render.tools.as_deref());
     let wanted = Wanted {
         format,
         demanded,
-        tools,
+        tools: options.and_then(|options| options.render.tools.as_deref()),
         one_call,
     };
     let outputs = wanted.outputs(renderer, suffix)?;
-    let reasoning = renderer
-        .reasoning_ahead(suffix)
-        .map(|(open, close)| match open {
-            Some(open) => json!({"open": open, "close": close}),
-            None => json!({"close": close}),
-        });
+    let reasoning = reasoning_ahead(renderer, suffix);
     Ok(Some(Structure { outputs, reasoning }))
+}
+
+impl Structure {
+    /// For an answer that is parsed for nothing.
+    fn of_text(outputs: Value) -> Structure {
+        Structure {
+            outputs,
+            reasoning: None,
+        }
+    }
+}
+
+fn reasoning_ahead(renderer: &Renderer, suffix: &[u32]) -> Option<Value> {
+    let (open, close) = renderer.reasoning_ahead(suffix)?;
+    Some(match open {
+        Some(open) => json!({"open": open, "close": close}),
+        None => json!({"close": close}),
+    })
 }
 
 /// What a request wants of its answer.
@@ -78,44 +78,50 @@ struct Wanted<'a> {
 
 impl Wanted<'_> {
     fn outputs(&self, renderer: &Renderer, suffix: &[u32]) -> Result<Value, ApiError> {
-        let one_call = self.one_call;
-        Ok(match (self.format, self.demanded, self.tools) {
-            (Some(_), Some(_), _) => {
-                return Err(refused(
-                    TOOL_CHOICE,
-                    "an answer with a format cannot be required to be a tool call; omit one of the two",
-                ));
-            }
-            (Some(format), None, None) => format.clone(),
-            (Some(format), None, Some(tools)) => {
-                let schema = schema(format).ok_or_else(|| {
-                refused(FORMAT, "with tools, an answer may have a JSON schema, but no other structured output; omit one of the two")
-            })?;
+        if self.format.is_some() && renderer.parsers().is_harmony() {
+            return Err(refused(
+                FORMAT,
+                "this model answers in channels (harmony), and only calls have a grammar there",
+            ));
+        }
+        match (self.format, self.demanded, self.tools) {
+            (Some(_), Some(_), _) => Err(refused(
+                TOOL_CHOICE,
+                "an answer with a format cannot be required to be a tool call; omit one of the two",
+            )),
+            (Some(format), None, None) => Ok(format.clone()),
+            (Some(format), None, Some(_)) => {
+                let schema = schema(format).ok_or_else(not_a_schema)?;
                 let demand = Demand {
-                    tools,
-                    name: None,
-                    one_call,
                     or_json: Some(&schema),
-                    prompt: suffix,
+                    ..self.demand(suffix)
                 };
-                grammar(renderer, &demand, FORMAT)?
+                grammar(renderer, &demand, FORMAT)
             }
-            (None, demanded, tools) => {
-                let name = match demanded {
-                    Some(Demanded::Tool(name)) => Some(name.as_str()),
-                    _ => None,
-                };
-                let demand = Demand {
-                    tools: tools.unwrap_or_default(),
-                    name,
-                    one_call,
-                    or_json: None,
-                    prompt: suffix,
-                };
-                grammar(renderer, &demand, TOOL_CHOICE)?
-            }
-        })
+            (None, _, _) => grammar(renderer, &self.demand(suffix), TOOL_CHOICE),
+        }
     }
+
+    fn demand<'a>(&'a self, suffix: &'a [u32]) -> Demand<'a> {
+        let name = match self.demanded {
+            Some(Demanded::Tool(name)) => Some(name.as_str()),
+            _ => None,
+        };
+        Demand {
+            tools: self.tools.unwrap_or_default(),
+            name,
+            one_call: self.one_call,
+            or_json: None,
+            prompt: suffix,
+        }
+    }
+}
+
+fn not_a_schema() -> ApiError {
+    refused(
+        FORMAT,
+        "with tools, an answer may have a JSON schema, but no other structured output; omit one of the two",
+    )
 }
 
 fn schema(format: &Value) -> Option<Value> {

@@ -82,17 +82,7 @@ impl Reading {
         sampled: &[u32],
         choice: usize,
     ) -> Result<Read, RenderError> {
-        let (mut message, malformed) = match self.parse {
-            Parse::Text => {
-                let text = renderer.tokenizer().decode(sampled, true)?;
-                (Message::assistant(text), Vec::new())
-            }
-            Parse::Message { .. } => {
-                let parsed = renderer.parse_answer(sampled, &self.context())?;
-                let reasons = parsed.malformed.iter().map(|call| call.reason.to_string());
-                (parsed.message, reasons.collect())
-            }
-        };
+        let (mut message, malformed) = self.parse(renderer, sampled)?;
         if let Some(calls) = &mut message.tool_calls {
             calls.truncate(if self.shows_call(1) { calls.len() } else { 1 });
             for (index, call) in calls.iter_mut().enumerate() {
@@ -102,10 +92,7 @@ impl Reading {
         }
         let stop = match cut_message(&mut message, &self.stop) {
             // The stop sequence may be between two parts of a message, and not be shown anywhere.
-            None if self.parse != Parse::Text && !self.stop.is_empty() => {
-                let text = renderer.tokenizer().decode(sampled, true)?;
-                first_stop(&text, &self.stop).map(|(_, sequence)| sequence.clone())
-            }
+            None if self.parse != Parse::Text => self.sampled_stop(renderer, sampled)?,
             stop => stop,
         };
         Ok(Read {
@@ -113,6 +100,37 @@ impl Reading {
             stop,
             malformed,
         })
+    }
+
+    /// The message, and why parts of it that look like tool calls are text.
+    fn parse(
+        &self,
+        renderer: &Renderer,
+        sampled: &[u32],
+    ) -> Result<(Message, Vec<String>), RenderError> {
+        match self.parse {
+            Parse::Text => {
+                let text = renderer.tokenizer().decode(sampled, true)?;
+                Ok((Message::assistant(text), Vec::new()))
+            }
+            Parse::Message { .. } => {
+                let parsed = renderer.parse_answer(sampled, &self.context())?;
+                let reasons = parsed.malformed.iter().map(|call| call.reason.to_string());
+                Ok((parsed.message, reasons.collect()))
+            }
+        }
+    }
+
+    fn sampled_stop(
+        &self,
+        renderer: &Renderer,
+        sampled: &[u32],
+    ) -> Result<Option<String>, RenderError> {
+        if self.stop.is_empty() {
+            return Ok(None);
+        }
+        let text = renderer.tokenizer().decode(sampled, true)?;
+        Ok(first_stop(&text, &self.stop).map(|(_, sequence)| sequence.clone()))
     }
 
     /// The id for a tool call to which the model gave none: the same each time the same answer is shown. Nine letters

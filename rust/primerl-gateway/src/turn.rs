@@ -6,6 +6,7 @@ mod text_only;
 pub(crate) use record::{answer_id, recorded, take_in};
 
 use super::answer::{Answer, Choice};
+use super::budget::Grant;
 use super::live::Live;
 use super::prompt::Prompt;
 use super::request::TurnRequest;
@@ -63,6 +64,18 @@ pub(super) struct Attempt {
     pub recorded: AtomicU32,
 }
 
+impl Attempt {
+    pub(super) fn new(rollout: &Arc<Rollout>, digest: u128, number: u32, choices: u32) -> Attempt {
+        Attempt {
+            rollout: Arc::clone(rollout),
+            digest,
+            number,
+            choices,
+            recorded: AtomicU32::new(0),
+        }
+    }
+}
+
 impl Drop for Attempt {
     fn drop(&mut self) {
         let recorded = *self.recorded.get_mut();
@@ -92,24 +105,28 @@ pub(super) fn room(
         return Err(ApiError::invalid("the prompt is empty").param("prompt"));
     }
     if length >= limit {
-        // OpenAI's wording and Anthropic's: agents recognise an overflow by one of them.
-        let message = format!(
-            "This model's maximum context length is {limit} tokens. However, your prompt contains {length} tokens \
-             (prompt is too long: {length} tokens > {limit} maximum); shorten the messages."
-        );
-        let error = ApiError::invalid(message)
-            .param("messages")
-            .code("context_length_exceeded");
-        return Err(ApiError {
-            overflow: Some(Overflow {
-                prompt_tokens: length,
-                most: limit,
-            }),
-            ..error
-        });
+        return Err(overflow(length, limit));
     }
     rollout.budget.check()?;
     Ok(request.sampling.max_tokens.min(limit - length))
+}
+
+fn overflow(length: u32, limit: u32) -> ApiError {
+    // OpenAI's wording and Anthropic's: agents recognise an overflow by one of them.
+    let message = format!(
+        "This model's maximum context length is {limit} tokens. However, your prompt contains {length} tokens \
+         (prompt is too long: {length} tokens > {limit} maximum); shorten the messages."
+    );
+    let error = ApiError::invalid(message)
+        .param("messages")
+        .code("context_length_exceeded");
+    ApiError {
+        overflow: Some(Overflow {
+            prompt_tokens: length,
+            most: limit,
+        }),
+        ..error
+    }
 }
 
 /// Samples all choices, and records and sends them; stops when no client waits any more or the rollout is over.
@@ -145,21 +162,12 @@ async fn answer(
         let noted = service.driver.noted(rollout.id, Arc::clone(note));
         noted.await.map_err(|_| service.run.over())?;
     }
-    let choices = task.request.choices;
-    let deadline = tokio::time::Instant::from_std(rollout.deadline);
-    let grant = rollout.budget.take(choices, task.max_tokens);
-    let grant = awaited(rollout, task, tokio::time::timeout_at(deadline, grant)).await?;
-    let grant = grant.map_err(|_| {
-        let message =
-            "the rollout's deadline passed while other requests held the rest of its tokens";
-        ApiError::unavailable("deadline_passed", message)
-    })??;
-    let choices = (0..choices).map(|index| choice(service, rollout, task, grant.each, index));
+    let grant = grant(rollout, task).await?;
+    let choices = 0..task.request.choices;
+    let choices = choices.map(|index| choice(service, rollout, task, grant.each, index));
     let choices = try_join_all(choices).await?;
-    let cut = choices
-        .iter()
-        .any(|choice| choice.finish == FinishReason::Length);
-    if cut && grant.each < task.max_tokens {
+    let is_cut = |choice: &Choice| choice.finish == FinishReason::Length;
+    if grant.each < task.max_tokens && choices.iter().any(is_cut) {
         rollout
             .note_limit(service, &task.prompt.session, Limit::Tokens)
             .await;
@@ -169,6 +177,18 @@ async fn answer(
         head.prompt_tokens = text.prompt_tokens as usize;
     }
     Ok(Arc::new(Answer { head, choices }))
+}
+
+/// The tokens that the choices may have, of those that are left to the rollout.
+async fn grant<'a>(rollout: &'a Rollout, task: &Task) -> Result<Grant<'a>, ApiError> {
+    let deadline = tokio::time::Instant::from_std(rollout.deadline);
+    let grant = rollout.budget.take(task.request.choices, task.max_tokens);
+    let grant = awaited(rollout, task, tokio::time::timeout_at(deadline, grant)).await?;
+    grant.map_err(|_| {
+        let message =
+            "the rollout's deadline passed while other requests held the rest of its tokens";
+        ApiError::unavailable("deadline_passed", message)
+    })?
 }
 
 /// Waits until no client waits for the answer any more, the rollout's time is up, or it is over.
@@ -226,37 +246,41 @@ async fn sample(
     max_tokens: u32,
     index: u32,
 ) -> Result<Sampled, ApiError> {
-    let sampling = &task.request.sampling;
+    let metrics = &service.metrics;
     let request_id = format!("{}-{index}", task.request_id);
     let request = SampleRequest {
-        request_id: &request_id,
-        prompt: task.prompt.ids(),
-        chat: task.prompt.chat.as_deref(),
-        temperature: sampling.temperature,
-        truncation: sampling.truncation,
         max_tokens,
-        top_logprobs: sampling.logprobs.unwrap_or(0),
-        structured_outputs: task.structure.as_ref().map(|structure| &structure.outputs),
-        structured_reasoning: (task.structure.as_ref())
-            .and_then(|structure| structure.reasoning.as_ref()),
-        keeps_experts: !rollout.evaluation,
-        resident: task.prompt.resident,
         first_of: task.first_of.filter(|_| index == 0),
-        deadline: rollout.deadline,
+        ..sample_request(rollout, task, &request_id)
     };
-    service
-        .metrics
-        .prompt_tokens
-        .inc_by(task.prompt.ids().len() as u64);
+    metrics.prompt_tokens.inc_by(task.prompt.ids().len() as u64);
     let started = Instant::now();
     let mut watch = Watch::new(&service.gateway.renderer, task, index as usize);
     let progress = watch.as_mut().map(|watch| watch as &mut dyn Progress);
     let sampled = awaited(rollout, task, service.engines.generate(&request, progress)).await?;
-    service
-        .metrics
-        .engine_time
-        .observe(started.elapsed().as_secs_f64());
+    let seconds = started.elapsed().as_secs_f64();
+    metrics.engine_time.observe(seconds);
     sampled.map_err(|error| failed(service, rollout, &error))
+}
+
+/// The request for any of the choices.
+fn sample_request<'a>(rollout: &Rollout, task: &'a Task, request_id: &'a str) -> SampleRequest<'a> {
+    let (sampling, structure) = (&task.request.sampling, task.structure.as_ref());
+    SampleRequest {
+        request_id,
+        prompt: task.prompt.ids(),
+        chat: task.prompt.chat.as_deref(),
+        temperature: sampling.temperature,
+        truncation: sampling.truncation,
+        max_tokens: task.max_tokens,
+        top_logprobs: sampling.logprobs.unwrap_or(0),
+        structured_outputs: structure.map(|structure| &structure.outputs),
+        structured_reasoning: structure.and_then(|structure| structure.reasoning.as_ref()),
+        keeps_experts: !rollout.evaluation,
+        resident: task.prompt.resident,
+        first_of: task.first_of,
+        deadline: rollout.deadline,
+    }
 }
 
 /// Follows one choice: shows its tokens, and ends it at a stop sequence.
@@ -283,31 +307,33 @@ impl<'a> Watch<'a> {
     }
 }
 
+impl Watch<'_> {
+    fn show(&self, ids: &[u32], logprobs: &[TokenLogprob]) {
+        self.task.live.change(|state| {
+            let partial = &mut state.choices[self.choice];
+            partial.ids.extend(ids);
+            let values = logprobs.iter().map(|token| token.logprob);
+            partial.logprobs.extend(values);
+            if let Some(count @ 1..) = self.task.request.sampling.logprobs {
+                let top = logprobs.iter().map(|token| token.top(count));
+                partial.top.extend(top);
+            }
+        });
+    }
+}
+
 impl Progress for Watch<'_> {
     fn tokens(&mut self, ids: &[u32], logprobs: &[TokenLogprob]) -> Option<usize> {
-        let sampling = &self.task.request.sampling;
         let before = self.seen;
         self.seen += ids.len();
         // Text that cannot be decoded now cannot be decoded at the end: the error is reported then.
-        let end = match sampling.stop.is_empty() {
+        let end = match self.task.request.sampling.stop.is_empty() {
             true => None,
             false => self.stop.push(ids).ok().flatten(),
         };
         if self.task.shown {
             let kept = end.map_or(ids.len(), |end| end - before);
-            self.task.live.change(|state| {
-                let partial = &mut state.choices[self.choice];
-                partial.ids.extend(&ids[..kept]);
-                let logprobs = &logprobs[..kept];
-                partial
-                    .logprobs
-                    .extend(logprobs.iter().map(|token| token.logprob));
-                if let Some(count @ 1..) = sampling.logprobs {
-                    partial
-                        .top
-                        .extend(logprobs.iter().map(|token| token.top(count)));
-                }
-            });
+            self.show(&ids[..kept], &logprobs[..kept]);
         }
         end
     }

@@ -18,6 +18,17 @@ struct Request {
     abandoned: bool,
 }
 
+/// The server in words, and the code of its silence.
+fn name_and_code(endpoint: Option<&Endpoint>) -> (String, &'static str) {
+    match endpoint {
+        Some(endpoint) => (
+            format!("{} ({})", endpoint.name(), endpoint.url()),
+            "endpoint_unavailable",
+        ),
+        None => ("the run's engines".to_owned(), "engine_unavailable"),
+    }
+}
+
 impl Unanswered {
     pub(crate) fn begin(&mut self, number: u32, now: Instant) {
         let request = Request {
@@ -54,19 +65,12 @@ impl Unanswered {
         began: Instant,
         now: Instant,
     ) {
-        let (Some(waited), Some(error)) = (self.longest(now), &mut outcome.error) else {
+        let timeout = outcome.error.as_mut();
+        let timeout = timeout.filter(|error| ErrorKind::of(error) == ErrorKind::Timeout);
+        let (Some(waited), Some(error)) = (self.longest(now), timeout) else {
             return;
         };
-        if ErrorKind::of(error) != ErrorKind::Timeout {
-            return;
-        }
-        let (who, code) = match endpoint {
-            Some(endpoint) => (
-                format!("{} ({})", endpoint.name(), endpoint.url()),
-                "endpoint_unavailable",
-            ),
-            None => ("the run's engines".to_owned(), "engine_unavailable"),
-        };
+        let (who, code) = name_and_code(endpoint);
         let seconds = waited.as_secs_f64();
         error.message.push_str(&format!(
             "; a request to {who} had had no answer for {seconds:.1} s"

@@ -10,6 +10,7 @@
 
 use crate::error::{MaskFailure, RenderError};
 use crate::message::{Content, Message};
+use crate::neutral::{Neutralized, Restored};
 use crate::renderer::Renderer;
 use crate::template::{RenderOptions, SPAN_END, SPAN_START};
 use std::ops::Range;
@@ -30,6 +31,35 @@ struct Span {
     bytes: Range<usize>,
 }
 
+impl Span {
+    /// `boundaries`: `(byte, token)` for every token that may begin or end a span.
+    fn tokens(&self, boundaries: &[(usize, usize)]) -> Result<Range<usize>, RenderError> {
+        let token_at = |byte: usize| {
+            boundaries
+                .binary_search_by_key(&byte, |(at, _)| *at)
+                .map(|found| boundaries[found].1)
+                .map_err(|_| RenderError::Mask {
+                    message: self.message,
+                    reason: MaskFailure::TokenAcrossBoundary,
+                })
+        };
+        Ok(token_at(self.bytes.start)?..token_at(self.bytes.end)?)
+    }
+    /// The span in the text that was rendered with sentinels.
+    fn restored(self, restored: &Restored) -> Result<Span, RenderError> {
+        let Span { message, bytes } = self;
+        let ends = restored
+            .text_at(bytes.start)
+            .zip(restored.text_at(bytes.end));
+        let (start, end) = ends.ok_or(RenderError::Mask {
+            message,
+            reason: MaskFailure::TokenAcrossBoundary,
+        })?;
+        let bytes = start..end;
+        Ok(Span { message, bytes })
+    }
+}
+
 /// The ids of the text up to a byte, where it can be encoded by itself.
 type EncodeHead<'a> = dyn Fn(usize) -> Result<Option<Vec<u32>>, RenderError> + 'a;
 
@@ -45,29 +75,28 @@ impl Renderer {
             add_generation_prompt: false,
             ..options.clone()
         };
-        let Some(neutral) = self.neutralized(messages, &options) else {
-            let text = self.render_text(messages, &options)?;
-            let spans = self.spans(&text, messages, &options)?;
-            let ids = self.tokenizer().encode(&text)?;
-            let head = |byte: usize| self.tokenizer().encode(&text[..byte]).map(Some);
-            let mask = self.token_mask(&text, &ids, &spans, &head)?;
-            return Ok(MaskedIds { ids, mask });
-        };
-        // Stop tokens in the text of messages would be taken for the template's: located without them.
+        if let Some(neutral) = self.neutralized(messages, &options) {
+            return self.neutral_with_mask(messages, &options, &neutral);
+        }
+        let text = self.render_text(messages, &options)?;
+        let spans = self.spans(&text, messages, &options)?;
+        let ids = self.tokenizer().encode(&text)?;
+        let head = |byte: usize| self.tokenizer().encode(&text[..byte]).map(Some);
+        let mask = self.token_mask(&text, &ids, &spans, &head)?;
+        Ok(MaskedIds { ids, mask })
+    }
+
+    /// Stop tokens in the text of messages would be taken for the template's: located without them.
+    fn neutral_with_mask(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+        neutral: &Neutralized,
+    ) -> Result<MaskedIds, RenderError> {
         let rendered = self.render_text(&neutral.messages, &neutral.options)?;
         let spans = self.spans(&rendered, &neutral.messages, &neutral.options)?;
-        let (ids, restored) = self.encode_neutralized(messages, &options, &neutral)?;
-        let spans = spans.into_iter().map(|span| {
-            let ends = restored
-                .text_at(span.bytes.start)
-                .zip(restored.text_at(span.bytes.end));
-            let (start, end) = ends.ok_or(RenderError::Mask {
-                message: span.message,
-                reason: MaskFailure::TokenAcrossBoundary,
-            })?;
-            let (message, bytes) = (span.message, start..end);
-            Ok(Span { message, bytes })
-        });
+        let (ids, restored) = self.encode_neutralized(messages, options, neutral)?;
+        let spans = spans.into_iter().map(|span| span.restored(&restored));
         let spans = spans.collect::<Result<Vec<_>, RenderError>>()?;
         let head = |byte: usize| self.encode_head(&restored, byte);
         let mask = self.token_mask(&restored.text, &ids, &spans, &head)?;
@@ -100,26 +129,11 @@ impl Renderer {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let share = conversations.len().div_ceil(threads).max(1);
         std::thread::scope(|scope| {
-            let work = |(chunk, share_of): (usize, &[Vec<Message>])| {
-                let one = |(at, messages): (usize, &Vec<Message>)| {
-                    let rendered = self.trainable(messages.clone(), options);
-                    let rendered =
-                        rendered.and_then(|messages| self.render_with_mask(&messages, options));
-                    rendered.map_err(|source| RenderError::Conversation {
-                        conversation: chunk * share + at,
-                        source: Box::new(source),
-                    })
-                };
-                share_of
-                    .iter()
-                    .enumerate()
-                    .map(one)
-                    .collect::<Result<Vec<_>, _>>()
-            };
-            let handles: Vec<_> = conversations
-                .chunks(share)
-                .enumerate()
-                .map(|chunk| scope.spawn(move || work(chunk)))
+            let chunks = (0..).step_by(share).zip(conversations.chunks(share));
+            let handles: Vec<_> = chunks
+                .map(|(first, chunk)| {
+                    scope.spawn(move || self.trainable_from(first, chunk, options))
+                })
                 .collect();
             let mut rendered = Vec::with_capacity(conversations.len());
             for handle in handles {
@@ -130,6 +144,24 @@ impl Renderer {
             }
             Ok(rendered)
         })
+    }
+
+    /// `first`: the number of the first conversation, for the error.
+    fn trainable_from(
+        &self,
+        first: usize,
+        conversations: &[Vec<Message>],
+        options: &RenderOptions,
+    ) -> Result<Vec<MaskedIds>, RenderError> {
+        let one = |(conversation, messages): (usize, &Vec<Message>)| {
+            let messages = self.trainable(messages.clone(), options);
+            let rendered = messages.and_then(|messages| self.render_with_mask(&messages, options));
+            rendered.map_err(|source| RenderError::Conversation {
+                conversation,
+                source: Box::new(source),
+            })
+        };
+        (first..).zip(conversations).map(one).collect()
     }
 
     fn marked_spans(
@@ -146,47 +178,15 @@ impl Renderer {
         let assistants: Vec<usize> = (0..messages.len())
             .filter(|&index| messages[index].is_assistant())
             .collect();
-        let failure = |nth: usize, reason| {
-            let message = assistants
-                .get(nth)
-                .or(assistants.last())
-                .copied()
-                .unwrap_or(0);
-            RenderError::Mask { message, reason }
-        };
-        let marked = self.template_for(options).render_prepared(
-            messages,
-            &self.prepared.prepare(options),
-            true,
-        )?;
-        let mut plain = String::with_capacity(text.len());
-        let mut spans = Vec::new();
-        for (nth, piece) in marked.split(SPAN_START).enumerate() {
-            let (inside, outside) = match piece.split_once(SPAN_END) {
-                Some(parts) => parts,
-                None if nth == 0 => ("", piece),
-                None => return Err(failure(nth - 1, MaskFailure::Rewritten)),
-            };
-            if nth > 0 {
-                let message = assistants
-                    .get(nth - 1)
-                    .or(assistants.last())
-                    .copied()
-                    .unwrap_or(0);
-                spans.push(Span {
-                    message,
-                    bytes: plain.len()..plain.len() + inside.len(),
-                });
-            }
-            plain.push_str(inside);
-            plain.push_str(outside);
-        }
+        let template = self.template_for(options);
+        let marked = template.render_prepared(messages, &self.prepared.prepare(options), true)?;
+        let (plain, spans) = split_marked(&marked, &assistants)?;
         // The template worked on the text of a block after it was closed: the marks say nothing.
         if plain != text {
-            return Err(failure(0, MaskFailure::Rewritten));
+            return Err(failed(&assistants, 0, MaskFailure::Rewritten));
         }
         if spans.len() < assistants.len() {
-            return Err(failure(spans.len(), MaskFailure::Dropped));
+            return Err(failed(&assistants, spans.len(), MaskFailure::Dropped));
         }
         Ok(spans)
     }
@@ -209,30 +209,23 @@ impl Renderer {
         let before =
             prefix(self.render_text(&messages[..index], &prompt_options)).map(|part| part.len());
         let through = prefix(self.render_text(&messages[..=index], options)).map(|part| part.len());
-        let failure = || RenderError::Mask {
+        let failure = |reason| RenderError::Mask {
             message: index,
-            reason: MaskFailure::Rewritten,
+            reason,
         };
         let (start, end) = match (before, through) {
             (Some(before), Some(through)) if through >= before => (before, through),
             (before, _) => {
                 let (content, end) = self.around_sentinel(text, messages, index, options)?;
                 let end = end.or_else(|| self.end_by_what_follows(text, messages, index, options));
-                before
-                    .into_iter()
-                    .chain(content)
-                    .min()
-                    .zip(end)
-                    .filter(|(start, end)| start <= end)
-                    .ok_or_else(failure)?
+                let start = before.into_iter().chain(content).min();
+                let span = start.zip(end).filter(|(start, end)| start <= end);
+                span.ok_or_else(|| failure(MaskFailure::Rewritten))?
             }
         };
         let end = self.end_with_stop_token(text, start..end);
         if start == end {
-            return Err(RenderError::Mask {
-                message: index,
-                reason: MaskFailure::Dropped,
-            });
+            return Err(failure(MaskFailure::Dropped));
         }
         Ok(Span {
             message: index,
@@ -322,17 +315,7 @@ impl Renderer {
         };
         let mut mask = vec![0; ids.len()];
         for span in spans {
-            let token_at = |byte: usize| {
-                boundaries
-                    .binary_search_by_key(&byte, |(at, _)| *at)
-                    .map(|found| boundaries[found].1)
-                    .map_err(|_| RenderError::Mask {
-                        message: span.message,
-                        reason: MaskFailure::TokenAcrossBoundary,
-                    })
-            };
-            let (first, end) = (token_at(span.bytes.start)?, token_at(span.bytes.end)?);
-            mask[first..end].fill(1);
+            mask[span.tokens(&boundaries)?].fill(1);
         }
         Ok(mask)
     }
@@ -353,6 +336,39 @@ impl Renderer {
         boundaries.push((at, ids.len()));
         (at == text.len()).then_some(boundaries)
     }
+}
+
+/// The assistant's message that the nth marked block is of.
+fn nth_or_last(assistants: &[usize], nth: usize) -> usize {
+    let message = assistants.get(nth).or(assistants.last());
+    message.copied().unwrap_or(0)
+}
+
+fn failed(assistants: &[usize], nth: usize, reason: MaskFailure) -> RenderError {
+    let message = nth_or_last(assistants, nth);
+    RenderError::Mask { message, reason }
+}
+
+/// The text without its marks, and what they enclosed.
+fn split_marked(marked: &str, assistants: &[usize]) -> Result<(String, Vec<Span>), RenderError> {
+    let mut plain = String::with_capacity(marked.len());
+    let mut spans = Vec::new();
+    for (nth, piece) in marked.split(SPAN_START).enumerate() {
+        let (inside, outside) = match piece.split_once(SPAN_END) {
+            Some(parts) => parts,
+            None if nth == 0 => ("", piece),
+            None => return Err(failed(assistants, nth - 1, MaskFailure::Rewritten)),
+        };
+        if nth > 0 {
+            spans.push(Span {
+                message: nth_or_last(assistants, nth - 1),
+                bytes: plain.len()..plain.len() + inside.len(),
+            });
+        }
+        plain.push_str(inside);
+        plain.push_str(outside);
+    }
+    Ok((plain, spans))
 }
 
 /// `(byte, token)` for the spans' ends only, by encoding the text before each: its ids must begin the ids of the whole.

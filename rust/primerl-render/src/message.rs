@@ -155,47 +155,38 @@ pub fn canonical(message: &Message) -> Vec<u8> {
     match message.content.joined() {
         Ok(text) if text.is_empty() => {}
         Ok(text) => field(&mut out, b'c', text.as_bytes()),
-        Err(_) => field(
-            &mut out,
-            b'C',
-            canonical_json(&serde_json::json!(message.content)).as_bytes(),
-        ),
+        Err(_) => {
+            let content = canonical_json(&serde_json::json!(message.content));
+            field(&mut out, b'C', content.as_bytes());
+        }
     }
-    optional(
-        &mut out,
-        b't',
-        message
-            .reasoning_content
-            .as_deref()
-            .filter(|text| !text.is_empty()),
-    );
+    let reasoning = message.reasoning_content.as_deref();
+    optional(&mut out, b't', reasoning.filter(|text| !text.is_empty()));
     for call in message.tool_calls.iter().flatten() {
+        let arguments = canonical_arguments(&call.function.arguments);
         optional(&mut out, b'i', call.id.as_deref());
         field(&mut out, b'f', call.function.name.as_bytes());
-        field(
-            &mut out,
-            b'a',
-            canonical_arguments(&call.function.arguments).as_bytes(),
-        );
+        field(&mut out, b'a', arguments.as_bytes());
     }
     optional(&mut out, b'I', message.tool_call_id.as_deref());
     optional(&mut out, b'n', message.name.as_deref());
-    if !message.is_assistant() {
-        let known: Map<_, _> = message
-            .extra
-            .iter()
-            .filter(|(_, value)| !value.is_null())
-            .map(|(k, v)| (k.clone(), v.clone()))
-            .collect();
-        if !known.is_empty() {
-            field(
-                &mut out,
-                b'x',
-                canonical_json(&Value::Object(known)).as_bytes(),
-            );
-        }
+    if let Some(extra) = canonical_extra(message) {
+        field(&mut out, b'x', extra.as_bytes());
     }
     out
+}
+
+/// Unknown fields of a message that we did not write.
+fn canonical_extra(message: &Message) -> Option<String> {
+    if message.is_assistant() {
+        return None;
+    }
+    let extra = message.extra.iter();
+    let given: Map<_, _> = extra
+        .filter(|(_, value)| !value.is_null())
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    (!given.is_empty()).then(|| canonical_json(&Value::Object(given)))
 }
 
 /// What an assistant message says and does, in bytes that survive the ways in which clients send our answers back: white
@@ -351,20 +342,22 @@ fn write_canonical(value: &Value, out: &mut String) {
             }
             out.push(']');
         }
-        Value::Object(map) => {
-            let mut entries: Vec<_> = map.iter().collect();
-            entries.sort_unstable_by_key(|(key, _)| *key);
-            out.push('{');
-            for (index, (key, item)) in entries.into_iter().enumerate() {
-                if index > 0 {
-                    out.push(',');
-                }
-                out.push_str(&Value::String(key.clone()).to_string());
-                out.push(':');
-                write_canonical(item, out);
-            }
-            out.push('}');
-        }
+        Value::Object(map) => write_sorted(map, out),
         scalar => out.push_str(&scalar.to_string()),
     }
+}
+
+fn write_sorted(map: &Map<String, Value>, out: &mut String) {
+    let mut entries: Vec<_> = map.iter().collect();
+    entries.sort_unstable_by_key(|(key, _)| *key);
+    out.push('{');
+    for (index, (key, item)) in entries.into_iter().enumerate() {
+        if index > 0 {
+            out.push(',');
+        }
+        out.push_str(&Value::String(key.clone()).to_string());
+        out.push(':');
+        write_canonical(item, out);
+    }
+    out.push('}');
 }

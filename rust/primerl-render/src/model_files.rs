@@ -103,17 +103,11 @@ impl ModelFiles {
         &self,
         id_of: impl Fn(&str) -> Option<u32>,
     ) -> Result<Vec<u32>, LoadError> {
-        let mut ids: Vec<u32> = [
+        let values = [
             self.generation_config.get("eos_token_id"),
             self.model_value("eos_token_id"),
-        ]
-        .into_iter()
-        .flatten()
-        .flat_map(|value| match value {
-            Value::Array(ids) => ids.iter().filter_map(as_id).collect(),
-            value => as_id(value).into_iter().collect::<Vec<_>>(),
-        })
-        .collect();
+        ];
+        let mut ids: Vec<u32> = values.into_iter().flatten().flat_map(as_ids).collect();
         if let Some(Value::String(token)) = self.special_tokens().get("eos_token") {
             let path = self.folder.join("tokenizer_config.json");
             ids.push(id_of(token).ok_or_else(|| LoadError::UnknownStopToken {
@@ -150,6 +144,14 @@ impl ModelFiles {
         self.config
             .get(name)
             .or_else(|| inner.and_then(|config| config.get(name)))
+    }
+}
+
+/// One id or a list of ids.
+fn as_ids(value: &Value) -> Vec<u32> {
+    match value {
+        Value::Array(ids) => ids.iter().filter_map(as_id).collect(),
+        value => as_id(value).into_iter().collect(),
     }
 }
 

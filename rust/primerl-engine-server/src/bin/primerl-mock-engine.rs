@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 /// A seeded engine for tests: deterministic tokens, latency and faults to order.
@@ -174,19 +174,32 @@ enum Failure {
     Run(ServerError),
 }
 
-async fn serve(arguments: Arguments) -> Result<(), Failure> {
-    let mock = arguments.mock().map_err(Failure::Input)?;
+async fn listen(arguments: &Arguments) -> Result<TcpListener, Failure> {
     let address = format!("{}:{}", arguments.host, arguments.port);
-    let listener = TcpListener::bind(&address).await.map_err(|error| {
+    TcpListener::bind(&address).await.map_err(|error| {
         Failure::Input(format!(
             "cannot listen on {address} (--host, --port): {error}"
         ))
-    })?;
+    })
+}
+
+/// Stops the server at the first signal; never resolves.
+async fn stop_at_a_signal(mut terminate: Signal, stop: CancellationToken) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+    stop.cancel();
+    std::future::pending::<()>().await
+}
+
+async fn serve(arguments: Arguments) -> Result<(), Failure> {
+    let mock = arguments.mock().map_err(Failure::Input)?;
+    let listener = listen(&arguments).await?;
     let bound = listener
         .local_addr()
         .map_err(|error| Failure::Run(error.into()))?;
-    let mut terminate =
-        signal(SignalKind::terminate()).map_err(|error| Failure::Run(error.into()))?;
+    let terminate = signal(SignalKind::terminate()).map_err(|error| Failure::Run(error.into()))?;
     let shutdown = CancellationToken::new();
     let stop = shutdown.clone();
     let run = primerl_engine_server::run(
@@ -196,17 +209,9 @@ async fn serve(arguments: Arguments) -> Result<(), Failure> {
         shutdown,
     );
     println!("http://{bound}");
-    let signals = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = tokio::signal::ctrl_c() => {}
-        }
-        stop.cancel();
-        std::future::pending::<()>().await
-    };
     let result = tokio::select! {
         result = run => result,
-        () = signals => Ok(()),
+        () = stop_at_a_signal(terminate, stop) => Ok(()),
     };
     match result {
         Err(ServerError::Config(error)) => Err(Failure::Input(error.to_string())),

@@ -91,19 +91,21 @@ pub async fn abort(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes)
     json_answer(json!({"status": "aborted", "aborted": aborted}))
 }
 
+fn pause_mode(mode: Option<&str>) -> Result<PauseMode, ApiError> {
+    match mode {
+        None | Some("abort") => Ok(PauseMode::Abort),
+        Some("wait") => Ok(PauseMode::Wait),
+        Some("keep") => Ok(PauseMode::Keep),
+        Some(_) => Err(ApiError::body(
+            "literal_error",
+            "query.mode",
+            "Input should be abort, wait or keep",
+        )),
+    }
+}
+
 pub async fn pause(State(app): State<Arc<App>>, Query(parameters): Parameters) -> Answer {
-    let mode = match parameters.get("mode").map(String::as_str) {
-        None | Some("abort") => PauseMode::Abort,
-        Some("wait") => PauseMode::Wait,
-        Some("keep") => PauseMode::Keep,
-        Some(_) => {
-            return Err(ApiError::body(
-                "literal_error",
-                "query.mode",
-                "Input should be abort, wait or keep",
-            ));
-        }
-    };
+    let mode = pause_mode(parameters.get("mode").map(String::as_str))?;
     let clear_cache = flag(&parameters, "clear_cache", true)?;
     match app
         .engine

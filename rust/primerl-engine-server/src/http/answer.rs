@@ -37,16 +37,13 @@ fn token_logprob(token: &ScoredToken, asked: i64) -> TokenLogprob {
         logprob: finite(token.logprob),
         rank: token.rank,
     };
-    let others = if asked < 0 {
-        usize::MAX
-    } else {
-        (asked.max(1) - 1) as usize
+    let most = match asked {
+        ..0 => usize::MAX,
+        asked => (asked.max(1) - 1) as usize,
     };
-    let others = token
-        .top
-        .iter()
-        .filter(|top| top.token_id != token.token_id)
-        .take(others);
+    let others = token.top.iter();
+    let others = others.filter(|top| top.token_id != token.token_id);
+    let others = others.take(most);
     let others = others.map(|top| Logprob {
         token_id: top.token_id,
         logprob: finite(top.logprob),

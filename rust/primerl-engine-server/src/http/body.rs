@@ -45,6 +45,22 @@ impl Bodies {
         }
     }
 
+    /// A small body needs none.
+    async fn take_room(
+        &self,
+        bytes: usize,
+        deadline: Instant,
+    ) -> Result<Option<OwnedSemaphorePermit>, String> {
+        if bytes <= SMALL {
+            return Ok(None);
+        }
+        let room = Arc::clone(&self.room).acquire_many_owned(bytes as u32);
+        match timeout_at(deadline, room).await {
+            Ok(Ok(room)) => Ok(Some(room)),
+            _ => Err("other large requests leave no room".into()),
+        }
+    }
+
     /// # Errors
     /// The body is too large or does not come in time, or others leave no room for it.
     pub async fn read(&self, body: Body) -> Result<Whole, ApiError> {
@@ -56,16 +72,7 @@ impl Bodies {
         if most > self.largest {
             return Err(refused(self.too_large()));
         }
-        let room = match most > SMALL {
-            true => {
-                let room = Arc::clone(&self.room).acquire_many_owned(most as u32);
-                match timeout_at(deadline, room).await {
-                    Ok(Ok(room)) => Some(room),
-                    _ => return Err(refused("other large requests leave no room".into())),
-                }
-            }
-            false => None,
-        };
+        let room = self.take_room(most, deadline).await.map_err(refused)?;
         match timeout_at(deadline, axum::body::to_bytes(body, most)).await {
             Ok(Ok(bytes)) => Ok(Whole { bytes, _room: room }),
             Ok(Err(_)) if announced.is_none() => Err(refused(self.too_large())),

@@ -113,7 +113,8 @@ pub async fn completions(
     let (form, mut sampling) = read_fields(&mut fields, &options)?;
     let request_id = fields.take("request_id")?;
     let ids = render(&renderer, messages, options).await?;
-    fit(&app, ids.len(), &mut sampling, &renderer)?;
+    check_fit(&app, ids.len(), &sampling)?;
+    add_stops(&mut sampling, &renderer);
     sampling.structured_reasoning = renderer
         .reasoning_ahead(&ids)
         .map(|(open, close)| Reasoning {
@@ -157,12 +158,7 @@ fn read_fields(
     fields.refuse_unless("echo", &false.into())?;
     fields.refuse_unless("n", &1.into())?;
     let format = response_format(fields.take("response_format")?)?;
-    let calls = match fields.take::<Value>("tool_choice")? {
-        None => true,
-        Some(choice) if choice == "auto" => true,
-        Some(choice) if choice == "none" => false,
-        Some(_) => return Err(unsupported("tool_choice")),
-    };
+    let calls = may_call(fields.take("tool_choice")?)?;
     let logprobs = fields.flag("logprobs", false)?;
     let top = fields.take::<u32>("top_logprobs")?.unwrap_or(0);
     if top > 0 && !logprobs {
@@ -186,10 +182,25 @@ fn read_fields(
     if let Some(format) = format {
         fields.0.insert(structured::PARAMETER.into(), format);
     }
+    Ok((form, sampling_of(fields)?))
+}
+
+/// What is left of the fields.
+fn sampling_of(fields: &Fields) -> Result<SamplingBody, ApiError> {
     let sampling: SamplingBody = serde_json::from_value(Value::Object(fields.0.clone()))
         .map_err(|error| ApiError::body("type_error", "body", &error.to_string()))?;
     sampling.check_supported()?;
-    Ok((form, sampling))
+    Ok(sampling)
+}
+
+/// Whether tool calls of the answer are returned as such.
+fn may_call(choice: Option<Value>) -> Result<bool, ApiError> {
+    match choice {
+        None => Ok(true),
+        Some(choice) if choice == "auto" => Ok(true),
+        Some(choice) if choice == "none" => Ok(false),
+        Some(_) => Err(unsupported("tool_choice")),
+    }
 }
 
 /// OpenAI's field as vLLM's parameter.
@@ -207,12 +218,7 @@ fn response_format(format: Option<Value>) -> Result<Option<Value>, ApiError> {
 }
 
 /// Unlike `/inference/v1/generate`, the chat route refuses an answer that may not fit.
-fn fit(
-    app: &App,
-    prompt: usize,
-    sampling: &mut SamplingBody,
-    renderer: &Renderer,
-) -> Result<(), ApiError> {
+fn check_fit(app: &App, prompt: usize, sampling: &SamplingBody) -> Result<(), ApiError> {
     let limit = app.config.max_model_len as usize;
     if prompt >= limit {
         let message = format!(
@@ -230,15 +236,16 @@ fn fit(
         );
         return Err(ApiError::bad_request(message, Some("max_tokens")));
     }
-    if sampling.ignore_eos != Some(true) {
-        // What ends an answer in the template need not be the model's end of sequence.
-        let stops = renderer.stop_token_ids().iter().map(|id| i64::from(*id));
-        sampling
-            .stop_token_ids
-            .get_or_insert_default()
-            .extend(stops);
-    }
     Ok(())
+}
+
+/// What ends an answer in the template need not be the model's end of sequence.
+fn add_stops(sampling: &mut SamplingBody, renderer: &Renderer) {
+    if sampling.ignore_eos != Some(true) {
+        let stops = renderer.stop_token_ids().iter().map(|id| i64::from(*id));
+        let own = sampling.stop_token_ids.get_or_insert_default();
+        own.extend(stops);
+    }
 }
 
 fn answer(
@@ -263,23 +270,19 @@ fn answer(
     }))
 }
 
-fn choice(
+/// The message of choice `index`, whose calls are named.
+fn message(
     renderer: &Renderer,
     form: &Form,
     prompt: &[u32],
     index: usize,
-    completion: &Completion,
-) -> Result<Value, ApiError> {
-    let ids: Vec<u32> = completion
-        .tokens
-        .iter()
-        .map(|token| token.token_id)
-        .collect();
+    ids: &[u32],
+) -> Result<Message, ApiError> {
     let context = AnswerContext {
         tools: form.tools.as_deref().filter(|_| form.calls),
         starts_in_reasoning: renderer.starts_in_reasoning(prompt),
     };
-    let parsed = renderer.parse_answer(&ids, &context);
+    let parsed = renderer.parse_answer(ids, &context);
     let mut message = parsed
         .map_err(|error| ApiError::internal(format!("cannot decode the answer: {error}")))?
         .message;
@@ -288,16 +291,27 @@ fn choice(
             .get_or_insert_with(|| format!("chatcmpl-tool-{index}-{number}"));
         call.kind.get_or_insert_with(|| "function".into());
     }
+    Ok(message)
+}
+
+fn choice(
+    renderer: &Renderer,
+    form: &Form,
+    prompt: &[u32],
+    index: usize,
+    completion: &Completion,
+) -> Result<Value, ApiError> {
+    let ids = completion.tokens.iter().map(|token| token.token_id);
+    let ids: Vec<u32> = ids.collect();
+    let message = message(renderer, form, prompt, index, &ids)?;
     let finish = match completion.finish.as_str() {
         "stop" if message.has_tool_calls() => "tool_calls",
         finish => finish,
     };
     let logprobs = form.logprobs.map(|top| {
         let tokens = completion.tokens.iter();
-        let content: Vec<Value> = tokens
-            .map(|token| token_logprob(renderer, form, top, token))
-            .collect();
-        json!({"content": content})
+        let content = tokens.map(|token| token_logprob(renderer, form, top, token));
+        json!({"content": content.collect::<Vec<Value>>()})
     });
     Ok(json!({
         "index": index, "message": message, "logprobs": logprobs, "finish_reason": finish,
@@ -331,6 +345,11 @@ fn token_logprob(renderer: &Renderer, form: &Form, top: usize, token: &ScoredTok
     value
 }
 
+fn encode(renderer: &Renderer, text: &str) -> Result<Vec<u32>, ApiError> {
+    let ids = renderer.tokenizer().encode(text);
+    ids.map_err(|error| ApiError::bad_request(error.to_string(), Some("prompt")))
+}
+
 /// The ids that the chat route would give the model.
 pub async fn tokenize(
     State(app): State<Arc<App>>,
@@ -340,10 +359,7 @@ pub async fn tokenize(
     let (mut fields, renderer) = begin(&app, &headers, &body).await?;
     let with_texts = fields.flag("return_token_strs", false)?;
     let ids = match fields.take::<String>("prompt")? {
-        Some(text) => renderer
-            .tokenizer()
-            .encode(&text)
-            .map_err(|error| ApiError::bad_request(error.to_string(), Some("prompt")))?,
+        Some(text) => encode(&renderer, &text)?,
         None => {
             let messages = fields.messages()?;
             let options = fields.options()?;

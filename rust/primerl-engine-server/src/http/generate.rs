@@ -278,34 +278,49 @@ impl Streaming {
         let mut lines = Vec::new();
         let mut next = Some(update);
         while let Some(update) = next {
-            match update {
-                Some(Update::Token(index, token)) => pending[index as usize].push(token),
-                Some(Update::Done(index, completion)) => {
-                    if let Some(error) = structured::failure(&completion) {
-                        return self.error_line(&error);
-                    }
-                    pending[index as usize].clear();
-                    lines.extend(self.final_line(index, &completion));
-                }
-                Some(Update::Failed(reason)) => return self.error_line(&failed(&reason)),
-                None => return self.error_line(&self.in_flight.app.engine.gone().into()),
+            match self.take(update, &mut pending) {
+                Ok(line) => lines.extend(line),
+                Err(error) => return self.error_line(&error),
             }
-            next = if self.open == 0 {
-                None
-            } else {
-                self.in_flight.updates.try_recv().ok().map(Some)
+            next = match self.open {
+                0 => None,
+                _ => self.in_flight.updates.try_recv().ok().map(Some),
             };
         }
-        for (index, tokens) in pending
-            .into_iter()
-            .enumerate()
-            .filter(|(_, tokens)| !tokens.is_empty())
-        {
-            self.sent[index] += tokens.len();
-            let choice = partial_choice(index as u32, &tokens, self.asked());
-            lines.extend(self.choice_line(choice));
+        for (index, tokens) in pending.iter().enumerate() {
+            if !tokens.is_empty() {
+                lines.extend(self.partial_line(index, tokens));
+            }
         }
         lines
+    }
+
+    /// Adds a token to the pending ones of its choice. The line of a choice that has ended has them, too.
+    fn take(
+        &mut self,
+        update: Option<Update>,
+        pending: &mut [Vec<ScoredToken>],
+    ) -> Result<Vec<u8>, ApiError> {
+        match update {
+            Some(Update::Token(index, token)) => {
+                pending[index as usize].push(token);
+                Ok(Vec::new())
+            }
+            Some(Update::Done(index, completion)) => {
+                if let Some(error) = structured::failure(&completion) {
+                    return Err(error);
+                }
+                pending[index as usize].clear();
+                Ok(self.final_line(index, &completion))
+            }
+            Some(Update::Failed(reason)) => Err(failed(&reason)),
+            None => Err(self.in_flight.app.engine.gone().into()),
+        }
+    }
+
+    fn partial_line(&mut self, index: usize, tokens: &[ScoredToken]) -> Vec<u8> {
+        self.sent[index] += tokens.len();
+        self.choice_line(partial_choice(index as u32, tokens, self.asked()))
     }
 
     fn final_line(&mut self, index: u32, completion: &Completion) -> Vec<u8> {

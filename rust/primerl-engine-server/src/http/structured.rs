@@ -37,6 +37,20 @@ pub struct Applied {
     pub spec: Arc<Spec>,
 }
 
+impl Loaded {
+    fn compile(self: Arc<Self>, spec: Spec) -> Result<Compiled, GrammarError> {
+        let spec = Arc::new(spec);
+        Ok(Compiled {
+            masks: self.vocabulary.compile(&spec)?,
+            applied: Applied {
+                masks: Arc::clone(self.vocabulary.identity()),
+                spec,
+            },
+            loaded: self,
+        })
+    }
+}
+
 impl Compiled {
     /// One choice.
     pub fn begin(&self) -> Grammar {
@@ -51,12 +65,22 @@ pub(super) async fn compile(
     request: &GenerateRequest,
     sampling: &SamplingParams,
 ) -> Result<Option<Compiled>, ApiError> {
+    let Some(spec) = spec(request, sampling)? else {
+        return Ok(None);
+    };
+    let loaded = app.structured.0.get_or_try_init(|| load(app)).await?;
+    let loaded = Arc::clone(loaded);
+    let compiled = tokio::task::spawn_blocking(move || loaded.compile(spec));
+    let compiled = compiled
+        .await
+        .map_err(|error| ApiError::internal(error.to_string()))?;
+    compiled.map(Some).map_err(refused)
+}
+
+fn spec(request: &GenerateRequest, sampling: &SamplingParams) -> Result<Option<Spec>, ApiError> {
     let body = &request.sampling_params;
-    let Some(structured_outputs) = body
-        .structured_outputs
-        .clone()
-        .filter(|outputs| !outputs.is_null())
-    else {
+    let outputs = body.structured_outputs.as_ref();
+    let Some(outputs) = outputs.filter(|outputs| !outputs.is_null()) else {
         return Ok(None);
     };
     if sampling.min_tokens > 0 || body.ignore_eos == Some(true) {
@@ -67,29 +91,11 @@ pub(super) async fn compile(
     ends.extend(sampling.eos_token_id);
     ends.sort_unstable();
     ends.dedup();
-    let spec = Arc::new(Spec {
-        structured_outputs,
+    Ok(Some(Spec {
+        structured_outputs: outputs.clone(),
         reasoning: body.structured_reasoning.clone(),
         ends,
-    });
-    let loaded = app.structured.0.get_or_try_init(|| load(app)).await?;
-    let loaded = Arc::clone(loaded);
-    let compiled = tokio::task::spawn_blocking(move || {
-        let masks = loaded.vocabulary.compile(&spec)?;
-        let applied = Applied {
-            masks: Arc::clone(loaded.vocabulary.identity()),
-            spec,
-        };
-        Ok(Compiled {
-            masks,
-            loaded,
-            applied,
-        })
-    });
-    let compiled = compiled
-        .await
-        .map_err(|error| ApiError::internal(error.to_string()))?;
-    compiled.map(Some).map_err(refused)
+    }))
 }
 
 async fn load(app: &App) -> Result<Arc<Loaded>, ApiError> {

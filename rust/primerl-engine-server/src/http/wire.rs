@@ -135,20 +135,7 @@ impl GenerateRequest {
         check_content_type(headers)?;
         let request: GenerateRequest =
             serde_json::from_slice(body).map_err(|error| diagnose(body, &error))?;
-        if request.token_ids.is_empty() {
-            return Err(ApiError::body(
-                "too_short",
-                "body.token_ids",
-                "List should have at least 1 item",
-            ));
-        }
-        if request.token_ids.iter().any(|&id| id < 0) {
-            return Err(ApiError::body(
-                "greater_than_equal",
-                "body.token_ids",
-                "Token ids should be 0 or more",
-            ));
-        }
+        check_token_ids(&request.token_ids)?;
         if request
             .cache_salt
             .as_deref()
@@ -160,23 +147,35 @@ impl GenerateRequest {
                 "String should have 1 to 1024 characters",
             ));
         }
-        match request.output_mode.as_deref() {
-            None | Some("tokens") => {}
-            Some("text") => {
-                let message =
-                    "output_mode=text is not supported by this engine: it has no tokenizer.";
-                return Err(ApiError::bad_request(message, Some("output_mode")));
-            }
-            Some(_) => {
-                return Err(ApiError::body(
-                    "literal_error",
-                    "body.output_mode",
-                    "Input should be tokens or text",
-                ));
-            }
-        }
+        check_output_mode(request.output_mode.as_deref())?;
         request.sampling_params.check_supported()?;
         Ok(request)
+    }
+}
+
+fn check_token_ids(token_ids: &[i64]) -> Result<(), ApiError> {
+    let (kind, message) = match token_ids {
+        [] => ("too_short", "List should have at least 1 item"),
+        _ if token_ids.iter().any(|&id| id < 0) => {
+            ("greater_than_equal", "Token ids should be 0 or more")
+        }
+        _ => return Ok(()),
+    };
+    Err(ApiError::body(kind, "body.token_ids", message))
+}
+
+fn check_output_mode(mode: Option<&str>) -> Result<(), ApiError> {
+    match mode {
+        None | Some("tokens") => Ok(()),
+        Some("text") => {
+            let message = "output_mode=text is not supported by this engine: it has no tokenizer.";
+            Err(ApiError::bad_request(message, Some("output_mode")))
+        }
+        Some(_) => Err(ApiError::body(
+            "literal_error",
+            "body.output_mode",
+            "Input should be tokens or text",
+        )),
     }
 }
 
@@ -206,56 +205,44 @@ pub fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
 
 /// Finds the field a typed parse stumbled over. Slow, and only for errors.
 fn diagnose(body: &[u8], error: &serde_json::Error) -> ApiError {
-    let Ok(value) = serde_json::from_slice::<Value>(body) else {
-        return ApiError::body(
-            "json_invalid",
-            "body",
-            &format!("JSON decode error: {error}"),
-        );
-    };
-    let Value::Object(fields) = value else {
-        return ApiError::body(
-            "model_attributes_type",
-            "body",
-            "Input should be a JSON object",
-        );
+    let fields = match serde_json::from_slice::<Value>(body) {
+        Ok(Value::Object(fields)) => fields,
+        Ok(_) => {
+            let message = "Input should be a JSON object";
+            return ApiError::body("model_attributes_type", "body", message);
+        }
+        Err(_) => {
+            let message = format!("JSON decode error: {error}");
+            return ApiError::body("json_invalid", "body", &message);
+        }
     };
     for name in ["token_ids", "sampling_params"] {
         if !fields.contains_key(name) {
             return ApiError::body("missing", &format!("body.{name}"), "Field required");
         }
     }
-    let is_integers = |value: &Value| {
-        value
-            .as_array()
-            .is_some_and(|ids| ids.iter().all(Value::is_i64))
-    };
-    if !is_integers(&fields["token_ids"]) {
-        return ApiError::body(
-            "list_type",
-            "body.token_ids",
-            "Input should be a list of integers",
-        );
+    let ids = fields["token_ids"].as_array();
+    if !ids.is_some_and(|ids| ids.iter().all(Value::is_i64)) {
+        let message = "Input should be a list of integers";
+        return ApiError::body("list_type", "body.token_ids", message);
     }
-    let Value::Object(sampling) = &fields["sampling_params"] else {
-        return ApiError::body(
-            "dict_type",
-            "body.sampling_params",
-            "Input should be an object",
-        );
+    diagnose_sampling(&fields["sampling_params"], error)
+}
+
+fn diagnose_sampling(sampling: &Value, error: &serde_json::Error) -> ApiError {
+    let Value::Object(sampling) = sampling else {
+        let message = "Input should be an object";
+        return ApiError::body("dict_type", "body.sampling_params", message);
     };
     let culprit = sampling.iter().find(|(name, value)| {
         let alone = serde_json::json!({ name.as_str(): value });
         serde_json::from_value::<SamplingBody>(alone).is_err()
     });
-    match culprit {
-        Some((name, _)) => ApiError::body(
-            "type_error",
-            &format!("body.sampling_params.{name}"),
-            &error.to_string(),
-        ),
-        None => ApiError::body("type_error", "body", &error.to_string()),
-    }
+    let place = match culprit {
+        Some((name, _)) => format!("body.sampling_params.{name}"),
+        None => "body".to_owned(),
+    };
+    ApiError::body("type_error", &place, &error.to_string())
 }
 
 #[derive(Debug, Serialize)]

@@ -36,6 +36,14 @@ struct Choice {
     stop_reason: Value,
 }
 
+/// Counted by the server, in its own way: an answer without counts is still valid.
+fn counted(count: &Value) -> u32 {
+    let count = count.as_u64();
+    count
+        .and_then(|count| u32::try_from(count).ok())
+        .unwrap_or(0)
+}
+
 impl ChatAnswer {
     /// `asked` is the model's name in the request. The error says what is wrong with the body.
     pub fn parse(bytes: &[u8], asked: &str) -> Result<ChatAnswer, String> {
@@ -50,20 +58,14 @@ impl ChatAnswer {
             (Some("length" | "content_filter"), _) => FinishReason::Length,
             (other, _) => return Err(format!("finish_reason is {other:?}")),
         };
-        // Counted by the server, in its own way: an answer without counts is still valid.
-        let counted = |name: &str| {
-            let count = body.usage[name].as_u64();
-            count
-                .and_then(|count| u32::try_from(count).ok())
-                .unwrap_or(0)
-        };
+
         Ok(ChatAnswer {
             model: body.model.unwrap_or_else(|| asked.to_owned()),
             message: own_words(choice.message),
             finish,
             stop,
-            prompt_tokens: counted("prompt_tokens"),
-            completion_tokens: counted("completion_tokens"),
+            prompt_tokens: counted(&body.usage["prompt_tokens"]),
+            completion_tokens: counted(&body.usage["completion_tokens"]),
         })
     }
 }

@@ -110,11 +110,8 @@ impl ClientConfig {
             // Scoring has its route outside the OpenAI prefix: URLs with and without the prefix are the same server.
             let root = url.strip_suffix("/v1").unwrap_or(&url).to_owned();
             if seen.contains(&root) {
-                return Err(field(
-                    key,
-                    format!("names {root} twice"),
-                    "name each server once",
-                ));
+                let problem = format!("names {root} twice");
+                return Err(field(key, problem, "name each server once"));
             }
             seen.push(root);
         }

@@ -182,25 +182,26 @@ fn of_tokens(scored: Scored, token_ids: &[u32]) -> Result<Vec<f32>, String> {
             token_ids.len()
         ));
     }
-    let one = |(at, (id, entries)): (usize, (&u32, Option<Entries>))| {
-        if at == 0 {
-            return Ok(0.0);
-        }
-        let entries = entries.ok_or_else(|| format!("no prompt_logprobs of token {at}"))?;
-        let entry = entries.get(&id.to_string());
-        let entry =
-            entry.ok_or_else(|| format!("prompt_logprobs of token {at} are not of {id}"))?;
-        match entry.logprob {
-            // Sums of rounded numbers may end slightly above 0.
-            above if (0.0..1e-3).contains(&above) => Ok(0.0),
-            // vLLM writes -9999 for an impossible token.
-            logprob if (LOWEST..0.0).contains(&logprob) => Ok(logprob),
-            logprob => Err(format!(
-                "the log-probability of token {at} is {logprob}, which no model gives: not within {LOWEST} and 0"
-            )),
-        }
+    let one = |(at, (id, entries)): (usize, (&u32, Option<Entries>))| match at {
+        0 => Ok(0.0),
+        _ => logprob_of(at, *id, entries),
     };
     token_ids.iter().zip(given).enumerate().map(one).collect()
+}
+
+fn logprob_of(at: usize, id: u32, entries: Option<Entries>) -> Result<f32, String> {
+    let entries = entries.ok_or_else(|| format!("no prompt_logprobs of token {at}"))?;
+    let entry = entries.get(&id.to_string());
+    let entry = entry.ok_or_else(|| format!("prompt_logprobs of token {at} are not of {id}"))?;
+    match entry.logprob {
+        // Sums of rounded numbers may end slightly above 0.
+        above if (0.0..1e-3).contains(&above) => Ok(0.0),
+        // vLLM writes -9999 for an impossible token.
+        logprob if (LOWEST..0.0).contains(&logprob) => Ok(logprob),
+        logprob => Err(format!(
+            "the log-probability of token {at} is {logprob}, which no model gives: not within {LOWEST} and 0"
+        )),
+    }
 }
 
 /// Mean and largest difference of two scores of one text, nats; the first token, which nothing precedes, does not

@@ -140,59 +140,21 @@ impl Server {
         url: &str,
         client: impl FnOnce(&str) -> Result<reqwest::ClientBuilder, NoAuthorities>,
     ) -> Result<Server, ConfigError> {
-        let refuse = |key: &str, problem: String, hint: &str| {
-            let table = if name.is_empty() { "" } else { "." };
-            Err(field(&format!("{name}{table}{key}"), problem, hint))
-        };
-        let base_url = match parse_base_url(url) {
-            Ok(url) => url,
-            Err(problem) => {
-                return refuse("base_url", problem, "give a URL like http://host:port/v1");
-            }
-        };
-        let key = match &config.api_key_env {
-            None => None,
-            Some(variable) => match std::env::var(variable).ok().filter(|key| !key.is_empty()) {
-                Some(key) => Some(Secret::new(key)),
-                None => {
-                    let problem = format!("names {variable}, which is not set (or is not text)");
-                    return refuse("api_key_env", problem, "set it for the process of the run");
-                }
-            },
-        };
-        let headers = match headers(key.as_ref()) {
-            Ok(headers) => headers,
-            Err(problem) => {
-                return refuse("api_key_env", problem, "set the variable to the key alone");
-            }
-        };
-        let client = match client(&base_url) {
-            Ok(client) => client,
-            Err(error) => {
-                let problem = format!("`{base_url}` {}", error.problem);
-                return refuse("base_url", problem, &error.hint);
-            }
-        };
-        let client = client
-            .connect_timeout(CONNECT_TIMEOUT)
-            .pool_idle_timeout(IDLE_CONNECTION)
-            .tcp_nodelay(true)
-            .default_headers(headers)
-            // Another host must not get the key.
-            .redirect(reqwest::redirect::Policy::none())
-            .build();
-        let client = match client {
-            Ok(client) => client,
-            Err(error) => return refuse("base_url", error.to_string(), "give another URL"),
-        };
+        let refuse = |key: &str, problem: String, hint: &str| refused(name, key, problem, hint);
+        let base_url = parse_base_url(url).map_err(|problem| {
+            refuse("base_url", problem, "give a URL like http://host:port/v1")
+        })?;
+        let key = read_key(config).map_err(|problem| {
+            refuse("api_key_env", problem, "set it for the process of the run")
+        })?;
         Ok(Server {
             name: name.to_owned(),
+            client: connect(&base_url, key.as_ref(), client, &refuse)?,
             base_url,
             model: config.model.clone(),
             key,
             key_variable: config.api_key_env.clone(),
             timeout: Duration::from_secs_f64(config.timeout_s),
-            client,
         })
     }
 
@@ -337,6 +299,48 @@ pub async fn beginning(mut answer: Response, most: usize) -> reqwest::Result<(Ve
         }
     }
     Ok((body, true))
+}
+
+/// `name` is that of the table, empty for the whole file's.
+fn refused(name: &str, key: &str, problem: String, hint: &str) -> ConfigError {
+    let table = if name.is_empty() { "" } else { "." };
+    field(&format!("{name}{table}{key}"), problem, hint)
+}
+
+fn read_key(config: &ClientConfig) -> Result<Option<Secret>, String> {
+    let Some(variable) = &config.api_key_env else {
+        return Ok(None);
+    };
+    match std::env::var(variable).ok().filter(|key| !key.is_empty()) {
+        Some(key) => Ok(Some(Secret::new(key))),
+        None => Err(format!(
+            "names {variable}, which is not set (or is not text)"
+        )),
+    }
+}
+
+/// The HTTP client, which sends the key with every request. `refuse` makes an error of a key of the config.
+fn connect(
+    base_url: &str,
+    key: Option<&Secret>,
+    client: impl FnOnce(&str) -> Result<reqwest::ClientBuilder, NoAuthorities>,
+    refuse: &dyn Fn(&str, String, &str) -> ConfigError,
+) -> Result<reqwest::Client, ConfigError> {
+    let headers = headers(key)
+        .map_err(|problem| refuse("api_key_env", problem, "set the variable to the key alone"))?;
+    let client = client(base_url).map_err(|error| {
+        let problem = format!("`{base_url}` {}", error.problem);
+        refuse("base_url", problem, &error.hint)
+    })?;
+    client
+        .connect_timeout(CONNECT_TIMEOUT)
+        .pool_idle_timeout(IDLE_CONNECTION)
+        .tcp_nodelay(true)
+        .default_headers(headers)
+        // Another host must not get the key.
+        .redirect(reqwest::redirect::Policy::none())
+        .build()
+        .map_err(|error| refuse("base_url", error.to_string(), "give another URL"))
 }
 
 fn headers(key: Option<&Secret>) -> Result<HeaderMap, String> {

@@ -24,32 +24,16 @@ pub(super) fn verify<'a>(
     path: &Path,
     tensors: impl Iterator<Item = &'a Tensor>,
 ) -> Result<(), ManifestError> {
-    let unreadable = |source| ManifestError::Read {
-        path: path.to_owned(),
-        source,
-    };
-    let malformed = |problem: String| ManifestError::File {
-        file: path.to_owned(),
-        problem,
-    };
+    let unreadable = |source| unreadable(path, source);
     let mut file = File::open(path).map_err(unreadable)?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length).map_err(unreadable)?;
-    let length = u64::from_le_bytes(length);
-    if length > LONGEST_HEADER {
-        return Err(malformed(format!("a header of {length} bytes")));
-    }
-    let mut header = vec![0; length as usize];
-    file.read_exact(&mut header).map_err(unreadable)?;
-    let entries: BTreeMap<String, Entry> =
-        serde_json::from_slice(&header).map_err(|error| malformed(error.to_string()))?;
+    let (entries, data) = read_header(path, &mut file)?;
     for tensor in tensors {
         let entry = entries.get(&tensor.name);
         let Some((begin, end)) = entry.and_then(|entry| entry.data_offsets) else {
-            return Err(malformed(format!("it has no tensor {}", tensor.name)));
+            return Err(malformed(path, format!("it has no tensor {}", tensor.name)));
         };
-        let start = 8 + length + begin;
-        let found = hash(&mut file, start, end.saturating_sub(begin)).map_err(unreadable)?;
+        let size = end.saturating_sub(begin);
+        let found = hash(&mut file, data + begin, size).map_err(unreadable)?;
         if found != tensor.xxh3 {
             return Err(ManifestError::Tensor {
                 file: path.to_owned(),
@@ -60,6 +44,39 @@ pub(super) fn verify<'a>(
         }
     }
     Ok(())
+}
+
+/// The entries by tensor, and where the data begins.
+fn read_header(
+    path: &Path,
+    file: &mut File,
+) -> Result<(BTreeMap<String, Entry>, u64), ManifestError> {
+    let unreadable = |source| unreadable(path, source);
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(unreadable)?;
+    let length = u64::from_le_bytes(length);
+    if length > LONGEST_HEADER {
+        return Err(malformed(path, format!("a header of {length} bytes")));
+    }
+    let mut header = vec![0; length as usize];
+    file.read_exact(&mut header).map_err(unreadable)?;
+    let entries =
+        serde_json::from_slice(&header).map_err(|error| malformed(path, error.to_string()))?;
+    Ok((entries, 8 + length))
+}
+
+fn unreadable(path: &Path, source: io::Error) -> ManifestError {
+    ManifestError::Read {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn malformed(path: &Path, problem: String) -> ManifestError {
+    ManifestError::File {
+        file: path.to_owned(),
+        problem,
+    }
 }
 
 fn hash(file: &mut File, start: u64, bytes: u64) -> io::Result<String> {

@@ -9,7 +9,7 @@ use crate::rollouts::Rollout;
 use primerl_core::TurnIndex;
 use primerl_core::conversation::{History, Plan};
 use primerl_core::turn::ForkReason;
-use primerl_engines::GenerateError;
+use primerl_engines::{ChatMessages, GenerateError, Resident};
 use primerl_service::http::ApiError;
 use std::sync::Arc;
 
@@ -21,29 +21,30 @@ pub(super) async fn prompt(
     resolved: Resolved,
 ) -> Result<Prompt, ApiError> {
     let chat = chat_messages(messages, &resolved.options)?;
-    let asked = service
-        .engines
-        .tokenize(&chat, resolved.resident, rollout.deadline);
-    let ids = tokio::select! {
-        ids = asked => ids.map_err(refusal)?,
-        () = rollout.over.cancelled() => return Err(rollout.gone()),
-    };
+    let ids = tokenize(service, rollout, &chat, resolved.resident).await?;
     within_vocabulary(&service.gateway.renderer, &ids)?;
+    let prompt = resolved.prompt(session);
     let (parent, fork, history) = place(resolved.planned.plan, resolved.history, &ids);
     Ok(Prompt {
-        session: Arc::clone(session),
-        start_digest: resolved.options.start_digest,
-        context_digest: resolved.planned.context_digest,
         parent,
         fork,
         suffix: ids[history.len()..].into(),
         history,
-        resident: resolved.resident,
-        options: Some(resolved.options),
         chat: Some(Arc::new(chat)),
-        observed: Vec::new(),
-        holds_control_tokens: false,
+        ..prompt
     })
+}
+
+async fn tokenize(
+    service: &Service,
+    rollout: &Rollout,
+    chat: &ChatMessages,
+    resident: Option<Resident>,
+) -> Result<Vec<u32>, ApiError> {
+    tokio::select! {
+        ids = service.engines.tokenize(chat, resident, rollout.deadline) => ids.map_err(refusal),
+        () = rollout.over.cancelled() => Err(rollout.gone()),
+    }
 }
 
 /// Where the prompt continues the conversation: `recorded` are the ids of the turn that precedes the new messages.

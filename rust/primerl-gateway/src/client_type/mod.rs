@@ -64,7 +64,7 @@ pub(super) async fn prompt(
     let renderer = &service.gateway.renderer;
     let resolved = resolve(renderer, rollout, session, messages, options, *recurring)?;
     match &rollout.endpoint {
-        Some(_) => text_only::prompt(session, messages, resolved),
+        Some(_) => text_only::prompt(session, messages, &resolved),
         None => engine_rendered::prompt(service, rollout, session, messages, resolved).await,
     }
 }

@@ -24,43 +24,57 @@ pub(crate) fn write(
     // A truncated answer has no end that the policy could learn.
     let was_cut = turn.finish != FinishReason::Stop;
     check_words(answer, was_cut)?;
-    let unnamed = RenderOptions::default();
-    let options = prompt.options.as_ref();
-    let options = options.map_or(&unnamed, |options| &options.render);
     let answer = renderer.with_renderable_content(answer.clone());
-    let ids = renderer.answer_ids(&answer, was_cut, options);
-    match ids.map_err(|error| error.to_string())? {
-        Some(ids) => {
-            turn.prompt_suffix = Arc::clone(&prompt.suffix);
-            turn.sampled = ids.into();
-        }
-        None => {
-            let messages = messages(renderer, prompt)?;
-            let both = renderer.prompt_and_answer(&messages, &answer, was_cut, options);
-            let (before, ids) = both.map_err(|error| error.to_string())?;
-            turn.parent = None;
-            turn.fork.get_or_insert(ForkReason::TemplateNotExtendable);
-            turn.prompt_suffix = before.into();
-            turn.sampled = ids.into();
-        }
-    }
+    write_ids(renderer, prompt, &answer, was_cut, turn)?;
+    check_read_again(renderer, request, prompt, &answer, turn)
+}
+
+fn check_read_again(
+    renderer: &Renderer,
+    request: &TurnRequest,
+    prompt: &Prompt,
+    answer: &Message,
+    turn: &Turn,
+) -> Result<(), String> {
     let options = prompt.options.clone();
     let reading = Reading::new(renderer, request, options, &turn.prompt_suffix);
     let read = reading.read(renderer, &turn.sampled, 0);
-    let (read, said) = (
-        read.map_err(|error| error.to_string())?,
-        answer_key(&answer),
-    );
-    let written = answer_key(&read.message);
+    let read = read.map_err(|error| error.to_string())?;
+    let (written, said) = (answer_key(&read.message), answer_key(answer));
     // Some templates omit reasoning.
-    if written.said == said.said
-        && (written.reasoning.is_none() || written.reasoning == said.reasoning)
-    {
+    let reasons = written.reasoning.is_none() || written.reasoning == said.reasoning;
+    if written.said == said.said && reasons {
         return Ok(());
     }
     Err("the model's template writes it in a form that would be parsed as another answer (its text has a special token, \
          or the template omits a tool call or writes it in a way that is not recognised)"
         .to_owned())
+}
+
+fn write_ids(
+    renderer: &Renderer,
+    prompt: &Prompt,
+    answer: &Message,
+    was_cut: bool,
+    turn: &mut Turn,
+) -> Result<(), String> {
+    let unnamed = RenderOptions::default();
+    let options = prompt.options.as_ref();
+    let options = options.map_or(&unnamed, |options| &options.render);
+    let ids = renderer.answer_ids(answer, was_cut, options);
+    if let Some(ids) = ids.map_err(|error| error.to_string())? {
+        turn.prompt_suffix = Arc::clone(&prompt.suffix);
+        turn.sampled = ids.into();
+        return Ok(());
+    }
+    let messages = messages(renderer, prompt)?;
+    let both = renderer.prompt_and_answer(&messages, answer, was_cut, options);
+    let (before, ids) = both.map_err(|error| error.to_string())?;
+    turn.parent = None;
+    turn.fork.get_or_insert(ForkReason::TemplateNotExtendable);
+    turn.prompt_suffix = before.into();
+    turn.sampled = ids.into();
+    Ok(())
 }
 
 /// A policy that learns from empty answers learns to answer nothing.

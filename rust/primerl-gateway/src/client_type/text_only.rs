@@ -5,7 +5,7 @@ use super::messages::chat_messages;
 use crate::prompt::{Prompt, Resolved};
 use crate::request::{Incoming, TurnRequest};
 use crate::rollouts::Rollout;
-use primerl_core::conversation::{History, Plan};
+use primerl_core::conversation::Plan;
 use primerl_engines::clients::Endpoint;
 use primerl_service::http::ApiError;
 use serde_json::{Value, json};
@@ -15,25 +15,18 @@ use std::sync::Arc;
 pub(crate) fn prompt(
     session: &Arc<str>,
     messages: &[Incoming],
-    resolved: Resolved,
+    resolved: &Resolved,
 ) -> Result<Prompt, ApiError> {
     let (parent, fork) = match resolved.planned.plan {
         Plan::Extend { parent, .. } => (Some(parent), None),
         Plan::Fork { reason } => (None, Some(reason)),
     };
     Ok(Prompt {
-        session: Arc::clone(session),
-        start_digest: resolved.options.start_digest,
-        context_digest: resolved.planned.context_digest,
         parent,
         fork,
-        history: History::default(),
-        suffix: Arc::default(),
         resident: None,
         chat: Some(Arc::new(chat_messages(messages, &resolved.options)?)),
-        options: Some(resolved.options),
-        observed: Vec::new(),
-        holds_control_tokens: false,
+        ..resolved.prompt(session)
     })
 }
 

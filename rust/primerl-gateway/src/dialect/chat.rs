@@ -1,5 +1,7 @@
 //! OpenAI's chat completions, with the fields that vLLM adds.
 
+mod body;
+
 use super::chunks::{Chunks, StreamForm, stop_or_length, whole_body};
 use super::logprobs::{TokenLogprob, token_logprobs};
 use super::shared::{ToolChoice, is_neutral, structured_fields};
@@ -12,15 +14,14 @@ use crate::rollouts::Rollout;
 use crate::sampling::{Rules, TurnSampling, choices, top_logprobs};
 use crate::seen::{Hashed, Seen, Unseen};
 use crate::text::Delta;
+use body::Body;
 use bytes::Bytes;
 use primerl_core::turn::FinishReason;
 use primerl_render::{Content, Tokenizer, ToolCall};
 use primerl_service::http::ApiError;
-use serde::de::{Deserializer, MapAccess, Visitor};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
-use std::fmt;
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub(crate) struct Chat;
@@ -55,70 +56,6 @@ impl Dialect for Chat {
         rollout.state.lock().session(asked.session)?.seen = seen;
         Ok(request)
     }
-}
-
-/// The body; its largest parts are left as unparsed text.
-struct Body<'a> {
-    messages: Option<Vec<&'a RawValue>>,
-    tools: Option<&'a RawValue>,
-    template_kwargs: Option<&'a RawValue>,
-    documents: Option<&'a RawValue>,
-    others: Fields,
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Body<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(BodyVisitor)
-    }
-}
-
-struct BodyVisitor;
-
-impl<'de> Visitor<'de> for BodyVisitor {
-    type Value = Body<'de>;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a JSON object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Body<'de>, A::Error> {
-        let mut body = Body {
-            messages: None,
-            tools: None,
-            template_kwargs: None,
-            documents: None,
-            others: Fields(Map::new()),
-        };
-        while let Some(name) = map.next_key::<String>()? {
-            match name.as_str() {
-                "messages" => once(&mut body.messages, "messages", &mut map)?,
-                "tools" => once(&mut body.tools, "tools", &mut map)?,
-                "chat_template_kwargs" => {
-                    once(&mut body.template_kwargs, "chat_template_kwargs", &mut map)?;
-                }
-                "documents" => once(&mut body.documents, "documents", &mut map)?,
-                _ => {
-                    let value = map.next_value()?;
-                    let added = body.others.add(name, value);
-                    added.map_err(serde::de::Error::custom)?;
-                }
-            }
-        }
-        Ok(body)
-    }
-}
-
-/// If there are two lists, the conversation could continue from only one of them.
-fn once<'de, T: Deserialize<'de>, A: MapAccess<'de>>(
-    field: &mut Option<T>,
-    name: &'static str,
-    map: &mut A,
-) -> Result<(), A::Error> {
-    if field.is_some() {
-        return Err(serde::de::Error::duplicate_field(name));
-    }
-    *field = map.next_value()?;
-    Ok(())
 }
 
 /// Also returns the part of the body that is known from now on. `known`: the part that was read before.

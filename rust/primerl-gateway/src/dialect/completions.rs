@@ -8,9 +8,9 @@ use super::logprobs::TokenText;
 use super::shared::{is_neutral, structured_fields};
 use super::{Asked, Dialect, ReadRequest, with_messages_named};
 use crate::answer::{Answer, Choice, Events, Head, Reply, Tokens};
-use crate::fields::{Fields, unsupported};
+use crate::fields::{Fields, missing, unsupported};
 use crate::request::{Input, Parse, TurnRequest};
-use crate::sampling::{Rules, choices, top_logprobs};
+use crate::sampling::{Rules, TurnSampling, choices, top_logprobs};
 use crate::text::Delta;
 use axum::response::{IntoResponse, Response};
 use primerl_render::Tokenizer;
@@ -39,31 +39,14 @@ impl Dialect for Completions {
     }
 }
 
-pub(super) fn read(
-    bytes: &[u8],
-    rules: &Rules<'_>,
-    digest: u128,
-) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
+pub(super) fn read(bytes: &[u8], rules: &Rules<'_>, digest: u128) -> Result<ReadRequest, ApiError> {
     let mut fields = Fields::read(bytes, "completions request")?;
-    let prompt = fields.take("prompt");
-    let input =
-        prompt_of(prompt.ok_or_else(|| ApiError::invalid("prompt is missing").param("prompt"))?)?;
-    let max_tokens = fields.count("max_tokens")?;
-    let stop = fields.texts("stop")?;
-    let mut sampling = rules.read(&mut fields, max_tokens, stop)?;
-    sampling.structured_outputs = structured_fields(&mut fields)?;
-    let logprobs = fields.count("logprobs")?;
-    sampling.logprobs = logprobs
-        .map(|top| top_logprobs(Some(top), "logprobs"))
-        .transpose()?;
+    let prompt = fields.take("prompt").ok_or_else(|| missing("prompt"))?;
+    let input = prompt_of(prompt)?;
+    let sampling = read_sampling(&mut fields, rules)?;
     let choices = choices(&mut fields)?;
     best_of(&mut fields, choices)?;
-    let form = Form {
-        stream: StreamForm::read(&mut fields)?,
-        logprobs: sampling.logprobs,
-        token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
-        tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
-    };
+    let form = Form::read(&mut fields, sampling.logprobs)?;
     fields.end(|name, value| match name {
         // The prompt's tokens are those of its text, unchanged.
         "add_special_tokens" => value == false,
@@ -77,6 +60,18 @@ pub(super) fn read(
         digest,
     };
     Ok((request, Box::new(form)))
+}
+
+fn read_sampling(fields: &mut Fields, rules: &Rules<'_>) -> Result<TurnSampling, ApiError> {
+    let max_tokens = fields.count("max_tokens")?;
+    let stop = fields.texts("stop")?;
+    let mut sampling = rules.read(fields, max_tokens, stop)?;
+    sampling.structured_outputs = structured_fields(fields)?;
+    let logprobs = fields.count("logprobs")?;
+    sampling.logprobs = logprobs
+        .map(|top| top_logprobs(Some(top), "logprobs"))
+        .transpose()?;
+    Ok(sampling)
 }
 
 /// A text, ids, or a list of one of either.
@@ -126,6 +121,17 @@ struct Form {
     token_ids: bool,
     /// `token_id:<n>` instead of the text of a token.
     tokens_as_ids: bool,
+}
+
+impl Form {
+    fn read(fields: &mut Fields, logprobs: Option<u32>) -> Result<Form, ApiError> {
+        Ok(Form {
+            stream: StreamForm::read(fields)?,
+            logprobs,
+            token_ids: fields.flag("return_token_ids")?.unwrap_or(false),
+            tokens_as_ids: fields.flag("return_tokens_as_token_ids")?.unwrap_or(false),
+        })
+    }
 }
 
 /// A choice of a body or of a chunk.
@@ -179,24 +185,19 @@ impl Logprobs {
         let text =
             |id: u32, logprob: f32| TokenText::of(id, logprob, form.tokens_as_ids, tokenizer).token;
         let mut logprobs = Logprobs::default();
-        let mut tops = Vec::new();
         for (index, (&id, &logprob)) in tokens.ids.iter().zip(tokens.logprobs).enumerate() {
             let token = text(id, logprob);
             if let Some(top) = tokens.top.get(index) {
-                let top = top
-                    .iter()
-                    .map(|&(id, logprob)| (text(id, logprob), json!(logprob)));
-                let mut top: Map<String, Value> = top.collect();
+                let entry = |&(id, logprob)| (text(id, logprob), json!(logprob));
+                let mut top: Map<String, Value> = top.iter().map(entry).collect();
                 top.insert(token.clone(), json!(logprob));
-                tops.push(top);
+                logprobs.top_logprobs.get_or_insert_default().push(top);
             }
-            logprobs
-                .text_offset
-                .push(begin(&tokenizer.token_bytes(id), characters));
+            let begins = begin(&tokenizer.token_bytes(id), characters);
+            logprobs.text_offset.push(begins);
             logprobs.tokens.push(token);
             logprobs.token_logprobs.push(logprob);
         }
-        logprobs.top_logprobs = (!tops.is_empty()).then_some(tops);
         logprobs
     }
 }
@@ -267,6 +268,19 @@ struct CompletionChunks {
     characters: Vec<usize>,
 }
 
+impl CompletionChunks {
+    fn logprobs(
+        &mut self,
+        choice: usize,
+        tokens: Tokens<'_>,
+        tokenizer: &Tokenizer,
+    ) -> Option<Logprobs> {
+        self.form.logprobs.filter(|_| !tokens.ids.is_empty())?;
+        let begun = self.characters.get_mut(choice)?;
+        Some(Logprobs::of(tokens, self.form, begun, tokenizer))
+    }
+}
+
 impl Events for CompletionChunks {
     fn begin(&mut self, head: &Head, out: &mut Vec<u8>) {
         self.characters = vec![0; head.choices as usize];
@@ -298,12 +312,7 @@ impl Events for CompletionChunks {
             return;
         }
         let piece = CompletionChoice {
-            logprobs: match (self.form.logprobs, self.characters.get_mut(choice)) {
-                (Some(_), Some(begun)) if any => {
-                    Some(Logprobs::of(tokens, self.form, begun, tokenizer))
-                }
-                _ => None,
-            },
+            logprobs: self.logprobs(choice, tokens, tokenizer),
             token_ids: (any && self.form.token_ids).then_some(tokens.ids),
             ..CompletionChoice::piece(choice, &text)
         };

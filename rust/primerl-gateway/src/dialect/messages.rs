@@ -13,6 +13,7 @@ use crate::sampling::{Rules, TurnSampling};
 use axum::response::Response;
 use bytes::Bytes;
 use options::{Thinking, ToolChoice};
+use primerl_render::Message;
 use primerl_service::http::ApiError;
 use reply::Form;
 use reply::refusal;
@@ -73,10 +74,7 @@ pub(super) fn read(
     let mut fields = Fields::read(bytes, "messages request")?;
     let prompt = Prompt::read(&mut fields, Some(rules.sampling))?;
     if prompt.ends_with_an_answer {
-        let problem = "messages end with an assistant message; prefill is not supported here, end with a user message";
-        return Err(ApiError::invalid(problem)
-            .param("messages")
-            .code("unsupported_parameter"));
+        return Err(no_prefill());
     }
     if fields.take("thread").is_some() {
         return Err(no_threads());
@@ -99,6 +97,13 @@ pub(super) fn read(
         digest,
     };
     Ok((request, Box::new(form)))
+}
+
+fn no_prefill() -> ApiError {
+    let problem = "messages end with an assistant message; prefill is not supported here, end with a user message";
+    ApiError::invalid(problem)
+        .param("messages")
+        .code("unsupported_parameter")
 }
 
 /// The SDK's tool runner asks for a thread by default, and continues without one when it gets this code.
@@ -142,19 +147,22 @@ impl Prompt {
         if let Some(sampling) = sampling {
             sampling.add_template_kwargs(&mut template_kwargs);
         }
-        let ends_with_an_answer = messages.last().is_some_and(|last| last.is_assistant());
-        let incoming = |message| Incoming::Read(Box::new(message));
         let options = Options::new(Some(tools).filter(|_| choice.told), template_kwargs);
         Ok(Prompt {
-            input: Input::Messages {
-                recurring: None,
-                messages: messages.into_iter().map(incoming).collect(),
-                options: IncomingOptions::Read(Arc::new(options)),
-            },
+            ends_with_an_answer: messages.last().is_some_and(|last| last.is_assistant()),
+            input: input_of(messages, options),
             thinking,
             choice,
-            ends_with_an_answer,
         })
+    }
+}
+
+fn input_of(messages: Vec<Message>, options: Options) -> Input {
+    let incoming = |message| Incoming::Read(Box::new(message));
+    Input::Messages {
+        recurring: None,
+        messages: messages.into_iter().map(incoming).collect(),
+        options: IncomingOptions::Read(Arc::new(options)),
     }
 }
 

@@ -24,7 +24,7 @@ use super::logprobs::{TokenLogprob, token_logprobs};
 use super::{Asked, Dialect, ReadRequest, shared, with_messages_named};
 use crate::Service;
 use crate::answer::{Answer, Choice, Events, Head, Reply};
-use crate::fields::{Fields, at, unsupported};
+use crate::fields::{Fields, at, missing, unsupported};
 use crate::request::{Incoming, IncomingOptions, Input, KeyedMessage, Parse, TurnRequest};
 use crate::sampling::Demanded;
 use crate::sampling::{Rules, TurnSampling, structured_outputs, top_logprobs};
@@ -70,14 +70,9 @@ pub(super) fn read(
     rules: &Rules<'_>,
     store: &Arc<Store>,
     digest: u128,
-) -> Result<(TurnRequest, Box<dyn Reply>), ApiError> {
+) -> Result<ReadRequest, ApiError> {
     let mut fields = Fields::read(bytes, "responses request")?;
-    let input = fields.take("input");
-    let input = input.ok_or_else(|| ApiError::invalid("input is missing").param("input"))?;
-    let added: Vec<Arc<KeyedMessage>> = input::read(input)?
-        .into_iter()
-        .map(KeyedMessage::new)
-        .collect();
+    let added = new_messages(&mut fields)?;
     let (form, sampling) = read_fields(&mut fields, rules, store)?;
     let previous = form.previous_response_id.as_deref();
     let previous = previous.map(|id| store.previous(id)).transpose()?;
@@ -85,11 +80,29 @@ pub(super) fn read(
     if form.store {
         store.check_room()?;
     }
-    let messages = conversation(form.instructions.as_deref(), previous.as_deref(), &added);
-    if messages.is_empty() {
-        return Err(ApiError::invalid("input holds no items").param("input"));
-    }
-    let request = TurnRequest {
+    let messages = conversation(form.instructions.as_deref(), previous.as_deref(), &added)?;
+    let request = turn_request(messages, &form, sampling, digest);
+    let keep = Keep {
+        store: Arc::clone(store),
+        previous,
+        added,
+    };
+    Ok((request, Box::new(ResponseReply::new(form, keep))))
+}
+
+fn new_messages(fields: &mut Fields) -> Result<Vec<Arc<KeyedMessage>>, ApiError> {
+    let input = fields.take("input").ok_or_else(|| missing("input"))?;
+    let messages = input::read(input)?.into_iter();
+    Ok(messages.map(KeyedMessage::new).collect())
+}
+
+fn turn_request(
+    messages: Vec<Arc<KeyedMessage>>,
+    form: &Form,
+    sampling: TurnSampling,
+    digest: u128,
+) -> TurnRequest {
+    TurnRequest {
         input: Input::Messages {
             recurring: None,
             messages: messages.into_iter().map(Incoming::Keyed).collect(),
@@ -101,16 +114,7 @@ pub(super) fn read(
             one_call: !form.parallel_tool_calls,
         },
         digest,
-    };
-    let reply = ResponseReply {
-        form: Arc::new(form),
-        keep: Arc::new(Keep {
-            store: Arc::clone(store),
-            previous,
-            added,
-        }),
-    };
-    Ok((request, Box::new(reply)))
+    }
 }
 
 /// The instructions, the earlier messages and the new ones. Templates require one system message, at the beginning.
@@ -118,27 +122,32 @@ fn conversation(
     instructions: Option<&str>,
     previous: Option<&Link>,
     added: &[Arc<KeyedMessage>],
-) -> Vec<Arc<KeyedMessage>> {
+) -> Result<Vec<Arc<KeyedMessage>>, ApiError> {
     let instructions = instructions.map(|text| KeyedMessage::new(Message::text("system", text)));
     let mut messages: Vec<_> = instructions.into_iter().collect();
     messages.extend(previous.map(Link::history).unwrap_or_default());
     messages.extend_from_slice(added);
-    let is_system = |message: &Arc<KeyedMessage>| message.message.role == "system";
-    let leading = messages
-        .iter()
-        .take_while(|message| is_system(message))
-        .count();
-    if leading > 1 {
-        let system: Vec<_> = messages.drain(..leading).collect();
-        let text = |message: &Arc<KeyedMessage>| message.message.content.joined().map(String::from);
-        let texts: Vec<String> = system
-            .iter()
-            .filter_map(|message| text(message).ok())
-            .collect();
-        let one = KeyedMessage::new(Message::text("system", texts.join("\n\n")));
-        messages.insert(0, one);
+    if messages.is_empty() {
+        return Err(ApiError::invalid("input holds no items").param("input"));
     }
-    messages
+    join_leading_system(&mut messages);
+    Ok(messages)
+}
+
+fn join_leading_system(messages: &mut Vec<Arc<KeyedMessage>>) {
+    let is_system = |message: &&Arc<KeyedMessage>| message.message.role == "system";
+    let leading = messages.iter().take_while(is_system).count();
+    if leading < 2 {
+        return;
+    }
+    let system: Vec<_> = messages.drain(..leading).collect();
+    let text = |message: &Arc<KeyedMessage>| message.message.content.joined().map(String::from);
+    let texts: Vec<String> = system
+        .iter()
+        .filter_map(|message| text(message).ok())
+        .collect();
+    let one = KeyedMessage::new(Message::text("system", texts.join("\n\n")));
+    messages.insert(0, one);
 }
 
 fn read_fields(
@@ -277,6 +286,12 @@ struct Keep {
 }
 
 impl ResponseReply {
+    fn new(form: Form, keep: Keep) -> ResponseReply {
+        ResponseReply {
+            form: Arc::new(form),
+            keep: Arc::new(keep),
+        }
+    }
     /// The response that the client gets; requests may continue from it once this function has returned.
     fn finish(&self, head: &Head, choice: &Choice, output: Vec<OutputItem>) -> Value {
         let response = Response::ended(head, choice.finish, output, choice.n_tokens());

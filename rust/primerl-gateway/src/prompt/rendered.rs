@@ -1,12 +1,11 @@
 //! Renders messages to ids: completely, or only the ids to append to recorded ones.
 
-use super::refuse;
+use super::{Resolved, refuse};
 use crate::continued;
 use crate::request::{Incoming, Options};
-use primerl_core::Turn;
-use primerl_core::conversation::History;
+
 use primerl_core::turn::{MessageRole, Observed};
-use primerl_render::{ExtensionContext, Message, Renderer};
+use primerl_render::{Body, Extension, ExtensionContext, Message, Renderer};
 use primerl_service::http::ApiError;
 
 fn read_all(
@@ -59,48 +58,53 @@ pub(super) fn extend(
     renderer: &Renderer,
     messages: &[Incoming],
     first: usize,
-    options: &Options,
-    recorded: &History,
-    continued: Option<&Turn>,
+    resolved: &Resolved,
     observes: &[MessageRole],
 ) -> Result<Option<Rendered>, ApiError> {
-    let messages = read_all(renderer, messages, first)?;
-    let last = recorded.last();
-    let context = ExtensionContext {
-        answer: &messages[0],
-        sampled: last.as_slice(),
-        options: &options.render,
-    };
-    let new = &messages[1..];
-    let appended = match continued {
+    let messages = read_all(renderer, &messages[first..], first)?;
+    let (answer, new) = (&messages[0], &messages[1..]);
+    let appended = match &resolved.continued {
         None => None,
-        Some(turn) => match continued::appended(renderer, turn, options, &messages[0]) {
+        Some(turn) => match continued::appended(renderer, turn, &resolved.options, answer) {
             Some(appended) => Some(appended),
             None => return Ok(None),
         },
     };
-    let role =
-        |message: &Message| MessageRole::of(&message.role).filter(|role| observes.contains(role));
-    let wants = |message: &Message| role(message).is_some();
+    let last = resolved.history.last();
+    let context = ExtensionContext {
+        answer,
+        sampled: last.as_slice(),
+        options: &resolved.options.render,
+    };
+    let wants = |message: &Message| observed_role(message, observes).is_some();
     match renderer.extend_located(&context, appended.as_deref(), new, &wants) {
-        Ok(extension) => {
-            let said = extension.bodies.iter().filter_map(|body| {
-                Some(Observed {
-                    role: role(&new[body.message])?,
-                    begin: body.tokens.start as u32,
-                    end: body.tokens.end as u32,
-                })
-            });
-            let observed = said.collect();
-            let rendered = Rendered::new(renderer, new, extension.ids);
-            Ok(Some(Rendered {
-                observed,
-                ..rendered
-            }))
-        }
+        Ok(extension) => Ok(Some(Rendered {
+            observed: observed(&extension, new, observes),
+            ..Rendered::new(renderer, new, extension.ids)
+        })),
         Err(reason) => {
             tracing::debug!(%reason, "fork: the template does not extend");
             Ok(None)
         }
     }
+}
+
+/// The message's role, if messages of that role are learnt.
+fn observed_role(message: &Message, observes: &[MessageRole]) -> Option<MessageRole> {
+    MessageRole::of(&message.role).filter(|role| observes.contains(role))
+}
+
+fn observed(
+    extension: &Extension,
+    messages: &[Message],
+    observes: &[MessageRole],
+) -> Vec<Observed> {
+    let located = |body: &Body| {
+        Some(Observed {
+            role: observed_role(&messages[body.message], observes)?,
+            begin: body.tokens.start as u32,
+            end: body.tokens.end as u32,
+        })
+    };
+    extension.bodies.iter().filter_map(located).collect()
 }

@@ -57,10 +57,7 @@ pub(super) async fn record(
     rollout: &Rollout,
     task: &Task,
     index: usize,
-    Sampled {
-        generated,
-        resident,
-    }: Sampled,
+    sampled: Sampled,
 ) -> Result<Choice, ApiError> {
     let taken_in = take_in(
         &service.gateway,
@@ -68,14 +65,14 @@ pub(super) async fn record(
         &task.prompt,
         &task.live.reading,
         (task.attempt.number, index),
-        generated,
+        sampled.generated,
     );
     let (turn, choice) = taken_in?;
     service
         .metrics
         .sampled_tokens
         .inc_by(turn.sampled.len() as u64);
-    keep(service, rollout, task, turn, Some(resident)).await?;
+    keep(service, rollout, task, turn, Some(sampled.resident)).await?;
     Ok(choice)
 }
 
@@ -143,15 +140,23 @@ pub(crate) fn recorded(
     let suffix = turns.first().map(|turn| &*turn.prompt_suffix);
     let suffix = suffix.unwrap_or_default();
     let reading = Reading::new(&gateway.renderer, request, options, suffix);
-    let choice = |(index, turn): (usize, &Turn)| {
-        if turn.text.is_some() {
-            return Choice::of_text(turn);
-        }
-        let read = reading.read(&gateway.renderer, &turn.sampled, index);
-        Ok(Choice::new(turn, read.map_err(undecodable)?, Vec::new()))
-    };
-    let choices: Result<_, ApiError> = turns.iter().enumerate().map(choice).collect();
+    let numbered = turns.iter().enumerate();
+    let choices = numbered.map(|(index, turn)| choice_again(gateway, &reading, turn, index));
+    let choices: Result<_, ApiError> = choices.collect();
     Ok((choices?, Arc::new(reading)))
+}
+
+fn choice_again(
+    gateway: &Gateway,
+    reading: &Reading,
+    turn: &Turn,
+    index: usize,
+) -> Result<Choice, ApiError> {
+    if turn.text.is_some() {
+        return Choice::of_text(turn);
+    }
+    let read = reading.read(&gateway.renderer, &turn.sampled, index);
+    Ok(Choice::new(turn, read.map_err(undecodable)?, Vec::new()))
 }
 
 /// `number` is the request's number.

@@ -10,14 +10,15 @@ use crate::client_type::{response_format, write_taught};
 use crate::prompt::Prompt;
 use crate::request::{Parse, TurnRequest, answer_key};
 use crate::rollouts::Rollout;
-use crate::sampling::Demanded;
+use crate::sampling::{Demanded, TurnSampling};
 use crate::text::cut_message;
 use primerl_core::turn::{FinishReason, TextAnswer, VersionRuns};
 use primerl_core::{Event, Turn};
+use primerl_engines::ChatMessages;
 use primerl_engines::clients::{ChatAnswer, ChatRequest, Endpoint, EndpointError, Pending};
 use primerl_service::http::ApiError;
 use primerl_service::waits::Overdue;
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,18 +44,8 @@ pub(super) async fn choice(
     index: u32,
 ) -> Result<Choice, ApiError> {
     let sampling = &task.request.sampling;
-    let chat = task.prompt.chat.as_deref().cloned().unwrap_or_default();
-    let mut others = Map::new();
-    others.extend(chat.tools.map(|tools| ("tools".to_owned(), tools.into())));
-    if !chat.template_kwargs.is_empty() {
-        others.insert("chat_template_kwargs".into(), chat.template_kwargs.into());
-    }
-    let top_p = json!(sampling.truncation)["top_p"].take();
-    others.extend((!top_p.is_null()).then(|| ("top_p".to_owned(), top_p)));
-    let format = response_format(endpoint.name(), sampling.structured_outputs.as_ref())?;
-    others.extend(format.map(|format| ("response_format".to_owned(), format)));
-    let demanded = sampling.demanded.as_ref().map(Demanded::choice);
-    others.extend(demanded.map(|choice| ("tool_choice".to_owned(), choice)));
+    let none = ChatMessages::default();
+    let chat = task.prompt.chat.as_deref().unwrap_or(&none);
     let request = ChatRequest {
         model: endpoint.model(),
         messages: &chat.messages,
@@ -62,29 +53,47 @@ pub(super) async fn choice(
         temperature: Some(sampling.temperature).filter(|temperature| *temperature != 1.0),
         max_completion_tokens: max_tokens,
         stop: &sampling.stop,
-        others,
+        others: other_fields(endpoint, sampling, chat)?,
     };
     let answer = ask(service, rollout, endpoint, task, &request).await?;
-    let mut turn = take_in(
-        &task.request,
-        &task.prompt,
-        (task.attempt.number, index),
-        answer,
-    )?;
+    let place = (task.attempt.number, index);
+    let mut turn = take_in(&task.request, &task.prompt, place, answer)?;
     let choice = Choice::of_text(&turn)?;
     if rollout.is_taught() {
         let renderer = &service.gateway.renderer;
-        let taught = write_taught(
-            renderer,
-            &task.request,
-            &task.prompt,
-            &choice.message,
-            &mut turn,
-        );
+        let (request, prompt) = (&task.request, &task.prompt);
+        let taught = write_taught(renderer, request, prompt, &choice.message, &mut turn);
         taught.map_err(|error| unwritable(service, rollout, &error))?;
     }
     keep(service, rollout, task, turn, None).await?;
     Ok(choice)
+}
+
+/// Fields that are sent only if they have a value.
+fn other_fields(
+    endpoint: &Endpoint,
+    sampling: &TurnSampling,
+    chat: &ChatMessages,
+) -> Result<Map<String, Value>, ApiError> {
+    let kwargs = Some(&chat.template_kwargs).filter(|kwargs| !kwargs.is_empty());
+    let outputs = sampling.structured_outputs.as_ref();
+    let fields = [
+        ("tools", chat.tools.clone().map(Value::from)),
+        ("chat_template_kwargs", kwargs.cloned().map(Value::from)),
+        ("top_p", Some(json!(sampling.truncation)["top_p"].take())),
+        (
+            "response_format",
+            response_format(endpoint.name(), outputs)?,
+        ),
+        (
+            "tool_choice",
+            sampling.demanded.as_ref().map(Demanded::choice),
+        ),
+    ];
+    let given = fields.into_iter().filter_map(|(name, value)| {
+        Some((name.to_owned(), value.filter(|value| !value.is_null())?))
+    });
+    Ok(given.collect())
 }
 
 /// In a run that also trains, an evaluation's rollout fails with the server. But without its teacher no training
@@ -102,18 +111,6 @@ async fn ask(
     let waits = &service.waits;
     let _waiting = waits.begin(who, waiting_for, PATIENCE, Overdue::IsNamed);
     let pending = endpoint.outage().begin(Instant::now());
-    if !(rollout.is_taught() || service.only_evaluates) {
-        let asked = endpoint.ask(request, rollout.deadline);
-        return awaited(rollout, task, asked)
-            .await?
-            .inspect(|_| pending.answered(Instant::now()))
-            .map_err(|error| {
-                if !error.is_outage() {
-                    pending.answered(Instant::now());
-                }
-                failed(service, rollout, endpoint, &error)
-            });
-    }
     let outage = OutageOf {
         service,
         rollout,
@@ -123,16 +120,10 @@ async fn ask(
         // A server that has not failed may only be slow.
         patience: EACH_TOKEN * request.max_completion_tokens,
     };
-    let asked = async {
-        tokio::select! {
-            answer = outage.answer(request) => answer,
-            never = outage.is_watched() => match never {},
-        }
-    };
-    awaited(rollout, task, asked).await?
+    awaited(rollout, task, outage.answer(request)).await?
 }
 
-/// A server whose answer is required, while one request waits for it.
+/// A server while one request waits for its answer.
 struct OutageOf<'a> {
     service: &'a Service,
     rollout: &'a Rollout,
@@ -146,16 +137,27 @@ struct OutageOf<'a> {
 
 impl OutageOf<'_> {
     async fn answer(&self, request: &ChatRequest<'_>) -> Result<ChatAnswer, ApiError> {
+        if self.rollout.is_taught() || self.service.only_evaluates {
+            return tokio::select! {
+                answer = self.required_answer(request) => answer,
+                never = self.is_watched() => match never {},
+            };
+        }
+        self.attempt(request).await.map_err(|error| {
+            if !error.is_outage() {
+                self.pending.answered(Instant::now());
+            }
+            self.failed(&error)
+        })
+    }
+
+    /// Asks until the server answers, or refuses this request alone.
+    async fn required_answer(&self, request: &ChatRequest<'_>) -> Result<ChatAnswer, ApiError> {
         loop {
-            let asked = self.endpoint.ask(request, self.rollout.deadline).await;
-            let error = match asked {
-                Ok(answer) => {
-                    self.pending.answered(Instant::now());
-                    return Ok(answer);
-                }
+            let error = match self.attempt(request).await {
+                Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            let refused = || failed(self.service, self.rollout, self.endpoint, &error);
             // A server may have reasons to refuse one request while it answers others.
             let is_shut = error.is_shut()
                 || (error.may_be_shut() && self.pending.shut_out() > REFUSALS_OF_ONE);
@@ -163,17 +165,22 @@ impl OutageOf<'_> {
                 if !error.may_be_shut() {
                     self.pending.answered(Instant::now());
                 }
-                return Err(refused());
+                return Err(self.failed(&error));
             }
             self.pending.failed(&error);
             self.end_if_silent(self.limit);
             if matches!(error, EndpointError::Deadline { .. }) {
-                return Err(refused());
+                return Err(self.failed(&error));
             }
             if is_shut {
                 tokio::time::sleep((self.limit / 8).min(BETWEEN_REFUSALS)).await;
             }
         }
+    }
+
+    async fn attempt(&self, request: &ChatRequest<'_>) -> Result<ChatAnswer, EndpointError> {
+        let asked = self.endpoint.ask(request, self.rollout.deadline).await;
+        asked.inspect(|_| self.pending.answered(Instant::now()))
     }
 
     /// Ends the run if the server answers no one, also while no request fails.
@@ -216,19 +223,14 @@ impl OutageOf<'_> {
             self.service.run.fail(end);
         }
     }
-}
 
-fn failed(
-    service: &Service,
-    rollout: &Rollout,
-    endpoint: &Endpoint,
-    error: &EndpointError,
-) -> ApiError {
-    let message = format!("{}: {error}", endpoint.name());
-    turn_failed(service, rollout, &message);
-    match error.is_refusal() {
-        true => ApiError::invalid(message).code("endpoint_refused"),
-        false => ApiError::unavailable("endpoint_unavailable", message),
+    fn failed(&self, error: &EndpointError) -> ApiError {
+        let message = format!("{}: {error}", self.endpoint.name());
+        turn_failed(self.service, self.rollout, &message);
+        match error.is_refusal() {
+            true => ApiError::invalid(message).code("endpoint_refused"),
+            false => ApiError::unavailable("endpoint_unavailable", message),
+        }
     }
 }
 

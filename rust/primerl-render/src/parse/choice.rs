@@ -81,27 +81,11 @@ impl ParserChoice {
             Some(ParserSetting::Description(description)) => description.reasoning_parser(),
             _ => None,
         };
+        let tool = tool.map(tool_of).transpose()?;
+        let reasoning = reasoning.map(reasoning_of).transpose()?;
         Ok(Self {
-            tool: match tool {
-                None => self.tool,
-                Some(ParserSetting::Name(name)) => {
-                    let known = TOOL_PARSERS.iter().find(|parser| parser.name == name);
-                    known.ok_or_else(|| unknown("tool", name, tool_parsers()))?
-                }
-                Some(ParserSetting::Description(description)) => description
-                    .tool_parser()
-                    .ok_or_else(|| not_described("tool", "format", description))?,
-            },
-            reasoning: match reasoning {
-                None => described.unwrap_or(self.reasoning),
-                Some(ParserSetting::Name(name)) => {
-                    let known = REASONING_PARSERS.iter().find(|parser| parser.name == name);
-                    known.ok_or_else(|| unknown("reasoning", name, reasoning_parsers()))?
-                }
-                Some(ParserSetting::Description(description)) => description
-                    .reasoning_parser()
-                    .ok_or_else(|| not_described("reasoning", "reasoning", description))?,
-            },
+            tool: tool.unwrap_or(self.tool),
+            reasoning: reasoning.or(described).unwrap_or(self.reasoning),
         })
     }
 
@@ -138,6 +122,32 @@ impl ParserChoice {
             Syntax::None if self.reads_harmony_reasoning() => harmony::PARSER.has_marker(token),
             _ => self.tool.has_marker(token),
         }
+    }
+}
+
+fn tool_of(setting: &ParserSetting) -> Result<&'static ToolParser, LoadError> {
+    match setting {
+        ParserSetting::Name(name) => {
+            let known = TOOL_PARSERS.iter().find(|parser| parser.name == name);
+            let known = known.copied();
+            known.ok_or_else(|| unknown("tool", name, tool_parsers()))
+        }
+        ParserSetting::Description(description) => description
+            .tool_parser()
+            .ok_or_else(|| not_described("tool", "format", description)),
+    }
+}
+
+fn reasoning_of(setting: &ParserSetting) -> Result<&'static ReasoningParser, LoadError> {
+    match setting {
+        ParserSetting::Name(name) => {
+            let known = REASONING_PARSERS.iter().find(|parser| parser.name == name);
+            let known = known.copied();
+            known.ok_or_else(|| unknown("reasoning", name, reasoning_parsers()))
+        }
+        ParserSetting::Description(description) => description
+            .reasoning_parser()
+            .ok_or_else(|| not_described("reasoning", "reasoning", description)),
     }
 }
 

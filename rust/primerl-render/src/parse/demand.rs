@@ -79,6 +79,29 @@ fn at(parameter: &Option<String>) -> String {
         .map_or(String::new(), |name| format!(", parameter {name:?}"))
 }
 
+fn wanted_tools<'a>(demand: &Demand<'a>) -> Result<Vec<Tool<'a>>, DemandError> {
+    if demand.tools.is_empty() {
+        return Err(DemandError::NoTools);
+    }
+    let mut tools = Vec::new();
+    for (index, tool) in demand.tools.iter().enumerate() {
+        let (name, parameters) = function(tool).ok_or(DemandError::Malformed(index))?;
+        if demand.name.is_none_or(|wanted| wanted == name) {
+            tools.push(Tool {
+                index,
+                name,
+                parameters,
+                schema: tool,
+            });
+        }
+    }
+    if tools.is_empty() {
+        let name = demand.name.unwrap_or_default().to_owned();
+        return Err(DemandError::UnknownTool(name));
+    }
+    Ok(tools)
+}
+
 /// Writes the grammars of one model's calls.
 pub(crate) struct CallGrammars<'a> {
     pub parsers: ParserChoice,
@@ -95,25 +118,7 @@ impl CallGrammars<'_> {
         if parser.forms.is_empty() {
             return Err(DemandError::Family(parser.name));
         }
-        if demand.tools.is_empty() {
-            return Err(DemandError::NoTools);
-        }
-        let mut tools = Vec::new();
-        for (index, tool) in demand.tools.iter().enumerate() {
-            let (name, parameters) = function(tool).ok_or(DemandError::Malformed(index))?;
-            if demand.name.is_none_or(|wanted| wanted == name) {
-                tools.push(Tool {
-                    index,
-                    name,
-                    parameters,
-                    schema: tool,
-                });
-            }
-        }
-        if tools.is_empty() {
-            let name = demand.name.unwrap_or_default().to_owned();
-            return Err(DemandError::UnknownTool(name));
-        }
+        let tools = wanted_tools(demand)?;
         let is_one = demand.one_call || demand.name.is_some();
         let mut writer = Writer::new(self.parsers, self.call_markers());
         let forms = self.forms();
@@ -124,16 +129,7 @@ impl CallGrammars<'_> {
         let calls = calls.collect::<Vec<_>>().join(" | ");
         let (start, answer) = match demand.or_json {
             None => ("calls", String::new()),
-            Some(schema) => {
-                let header = writer.fixed(match self.parsers.reads_harmony_calls() {
-                    true => harmony::FINAL,
-                    false => "",
-                });
-                (
-                    "calls | answer",
-                    format!("answer: {header} %json {schema}\n"),
-                )
-            }
+            Some(schema) => ("calls | answer", self.answer(&mut writer, schema)),
         };
         let start = match self.parsers.reads_harmony_reasoning() {
             true => format!("{} ({start})", self.analysis(&mut writer)),
@@ -141,6 +137,14 @@ impl CallGrammars<'_> {
         };
         let rules = writer.finish();
         Ok(format!("start: {start}\ncalls: {calls}\n{rules}{answer}"))
+    }
+
+    fn answer(&self, writer: &mut Writer<'_>, schema: &Value) -> String {
+        let header = writer.fixed(match self.parsers.reads_harmony_calls() {
+            true => harmony::FINAL,
+            false => "",
+        });
+        format!("answer: {header} %json {schema}\n")
     }
 
     /// A block of reasoning as harmony writes it, as far as it is still to come.

@@ -92,6 +92,38 @@ fn refused<T>(field: &str, problem: impl Into<String>) -> Result<T, DescriptionE
     })
 }
 
+fn begins_blank(text: &str) -> bool {
+    text.trim_start() != text
+}
+
+impl TaggedFields {
+    fn check(&self) -> Result<(), DescriptionError> {
+        let needed = [
+            ("tagged.key[0]", &self.key[0]),
+            ("tagged.key[1]", &self.key[1]),
+            ("tagged.value[1]", &self.value[1]),
+        ];
+        if let Some((field, _)) = needed.iter().find(|(_, text)| text.is_empty()) {
+            let problem = "\"\" ends nothing; give the text that the model writes";
+            return refused(field, problem);
+        }
+        let after_blank = [
+            ("tagged.function[0]", &self.function[0]),
+            ("tagged.key[0]", &self.key[0]),
+            ("tagged.value[0]", &self.value[0]),
+        ];
+        if let Some((field, text)) = after_blank.iter().find(|(_, text)| begins_blank(text)) {
+            return refused(field, format!("{text:?} {BEGINS_BLANK}"));
+        }
+        let end = &self.function[1];
+        if end.trim_end() != end {
+            let problem = format!("{end:?} ends with white space, which is skipped; leave it out");
+            return refused("tagged.function[1]", problem);
+        }
+        Ok(())
+    }
+}
+
 impl Description {
     /// Reads a description and checks it.
     pub fn from_json(value: Value) -> Result<Self, DescriptionError> {
@@ -108,7 +140,6 @@ impl Description {
     }
 
     fn check_markers(&self) -> Result<(), DescriptionError> {
-        let begins_blank = |text: &str| text.trim_start() != text;
         let around = [
             ("call", &self.call, false),
             // A list ends by itself.
@@ -126,34 +157,8 @@ impl Description {
                 return refused(field, format!("[{open:?}, {close:?}] {BEGINS_BLANK}"));
             }
         }
-        let Some(tagged) = &self.tagged else {
-            return Ok(());
-        };
-        let needed = [
-            ("tagged.key[0]", &tagged.key[0]),
-            ("tagged.key[1]", &tagged.key[1]),
-            ("tagged.value[1]", &tagged.value[1]),
-        ];
-        if let Some((field, _)) = needed.iter().find(|(_, text)| text.is_empty()) {
-            return refused(
-                field,
-                "\"\" ends nothing; give the text that the model writes",
-            );
-        }
-        let after_blank = [
-            ("tagged.function[0]", &tagged.function[0]),
-            ("tagged.key[0]", &tagged.key[0]),
-            ("tagged.value[0]", &tagged.value[0]),
-        ];
-        match after_blank.iter().find(|(_, text)| begins_blank(text)) {
-            Some((field, text)) => refused(field, format!("{text:?} {BEGINS_BLANK}")),
-            None if tagged.function[1].trim_end() != tagged.function[1] => refused(
-                "tagged.function[1]",
-                format!(
-                    "{:?} ends with white space, which is skipped; leave it out",
-                    tagged.function[1]
-                ),
-            ),
+        match &self.tagged {
+            Some(tagged) => tagged.check(),
             None => Ok(()),
         }
     }
@@ -174,10 +179,12 @@ impl Description {
         if self.tagged.is_some() && format != Format::Tagged {
             return refused("tagged", "belongs to format = \"tagged\"");
         }
-        let has_name_end = self
-            .json
-            .as_ref()
-            .is_some_and(|json| json.name_end.is_some());
+        self.check_call_markers(format)
+    }
+
+    fn check_call_markers(&self, format: Format) -> Result<(), DescriptionError> {
+        let json = self.json.as_ref();
+        let has_name_end = json.is_some_and(|json| json.name_end.is_some());
         match (format, &self.call, &self.calls) {
             (Format::Pythonic, Some(_), _) => refused(
                 "call",
@@ -235,10 +242,21 @@ impl Description {
     }
 
     fn new_tool_parser(&self, format: Format) -> ToolParser {
-        let pairs = |markers: &Option<Markers>| texts(markers.iter().map(pair));
         let outer = self.calls.as_ref().or(self.call.as_ref());
-        let syntax = match (&self.call, format) {
-            (None, _) => Syntax::List(ListSyntax {
+        ToolParser {
+            name: text(&self.name),
+            openers: texts(outer.iter().map(|[open, _]| text(open))),
+            calls_come_first: self.position == Position::Start,
+            syntax: self.syntax(format),
+            special: texts(self.special_tokens.iter().map(|token| text(token))),
+            ..ToolParser::NONE
+        }
+    }
+
+    fn syntax(&self, format: Format) -> Syntax {
+        let pairs = |markers: &Option<Markers>| texts(markers.iter().map(pair));
+        match &self.call {
+            None => Syntax::List(ListSyntax {
                 pairs: pairs(&self.calls),
                 items: match format {
                     Format::Pythonic => Items::Python,
@@ -246,19 +264,11 @@ impl Description {
                 },
                 stands_alone: self.calls.is_none(),
             }),
-            (Some(_), _) => Syntax::Tagged(TaggedSyntax {
+            Some(_) => Syntax::Tagged(TaggedSyntax {
                 sections: pairs(&self.calls),
                 calls: pairs(&self.call),
                 read: self.read(),
             }),
-        };
-        ToolParser {
-            name: text(&self.name),
-            openers: texts(outer.iter().map(|[open, _]| text(open))),
-            calls_come_first: self.position == Position::Start,
-            syntax,
-            special: texts(self.special_tokens.iter().map(|token| text(token))),
-            ..ToolParser::NONE
         }
     }
 

@@ -42,29 +42,39 @@ fn run_choice(choice: ParserChoice, data: &[u8]) {
         starts_in_reasoning: flags & 2 == 2,
     };
     let parse = |size: usize| {
-        let mut engine = Engine::new(choice, Newlines::USUAL, &context);
-        let mut cut = Cut::default();
-        let mut deltas = Vec::new();
-        for (count, letter) in text.chars().enumerate() {
-            cut.text.push(letter);
-            if count % size == 0 {
-                engine.run(&mut cut, false);
-                deltas.extend(cut.take_deltas());
-            }
-        }
-        cut.is_complete = flags & 4 == 4;
-        engine.run(&mut cut, true);
-        deltas.extend(cut.take_deltas());
-        (cut, deltas)
+        let engine = Engine::new(choice, Newlines::USUAL, &context);
+        in_pieces(engine, &text, size, flags & 4 == 4)
     };
     let (whole, _) = parse(usize::MAX);
     let (split, deltas) = parse(usize::from(*size).max(1));
     assert_eq!(whole.segments, split.segments);
     assert_eq!(whole.malformed, split.malformed);
     assert_eq!(whole.calls, split.calls);
+    assert_eq!(shown(deltas), written(&whole, &text));
+}
+
+/// Parses a text that comes in pieces of so many characters.
+fn in_pieces(mut engine: Engine, text: &str, size: usize, is_complete: bool) -> (Cut, Vec<Delta>) {
+    let mut cut = Cut::default();
+    let mut deltas = Vec::new();
+    for (count, letter) in text.chars().enumerate() {
+        cut.text.push(letter);
+        if count % size == 0 {
+            engine.run(&mut cut, false);
+            deltas.extend(cut.take_deltas());
+        }
+    }
+    cut.is_complete = is_complete;
+    engine.run(&mut cut, true);
+    deltas.extend(cut.take_deltas());
+    (cut, deltas)
+}
+
+/// Content and reasoning of an answer's segments, which must tile the text.
+fn written(cut: &Cut, text: &str) -> (String, String) {
     let mut end = 0;
     let (mut content, mut reasoning) = (String::new(), String::new());
-    for (kind, range) in &whole.segments {
+    for (kind, range) in &cut.segments {
         assert_eq!(range.start, end, "segments tile the text");
         end = range.end;
         match kind {
@@ -74,6 +84,11 @@ fn run_choice(choice: ParserChoice, data: &[u8]) {
         }
     }
     assert_eq!(end, text.len());
+    (content, reasoning)
+}
+
+/// Content and reasoning that a client was shown.
+fn shown(deltas: Vec<Delta>) -> (String, String) {
     let (mut shown, mut thought) = (String::new(), String::new());
     for delta in deltas {
         match delta {
@@ -82,5 +97,5 @@ fn run_choice(choice: ParserChoice, data: &[u8]) {
             Delta::ToolCall { arguments, .. } => assert!(arguments.starts_with('{')),
         }
     }
-    assert_eq!((shown, thought), (content, reasoning));
+    (shown, thought)
 }

@@ -48,15 +48,8 @@ impl Newlines {
         let called = tried(&render, true);
         if let Some(think) = think
             && let Some(text) = plain.as_deref().or(called.as_deref())
-            && let Some((before, after)) = text.split_once(REASONING)
-            && let Some(before) = before.trim_end_matches('\n').strip_suffix(think.open)
-            && let Some((between, after)) = after.split_once(think.close)
         {
-            let opened = &text[before.len() + think.open.len()..];
-            newlines.before_open = trailing(before);
-            newlines.after_open = leading(opened);
-            newlines.before_close = leading(between);
-            newlines.after_close = leading(after);
+            newlines.learn_reasoning(text, think);
         }
         if let Some((_, after)) = called.as_deref().and_then(|text| text.split_once(CONTENT)) {
             let call = after.trim_start_matches('\n');
@@ -66,6 +59,20 @@ impl Newlines {
             };
         }
         newlines
+    }
+
+    /// Leaves those around reasoning as they are if the text has none.
+    fn learn_reasoning(&mut self, text: &str, think: &ThinkMarkers) {
+        if let Some((before, after)) = text.split_once(REASONING)
+            && let Some(before) = before.trim_end_matches('\n').strip_suffix(think.open)
+            && let Some((between, after)) = after.split_once(think.close)
+        {
+            let opened = &text[before.len() + think.open.len()..];
+            self.before_open = trailing(before);
+            self.after_open = leading(opened);
+            self.before_close = leading(between);
+            self.after_close = leading(after);
+        }
     }
 }
 

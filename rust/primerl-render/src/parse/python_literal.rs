@@ -158,27 +158,33 @@ impl<'a> Reader<'a> {
                     out.push_str(&quoted(&value));
                     return Ok(());
                 }
-                '\\' => {
-                    let (_, escape) = letters.next().ok_or(BAD)?;
-                    let mut code = |digits| hexadecimal(&mut letters, digits);
-                    match escape {
-                        'n' => value.push('\n'),
-                        't' => value.push('\t'),
-                        'r' => value.push('\r'),
-                        'x' => value.push(code(2)?),
-                        'u' => value.push(code(4)?),
-                        'U' => value.push(code(8)?),
-                        '\n' => {}
-                        '\\' | '\'' | '"' => value.push(escape),
-                        // Python keeps the backslash of an unknown escape.
-                        other => value.extend(['\\', other]),
-                    }
-                }
+                '\\' => unescape(&mut letters, &mut value)?,
                 letter => value.push(letter),
             }
         }
         Err(BAD)
     }
+}
+
+/// Adds what an escape stands for, whose backslash was read.
+fn unescape(
+    letters: &mut impl Iterator<Item = (usize, char)>,
+    value: &mut String,
+) -> Result<(), CallProblem> {
+    let (_, escape) = letters.next().ok_or(BAD)?;
+    match escape {
+        'n' => value.push('\n'),
+        't' => value.push('\t'),
+        'r' => value.push('\r'),
+        'x' => value.push(hexadecimal(letters, 2)?),
+        'u' => value.push(hexadecimal(letters, 4)?),
+        'U' => value.push(hexadecimal(letters, 8)?),
+        '\n' => {}
+        '\\' | '\'' | '"' => value.push(escape),
+        // Python keeps the backslash of an unknown escape.
+        other => value.extend(['\\', other]),
+    }
+    Ok(())
 }
 
 fn hexadecimal(

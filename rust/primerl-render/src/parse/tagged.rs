@@ -142,23 +142,34 @@ impl Tagged {
             Starts::Maybe => return Step::Wait,
             Starts::No => {}
         }
+        if let Some(step) = self.next_call(cut, section, is_end) {
+            return step;
+        }
+        self.end_section(cut, close, has_call);
+        self.leave(has_call)
+    }
+
+    /// Enters the call that follows within a section. `None` if none does.
+    fn next_call(&mut self, cut: &mut Cut, section: usize, is_end: bool) -> Option<Step> {
+        let rest = &cut.text[self.searched..];
         let mut may_be_call = false;
         for (which, open) in self.call_openers().enumerate() {
             match starts(rest, &[open], is_end) {
                 Starts::With(_) => {
                     cut.hide(self.searched);
                     self.enter_call(which, self.searched, Some(section));
-                    return Step::Next;
+                    return Some(Step::Next);
                 }
                 Starts::Maybe => may_be_call = true,
                 Starts::No => {}
             }
         }
-        if may_be_call {
-            return Step::Wait;
-        }
-        // The end may come within a marker, too.
-        let end = cut.text.len();
+        may_be_call.then_some(Step::Wait)
+    }
+
+    /// Cuts a section that something else follows. The answer's end may come within a marker, too.
+    fn end_section(&self, cut: &mut Cut, close: &str, has_call: bool) {
+        let (rest, end) = (&cut.text[self.searched..], cut.text.len());
         if has_call && close.starts_with(rest) {
             cut.hide(end);
         } else if self.call_openers().any(|open| open.starts_with(rest)) {
@@ -167,7 +178,6 @@ impl Tagged {
             let reason = CallProblem::Structure("no call follows the marker");
             cut.no_call(self.searched, reason);
         }
-        self.leave(has_call)
     }
 
     fn call(&mut self, cut: &mut Cut, which: usize, section: Option<usize>, is_end: bool) -> Step {

@@ -112,6 +112,18 @@ impl Renderer {
         Ok(extension.ids)
     }
 
+    /// How many ids of the extension were sampled: its first closes the turn, and `last` was sampled.
+    fn sampled_close(&self, last: u32, first: u32) -> Result<usize, NotExtendable> {
+        match last == first {
+            true => Ok(1),
+            false if self.is_stop_token(last) => Err(NotExtendable::OtherStopToken {
+                sampled: last,
+                expected: first,
+            }),
+            false => Ok(0),
+        }
+    }
+
     /// As [`Renderer::extend`], and where in it the text of the new messages is that are wanted. One whose text cannot be
     /// located is left out.
     ///
@@ -152,14 +164,7 @@ impl Renderer {
             self.check_turn_end(&suffix, &ids)?;
         }
         let first = match closed {
-            _ if appended.is_some() => 0,
-            Some(&last) if last == ids[0] => 1,
-            Some(&last) if is_closed => {
-                return Err(NotExtendable::OtherStopToken {
-                    sampled: last,
-                    expected: ids[0],
-                });
-            }
+            Some(last) if appended.is_none() => self.sampled_close(*last, ids[0])?,
             _ => 0,
         };
         let whole = Whole {

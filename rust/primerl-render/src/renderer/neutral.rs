@@ -96,12 +96,10 @@ impl Renderer {
         let tokenizer = &neutral.tokenizer;
         let with_sentinels = tokenizer.encode(&restored.coded_sentinels)?;
         let ids = tokenizer.encode(&restored.coded)?;
-        let control = |ids: &[u32]| -> Vec<u32> {
-            let control = ids.iter().copied().filter(|id| tokenizer.is_renamed(*id));
-            control.collect()
-        };
+        let is_control = |id: &&u32| tokenizer.is_renamed(**id);
+        let control = ids.iter().filter(is_control);
         let is_proven = with_sentinels == self.tokenizer().encode(rendered)?
-            && control(&with_sentinels) == control(&ids);
+            && with_sentinels.iter().filter(is_control).eq(control);
         match is_proven {
             true => Ok((ids, restored)),
             false => Err(unproven()),

@@ -45,6 +45,16 @@ pub struct ChatTemplate {
     has_generation_blocks: bool,
 }
 
+/// `None` where it is absent. The error is the kind of a part that is no text.
+fn content_value(content: &Content) -> Result<Option<Value>, String> {
+    match content {
+        Content::Absent => Ok(None),
+        Content::Null => Ok(Some(Value::from(()))),
+        Content::Text(text) => Ok(Some(Value::from(text.as_str()))),
+        parts @ Content::Parts(_) => Ok(Some(Value::from(parts.joined()?))),
+    }
+}
+
 impl ChatTemplate {
     /// Compiles `source`, the template found at `path`.
     pub fn new(
@@ -131,20 +141,12 @@ impl ChatTemplate {
     fn template_message(&self, index: usize, message: &Message) -> Result<Value, RenderError> {
         let mut fields: Vec<(Arc<str>, Value)> =
             vec![("role".into(), Value::from(message.role.as_str()))];
-        match &message.content {
-            Content::Absent => {}
-            Content::Null => fields.push(("content".into(), Value::from(()))),
-            Content::Text(text) => fields.push(("content".into(), Value::from(text.as_str()))),
-            parts @ Content::Parts(_) => {
-                let text = parts
-                    .joined()
-                    .map_err(|kind| RenderError::UnsupportedContent {
-                        message: index,
-                        kind,
-                    })?;
-                fields.push(("content".into(), Value::from(text)));
-            }
-        }
+        let content = content_value(&message.content);
+        let content = content.map_err(|kind| RenderError::UnsupportedContent {
+            message: index,
+            kind,
+        })?;
+        fields.extend(content.map(|content| ("content".into(), content)));
         let mut text = |name: &str, value: &Option<String>| {
             fields.extend(
                 value

@@ -88,15 +88,7 @@ fn text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>
         "splitlines" => split_lines(text, &arguments()?)?,
         "partition" | "rpartition" => partition(text, method == "rpartition", &arguments()?)?,
         "find" | "rfind" | "index" | "rindex" => find(text, method, &arguments()?)?,
-        "removeprefix" | "removesuffix" => {
-            let affix = required(&arguments()?, 0, "affix")?;
-            let rest = if method == "removeprefix" {
-                text.strip_prefix(&affix)
-            } else {
-                text.strip_suffix(&affix)
-            };
-            Value::from(rest.unwrap_or(text))
-        }
+        "removeprefix" | "removesuffix" => without_affix(text, method, &arguments()?)?,
         "join" => {
             let items = arguments()?.get(0, "iterable")?.unwrap_or_default();
             Value::from(joined(text, &items)?)
@@ -108,13 +100,7 @@ fn text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>
             zero_filled(text, width)
         }
         "title" => Value::from(capitalised(text, |before| !before.is_alphabetic())),
-        "swapcase" => {
-            let swap = |char: char| match char.is_uppercase() {
-                true => char.to_lowercase().collect::<String>(),
-                false => char.to_uppercase().collect(),
-            };
-            Value::from(text.chars().map(swap).collect::<String>())
-        }
+        "swapcase" => Value::from(swapped_case(text)),
         // minijinja's own never ends on the empty text.
         "count" => {
             let part = required(&arguments()?, 0, "sub")?;
@@ -133,6 +119,23 @@ fn text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>
 fn required(arguments: &Arguments, index: usize, name: &str) -> Result<String, Error> {
     let text = arguments.text(index, name)?;
     text.ok_or_else(|| invalid(format!("{name} must be a text")))
+}
+
+fn without_affix(text: &str, method: &str, arguments: &Arguments) -> Result<Value, Error> {
+    let affix = required(arguments, 0, "affix")?;
+    let rest = match method {
+        "removeprefix" => text.strip_prefix(&affix),
+        _ => text.strip_suffix(&affix),
+    };
+    Ok(Value::from(rest.unwrap_or(text)))
+}
+
+fn swapped_case(text: &str) -> String {
+    let swap = |char: char| match char.is_uppercase() {
+        true => char.to_lowercase().collect::<String>(),
+        false => char.to_uppercase().collect(),
+    };
+    text.chars().map(swap).collect()
 }
 
 fn strip(text: &str, method: &str, arguments: &Arguments) -> Result<Value, Error> {
@@ -243,6 +246,11 @@ fn partition(text: &str, from_right: bool, arguments: &Arguments) -> Result<Valu
     })
 }
 
+fn byte_at(text: &str, chars: usize) -> usize {
+    let at = text.char_indices().nth(chars);
+    at.map_or(text.len(), |(at, _)| at)
+}
+
 /// Positions count characters, and so do the optional bounds.
 fn find(text: &str, method: &str, arguments: &Arguments) -> Result<Value, Error> {
     let part = required(arguments, 0, "sub")?;
@@ -255,22 +263,15 @@ fn find(text: &str, method: &str, arguments: &Arguments) -> Result<Value, Error>
     let start = bound(arguments.integer(1, "start")?, 0);
     let end = bound(arguments.integer(2, "end")?, length).min(length);
     arguments.at_most(3)?;
-    let byte_at = |chars: usize| {
-        let at = text.char_indices().nth(chars);
-        at.map_or(text.len(), |(at, _)| at)
-    };
-    let found = if start > end {
-        None
-    } else {
-        let inside = &text[byte_at(start)..byte_at(end)];
-        let at = if method.starts_with('r') {
-            inside.rfind(&part)
-        } else {
-            inside.find(&part)
+    let found = (start <= end).then(|| {
+        let inside = &text[byte_at(text, start)..byte_at(text, end)];
+        let at = match method.starts_with('r') {
+            true => inside.rfind(&part),
+            false => inside.find(&part),
         };
         at.map(|at| start + inside[..at].chars().count())
-    };
-    match found {
+    });
+    match found.flatten() {
         Some(at) => Ok(Value::from(at)),
         None if method.ends_with("index") => Err(invalid("substring not found")),
         None => Ok(Value::from(-1)),

@@ -83,45 +83,41 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads `tokenizer.json`. Takes about a second for a vocabulary of 128k.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
+        let place = || path.to_path_buf();
         let json = std::fs::read_to_string(path).map_err(|source| LoadError::Read {
-            path: path.to_path_buf(),
+            path: place(),
             source,
         })?;
-        let file: TokenizerFile =
-            serde_json::from_str(&json).map_err(|source| LoadError::Json {
-                path: path.to_path_buf(),
-                source,
-            })?;
+        let file = serde_json::from_str(&json).map_err(|source| LoadError::Json {
+            path: place(),
+            source,
+        })?;
         let reference = stable::Stable::load(&json).map_err(|message| LoadError::Tokenizer {
-            path: path.to_path_buf(),
+            path: place(),
             message,
         })?;
+        Ok(Tokenizer::of(&json, file, reference))
+    }
+
+    fn of(json: &str, file: TokenizerFile, reference: stable::Stable) -> Self {
         let (backend, choice): (Box<dyn Backend>, _) =
-            match check::trusted(&json, &reference, &file.added_tokens) {
+            match check::trusted(json, &reference, &file.added_tokens) {
                 Ok(fast) => (Box::new(fast), BackendChoice::Fast),
                 Err(reason) => (Box::new(reference), BackendChoice::Stable { reason }),
             };
         let token_bytes = TokenBytes::build(&file)
             .filter(|table| check::decodes_alike(table, backend.as_ref(), &file.added_tokens));
-        let mut special: Vec<u32> = file
-            .added_tokens
-            .iter()
-            .filter(|token| token.special)
-            .map(|t| t.id)
-            .collect();
+        let special = file.added_tokens.iter().filter(|token| token.special);
+        let mut special: Vec<u32> = special.map(|token| token.id).collect();
         special.sort_unstable();
-        let added = file
-            .added_tokens
-            .into_iter()
-            .map(|token| (token.content.clone(), token))
-            .collect();
-        Ok(Self {
+        let added = file.added_tokens.into_iter();
+        Self {
             backend,
             choice,
-            added,
+            added: added.map(|token| (token.content.clone(), token)).collect(),
             special,
             token_bytes,
-        })
+        }
     }
 
     pub fn backend(&self) -> &BackendChoice {

@@ -10,10 +10,13 @@ use std::path::Path;
 /// Begins and ends a new name; of a private-use area, which no normalizer changes.
 pub(crate) const RENAMED: char = '\u{f8f0}';
 
+/// New names of tokens, by their texts.
+type Names = HashMap<String, String>;
+
 /// The reference library with renamed tokens: the ids, flags and everything else are those of `tokenizer.json`.
 pub(crate) struct Renamed {
     backend: Stable,
-    names: HashMap<String, String>,
+    names: Names,
     ids: Vec<u32>,
 }
 
@@ -28,16 +31,16 @@ impl Renamed {
                  text may become it"
             ));
         }
-        let name = |id: &u32| format!("{RENAMED}{id}{RENAMED}");
-        let names = tokens.iter().map(|(id, text)| (text.clone(), name(id)));
-        let names: HashMap<String, String> = names.collect();
+        let names = tokens.iter();
+        let names: Names = names
+            .map(|(id, text)| (text.clone(), new_name(*id)))
+            .collect();
         rename(&mut file, &names);
         let backend = Stable::load(&file.to_string())?;
         for (id, text) in tokens {
-            if backend.encode(&name(id))? != [*id] {
-                return Err(format!(
-                    "token {id} ({text:?}) cannot be distinguished from text"
-                ));
+            if backend.encode(&new_name(*id))? != [*id] {
+                let problem = format!("token {id} ({text:?}) cannot be distinguished from text");
+                return Err(problem);
             }
         }
         let mut ids: Vec<u32> = tokens.iter().map(|(id, _)| *id).collect();
@@ -84,27 +87,36 @@ fn changes_text(normalizer: &Value) -> bool {
     }
 }
 
-fn rename(file: &mut Value, names: &HashMap<String, String>) {
-    let change = |text: Option<&mut Value>| {
-        if let Some(Value::String(text)) = text
-            && let Some(name) = names.get(text.as_str())
-        {
-            text.clone_from(name);
-        }
-    };
+fn new_name(id: u32) -> String {
+    format!("{RENAMED}{id}{RENAMED}")
+}
+
+fn change(text: Option<&mut Value>, names: &Names) {
+    if let Some(Value::String(text)) = text
+        && let Some(name) = names.get(text.as_str())
+    {
+        text.clone_from(name);
+    }
+}
+
+fn rename(file: &mut Value, names: &Names) {
     let added = file.get_mut("added_tokens").and_then(Value::as_array_mut);
     for token in added.into_iter().flatten() {
-        change(token.get_mut("content"));
+        change(token.get_mut("content"), names);
     }
     // It may name tokens, and is not used: it only puts tokens around a text.
     if let Some(post_processor) = file.get_mut("post_processor") {
         *post_processor = Value::Null;
     }
-    let Some(model) = file.get_mut("model") else {
-        return;
-    };
-    change(model.get_mut("unk_token"));
-    match model.get_mut("vocab") {
+    if let Some(model) = file.get_mut("model") {
+        change(model.get_mut("unk_token"), names);
+        rename_vocabulary(model.get_mut("vocab"), names);
+        drop_merges(model.get_mut("merges"), names);
+    }
+}
+
+fn rename_vocabulary(vocabulary: Option<&mut Value>, names: &Names) {
+    match vocabulary {
         Some(Value::Object(vocabulary)) => {
             let entries = std::mem::take(vocabulary).into_iter();
             let other = |(text, id)| (names.get(&text).cloned().unwrap_or(text), id);
@@ -112,13 +124,16 @@ fn rename(file: &mut Value, names: &HashMap<String, String>) {
         }
         Some(Value::Array(pieces)) => {
             for piece in pieces {
-                change(piece.get_mut(0));
+                change(piece.get_mut(0), names);
             }
         }
         _ => {}
     }
-    // Text must not be merged to a token that has another name.
-    if let Some(Value::Array(merges)) = model.get_mut("merges") {
+}
+
+/// Text must not be merged to a token that has another name.
+fn drop_merges(merges: Option<&mut Value>, names: &Names) {
+    if let Some(Value::Array(merges)) = merges {
         let is_named = |text: &str| names.contains_key(text);
         merges.retain(|merge| {
             let Some((left, right)) = pair(merge) else {

@@ -134,15 +134,7 @@ impl Transcript {
     ) -> Result<(), ApiError> {
         match kind {
             "text" => append_text(answer, "", &text_of(block)?),
-            "thinking" => {
-                let thinking = block.required_text("thinking")?;
-                block.text("signature")?;
-                block.end(|name, _| name == "cache_control")?;
-                if !thinking.is_empty() {
-                    let reasoning = answer.reasoning_content.get_or_insert_default();
-                    reasoning.push_str(&thinking);
-                }
-            }
+            "thinking" => append_thinking(answer, block)?,
             "redacted_thinking" => {
                 block.required_text("data")?;
                 block.end(|name, _| name == "cache_control")?;
@@ -157,6 +149,17 @@ impl Transcript {
         }
         Ok(())
     }
+}
+
+fn append_thinking(answer: &mut Message, mut block: Fields) -> Result<(), ApiError> {
+    let thinking = block.required_text("thinking")?;
+    block.text("signature")?;
+    block.end(|name, _| name == "cache_control")?;
+    if !thinking.is_empty() {
+        let reasoning = answer.reasoning_content.get_or_insert_default();
+        reasoning.push_str(&thinking);
+    }
+    Ok(())
 }
 
 fn tool_call(mut block: Fields) -> Result<ToolCall, ApiError> {
@@ -227,17 +230,10 @@ fn texts(content: Value) -> Result<String, ApiError> {
             });
         text.map_err(|error| within(&index.to_string(), error))
     };
-    let texts: Vec<String> = blocks
-        .into_iter()
-        .enumerate()
-        .map(read)
-        .collect::<Result<_, _>>()?;
-    let said: Vec<&str> = texts
-        .iter()
-        .map(String::as_str)
-        .filter(|text| !text.is_empty())
-        .collect();
-    Ok(said.join("\n"))
+    let texts: Result<Vec<String>, ApiError> = blocks.into_iter().enumerate().map(read).collect();
+    let mut texts = texts?;
+    texts.retain(|text| !text.is_empty());
+    Ok(texts.join("\n"))
 }
 
 /// The text of a text block.

@@ -1,6 +1,6 @@
 //! Template options in addition to the messages: tools, and whether the model thinks.
 
-use crate::fields::{Fields, missing, unsupported, within};
+use crate::fields::{Fields, at, missing, unsupported, within};
 use crate::sampling::Demanded;
 use primerl_service::http::ApiError;
 use serde_json::{Map, Value, json};
@@ -60,23 +60,20 @@ impl ToolChoice {
         let Some(choice) = choice else {
             return Ok(read);
         };
-        let inner = |error| within("tool_choice", error);
-        let mut fields = Fields::of(choice.clone()).map_err(inner)?;
-        match fields.required_text("type").map_err(inner)?.as_str() {
+        let name = "tool_choice";
+        let mut fields = at(name, Fields::of(choice.clone()))?;
+        match at(name, fields.required_text("type"))?.as_str() {
             "auto" => {}
             "none" => read.told = false,
             "any" => read.demanded = Some(Demanded::Any),
             "tool" => {
-                let name = fields.required_text("name").map_err(inner)?;
-                read.demanded = Some(Demanded::Tool(name));
+                read.demanded = Some(Demanded::Tool(at(name, fields.required_text("name"))?));
             }
-            _ => return Err(unsupported("tool_choice", &choice)),
+            _ => return Err(unsupported(name, &choice)),
         }
-        read.one_call = fields
-            .flag("disable_parallel_tool_use")
-            .map_err(inner)?
-            .unwrap_or(false);
-        fields.end(|_, _| false).map_err(inner)?;
+        let one_call = at(name, fields.flag("disable_parallel_tool_use"))?;
+        read.one_call = one_call.unwrap_or(false);
+        at(name, fields.end(|_, _| false))?;
         Ok(read)
     }
 }

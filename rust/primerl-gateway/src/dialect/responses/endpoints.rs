@@ -87,17 +87,21 @@ fn fields(parameters: HashMap<String, String>) -> Fields {
     )
 }
 
-fn page(stored: &Stored, mut fields: Fields) -> Result<Value, ApiError> {
-    let limit = match fields.text("limit")? {
-        None => USUAL_PAGE,
-        Some(text) => match text.parse() {
-            Ok(limit @ 1..=LARGEST_PAGE) => limit,
-            _ => {
-                let message = format!("limit is {text}; it must be from 1 to {LARGEST_PAGE}");
-                return Err(ApiError::invalid(message).param("limit"));
-            }
-        },
+fn page_size(fields: &mut Fields) -> Result<usize, ApiError> {
+    let Some(text) = fields.text("limit")? else {
+        return Ok(USUAL_PAGE);
     };
+    match text.parse() {
+        Ok(limit @ 1..=LARGEST_PAGE) => Ok(limit),
+        _ => {
+            let message = format!("limit is {text}; it must be from 1 to {LARGEST_PAGE}");
+            Err(ApiError::invalid(message).param("limit"))
+        }
+    }
+}
+
+fn page(stored: &Stored, mut fields: Fields) -> Result<Value, ApiError> {
+    let limit = page_size(&mut fields)?;
     let mut items = stored.link.input_newest_first();
     match fields.text("order")?.as_deref() {
         None | Some("desc") => {}
@@ -117,8 +121,7 @@ fn page(stored: &Stored, mut fields: Fields) -> Result<Value, ApiError> {
     let has_more = items.len() > limit;
     items.truncate(limit);
     let id = |item: Option<&Value>| item.map(|item| item["id"].clone());
-    Ok(
-        json!({"object": "list", "first_id": id(items.first()), "last_id": id(items.last()),
-        "has_more": has_more, "data": items}),
-    )
+    let page = json!({"object": "list", "first_id": id(items.first()), "last_id": id(items.last()),
+        "has_more": has_more, "data": items});
+    Ok(page)
 }

@@ -95,6 +95,11 @@ impl ResponseEvents {
                 self.delta("response.function_call_arguments.delta", arguments, out);
             }
         }
+        self.keep(delta);
+    }
+
+    /// Adds the delta to the open item. Log-probabilities that are not of its text wait for the next text.
+    fn keep(&mut self, delta: &Delta) {
         let pending = std::mem::take(&mut self.logprobs);
         match (self.items.last_mut().map(|item| &mut item.body), delta) {
             (Some(Body::Reasoning(text)), Delta::Reasoning(more)) => {
@@ -133,23 +138,10 @@ impl ResponseEvents {
     }
 
     fn open(&mut self, delta: &Delta, out: &mut Vec<u8>) {
-        let body = match delta {
-            Delta::Reasoning(_) => Body::Reasoning(String::new()),
-            Delta::Content(_) => Body::Text {
-                text: String::new(),
-                logprobs: self.reply.form.logprobs.then(Vec::new),
-            },
-            Delta::ToolCall {
-                index, id, name, ..
-            } => {
-                self.call = *index;
-                Body::Call {
-                    call_id: id.clone(),
-                    name: name.clone(),
-                    arguments: String::new(),
-                }
-            }
-        };
+        if let Delta::ToolCall { index, .. } = delta {
+            self.call = *index;
+        }
+        let body = self.empty_body(delta);
         let origin = self
             .head
             .as_ref()
@@ -164,6 +156,22 @@ impl ResponseEvents {
         if let Some(part) = part {
             let fields = part_fields(&id, index, ("part", part));
             self.event("response.content_part.added", &fields, out);
+        }
+    }
+
+    /// Body of an item that begins with the delta, still without its text.
+    fn empty_body(&self, delta: &Delta) -> Body {
+        match delta {
+            Delta::Reasoning(_) => Body::Reasoning(String::new()),
+            Delta::Content(_) => Body::Text {
+                text: String::new(),
+                logprobs: self.reply.form.logprobs.then(Vec::new),
+            },
+            Delta::ToolCall { id, name, .. } => Body::Call {
+                call_id: id.clone(),
+                name: name.clone(),
+                arguments: String::new(),
+            },
         }
     }
 
@@ -205,12 +213,7 @@ impl ResponseEvents {
             Body::Call {
                 name, arguments, ..
             } => {
-                let fields = [
-                    ("item_id", json!(item.id)),
-                    ("output_index", json!(index)),
-                    ("name", json!(name)),
-                    ("arguments", json!(arguments)),
-                ];
+                let fields = call_fields(&item.id, index, name, arguments);
                 self.event("response.function_call_arguments.done", &fields, out);
             }
         }
@@ -219,6 +222,15 @@ impl ResponseEvents {
             self.event("response.content_part.done", &fields, out);
         }
     }
+}
+
+fn call_fields(id: &str, index: usize, name: &str, arguments: &str) -> [(&'static str, Value); 4] {
+    [
+        ("item_id", json!(id)),
+        ("output_index", json!(index)),
+        ("name", json!(name)),
+        ("arguments", json!(arguments)),
+    ]
 }
 
 fn part_fields<'a>(id: &str, index: usize, last: (&'a str, Value)) -> [(&'a str, Value); 4] {

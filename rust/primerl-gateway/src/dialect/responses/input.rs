@@ -51,18 +51,19 @@ fn read_item(item: Value) -> Result<Item, ApiError> {
         "reasoning" => Item::Part(Part::Reasoning(reasoning(&mut fields)?), from),
         "function_call" => Item::Part(Part::Call(call(&mut fields)?), from),
         "function_call_output" => Item::Whole(output(&mut fields)?),
-        other => {
-            let message = format!(
-                "items of type {other} are not supported here: only message, reasoning, function_call and \
-                 function_call_output"
-            );
-            return Err(ApiError::invalid(message)
-                .param("type")
-                .code("unsupported_parameter"));
-        }
+        other => return Err(unknown_item(other)),
     };
     fields.end(|_, _| false)?;
     Ok(item)
+}
+
+fn unknown_item(kind: &str) -> ApiError {
+    let message = format!(
+        "items of type {kind} are not supported here: only message, reasoning, function_call and function_call_output"
+    );
+    ApiError::invalid(message)
+        .param("type")
+        .code("unsupported_parameter")
 }
 
 fn required<T>(name: &str, value: Option<T>) -> Result<T, ApiError> {

@@ -1,7 +1,7 @@
 //! Items of a response's output, and of the list of its inputs.
 
 use crate::dialect::logprobs::TokenLogprob;
-use primerl_render::Message;
+use primerl_render::{Message, ToolCall};
 use serde_json::{Value, json};
 
 /// One item of an answer.
@@ -48,6 +48,17 @@ impl Status {
 }
 
 impl Body {
+    fn of_call(call: &ToolCall) -> Body {
+        let arguments = match &call.function.arguments {
+            Value::String(text) => text.clone(),
+            value => value.to_string(),
+        };
+        Body::Call {
+            call_id: call.id.clone().unwrap_or_default(),
+            name: call.function.name.clone(),
+            arguments,
+        }
+    }
     fn prefix(&self) -> &'static str {
         match self {
             Body::Reasoning(_) => "rs",
@@ -125,17 +136,7 @@ pub(super) fn items_of(
     if !text.is_empty() || (bodies.is_empty() && !message.has_tool_calls()) {
         bodies.push(Body::Text { text, logprobs });
     }
-    for call in message.tool_calls.iter().flatten() {
-        let arguments = match &call.function.arguments {
-            Value::String(text) => text.clone(),
-            value => value.to_string(),
-        };
-        bodies.push(Body::Call {
-            call_id: call.id.clone().unwrap_or_default(),
-            name: call.function.name.clone(),
-            arguments,
-        });
-    }
+    bodies.extend(message.tool_calls.iter().flatten().map(Body::of_call));
     let item = |(index, body)| OutputItem::new(origin, index, Status::Completed, body);
     bodies.into_iter().enumerate().map(item).collect()
 }

@@ -140,33 +140,14 @@ impl Restoring {
         turn: TurnIndex,
         kept: KeptResponse,
     ) -> Result<(), ApiError> {
-        let (request, id) = (kept.request, Arc::clone(&kept.id));
-        let (turn, prompt_tokens) = {
-            let state = rollout.state.lock();
-            let turn_of = state.turns.get(turn.0 as usize).cloned();
-            let recorded = turn_of.ok_or_else(|| lost(request, "its turn"))?;
-            let session = state.sessions.get(&recorded.session);
-            let prompt = session.map(|session| session.conversation.prompt_of(turn).len());
-            (recorded, prompt.unwrap_or_default())
-        };
-        let text = turn.text.as_deref();
-        let head = Head {
-            id: Arc::clone(&id),
-            created: kept.created,
-            model: rollout.model(gateway).into(),
-            prompt_tokens: text.map_or(prompt_tokens, |text| text.prompt_tokens as usize),
-            choices: 1,
-            prompt: None,
-        };
+        let id = Arc::clone(&kept.id);
+        let (turn, prompt_tokens) = recorded(rollout, turn, kept.request)?;
+        let head = kept.head(rollout.model(gateway), prompt_tokens);
         let store = rollout.dialect_state::<Store>();
         let reply = self.reply(&store, kept)?;
-        let choice = match text {
-            Some(_) => Choice::of_text(&turn)?,
-            None => read_again(gateway, &reply, &turn)?,
-        };
         let answer = Answer {
             head,
-            choices: vec![choice],
+            choices: vec![choice_again(gateway, &reply, &turn)?],
         };
         // A response is stored when it is written.
         reply.whole(&answer, gateway.renderer.tokenizer());
@@ -175,75 +156,50 @@ impl Restoring {
         Ok(())
     }
 
-    fn reply(&self, store: &Arc<Store>, kept: KeptResponse) -> Result<ResponseReply, ApiError> {
-        let request = kept.request;
-        let find = |id: &str| self.stored.get(id);
+    fn reply(&self, store: &Arc<Store>, mut kept: KeptResponse) -> Result<ResponseReply, ApiError> {
         let like = kept.like.as_ref();
-        let same = like.and_then(|like| find(&like.id));
-        let count = like.map_or(0, |like| like.messages);
-        let mut added: Vec<Arc<KeyedMessage>> = match same {
-            Some(stored) if count <= stored.link.messages.len() => {
-                stored.link.messages[..count].to_vec()
-            }
-            _ if count == 0 => Vec::new(),
-            _ => return Err(lost(request, "the previous response")),
-        };
-        added.extend(kept.messages.into_iter().map(KeyedMessage::new));
-        let previous = kept.previous_response_id.as_deref();
-        let previous: Option<Arc<Link>> = match previous {
-            None => None,
-            Some(id) => {
-                let stored = find(id.strip_prefix("resp_").unwrap_or(id));
-                let stored =
-                    stored.ok_or_else(|| lost(request, "the response that it continues"))?;
-                Some(Arc::clone(&stored.link))
-            }
-        };
-        let tools = match (kept.tools, same) {
-            (Some(tools), _) => {
-                let tools = Tools::read(tools.declared, tools.template_kwargs, tools.wanted)?;
-                store.share_tools(tools)
-            }
-            (None, Some(same)) => Arc::clone(&same.form.tools),
-            (None, None) => return Err(lost(request, "its tools")),
-        };
-        let instructions = match (kept.instructions, same) {
-            (Some(instructions), _) => instructions.text,
-            (None, Some(same)) => same.form.instructions.clone(),
-            (None, None) => return Err(lost(request, "its instructions")),
-        };
-        let form = Form {
-            stream: kept.stream,
-            store: true,
-            logprobs: kept.logprobs,
-            top_logprobs: kept.top_logprobs,
-            temperature: kept.temperature,
-            top_p: kept.top_p,
-            max_output_tokens: kept.max_output_tokens,
-            instructions,
-            metadata: kept.metadata,
-            parallel_tool_calls: kept.parallel_tool_calls,
-            previous_response_id: kept.previous_response_id,
-            format: kept.format,
-            tool_choice: kept.demanded.unwrap_or_else(|| match tools.as_came().2 {
-                true => "auto".into(),
-                false => "none".into(),
-            }),
-            tools,
-        };
+        let same = like.and_then(|like| self.stored.get(&like.id));
+        let same = same.map(Arc::as_ref);
         let keep = Keep {
+            added: kept.take_messages(same)?,
+            previous: self.previous(&kept)?,
             store: Arc::clone(store),
-            previous,
-            added,
         };
-        Ok(ResponseReply {
-            form: Arc::new(form),
-            keep: Arc::new(keep),
-        })
+        let tools = kept.take_tools(same, store)?;
+        let instructions = kept.take_instructions(same)?;
+        Ok(ResponseReply::new(kept.form(tools, instructions), keep))
+    }
+
+    /// The response that this one continues.
+    fn previous(&self, kept: &KeptResponse) -> Result<Option<Arc<Link>>, ApiError> {
+        let Some(id) = kept.previous_response_id.as_deref() else {
+            return Ok(None);
+        };
+        let stored = self.stored.get(id.strip_prefix("resp_").unwrap_or(id));
+        let stored = stored.ok_or_else(|| lost(kept.request, "the response that it continues"))?;
+        Ok(Some(Arc::clone(&stored.link)))
     }
 }
 
-fn read_again(gateway: &Gateway, reply: &ResponseReply, turn: &Turn) -> Result<Choice, ApiError> {
+/// The turn, and the number of its prompt's tokens.
+fn recorded(rollout: &Rollout, turn: TurnIndex, request: u32) -> Result<(Turn, usize), ApiError> {
+    let state = rollout.state.lock();
+    let recorded = state.turns.get(turn.0 as usize).cloned();
+    let recorded = recorded.ok_or_else(|| lost(request, "its turn"))?;
+    let prompt_tokens = match &recorded.text {
+        Some(text) => text.prompt_tokens as usize,
+        None => {
+            let session = state.sessions.get(&recorded.session);
+            session.map_or(0, |session| session.conversation.prompt_of(turn).len())
+        }
+    };
+    Ok((recorded, prompt_tokens))
+}
+
+fn choice_again(gateway: &Gateway, reply: &ResponseReply, turn: &Turn) -> Result<Choice, ApiError> {
+    if turn.text.is_some() {
+        return Choice::of_text(turn);
+    }
     let reading = Reading {
         parse: Parse::Message {
             one_call: !reply.form.parallel_tool_calls,
@@ -261,6 +217,71 @@ fn read_again(gateway: &Gateway, reply: &ResponseReply, turn: &Turn) -> Result<C
 impl KeptResponse {
     pub(crate) fn request(&self) -> u32 {
         self.request
+    }
+
+    fn head(&self, model: &str, prompt_tokens: usize) -> Head {
+        Head {
+            id: Arc::clone(&self.id),
+            created: self.created,
+            model: model.into(),
+            prompt_tokens,
+            choices: 1,
+            prompt: None,
+        }
+    }
+
+    /// The request's messages, of which the first may be those of the response stored last, `same`.
+    fn take_messages(&mut self, same: Option<&Stored>) -> Result<Vec<Arc<KeyedMessage>>, ApiError> {
+        let count = self.like.as_ref().map_or(0, |like| like.messages);
+        let shared = same
+            .map_or(&[][..], |same| &same.link.messages)
+            .get(..count);
+        let shared = shared.ok_or_else(|| lost(self.request, "the previous response"))?;
+        let new = std::mem::take(&mut self.messages);
+        let new = new.into_iter().map(KeyedMessage::new);
+        Ok(shared.iter().cloned().chain(new).collect())
+    }
+
+    fn take_tools(&mut self, same: Option<&Stored>, store: &Store) -> Result<Arc<Tools>, ApiError> {
+        match (self.tools.take(), same) {
+            (Some(tools), _) => {
+                let tools = Tools::read(tools.declared, tools.template_kwargs, tools.wanted)?;
+                Ok(store.share_tools(tools))
+            }
+            (None, Some(same)) => Ok(Arc::clone(&same.form.tools)),
+            (None, None) => Err(lost(self.request, "its tools")),
+        }
+    }
+
+    fn take_instructions(&mut self, same: Option<&Stored>) -> Result<Option<Arc<str>>, ApiError> {
+        match (self.instructions.take(), same) {
+            (Some(instructions), _) => Ok(instructions.text),
+            (None, Some(same)) => Ok(same.form.instructions.clone()),
+            (None, None) => Err(lost(self.request, "its instructions")),
+        }
+    }
+
+    fn form(self, tools: Arc<Tools>, instructions: Option<Arc<str>>) -> Form {
+        let undemanded = match tools.as_came().2 {
+            true => "auto",
+            false => "none",
+        };
+        Form {
+            stream: self.stream,
+            store: true,
+            logprobs: self.logprobs,
+            top_logprobs: self.top_logprobs,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            max_output_tokens: self.max_output_tokens,
+            instructions,
+            metadata: self.metadata,
+            parallel_tool_calls: self.parallel_tool_calls,
+            previous_response_id: self.previous_response_id,
+            format: self.format,
+            tool_choice: self.demanded.unwrap_or_else(|| undemanded.into()),
+            tools,
+        }
     }
 
     /// The note in the journal's format.

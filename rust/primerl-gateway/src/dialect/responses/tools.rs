@@ -52,6 +52,16 @@ impl Tools {
     }
 }
 
+fn check_kind(kind: String) -> Result<(), ApiError> {
+    if kind == "function" {
+        return Ok(());
+    }
+    Err(ApiError {
+        message: format!("tools of type {kind:?} are not supported here: only function"),
+        ..unsupported("type", &Value::String(kind))
+    })
+}
+
 /// `strict` is accepted but not shown to the model: it is meant for a server that samples by the schema, which would
 /// not be the policy. SDKs set it by default.
 fn function(tool: &Value) -> Result<Map<String, Value>, ApiError> {
@@ -59,14 +69,7 @@ fn function(tool: &Value) -> Result<Map<String, Value>, ApiError> {
         return Err(ApiError::invalid("must be an object"));
     };
     let mut fields = Fields(fields.clone());
-    let kind = fields.text("type")?;
-    if kind.as_deref() != Some("function") {
-        let kind = kind.unwrap_or_default();
-        return Err(ApiError {
-            message: format!("tools of type {kind:?} are not supported here: only function"),
-            ..unsupported("type", &Value::String(kind))
-        });
-    }
+    check_kind(fields.text("type")?.unwrap_or_default())?;
     let name = fields.text("name")?.filter(|name| !name.is_empty());
     let Some(name) = name else {
         return Err(ApiError::invalid("name is missing").param("name"));

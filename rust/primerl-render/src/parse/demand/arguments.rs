@@ -194,18 +194,23 @@ fn add_words(
             add_words(branch, root, depth + 1, words)?;
         }
     } else {
-        let names = types(schema);
-        let allows = |name: &str| {
-            is_any(schema) || names.as_ref().is_some_and(|names| names.contains(&name))
-        };
-        if allows("boolean") {
-            words.extend([Value::Bool(true), Value::Bool(false)]);
-        }
-        if allows("null") {
-            words.push(Value::Null);
-        }
+        words.extend(words_of_types(schema));
     }
     Ok(())
+}
+
+fn words_of_types(schema: &Value) -> Vec<Value> {
+    let names = types(schema);
+    let allows =
+        |name: &str| is_any(schema) || names.as_ref().is_some_and(|names| names.contains(&name));
+    let mut words = Vec::new();
+    if allows("boolean") {
+        words.extend([Value::Bool(true), Value::Bool(false)]);
+    }
+    if allows("null") {
+        words.push(Value::Null);
+    }
+    words
 }
 
 /// All types that a schema allows.

@@ -46,6 +46,29 @@ struct Guard {
 }
 
 impl Guard {
+    /// The schemas within a schema; `is_part` as in [`Guard::visit`].
+    fn visit_members(&mut self, members: &mut Map<String, Value>, is_part: bool) {
+        let says_more = members.contains_key("type") || members.contains_key("properties");
+        for (key, value) in members.iter_mut() {
+            let are_parts = match key.as_str() {
+                "anyOf" | "oneOf" => is_part || says_more,
+                key => key == "allOf",
+            };
+            let mut visit = |schema: &mut Value| self.visit(schema, are_parts);
+            match (key.as_str(), value) {
+                (
+                    "properties" | "patternProperties" | "$defs" | "definitions",
+                    Value::Object(schemas),
+                ) => schemas.values_mut().for_each(visit),
+                ("anyOf" | "oneOf" | "allOf" | "prefixItems", Value::Array(schemas)) => {
+                    schemas.iter_mut().for_each(visit);
+                }
+                ("items" | "additionalProperties", value) => visit(value),
+                _ => {}
+            }
+        }
+    }
+
     /// `is_part`: other schemas say more about the same value, so this one's objects stay open.
     fn visit(&mut self, schema: &mut Value, is_part: bool) {
         if is_any(schema) && !is_part {
@@ -56,42 +79,20 @@ impl Guard {
             return;
         };
         let is_composed = COMPOSED.iter().any(|key| members.contains_key(*key));
-        let says_more = members.contains_key("type") || members.contains_key("properties");
         members.retain(|key, value| key != "additionalProperties" || !is_any(value));
-        for (key, value) in members.iter_mut() {
-            match (key.as_str(), value) {
-                (
-                    "properties" | "patternProperties" | "$defs" | "definitions",
-                    Value::Object(schemas),
-                ) => {
-                    schemas
-                        .values_mut()
-                        .for_each(|schema| self.visit(schema, false));
-                }
-                ("anyOf" | "oneOf" | "allOf", Value::Array(schemas)) => {
-                    let are_parts = is_part || says_more || key == "allOf";
-                    schemas
-                        .iter_mut()
-                        .for_each(|schema| self.visit(schema, are_parts));
-                }
-                ("prefixItems", Value::Array(schemas)) => {
-                    schemas
-                        .iter_mut()
-                        .for_each(|schema| self.visit(schema, false));
-                }
-                ("items" | "additionalProperties", value) => self.visit(value, false),
-                _ => {}
-            }
-        }
+        self.visit_members(members, is_part);
         if members.contains_key("enum") || members.contains_key("const") {
             return;
         }
         if has_type(members, "string") {
             self.guard_string(members);
         }
-        if is_part || is_composed {
-            return;
+        if !is_part && !is_composed {
+            self.close(members);
         }
+    }
+
+    fn close(&mut self, members: &mut Map<String, Value>) {
         if has_type(members, "array") && !members.contains_key("items") {
             members.insert("items".to_owned(), self.reference());
         }

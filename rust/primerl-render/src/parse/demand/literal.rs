@@ -212,14 +212,8 @@ impl<'a, 'w> Values<'a, 'w> {
         only(schema, &["type", "items", "minItems", "maxItems"])?;
         let item = self.value(schema.get("items").unwrap_or(&Value::Bool(true)), depth + 1)?;
         let item = self.writer.rules.rule(&item);
-        let bound = |key: &str| match schema.get(key) {
-            None => Ok(None),
-            Some(bound) => bound
-                .as_u64()
-                .map(Some)
-                .ok_or(format!("`{key}` is no number")),
-        };
-        let (least, most) = (bound("minItems")?.unwrap_or(0), bound("maxItems")?);
+        let least = bound(schema, "minItems")?.unwrap_or(0);
+        let most = bound(schema, "maxItems")?;
         let comma = self.comma();
         let more = match (least.saturating_sub(1), most) {
             (_, Some(most)) if most < least => {
@@ -361,6 +355,20 @@ fn of_type(schema: &mut Value, name: &str) {
     }
 }
 
+fn may_overlap() -> String {
+    "the branches of `oneOf` may overlap; write `anyOf`".to_owned()
+}
+
+fn bound(schema: &Value, key: &str) -> Result<Option<u64>, String> {
+    match schema.get(key) {
+        None => Ok(None),
+        Some(bound) => bound
+            .as_u64()
+            .map(Some)
+            .ok_or(format!("`{key}` is no number")),
+    }
+}
+
 /// Of the branches of `oneOf` only one may match.
 fn check_disjoint(schema: &Value) -> Result<(), String> {
     let Some(branches) = schema.get("oneOf").and_then(Value::as_array) else {
@@ -371,19 +379,17 @@ fn check_disjoint(schema: &Value) -> Result<(), String> {
         let kinds: Vec<Value> = match (listed(branch), types(branch)) {
             (Some(values), _) => values,
             (None, Some(names)) => names.into_iter().map(Value::from).collect(),
-            (None, None) => {
-                return Err("the branches of `oneOf` may overlap; write `anyOf`".to_owned());
-            }
+            (None, None) => return Err(may_overlap()),
         };
-        let is_new = |kind: &Value| !seen.contains(kind);
-        if !kinds.iter().all(is_new)
-            || listed(branch).is_none()
-                && kinds.iter().any(|kind| {
-                    kind == "number" && seen.contains(&json!("integer"))
-                        || kind == "integer" && seen.contains(&json!("number"))
-                })
+        let is_seen = |kind: &Value| seen.contains(kind);
+        let is_other_number = |kind: &Value| {
+            kind == "number" && is_seen(&json!("integer"))
+                || kind == "integer" && is_seen(&json!("number"))
+        };
+        if kinds.iter().any(is_seen)
+            || listed(branch).is_none() && kinds.iter().any(is_other_number)
         {
-            return Err("the branches of `oneOf` may overlap; write `anyOf`".to_owned());
+            return Err(may_overlap());
         }
         seen.extend(kinds);
     }

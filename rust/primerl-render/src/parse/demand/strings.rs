@@ -77,6 +77,23 @@ fn union(parts: impl Iterator<Item = String>) -> Option<String> {
     (!parts.is_empty()).then(|| format!("({})", parts.join(" | ")))
 }
 
+/// Strings of the schema's lengths, where it has any.
+fn of_length(schema: &Value) -> Result<Option<String>, String> {
+    let length = |key: &str| match schema.get(key) {
+        None => Ok(None),
+        Some(length) => length
+            .as_u64()
+            .map(Some)
+            .ok_or(format!("`{key}` is no length")),
+    };
+    let (least, most) = (length("minLength")?, length("maxLength")?);
+    if least.is_none() && most.is_none() {
+        return Ok(None);
+    }
+    let most = most.map_or(String::new(), |most| most.to_string());
+    Ok(Some(format!("/(?s:.{{{},{most}}})/", least.unwrap_or(0))))
+}
+
 /// Strings with what `pattern`, `format` and the lengths say.
 fn constrained(schema: &Value, has_other_types: bool) -> Result<String, String> {
     let mut parts = Vec::new();
@@ -87,18 +104,7 @@ fn constrained(schema: &Value, has_other_types: bool) -> Result<String, String> 
             &["type", "pattern", "format", "minLength", "maxLength"],
         )?;
     }
-    let length = |key: &str| match schema.get(key) {
-        None => Ok(None),
-        Some(length) => length
-            .as_u64()
-            .map(Some)
-            .ok_or(format!("`{key}` is no length")),
-    };
-    let (least, most) = (length("minLength")?, length("maxLength")?);
-    if least.is_some() || most.is_some() {
-        let most = most.map_or(String::new(), |most| most.to_string());
-        parts.push(format!("/(?s:.{{{},{most}}})/", least.unwrap_or(0)));
-    }
+    parts.extend(of_length(schema)?);
     if let Some(pattern) = schema.get("pattern") {
         let pattern = pattern.as_str().ok_or("`pattern` is no string")?;
         parts.push(format!("/{}/", searched(pattern)?));
