@@ -52,6 +52,14 @@ impl AlgorithmKind {
         hierarchical || matches!(self, AlgorithmKind::Rae { .. })
     }
 
+    /// Whether it looks at the name of a seat also where all traces are of one.
+    pub(super) fn knows_seats(&self) -> bool {
+        matches!(
+            self,
+            AlgorithmKind::Rae { .. } | AlgorithmKind::HierarchicalGrpo { .. }
+        )
+    }
+
     /// Whether an advantage compares a rollout with the others of its group, and with nothing else.
     pub fn is_relative(&self) -> bool {
         match self {

@@ -2,7 +2,7 @@
 //! compares within the group compares traces of one seat.
 
 use super::spread::differ;
-use super::{TraceLength, penalise};
+use super::{AlgorithmKind, TraceLength, penalise};
 use crate::config::{Algorithm, Config};
 use crate::group::Group;
 use crate::ids::{EnvironmentId, RolloutId};
@@ -15,9 +15,9 @@ pub struct ScoredGroup<'a> {
     pub algorithm: &'a Algorithm,
     pub environment: EnvironmentId,
     pub rewards: Vec<f64>,
-    /// The seat of each reward's trace; empty: all are of one seat.
+    /// The seat of each reward's trace; empty: all are of one seat, whose name the algorithm does not look at.
     pub seats: Vec<&'a str>,
-    /// The rollout of each reward's trace; empty: each is a rollout of its own.
+    /// The rollout of each reward's trace, where the algorithm compares within rollouts; empty: each is one of its own.
     pub rollouts: Vec<RolloutId>,
     /// What each reward's trace took; looked at where there is a length penalty.
     pub lengths: Vec<TraceLength>,
@@ -36,19 +36,32 @@ impl<'a> ScoredGroup<'a> {
         }
     }
 
-    /// What a complete group has got.
+    /// What a complete group has got, as far as its algorithm looks at it: this is made of every group that completes.
     pub fn of(config: &'a Config, group: &'a Group) -> Self {
-        let finished = group.finished();
-        ScoredGroup {
-            algorithm: &config.environment(group.environment).algorithm,
+        let algorithm = &config.environment(group.environment).algorithm;
+        let mut scored = ScoredGroup {
             environment: group.environment,
-            rewards: group.traces().map(|trace| trace.reward).collect(),
-            seats: group.traces().map(|trace| &*trace.seat).collect(),
-            rollouts: finished
-                .flat_map(|rollout| std::iter::repeat_n(rollout.id, rollout.traces.len()))
-                .collect(),
-            lengths: group.traces().map(TrainedTrace::length).collect(),
+            ..Self::plain(
+                algorithm,
+                group.traces().map(|trace| trace.reward).collect(),
+            )
+        };
+        let seat = |trace: &'a TrainedTrace| &*trace.seat;
+        let first = group.traces().next().map(seat);
+        let is_of_one_seat = group.traces().all(|trace| Some(seat(trace)) == first);
+        if !is_of_one_seat || algorithm.kind.knows_seats() {
+            scored.seats = group.traces().map(seat).collect();
         }
+        if matches!(algorithm.kind, AlgorithmKind::HierarchicalGrpo { .. }) {
+            scored.rollouts = group
+                .finished()
+                .flat_map(|rollout| std::iter::repeat_n(rollout.id, rollout.traces.len()))
+                .collect();
+        }
+        if algorithm.length_penalty.is_some() {
+            scored.lengths = group.traces().map(TrainedTrace::length).collect();
+        }
+        scored
     }
 
     pub(super) fn seat(&self, place: usize) -> &'a str {
@@ -58,7 +71,7 @@ impl<'a> ScoredGroup<'a> {
     /// The rewards of each seat by themselves, put together again.
     pub(super) fn by_seat(&self, advantages: impl Fn(&[f64]) -> Vec<f32>) -> Vec<f32> {
         match self.seats.iter().all(|seat| *seat == self.seats[0]) {
-            true => self.compare(&(0..self.rewards.len()).collect::<Vec<_>>(), &advantages),
+            true => self.compare(0..self.rewards.len(), &advantages),
             false => self.by_peers(|place| self.seat(place), advantages),
         }
     }
@@ -75,7 +88,7 @@ impl<'a> ScoredGroup<'a> {
         }
         let mut found = vec![0.0; self.rewards.len()];
         for places in peers.values() {
-            let own = self.compare(places, &advantages);
+            let own = self.compare(places.iter().copied(), &advantages);
             for (place, advantage) in places.iter().zip(own) {
                 found[*place] = advantage;
             }
@@ -85,11 +98,15 @@ impl<'a> ScoredGroup<'a> {
 
     /// Advantages of traces that are compared with each other. Where their rewards, less the length penalty, do not
     /// differ, all are 0, whatever the algorithm would make of their rounding.
-    fn compare(&self, places: &[usize], advantages: &impl Fn(&[f64]) -> Vec<f32>) -> Vec<f32> {
-        let mut rewards: Vec<f64> = places.iter().map(|place| self.rewards[*place]).collect();
+    fn compare(
+        &self,
+        places: impl Iterator<Item = usize> + Clone,
+        advantages: &impl Fn(&[f64]) -> Vec<f32>,
+    ) -> Vec<f32> {
+        let mut rewards: Vec<f64> = places.clone().map(|place| self.rewards[place]).collect();
         if let Some(penalty) = &self.algorithm.length_penalty {
-            let length = |place: &usize| self.lengths.get(*place).copied().unwrap_or_default();
-            let lengths: Vec<TraceLength> = places.iter().map(length).collect();
+            let length = |place: usize| self.lengths.get(place).copied().unwrap_or_default();
+            let lengths: Vec<TraceLength> = places.map(length).collect();
             rewards = penalise(penalty, &rewards, &lengths);
         }
         match differ(rewards.iter().copied()) {
