@@ -99,44 +99,35 @@ pub fn batch_metrics(
     interval: &Interval,
 ) -> BTreeMap<String, f64> {
     let mut metrics = Metrics::default();
-    let micro_batches: Vec<&MicroBatch> = ranks.iter().flatten().collect();
-    let weighted = micro_batches
-        .iter()
-        .flat_map(|micro_batch| micro_batch.sequences());
+    let weighted = ranks.iter().flatten().flat_map(MicroBatch::sequences);
     let samples: Vec<&Sample> = weighted.map(|weighted| &weighted.sample).collect();
     rollout_metrics(&mut metrics, config, groups, &lengths(&samples));
-    let advantages: Vec<f64> = advantages
-        .iter()
-        .flatten()
-        .map(|advantage| f64::from(*advantage))
-        .collect();
+    let advantages = advantages.iter().flatten().copied();
+    let advantages: Vec<f64> = advantages.map(f64::from).collect();
     metrics.set("advantage/all/std", standard_deviation(&advantages));
     sample_metrics(&mut metrics, step, &samples);
     left_out_metrics(&mut metrics, groups);
-    let tokens: usize = micro_batches
-        .iter()
-        .map(|micro_batch| micro_batch.len())
-        .sum();
-    let computed = micro_batches
-        .iter()
-        .map(|micro_batch| micro_batch.unique_tokens());
-    let computed: usize = computed.sum();
-    if config.run.shared_prefixes {
-        let share = computed as f64 / tokens.max(1) as f64;
-        metrics.set("perf/shared_tokens", share);
-    }
-    metrics.set("pack/micro_batches", micro_batches.len() as f64);
-    metrics.set(
-        "pack/fill",
-        computed as f64 / (micro_batches.len().max(1) * config.run.seq_len as usize) as f64,
-    );
-    metrics.set(
-        "groups/partial",
-        groups.iter().filter(|group| group.lost_count() > 0).count() as f64,
-    );
+    pack_metrics(&mut metrics, config, ranks);
+    let partial = groups.iter().filter(|group| group.lost_count() > 0);
+    metrics.set("groups/partial", partial.count() as f64);
     discard_metrics(&mut metrics, interval);
     metrics.set("rollouts/truncated", interval.counters.truncated as f64);
     metrics.0
+}
+
+/// How the samples fill the micro-batches.
+fn pack_metrics(metrics: &mut Metrics, config: &Config, ranks: &[Vec<MicroBatch>]) {
+    let micro_batches = || ranks.iter().flatten();
+    let count = micro_batches().count();
+    let computed: usize = micro_batches().map(MicroBatch::unique_tokens).sum();
+    if config.run.shared_prefixes {
+        let tokens: usize = micro_batches().map(MicroBatch::len).sum();
+        let share = computed as f64 / tokens.max(1) as f64;
+        metrics.set("perf/shared_tokens", share);
+    }
+    metrics.set("pack/micro_batches", count as f64);
+    let room = count.max(1) * config.run.seq_len as usize;
+    metrics.set("pack/fill", computed as f64 / room as f64);
 }
 
 /// What was discarded since the previous cut. Every reason is named, so that a reader can add up over steps; failures by

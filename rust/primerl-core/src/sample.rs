@@ -282,24 +282,7 @@ pub fn samples(
     trace_of: &[Option<usize>],
 ) -> Vec<Sample> {
     assert_eq!(turns.len(), trace_of.len());
-    let mut ends = vec![true; turns.len()];
-    if strategy == TrajectoryStrategy::Interleaved {
-        for parent in turns.iter().filter_map(|turn| turn.parent) {
-            ends[parent.0 as usize] = false;
-        }
-    }
-    // In order of their last turns: with each turn a last one, its ancestors were trained before it.
-    let mut branches: Vec<(usize, Vec<usize>)> = Vec::new();
-    let mut uses = vec![0; turns.len()];
-    for (last, trace) in trace_of.iter().enumerate() {
-        let (Some(trace), true) = (*trace, ends[last]) else {
-            continue;
-        };
-        let parent = |turn: &usize| Some(turns[*turn].parent?.0 as usize);
-        let path: Vec<usize> = std::iter::successors(Some(last), parent).collect();
-        path.iter().for_each(|turn| uses[*turn] += 1);
-        branches.push((trace, path));
-    }
+    let (branches, uses) = branches(strategy, &turns, trace_of);
     // Nearly always: one conversation that only ever extends.
     if let [(trace, path)] = &branches[..]
         && path.len() == turns.len()
@@ -320,6 +303,35 @@ pub fn samples(
         branch(sample, path, &mut turns)
     });
     samples.filter(|sample| sample.loss_tokens > 0).collect()
+}
+
+/// A trace, and the turns of one of its samples in order.
+type Branch = (usize, Vec<usize>);
+
+/// The branches in order of their last turns: with each turn a last one, its ancestors were trained before it. And in how
+/// many of them each turn is.
+fn branches(
+    strategy: TrajectoryStrategy,
+    turns: &[Turn],
+    trace_of: &[Option<usize>],
+) -> (Vec<Branch>, Vec<usize>) {
+    let mut ends = vec![true; turns.len()];
+    if strategy == TrajectoryStrategy::Interleaved {
+        for parent in turns.iter().filter_map(|turn| turn.parent) {
+            ends[parent.0 as usize] = false;
+        }
+    }
+    let (mut branches, mut uses) = (Vec::new(), vec![0; turns.len()]);
+    for (last, trace) in trace_of.iter().enumerate() {
+        let (Some(trace), true) = (*trace, ends[last]) else {
+            continue;
+        };
+        let parent = |turn: &usize| Some(turns[*turn].parent?.0 as usize);
+        let path: Vec<usize> = std::iter::successors(Some(last), parent).collect();
+        path.iter().for_each(|turn| uses[*turn] += 1);
+        branches.push((trace, path));
+    }
+    (branches, uses)
 }
 
 /// Turns on their way into samples. Only what two branches need is shared: nearly all turns are on one, and counting

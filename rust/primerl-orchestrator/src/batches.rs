@@ -69,27 +69,18 @@ impl Batches {
         if let Some(body) = cached.and_then(|ranks| ranks.get(rank as usize)) {
             return Ok(body.clone());
         }
-        let problem = match self.read(step, rank) {
-            Ok(body) => return Ok(body),
-            Err(problem) => problem,
-        };
+        match self.read(step, rank) {
+            Ok(body) => Ok(body),
+            Err(problem) => self.restored(step, rank, problem),
+        }
+    }
+
+    /// The body of a batch whose file cannot be trusted.
+    fn restored(&mut self, step: Step, rank: u32, problem: Problem) -> Result<Bytes, RunError> {
         let path = self.spool.file(step, rank);
-        let why = match journal::cut_again(&self.journal, step) {
-            Ok(None) => "the events by which it was cut are not kept any more".to_owned(),
-            Ok(Some(batch)) => {
-                if let Problem::Wrong(problem) = &problem {
-                    let path = path.display();
-                    tracing::warn!(
-                        "{path}: {problem}; the batch is written again from the journal"
-                    );
-                }
-                let bodies = self.write(&batch)?;
-                match bodies.get(rank as usize) {
-                    Some(body) => return Ok(body.clone()),
-                    None => format!("it was cut for {} ranks", bodies.len()),
-                }
-            }
-            Err(error) => error.to_string(),
+        let why = match self.cut_again(step, rank, &problem)? {
+            Ok(body) => return Ok(body),
+            Err(why) => why,
         };
         match problem {
             Problem::Unknown(body) => {
@@ -106,6 +97,31 @@ impl Batches {
                 why,
             }),
         }
+    }
+
+    /// Writes the batch again, cut from the journal's events; or says why it cannot be.
+    fn cut_again(
+        &mut self,
+        step: Step,
+        rank: u32,
+        problem: &Problem,
+    ) -> Result<Result<Bytes, String>, RunError> {
+        let batch = match journal::cut_again(&self.journal, step) {
+            Ok(Some(batch)) => batch,
+            Ok(None) => {
+                let why = "the events by which it was cut are not kept any more";
+                return Ok(Err(why.to_owned()));
+            }
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        if let Problem::Wrong(problem) = problem {
+            let path = self.spool.file(step, rank);
+            let path = path.display();
+            tracing::warn!("{path}: {problem}; the batch is written again from the journal");
+        }
+        let bodies = self.write(&batch)?;
+        let body = bodies.get(rank as usize).cloned();
+        Ok(body.ok_or_else(|| format!("it was cut for {} ranks", bodies.len())))
     }
 
     /// Batches of steps before this one are no longer needed. `keep`: their files stay anyway.
@@ -155,21 +171,31 @@ impl Batches {
             others |= read != *body && !is_of(read, batch, *rank)?;
         }
         if others {
-            let place = self.spool.set_aside(step)?;
-            tracing::warn!(
-                "spool/step_{step} is not the batch that the journal describes: it was moved to {} and is written again",
-                place.display()
-            );
+            self.set_aside(step)?;
         }
         if there.len() < bodies.len() || there.iter().any(|(_, body, read)| read != *body) {
             self.spool.write(step, &bodies)?;
         }
+        self.note_checksums(step, &bodies);
+        Ok(bodies)
+    }
+
+    fn set_aside(&self, step: Step) -> Result<(), RunError> {
+        let place = self.spool.set_aside(step)?;
+        tracing::warn!(
+            "spool/step_{step} is not the batch that the journal describes: it was moved to {} and is written again",
+            place.display()
+        );
+        Ok(())
+    }
+
+    /// They go into the journal if it does not have them.
+    fn note_checksums(&mut self, step: Step, bodies: &[Bytes]) {
         let checksums: Vec<u64> = bodies.iter().filter_map(|body| checksum(body)).collect();
         if self.known.get(&step) != Some(&checksums) {
             self.known.insert(step, checksums.clone());
             self.driver.send(Event::BatchWritten { step, checksums });
         }
-        Ok(bodies)
     }
 }
 

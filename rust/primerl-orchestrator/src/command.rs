@@ -56,16 +56,10 @@ where
     I: IntoIterator,
     I::Item: Into<OsString> + Clone,
 {
-    let program = std::iter::once(OsString::from("primerl-orchestrate"));
-    let arguments =
-        match Arguments::try_parse_from(program.chain(arguments.into_iter().map(Into::into))) {
-            Ok(arguments) => arguments,
-            Err(error) => {
-                // If stderr is closed, the message has no reader.
-                let _ = error.print();
-                return error.exit_code();
-            }
-        };
+    let arguments = match parse(arguments.into_iter().map(Into::into)) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
     let runtime = match runtime::build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -84,33 +78,46 @@ where
     code
 }
 
+/// The error is the exit code.
+fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Arguments, i32> {
+    let program = std::iter::once(OsString::from("primerl-orchestrate"));
+    Arguments::try_parse_from(program.chain(arguments)).map_err(|error| {
+        // If stderr is closed, the message has no reader.
+        let _ = error.print();
+        error.exit_code()
+    })
+}
+
 fn answer(
     arguments: &Arguments,
     functions: Option<Arc<dyn CustomAdvantages>>,
     runtime: &Runtime,
     stopping: &Stopping,
 ) -> i32 {
-    let prepared = Config::from_file(&arguments.config)
-        .and_then(|config| Prepared::new(config, functions))
-        .map_err(RunError::Config);
-    let refuse = |error: &RunError| refuse(error, arguments.json);
+    let prepared =
+        Config::from_file(&arguments.config).and_then(|config| Prepared::new(config, functions));
     let prepared = match prepared {
-        Ok(prepared) => prepared,
-        Err(error) => return refuse(&error),
+        Ok(prepared) => prepared.going_back_to(arguments.resume_step.map(Step)),
+        Err(error) => return refuse(&RunError::Config(error), arguments.json),
     };
-    let prepared = prepared.going_back_to(arguments.resume_step.map(Step));
     if arguments.check {
-        if let Err(error) = prepared.check_folder() {
-            return refuse(&error);
-        }
-        println!("{}: fine", arguments.config.display());
-        return EXIT_FINISHED;
+        return check(&prepared, arguments);
     }
     let prepared = prepared
         .measuring_again(arguments.measure_again)
         .skipping(arguments.skip_event);
     log::to_stderr(&prepared.config().log.level);
     runtime.block_on(serve(prepared, stopping))
+}
+
+fn check(prepared: &Prepared, arguments: &Arguments) -> i32 {
+    match prepared.check_folder() {
+        Ok(()) => {
+            println!("{}: fine", arguments.config.display());
+            EXIT_FINISHED
+        }
+        Err(error) => refuse(&error, arguments.json),
+    }
 }
 
 fn refuse(error: &RunError, json: bool) -> i32 {

@@ -37,21 +37,7 @@ pub(crate) fn load(
     config: &Config,
     functions: Option<&dyn CustomAdvantages>,
 ) -> Result<(), ConfigError> {
-    let own = config.train.env.iter().map(|own| match &own.algorithm {
-        // As Python's checks name it, from which the launcher finds file and line.
-        Some(algorithm) => (
-            format!("environment '{}': algorithm", own.name()),
-            algorithm,
-        ),
-        None => ("algorithm".to_owned(), &config.algorithm),
-    });
-    let paths: BTreeMap<&str, String> = own
-        .filter_map(|(place, algorithm)| match &algorithm.0.kind {
-            AlgorithmKind::Custom { path, .. } => Some((path.as_str(), place)),
-            _ => None,
-        })
-        .collect();
-    for (path, place) in paths {
+    for (path, place) in named(config) {
         let Some(functions) = functions else {
             return Err(field(
                 &format!("{place}.type"),
@@ -66,6 +52,23 @@ pub(crate) fn load(
         })?;
     }
     Ok(())
+}
+
+/// The paths of the functions, each with a place that names it.
+fn named(config: &Config) -> BTreeMap<&str, String> {
+    let own = config.train.env.iter().map(|own| match &own.algorithm {
+        // As Python's checks name it, from which the launcher finds file and line.
+        Some(algorithm) => (
+            format!("environment '{}': algorithm", own.name()),
+            algorithm,
+        ),
+        None => ("algorithm".to_owned(), &config.algorithm),
+    });
+    let paths = own.filter_map(|(place, algorithm)| match &algorithm.0.kind {
+        AlgorithmKind::Custom { path, .. } => Some((path.as_str(), place)),
+        _ => None,
+    });
+    paths.collect()
 }
 
 struct Job {

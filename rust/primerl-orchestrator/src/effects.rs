@@ -6,7 +6,7 @@ use crate::envs::workers::Workers;
 use crate::recorder::Recorder;
 use crate::teacher::Teacher;
 use crate::teacher::itself::Itself;
-use primerl_core::effect::LeasedRollout;
+use primerl_core::effect::{AdvantagesRequest, CancelReason, LeasedRollout, TeacherRequest};
 use primerl_core::{Core, Effect, EnvironmentId, RolloutId, Step, WorkerId};
 use primerl_engines::Engines;
 use primerl_gateway::Rollouts;
@@ -97,12 +97,7 @@ impl Effects {
                 rollout,
                 worker,
                 reason,
-            } => {
-                self.rollouts.cancel(rollout, reason);
-                if let Some(worker) = worker {
-                    self.workers.cancel(worker, rollout);
-                }
-            }
+            } => self.cancel(rollout, worker, reason),
             Effect::RolloutClosed { rollout } => {
                 if let Some(worker) = self.rollouts.close(rollout) {
                     self.workers.closed(worker, rollout);
@@ -122,9 +117,7 @@ impl Effects {
                 version,
                 manifest,
                 digest,
-            } => {
-                self.engines.update(engine, version, &manifest, digest);
-            }
+            } => self.engines.update(engine, version, &manifest, digest),
             Effect::LimitEngine { engine, limit } => self.engines.limit(engine, limit),
             Effect::Batch { step, rank, .. } => {
                 if let Some(waiter) = waiter {
@@ -133,15 +126,8 @@ impl Effects {
             }
             Effect::ForgetBatches { before } => self.recorder.forget(before),
             Effect::BatchCut { batch } => self.recorder.cut(batch),
-            Effect::ComputeAdvantages { request } => match &self.advantages {
-                Some(thread) => thread.compute(request),
-                None => debug_assert!(false, "a run that cannot call the function is not started"),
-            },
-            Effect::ScoreByTeacher { request } => match self.teachers.get(&request.environment) {
-                Some(ScoredBy::Teacher(teacher)) => teacher.score(request),
-                Some(ScoredBy::Itself(policy)) => policy.score(request),
-                None => debug_assert!(false, "an environment without a teacher asks none"),
-            },
+            Effect::ComputeAdvantages { request } => self.compute_advantages(request),
+            Effect::ScoreByTeacher { request } => self.score(request),
             Effect::Evaluated(report) => self.recorder.evaluated(report),
             Effect::Warn { message } => tracing::warn!("{message}"),
             Effect::Finished { reason } => self.recorder.finished(reason),
@@ -155,6 +141,27 @@ impl Effects {
             | Effect::NoMoreBatches { .. } => {
                 debug_assert!(false, "answered by the driver, who knows the waiters");
             }
+        }
+    }
+    fn cancel(&self, rollout: RolloutId, worker: Option<WorkerId>, reason: CancelReason) {
+        self.rollouts.cancel(rollout, reason);
+        if let Some(worker) = worker {
+            self.workers.cancel(worker, rollout);
+        }
+    }
+
+    fn compute_advantages(&self, request: Arc<AdvantagesRequest>) {
+        match &self.advantages {
+            Some(thread) => thread.compute(request),
+            None => debug_assert!(false, "a run that cannot call the function is not started"),
+        }
+    }
+
+    fn score(&self, request: Arc<TeacherRequest>) {
+        match self.teachers.get(&request.environment) {
+            Some(ScoredBy::Teacher(teacher)) => teacher.score(request),
+            Some(ScoredBy::Itself(policy)) => policy.score(request),
+            None => debug_assert!(false, "an environment without a teacher asks none"),
         }
     }
 }

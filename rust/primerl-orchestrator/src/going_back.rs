@@ -119,38 +119,49 @@ pub(crate) fn complete(output_dir: &Path) -> Result<(), RunError> {
     };
     moved.map_err(|source| places.failed(source))?;
     let marker = places.journal.join(GONE_BACK);
-    let gone_back: GoneBack = match std::fs::read(&marker) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        read => read
-            .and_then(|bytes| serde_json::from_slice(&bytes).map_err(io::Error::other))
-            .map_err(|source| places.failed(source))?,
+    let Some(gone_back) = read_marker(&marker).map_err(|source| places.failed(source))? else {
+        return Ok(());
     };
-    for name in ["checkpoints", "weights"] {
-        let set_aside = set_folders_aside(&output_dir.join(name), gone_back.step);
-        set_aside.map_err(|source| places.failed(source))?;
-    }
+    let set_aside = set_later_folders_aside(output_dir, &gone_back);
+    set_aside.map_err(|source| places.failed(source))?;
     let state = State::new(output_dir, gone_back.step);
-    Spool::new(output_dir, gone_back.ranks).go_back(
-        gone_back.step,
-        gone_back.cut,
-        state.folder(),
-    )?;
+    let spool = Spool::new(output_dir, gone_back.ranks);
+    spool.go_back(gone_back.step, gone_back.cut, state.folder())?;
+    let set_aside = set_later_lines_aside(output_dir, &gone_back);
+    set_aside.map_err(|source| places.failed(source))?;
+    let done = std::fs::remove_file(&marker).and_then(|()| sync_folder(&places.journal));
+    done.map_err(|source| places.failed(source))
+}
+
+/// Where the run goes back to; `None` if it does not, or has done so.
+fn read_marker(marker: &Path) -> io::Result<Option<GoneBack>> {
+    match std::fs::read(marker) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => serde_json::from_slice(&read?).map_err(io::Error::other),
+    }
+}
+
+fn set_later_folders_aside(output_dir: &Path, gone_back: &GoneBack) -> io::Result<()> {
+    for name in ["checkpoints", "weights"] {
+        set_folders_aside(&output_dir.join(name), gone_back.step)?;
+    }
+    Ok(())
+}
+
+fn set_later_lines_aside(output_dir: &Path, gone_back: &GoneBack) -> io::Result<()> {
     let later = |line: &serde_json::Value, keys: [&str; 2], last: Step| {
         let number = keys.iter().find_map(|key| line[key].as_u64());
         number.is_some_and(|number| number > last.0)
     };
-    // An evaluation of another model than the policy records which version was newest then.
-    let versions = ["version", "policy_at_the_time"];
-    let set_aside = |name, goes: &dyn Fn(&serde_json::Value) -> bool| {
-        let moved = set_lines_aside(output_dir, name, goes);
-        moved.map(drop).map_err(|source| places.failed(source))
-    };
-    set_aside("steps.jsonl", &|line| {
+    set_lines_aside(output_dir, "steps.jsonl", &|line| {
         later(line, ["step"; 2], gone_back.cut)
     })?;
-    set_aside("evals.jsonl", &|line| later(line, versions, gone_back.step))?;
-    let done = std::fs::remove_file(&marker).and_then(|()| sync_folder(&places.journal));
-    done.map_err(|source| places.failed(source))
+    // An evaluation of another model than the policy records which version was newest then.
+    let versions = ["version", "policy_at_the_time"];
+    set_lines_aside(output_dir, "evals.jsonl", &|line| {
+        later(line, versions, gone_back.step)
+    })?;
+    Ok(())
 }
 
 fn build(places: &Places, state: &State, number: u64, gone_back: &GoneBack) -> io::Result<()> {

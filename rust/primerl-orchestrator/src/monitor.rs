@@ -9,6 +9,7 @@ use primerl_service::waits::{Overdue, Wait, Waiting};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -29,54 +30,77 @@ const START_UP_S: f64 = 600.0;
 pub(crate) async fn watch(app: Arc<App>, stop: CancellationToken) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut told = None;
-    let mut pulse = Pulse::default();
-    let mut previous = tokio::time::Instant::now();
+    let mut monitor = Monitor::new();
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
             () = stop.cancelled() => return,
         }
-        if previous.elapsed() > STALL {
-            app.telemetry.trainer.postpone(previous.elapsed());
-            app.telemetry.waits.postpone(previous.elapsed());
-        }
-        previous = tokio::time::Instant::now();
-        app.telemetry.gateway.sample_rate();
-        pulse.feel(&app);
-        if let Some(error) = trainer_silent(&app).or_else(|| stuck(&app)) {
+        if let Some(error) = monitor.look(&app) {
             app.failures.fail(error);
             return;
         }
+    }
+}
+
+struct Monitor {
+    pulse: Pulse,
+    /// When it last looked.
+    previous: Instant,
+    /// When it last logged that no engine is usable, if none is.
+    told: Option<Instant>,
+}
+
+impl Monitor {
+    fn new() -> Monitor {
+        Monitor {
+            pulse: Pulse::default(),
+            previous: Instant::now(),
+            told: None,
+        }
+    }
+
+    /// The error of something without which the run cannot continue.
+    fn look(&mut self, app: &App) -> Option<RunError> {
+        if self.previous.elapsed() > STALL {
+            app.telemetry.trainer.postpone(self.previous.elapsed());
+            app.telemetry.waits.postpone(self.previous.elapsed());
+        }
+        self.previous = Instant::now();
+        app.telemetry.gateway.sample_rate();
+        self.pulse.feel(app);
+        trainer_silent(app)
+            .or_else(|| stuck(app))
+            .or_else(|| self.look_at_engines(app))
+    }
+
+    fn look_at_engines(&mut self, app: &App) -> Option<RunError> {
         let engines = app.engines.status();
         if let Some(error) = unfit(&engines) {
-            app.failures.fail(error);
-            return;
+            return Some(error);
         }
         let Some(seconds) = all_down_for(&engines) else {
-            told = None;
-            continue;
+            self.told = None;
+            return None;
         };
         let limit = match engines.iter().any(|engine| engine.was_proved) {
             true => app.config.timeouts.no_engine_s,
             false => app.config.timeouts.no_engine_s.max(START_UP_S),
         };
         if seconds > limit {
-            app.failures.fail(RunError::NoEngine {
-                seconds,
-                engines: describe(&engines),
-            });
-            return;
+            let engines = describe(&engines);
+            return Some(RunError::NoEngine { seconds, engines });
         }
-        if seconds > PATIENCE_S.min(limit / 2.0)
-            && told.is_none_or(|told: tokio::time::Instant| told.elapsed() > REPEAT)
-        {
-            told = Some(tokio::time::Instant::now());
-            tracing::error!(
-                seconds = seconds as u64,
-                engines = describe(&engines),
-                "no engine is usable"
-            );
+        if seconds > PATIENCE_S.min(limit / 2.0) {
+            self.name_engines(seconds as u64, &engines);
+        }
+        None
+    }
+
+    fn name_engines(&mut self, seconds: u64, engines: &[EngineStatus]) {
+        if self.told.is_none_or(|told| told.elapsed() > REPEAT) {
+            self.told = Some(Instant::now());
+            tracing::error!(seconds, engines = describe(engines), "no engine is usable");
         }
     }
 }

@@ -101,33 +101,7 @@ impl Recorder {
     ) -> std::io::Result<(Recorder, JoinHandle<()>)> {
         let (jobs, receiver) = mpsc::channel();
         let failures = app.failures.clone();
-        let environments = app.environment_names();
-        let evaluations = json_lines(&place.output_dir.join("evals.jsonl"))?;
-        let mut evaluated = BTreeMap::new();
-        for line in &evaluations {
-            let index = environments
-                .iter()
-                .position(|name| line["environment"] == *name);
-            let version = line["version"].as_u64().or(line[MEASURED_AT].as_u64());
-            if let (Some(index), Some(version)) = (index, version) {
-                let again = line["measured_again"].as_u64().unwrap_or(0);
-                evaluated.insert((index as u32, PolicyVersion(version)), again);
-            }
-        }
-        *app.telemetry.evaluations.lock() = evaluations;
-        let writer = Writer {
-            steps: steps_in(&place.output_dir.join("steps.jsonl"))?,
-            batches,
-            evaluated,
-            environments,
-            other_models: app.config.measured_models(),
-            validated: app.config.validated(),
-            first_workers: Arc::clone(&app.first_workers),
-            origin: app.origin,
-            telemetry: Arc::clone(&app.telemetry),
-            finished,
-            place,
-        };
+        let writer = Writer::open(place, batches, app, finished)?;
         let thread = std::thread::Builder::new()
             .name("recorder".into())
             .spawn(move || writer.run(&receiver, &failures))?;
@@ -193,7 +167,48 @@ struct Writer {
     evaluated: BTreeMap<(u32, PolicyVersion), u64>,
 }
 
+/// For each evaluation among the lines of `evals.jsonl`, how often failed rollouts were measured again.
+fn evaluated_in(
+    lines: &[serde_json::Value],
+    environments: &[String],
+) -> BTreeMap<(u32, PolicyVersion), u64> {
+    let known = lines.iter().filter_map(|line| {
+        let index = environments
+            .iter()
+            .position(|name| line["environment"] == *name)?;
+        let version = line["version"].as_u64().or(line[MEASURED_AT].as_u64())?;
+        let again = line["measured_again"].as_u64().unwrap_or(0);
+        Some(((index as u32, PolicyVersion(version)), again))
+    });
+    known.collect()
+}
+
 impl Writer {
+    fn open(
+        place: Place,
+        batches: Batches,
+        app: &App,
+        finished: watch::Sender<Option<String>>,
+    ) -> std::io::Result<Writer> {
+        let environments = app.environment_names();
+        let evaluations = json_lines(&place.output_dir.join("evals.jsonl"))?;
+        let evaluated = evaluated_in(&evaluations, &environments);
+        *app.telemetry.evaluations.lock() = evaluations;
+        Ok(Writer {
+            steps: steps_in(&place.output_dir.join("steps.jsonl"))?,
+            batches,
+            evaluated,
+            environments,
+            other_models: app.config.measured_models(),
+            validated: app.config.validated(),
+            first_workers: Arc::clone(&app.first_workers),
+            origin: app.origin,
+            telemetry: Arc::clone(&app.telemetry),
+            finished,
+            place,
+        })
+    }
+
     fn run(mut self, jobs: &mpsc::Receiver<Job>, failures: &Failures) {
         for job in jobs {
             let (what, overdue) = job.described();
@@ -218,15 +233,7 @@ impl Writer {
             Job::Forget(before) => self.batches.forget(before, self.place.keep_spool),
             Job::Evaluated(report) => self.evaluated(report),
             Job::Snapshot(number, core) => self.snapshot(number, &core),
-            Job::State(step, number, core) => {
-                let (output_dir, identity) = (&self.place.output_dir, &self.place.identity);
-                Ok(State::new(output_dir, step).keep(
-                    self.batches.spool(),
-                    number,
-                    identity,
-                    &core,
-                )?)
-            }
+            Job::State(step, number, core) => self.keep_state(step, number, &core),
             Job::Finished(reason) => {
                 self.finished.send_replace(Some(reason));
                 Ok(())
@@ -251,36 +258,17 @@ impl Writer {
     }
 
     fn evaluated(&mut self, report: EvaluationReport) -> Result<(), RunError> {
-        let environment = report.environment.0;
-        let (key, again) = (
-            (environment, report.version),
-            u64::from(report.measured_again),
-        );
+        let key = (report.environment.0, report.version);
+        let again = u64::from(report.measured_again);
         let before = self.evaluated.get(&key).copied();
         if before >= Some(again) {
             return Ok(());
         }
         self.evaluated.insert(key, again);
-        let name = self
-            .environments
-            .get(environment as usize)
-            .map_or("", String::as_str);
-        let mut line = serde_json::json!(report);
-        line["environment"] = name.into();
-        let model = self
-            .other_models
-            .get(environment as usize)
-            .cloned()
-            .flatten();
-        if let (Some(model), Some(fields)) = (&model, line.as_object_mut()) {
-            let version = fields.remove("version").unwrap_or_default();
-            fields.insert("model".into(), model.as_str().into());
-            fields.insert(MEASURED_AT.into(), version);
-        }
-        if let Some(Some(validated)) = self.validated.get(environment as usize) {
-            line["validates"] = validated.as_str().into();
-        }
-        line["time_s"] = self.origin.elapsed().as_secs_f64().into();
+        let index = key.0 as usize;
+        let name = self.environments.get(index).map_or("", String::as_str);
+        let model = self.other_models.get(index).cloned().flatten();
+        let line = self.evaluation_line(&report, name, model.as_deref());
         tracing::info!(
             environment = name, version = %report.version, rollouts = report.rollouts, failed = report.failed,
             mean_reward = report.mean_reward, model, "evaluation ended"
@@ -294,6 +282,27 @@ impl Writer {
         files::append_line(&path, &line.to_string())?;
         self.telemetry.evaluations.lock().push(line);
         Ok(())
+    }
+
+    /// An entry of `evals.jsonl`; `model` was measured instead of the policy.
+    fn evaluation_line(
+        &self,
+        report: &EvaluationReport,
+        name: &str,
+        model: Option<&str>,
+    ) -> serde_json::Value {
+        let mut line = serde_json::json!(report);
+        line["environment"] = name.into();
+        if let (Some(model), Some(fields)) = (model, line.as_object_mut()) {
+            let version = fields.remove("version").unwrap_or_default();
+            fields.insert("model".into(), model.into());
+            fields.insert(MEASURED_AT.into(), version);
+        }
+        if let Some(Some(validated)) = self.validated.get(report.environment.0 as usize) {
+            line["validates"] = validated.as_str().into();
+        }
+        line["time_s"] = self.origin.elapsed().as_secs_f64().into();
+        line
     }
 
     /// The scores of each example: `evaluations/v<version>/<environment>.json`.
@@ -332,6 +341,12 @@ impl Writer {
         files::write_whole(&path, lines.as_bytes())?;
         *self.telemetry.evaluations.lock() = kept;
         Ok(())
+    }
+
+    fn keep_state(&self, step: Step, number: u64, core: &Core) -> Result<(), RunError> {
+        let state = State::new(&self.place.output_dir, step);
+        let spool = self.batches.spool();
+        Ok(state.keep(spool, number, &self.place.identity, core)?)
     }
 
     fn snapshot(&self, number: u64, core: &Core) -> Result<(), RunError> {

@@ -2,21 +2,17 @@
 
 use crate::app::App;
 use crate::changed::same_run;
-use crate::config::Config;
 use crate::failure::RunError;
 use primerl_core::config::Changes;
 use primerl_core::{Core, Effect, Event};
-use primerl_engines::clients::ClientType;
 use primerl_engines::engine_records;
-use primerl_gateway::Sampling;
-use primerl_record::journal::{self, Identity, Journal, JournalError, Skipped, Tail};
-use primerl_render::ControlTokenPolicy;
+use primerl_record::journal::{self, Identity, Journal, JournalError, Restored, Skipped, Tail};
 use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
-use xxhash_rust::xxh3::xxh3_64;
 
-/// Fields of the core's config that do not identify a run: they may change between two starts.
-const MAY_CHANGE: [&str; 3] = ["max_steps", "timeouts", "shared_prefixes"];
+mod identity;
+
+pub(crate) use identity::identity;
 
 /// The driver's initial state.
 pub(crate) struct ResumedRun {
@@ -26,115 +22,17 @@ pub(crate) struct ResumedRun {
     pub owed: Option<Vec<Effect>>,
 }
 
-/// What must stay the same when a run resumes: the core's whole config except [`MAY_CHANGE`], how rollouts are sampled,
-/// and the model's shape, tokenizer and template. Its weights are the trainer's: their hash is that of version 0.
-pub(crate) fn identity(config: &Config, core: &primerl_core::Config) -> Identity {
-    let mut identity = Identity::new();
-    let mut values = serde_json::json!(core);
-    if let Some(fields) = values.as_object_mut() {
-        fields.retain(|field, _| !MAY_CHANGE.contains(&field.as_str()));
+/// What was damaged by a crash, and is repaired.
+fn warn_of_repairs(restored: &Restored) {
+    for remark in &restored.remarks {
+        tracing::warn!("{remark}");
     }
-    flatten("", &values, &mut identity);
-    add_samplings(config, &mut identity);
-    // Defaults are omitted: runs from before these keys can be resumed.
-    if config.client_type != ClientType::Renderer {
-        identity.insert("client_type".into(), config.client_type.as_str().into());
-    }
-    if config.control_tokens == ControlTokenPolicy::Neutralize {
-        identity.insert("control_tokens".into(), "neutralize".into());
-    }
-    add_servers(config, &mut identity);
-    add_model_files(config, &mut identity);
-    identity
-}
-
-fn add_samplings(config: &Config, identity: &mut Identity) {
-    for (index, sampling) in config.samplings().iter().enumerate() {
-        let Sampling {
-            temperature,
-            max_tokens,
-            rollout_max_tokens,
-            replayed,
-            template_kwargs,
-            // Of the algorithm, which is part of the core's config.
-            observes: _,
-        } = sampling;
-        // As an earlier version with fewer settings wrote it: its runs can be resumed.
-        let sampled = format!(
-            "Sampling {{ temperature: {temperature:?}, max_tokens: {max_tokens:?}, rollout_max_tokens: \
-             {rollout_max_tokens:?} }}"
+    let bytes = restored.tail.torn;
+    if bytes > 0 {
+        tracing::warn!(
+            bytes,
+            "the journal's last record was cut short: it is removed"
         );
-        identity.insert(format!("sampling of environment {index}"), sampled);
-        if let Some(truncation) = replayed {
-            let name = format!("truncated sampling of environment {index}");
-            identity.insert(name, format!("{truncation:?}"));
-        }
-        if let Some(kwargs) = template_kwargs {
-            let name = format!("chat_template_kwargs of environment {index}");
-            identity.insert(name, serde_json::json!(kwargs).to_string());
-        }
-    }
-}
-
-/// Servers and demonstrations that the policy learns from, and servers that are measured.
-fn add_servers(config: &Config, identity: &mut Identity) {
-    if let Some(teacher) = &config.teacher {
-        let name = &teacher.client.model;
-        // The URL may change: a server that was restarted has another port.
-        identity.insert("teacher".into(), name.clone());
-    }
-    for (environment, shown) in config.demonstrations() {
-        let name = format!("demonstrations of environment {}", environment.0);
-        identity.insert(name, format!("{} in {:?}", shown.key, shown.template));
-    }
-    for environment in &config.train.env {
-        if let Some(teacher) = &environment.teacher {
-            let name = format!("teacher of environment {}", environment.name());
-            identity.insert(name, teacher.client.model.clone());
-        }
-    }
-    for environment in &config.eval.env {
-        if let Some(client) = &environment.client {
-            let name = format!("client of evaluation environment {}", environment.name());
-            identity.insert(
-                name,
-                format!("{} at {}", client.model, client.base_urls.join(", ")),
-            );
-        }
-    }
-}
-
-fn add_model_files(config: &Config, identity: &mut Identity) {
-    for name in [
-        "config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-    ] {
-        // Which of them a model has is checked in another place.
-        if let Ok(bytes) = std::fs::read(config.model.path.join(name)) {
-            let digest = format!("{:016x}", xxh3_64(&bytes));
-            identity.insert(format!("the model's {name}"), digest);
-        }
-    }
-}
-
-fn flatten(prefix: &str, value: &serde_json::Value, into: &mut Identity) {
-    let mut nested = |key: &str, value: &serde_json::Value| match prefix {
-        "" => flatten(key, value, into),
-        prefix => flatten(&format!("{prefix}.{key}"), value, into),
-    };
-    match value {
-        serde_json::Value::Object(fields) => {
-            fields.iter().for_each(|(key, value)| nested(key, value));
-        }
-        serde_json::Value::Array(items) => {
-            let numbered = items.iter().enumerate();
-            numbered.for_each(|(index, value)| nested(&index.to_string(), value));
-        }
-        value => {
-            into.insert(prefix.to_owned(), value.to_string());
-        }
     }
 }
 
@@ -180,16 +78,7 @@ impl ResumedRun {
     ) -> Result<ResumedRun, RunError> {
         let restored = journal::restore(folder).map_err(RunError::Restore)?;
         same_run(folder, &restored.identity, identity)?;
-        for remark in &restored.remarks {
-            tracing::warn!("{remark}");
-        }
-        if restored.tail.torn > 0 {
-            let bytes = restored.tail.torn;
-            tracing::warn!(
-                bytes,
-                "the journal's last record was cut short: it is removed"
-            );
-        }
+        warn_of_repairs(&restored);
         let mut journal = Journal::resume(folder, &restored.tail).map_err(RunError::Journal)?;
         let mut core = restored.core;
         let mut owed = restored.effects;
@@ -291,7 +180,9 @@ pub(crate) fn restore(app: &App, core: &Core) {
 
 #[cfg(test)]
 mod tests {
+    use super::identity::flatten;
     use super::*;
+    use crate::config::Config;
     use primerl_core::config::RunConfig;
     use primerl_core::testing::{config, environment, evaluation};
 

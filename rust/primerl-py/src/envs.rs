@@ -5,11 +5,12 @@ use primerl_core::event::Outcome;
 use primerl_orchestrator::envs::client::{
     Answer, Call, CallError, End, EnvClient as Client, Notice, Options, StartError,
 };
-use primerl_orchestrator::envs::wire::{self, RegisterRequest, WorkerRole};
+use primerl_orchestrator::envs::wire::{self, RegisterAnswer, RegisterRequest, WorkerRole};
 use primerl_service::secret::Secret;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
+use pyo3::{PyClass, PyClassInitializer};
 use std::time::Duration;
 
 /// Exit code of a worker that was given up because its environment blocked it.
@@ -126,56 +127,55 @@ fn lease(py: Python<'_>, lease: wire::Lease) -> PyResult<Py<Lease>> {
 }
 
 fn notice(py: Python<'_>, notice: Notice) -> PyResult<Py<PyAny>> {
-    Ok(match notice {
-        Notice::Registered(answer) => {
-            let registered = Registered {
-                worker: answer.worker.0,
-                environment: answer.environment.0,
-                model: answer.model,
-                heartbeat_s: answer.heartbeat_s,
-                demonstration: answer.demonstration,
-            };
-            Py::new(py, registered)?.into_any()
+    match notice {
+        Notice::Registered(answer) => object(py, registered(answer)),
+        Notice::Leased(leases) => object(py, leased(py, leases)?),
+        Notice::Cancelled(rollouts) => {
+            let rollouts = rollouts.into_iter().map(|id| id.0).collect();
+            object(py, Cancelled { rollouts })
         }
-        Notice::Leased(leases) => {
-            let leases: Vec<_> = leases
-                .into_iter()
-                .map(|one| lease(py, one))
-                .collect::<PyResult<_>>()?;
-            Py::new(
-                py,
-                Leased {
-                    leases: PyList::new(py, leases)?.unbind(),
-                },
-            )?
-            .into_any()
-        }
-        Notice::Cancelled(rollouts) => Py::new(
-            py,
-            Cancelled {
-                rollouts: rollouts.into_iter().map(|id| id.0).collect(),
-            },
-        )?
-        .into_any(),
-        Notice::LeasesVoid => Py::new(py, LeasesVoid)?.into_any(),
-        Notice::Answered { call, answer } => Py::new(py, answered(py, call, answer))?.into_any(),
-        Notice::Problem(message) => Py::new(py, Problem { message })?.into_any(),
-        Notice::Ended(end) => {
-            let kind = match end {
-                End::Finished(_) => "finished",
-                End::Unreachable { .. } => "unreachable",
-                End::Refused { .. } => "refused",
-            };
-            Py::new(
-                py,
-                Ended {
-                    kind,
-                    message: end.to_string(),
-                },
-            )?
-            .into_any()
-        }
+        Notice::LeasesVoid => object(py, LeasesVoid),
+        Notice::Answered { call, answer } => object(py, answered(py, call, answer)),
+        Notice::Problem(message) => object(py, Problem { message }),
+        Notice::Ended(end) => object(py, ended(&end)),
+    }
+}
+
+fn object<T>(py: Python<'_>, value: T) -> PyResult<Py<PyAny>>
+where
+    T: PyClass + Into<PyClassInitializer<T>>,
+{
+    Ok(Py::new(py, value)?.into_any())
+}
+
+fn registered(answer: RegisterAnswer) -> Registered {
+    Registered {
+        worker: answer.worker.0,
+        environment: answer.environment.0,
+        model: answer.model,
+        heartbeat_s: answer.heartbeat_s,
+        demonstration: answer.demonstration,
+    }
+}
+
+fn leased(py: Python<'_>, leases: Vec<wire::Lease>) -> PyResult<Leased> {
+    let leases = leases.into_iter().map(|one| lease(py, one));
+    let leases: Vec<_> = leases.collect::<PyResult<_>>()?;
+    Ok(Leased {
+        leases: PyList::new(py, leases)?.unbind(),
     })
+}
+
+fn ended(end: &End) -> Ended {
+    let kind = match end {
+        End::Finished(_) => "finished",
+        End::Unreachable { .. } => "unreachable",
+        End::Refused { .. } => "refused",
+    };
+    Ended {
+        kind,
+        message: end.to_string(),
+    }
 }
 
 fn answered(py: Python<'_>, call: u64, answer: Result<Answer, CallError>) -> Answered {
@@ -190,6 +190,16 @@ fn answered(py: Python<'_>, call: u64, answer: Result<Answer, CallError>) -> Ans
         body,
         error,
         timed_out,
+    }
+}
+
+fn role_of(role: &str) -> PyResult<WorkerRole> {
+    match role {
+        "train" => Ok(WorkerRole::Train),
+        "eval" => Ok(WorkerRole::Eval),
+        other => Err(PyValueError::new_err(format!(
+            "role must be \"train\" or \"eval\", not {other:?}"
+        ))),
     }
 }
 
@@ -219,18 +229,9 @@ impl EnvClient {
         give_up_s: f64,
         whole_groups: bool,
     ) -> PyResult<Self> {
-        let role = match role {
-            "train" => WorkerRole::Train,
-            "eval" => WorkerRole::Eval,
-            other => {
-                return Err(PyValueError::new_err(format!(
-                    "role must be \"train\" or \"eval\", not {other:?}"
-                )));
-            }
-        };
         let registration = RegisterRequest {
             environment,
-            role,
+            role: role_of(role)?,
             name,
             pid: std::process::id(),
             examples,

@@ -144,20 +144,21 @@ impl Engine {
             + self.cost.step_per_sequence_s * work.decoding as f64
             + self.cost.step_per_prefill_token_s * prefill as f64;
         let steps = match work.prefill.is_empty() {
-            true => self
-                .steps_to_next_end()
-                .min(self.scheduler.steady_steps())
-                .max(1),
+            true => self.steps_without_change(),
             false => 1,
-        }
-        .min(self.longest_stride);
+        };
         self.stride = Some(Stride {
             began: now,
             step: Duration(((seconds * 1e6).round() as u64).max(1)),
-            steps,
+            steps: steps.min(self.longest_stride),
             prefill: work.prefill,
         });
         true
+    }
+
+    fn steps_without_change(&mut self) -> u64 {
+        let steady = self.scheduler.steady_steps();
+        self.steps_to_next_end().min(steady).max(1)
     }
 
     /// When the stride under way ends.
@@ -172,15 +173,7 @@ impl Engine {
         };
         self.advance(&mut stride, u64::MAX);
         for part in std::mem::take(&mut stride.prefill) {
-            let key = part.key;
-            let ends_at = self.scheduler.computed(key, |sequence| {
-                sequence.compute(part.count as u64);
-                sequence.ends_at()
-            });
-            self.measured.prefill_tokens += part.count as u64;
-            if let Some(Some(at)) = ends_at {
-                self.ends.push(Reverse((at, key)));
-            }
+            self.prefilled(part.key, part.count as u64);
         }
         let mut ended = Vec::new();
         while let Some(Reverse((at, key))) = self.ends.peek().copied()
@@ -196,6 +189,18 @@ impl Engine {
             }
         }
         ended
+    }
+
+    /// Prompt tokens of a sequence were computed.
+    fn prefilled(&mut self, key: RequestKey, tokens: u64) {
+        let ends_at = self.scheduler.computed(key, |sequence| {
+            sequence.compute(tokens);
+            sequence.ends_at()
+        });
+        self.measured.prefill_tokens += tokens;
+        if let Some(Some(at)) = ends_at {
+            self.ends.push(Reverse((at, key)));
+        }
     }
 
     /// How many of its requests are sampled, wait in its queue, and wait for its update.

@@ -196,16 +196,24 @@ fn write_row(svg: &mut String, row: &Row, top: f64) -> std::fmt::Result {
             let height = row.columns[begin][doing as usize] * row.height;
             if height >= 0.05 {
                 bottom -= height;
-                writeln!(
-                    svg,
-                    "<rect x=\"{x:.2}\" y=\"{bottom:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" fill=\"{}\"/>",
-                    color(doing)
-                )?;
+                write_bar(svg, (x, bottom), (width, height), color(doing))?;
             }
         }
         begin += count;
     }
     Ok(())
+}
+
+fn write_bar(
+    svg: &mut String,
+    (x, y): (f64, f64),
+    (width, height): (f64, f64),
+    color: &str,
+) -> std::fmt::Result {
+    writeln!(
+        svg,
+        "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" fill=\"{color}\"/>"
+    )
 }
 
 fn write_axis(svg: &mut String, seconds: f64, top: f64) -> std::fmt::Result {
@@ -239,14 +247,7 @@ fn legend(rows: &[Row]) -> Vec<(&'static str, String)> {
         };
         let mut words: Vec<String> = Vec::new();
         for row in rows.iter().filter(appears) {
-            let said = match row.who {
-                "workers" => format!("rollout {}", in_words(row.who, doing.name())),
-                who => format!(
-                    "{} {}",
-                    who.trim_end_matches('s'),
-                    in_words(who, doing.name())
-                ),
-            };
+            let said = meaning(row.who, doing);
             if !words.contains(&said) {
                 words.push(said);
             }
@@ -256,6 +257,15 @@ fn legend(rows: &[Row]) -> Vec<(&'static str, String)> {
         }
     }
     legend
+}
+
+/// What one of them does.
+fn meaning(who: &str, doing: Doing) -> String {
+    let words = in_words(who, doing.name());
+    match who {
+        "workers" => format!("rollout {words}"),
+        who => format!("{} {words}", who.trim_end_matches('s')),
+    }
 }
 
 fn write_legend(svg: &mut String, legend: &[(&'static str, String)], top: f64) -> std::fmt::Result {

@@ -1,10 +1,9 @@
 //! What is simulated. The names and defaults are those of a run's config where it has them.
 
 use crate::distribution::Distribution;
-use primerl_core::config::*;
-use primerl_core::group::OnCancel;
-use primerl_core::{Config, Duration};
 use serde::{Deserialize, Serialize};
+
+mod core_config;
 
 /// Longest time of what happens once a step, a turn or a rollout: long polls and heartbeats continue meanwhile, so a plan
 /// with longer times would take very long to simulate.
@@ -119,6 +118,15 @@ impl Plan {
         self.validate_counts()?;
         self.validate_numbers()?;
         self.validate_distributions()?;
+        self.validate_engines()?;
+        let core = self.core_config();
+        core.validate().map_err(|error| {
+            PlanError::new(format!("orchestrator.{}", error.key()), error.to_string())
+        })
+    }
+
+    /// An engine has room for a sequence, and for a token of each sequence that decodes.
+    fn validate_engines(&self) -> Result<(), PlanError> {
         let needed = u64::from(self.seq_len);
         if self.inference.kv_cache_tokens < needed {
             return Err(PlanError::new(
@@ -138,10 +146,7 @@ impl Plan {
                 ),
             ));
         }
-        let core = self.core_config();
-        core.validate().map_err(|error| {
-            PlanError::new(format!("orchestrator.{}", error.key()), error.to_string())
-        })
+        Ok(())
     }
 
     fn validate_counts(&self) -> Result<(), PlanError> {
@@ -301,7 +306,11 @@ impl Plan {
                 return Err(PlanError::new(format!("environment.{field}"), problem));
             }
         }
-        let prompt = environment.prompt_tokens.max();
+        self.validate_prompts()
+    }
+
+    fn validate_prompts(&self) -> Result<(), PlanError> {
+        let prompt = self.environment.prompt_tokens.max();
         if prompt >= f64::from(self.seq_len) {
             return Err(PlanError::new(
                 "environment.prompt_tokens",
@@ -312,72 +321,5 @@ impl Plan {
             ));
         }
         Ok(())
-    }
-
-    /// The config of the core that is driven: that of a run with one training environment.
-    pub fn core_config(&self) -> Config {
-        let orchestrator = &self.orchestrator;
-        // In virtual time no worker is ever silent, and a long step is no reason for a warning.
-        let never = Duration::from_secs(1_000_000_000);
-        Config {
-            run: RunConfig {
-                seed: self.seed,
-                max_steps: self.max_steps,
-                batch_size: orchestrator.batch_size,
-                token_batch_size: None,
-                group_size: orchestrator.group_size,
-                seq_len: self.seq_len,
-                data_ranks: self.data_ranks,
-                max_async_level: orchestrator.max_async_level,
-                max_off_policy_steps: orchestrator.max_off_policy_steps,
-                oversampling_factor: orchestrator.oversampling_factor,
-                min_group_size: None,
-                group_on_cancel: OnCancel::Refill,
-                // Engines queue what is too much for them: the plan shows it.
-                admission: Admission {
-                    limit: LimitRule::Fixed,
-                    start_per_engine: u32::MAX,
-                    min_per_engine: 1,
-                    max_per_engine: u32::MAX,
-                    kv_cache_target: 1.0,
-                    increase: 1,
-                    decrease_factor: 0.5,
-                    evaluation_share: 0.5,
-                },
-                trajectory_strategy: TrajectoryStrategy::Interleaved,
-                truncated_rollouts: TruncatedRollouts::Train,
-                long_samples: LongSamples::Drop,
-                training_mode: TrainingMode::Rl,
-                shared_prefixes: false,
-            },
-            spool_steps: u64::MAX,
-            buffer: Buffer::off(),
-            environments: vec![Environment {
-                name: "plan".to_owned(),
-                role: Role::Train,
-                ratio: 1.0,
-                algorithm: Algorithm::plain(),
-                own: EnvironmentConfig {
-                    max_retries: 2,
-                    group_size: None,
-                    training_mode: None,
-                },
-            }],
-            without_engines: false,
-            timeouts: Timeouts {
-                rollout: Duration::from_secs_f64(orchestrator.rollout_s),
-                rollout_of: Vec::new(),
-                worker: Duration::from_secs(15),
-                long_poll: Duration::from_secs(10),
-                evaluation: never,
-                evaluation_progress: None,
-                weights: never,
-                teacher: never,
-            },
-            flops: FlopsModel {
-                linear: 1.0,
-                quadratic: 0.0,
-            },
-        }
     }
 }

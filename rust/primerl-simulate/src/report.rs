@@ -4,6 +4,7 @@ mod limits;
 
 pub use limits::Limit;
 
+use crate::engine::Engine;
 use crate::tracks::{Doing, Track};
 use crate::world::{IN_FLIGHT, World};
 use serde::Serialize;
@@ -160,51 +161,32 @@ fn mean_in_flight(slots: &Track, seconds: f64) -> f64 {
 
 fn engines(world: &World) -> Engines {
     let tracks: Vec<&Track> = world.measured.engines.iter().collect();
-    let sum =
-        |of: &dyn Fn(&crate::engine::Engine) -> f64| world.engines.iter().map(of).sum::<f64>();
+    let sum = |of: &dyn Fn(&Engine) -> f64| world.engines.iter().map(of).sum::<f64>();
+    let count = |of: &dyn Fn(&Engine) -> u64| world.engines.iter().map(of).sum::<u64>();
     let busy_s = sum(&|engine| engine.measured.busy_s).max(1e-9);
     let mean_running = sum(&|engine| engine.measured.running) / busy_s;
-    let kv_max = world
-        .engines
-        .iter()
-        .map(|engine| engine.measured.kv_tokens_max);
+    let kv_max = world.engines.iter();
+    let kv_max = kv_max.map(|engine| engine.measured.kv_tokens_max).max();
     let inference = &world.plan.inference;
     let capacity = inference.kv_cache_tokens as f64;
+    let steps = count(&|engine| engine.measured.steps);
     Engines {
         shares: shares(&tracks),
-        working_by_engine: tracks
-            .iter()
-            .map(|track| {
-                shares(&[track])
-                    .get(Doing::Working.name())
-                    .copied()
-                    .unwrap_or(0.0)
-            })
-            .collect(),
+        working_by_engine: tracks.into_iter().map(share_of_work).collect(),
         mean_running,
         slots_used: mean_running / f64::from(inference.max_num_seqs),
         kv_used: sum(&|engine| engine.measured.kv_tokens) / busy_s / capacity,
-        kv_used_max: kv_max.max().unwrap_or(0) as f64 / capacity,
-        load: {
-            let steps = world.engines.iter().map(|engine| engine.measured.steps);
-            (1.0 - steps.sum::<u64>() as f64 * inference.step_s / busy_s).clamp(0.0, 1.0)
-        },
-        preemptions: world
-            .engines
-            .iter()
-            .map(|engine| engine.preemptions())
-            .sum(),
-        steps: world
-            .engines
-            .iter()
-            .map(|engine| engine.measured.steps)
-            .sum(),
-        prefill_tokens: world
-            .engines
-            .iter()
-            .map(|engine| engine.measured.prefill_tokens)
-            .sum(),
+        kv_used_max: kv_max.unwrap_or(0) as f64 / capacity,
+        load: (1.0 - steps as f64 * inference.step_s / busy_s).clamp(0.0, 1.0),
+        preemptions: count(&|engine| engine.preemptions()),
+        steps,
+        prefill_tokens: count(&|engine| engine.measured.prefill_tokens),
     }
+}
+
+fn share_of_work(track: &Track) -> f64 {
+    let shares = shares(&[track]);
+    shares.get(Doing::Working.name()).copied().unwrap_or(0.0)
 }
 
 fn staleness(histogram: &BTreeMap<u64, u64>) -> Staleness {

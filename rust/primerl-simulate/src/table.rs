@@ -1,6 +1,6 @@
 //! The report for people, as text.
 
-use crate::report::{Engines, Report, Shares};
+use crate::report::{Engines, Report, Shares, Staleness};
 use crate::what_if::WhatIf;
 use std::fmt::Write;
 
@@ -133,22 +133,18 @@ fn write_rollouts(text: &mut String, report: &Report) -> std::fmt::Result {
             rollouts.filtered
         ),
     )?;
-    let samples: u64 = report.staleness.histogram.values().sum();
-    let histogram = report.staleness.histogram.iter().map(|(steps, count)| {
-        format!(
-            "{steps}: {:.0} %",
-            *count as f64 * 100.0 / samples.max(1) as f64
-        )
+    write_staleness(text, &report.staleness)
+}
+
+fn write_staleness(text: &mut String, staleness: &Staleness) -> std::fmt::Result {
+    let samples: u64 = staleness.histogram.values().sum();
+    let histogram = staleness.histogram.iter().map(|(steps, count)| {
+        let share = *count as f64 * 100.0 / samples.max(1) as f64;
+        format!("{steps}: {share:.0} %")
     });
-    line(
-        text,
-        "staleness, steps",
-        &format!(
-            "mean {:.2} ({})",
-            report.staleness.mean,
-            histogram.collect::<Vec<_>>().join(", ")
-        ),
-    )
+    let histogram: Vec<String> = histogram.collect();
+    let words = format!("mean {:.2} ({})", staleness.mean, histogram.join(", "));
+    line(text, "staleness, steps", &words)
 }
 
 fn line(text: &mut String, name: &str, value: &str) -> std::fmt::Result {

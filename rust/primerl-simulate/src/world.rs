@@ -86,6 +86,22 @@ pub(crate) struct Measurements {
     pub ended: Option<(bool, String)>,
 }
 
+impl Measurements {
+    /// Everything starts.
+    fn begin(engines: usize, slots: u64) -> Measurements {
+        let mut measured = Measurements {
+            engines: vec![Track::default(); engines],
+            ..Measurements::default()
+        };
+        measured.slots.set(Doing::Start, slots, Time(0));
+        measured.admission.set(Doing::Start, 1, Time(0));
+        measured.trainer.set(Doing::Start, 1, Time(0));
+        let tracks = measured.engines.iter_mut();
+        tracks.for_each(|track| track.set(Doing::Start, 1, Time(0)));
+        measured
+    }
+}
+
 impl World {
     /// # Errors
     /// What [`Plan::validate`] finds.
@@ -98,15 +114,6 @@ impl World {
         let engines = plan.inference.engines as usize;
         let workers = plan.environment.num_workers;
         let slots = u64::from(workers) * u64::from(plan.environment.max_concurrent);
-        let mut measured = Measurements {
-            engines: vec![Track::default(); engines],
-            ..Measurements::default()
-        };
-        measured.slots.set(Doing::Start, slots, Time(0));
-        measured.admission.set(Doing::Start, 1, Time(0));
-        measured.trainer.set(Doing::Start, 1, Time(0));
-        let tracks = measured.engines.iter_mut();
-        tracks.for_each(|track| track.set(Doing::Start, 1, Time(0)));
         let mut world = World {
             core,
             now: Time(0),
@@ -129,7 +136,7 @@ impl World {
             proved: None,
             reason: Doing::Start,
             ended_at_last_cut: 0,
-            measured,
+            measured: Measurements::begin(engines, slots),
             plan,
         };
         world.start();

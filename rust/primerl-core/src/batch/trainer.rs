@@ -17,57 +17,56 @@ pub(crate) struct Trainer {
 impl Core {
     pub(crate) fn batch_requested(&mut self, request: RequestId, step: Step, rank: u32) {
         let deadline = self.now + self.config.timeouts.long_poll;
-        if self.takes_batch_request(request, step, rank, deadline) {
+        let asked = BatchRequest {
+            step,
+            rank,
+            deadline,
+        };
+        if self.takes_batch_request(request, asked) {
             self.deadlines.set(deadline, Due::Batch(request));
             self.trainer.waiting_since.get_or_insert(self.now);
         }
     }
 
     pub(crate) fn next_batch_requested(&mut self, request: RequestId, step: Step, rank: u32) {
-        if self.takes_batch_request(request, step, rank, self.now) {
+        let asked = BatchRequest {
+            step,
+            rank,
+            deadline: self.now,
+        };
+        if self.takes_batch_request(request, asked) {
             self.batch_poll_ended(request);
         }
     }
 
     /// Whether the rank may have that batch; answers the request if not.
-    fn takes_batch_request(
-        &mut self,
-        request: RequestId,
-        step: Step,
-        rank: u32,
-        deadline: Time,
-    ) -> bool {
+    fn takes_batch_request(&mut self, request: RequestId, asked: BatchRequest) -> bool {
+        let BatchRequest { step, rank, .. } = asked;
         self.trainer.last_seen = Some(self.now);
         if self.ending.finished.is_some() || step.0 > self.config.run.max_steps {
             self.effects.push(Effect::NoMoreBatches { request });
             return false;
         }
-        let refusal = if rank >= self.config.run.data_ranks {
-            Some(format!(
-                "there are {} data ranks, counted from 0",
-                self.config.run.data_ranks
-            ))
-        } else if step.0 == 0 {
-            Some("steps are counted from 1".to_owned())
-        } else if step < self.batches.kept_from() {
-            Some(self.why_batch_gone())
-        } else {
-            None
-        };
-        if let Some(why) = refusal {
+        if let Some(why) = self.refuses_batch(step, rank) {
             self.warn(format!(
                 "data rank {rank} asked for the batch of step {step}, which it cannot have: {why}"
             ));
             self.effects.push(Effect::NoMoreBatches { request });
             return false;
         }
-        let asked = BatchRequest {
-            step,
-            rank,
-            deadline,
-        };
         self.batches.requests.insert(request, asked);
         true
+    }
+
+    fn refuses_batch(&self, step: Step, rank: u32) -> Option<String> {
+        let data_ranks = self.config.run.data_ranks;
+        if rank >= data_ranks {
+            return Some(format!("there are {data_ranks} data ranks, counted from 0"));
+        }
+        if step.0 == 0 {
+            return Some("steps are counted from 1".to_owned());
+        }
+        (step < self.batches.kept_from()).then(|| self.why_batch_gone())
     }
 
     pub(crate) fn answer_batch_requests(&mut self) {

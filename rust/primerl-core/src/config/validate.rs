@@ -122,6 +122,11 @@ impl Config {
                 Role::Evaluate(_) => evaluation_seen = true,
             }
         }
+        self.validate_purpose()
+    }
+
+    /// Something is trained or evaluated.
+    fn validate_purpose(&self) -> Result<(), ConfigError> {
         let mut roles = self.environments.iter().map(|own| &own.role);
         match (roles.any(|role| *role == Role::Train), self.run.max_steps) {
             (true, 0) => Err(ConfigError::NothingIsTrained),

@@ -116,15 +116,18 @@ impl Examples {
         let record = self.records.entry(example).or_default();
         record.add(filing.step, filing.mean_reward, pool, before != pool);
         let trains = filing.has_signal || !rules.online_difficulty_filtering;
-        if trains {
-            self.filtered_in_a_row = 0;
-        } else {
-            self.filtered_in_a_row += 1;
-            self.filtered_groups += 1;
-            self.filtered_rollouts += filing.rollouts as u64;
-            self.since_cut.filtered += 1;
+        match trains {
+            true => self.filtered_in_a_row = 0,
+            false => self.count_filtered(filing.rollouts as u64),
         }
         trains
+    }
+
+    fn count_filtered(&mut self, rollouts: u64) {
+        self.filtered_in_a_row += 1;
+        self.filtered_groups += 1;
+        self.filtered_rollouts += rollouts;
+        self.since_cut.filtered += 1;
     }
 
     /// The pools now, and what moved since the last call.
@@ -201,20 +204,25 @@ impl Examples {
         if examples > CHECKED_ONE_BY_ONE {
             return Ok(());
         }
-        let mut counted = Pools::default();
-        for example in 0..examples {
-            if !self.deck.knows(example) {
-                return Err(format!("example {example} is lost"));
-            }
-            if self.deck.is_resting(example) {
-                continue;
-            }
-            *counted.of_mut(self.pool_of(example, rules)) += 1;
-        }
+        let counted = self.counted(rules)?;
         match counted == self.pools {
             true => Ok(()),
             false => Err(format!("{:?} are filed as {counted:?}", self.pools)),
         }
+    }
+
+    /// The pools, by looking at each example.
+    fn counted(&self, rules: &Buffer) -> Result<Pools, String> {
+        let mut counted = Pools::default();
+        for example in 0..self.deck.examples() {
+            if !self.deck.knows(example) {
+                return Err(format!("example {example} is lost"));
+            }
+            if !self.deck.is_resting(example) {
+                *counted.of_mut(self.pool_of(example, rules)) += 1;
+            }
+        }
+        Ok(counted)
     }
 
     /// Of one that rests, where its last group filed it.

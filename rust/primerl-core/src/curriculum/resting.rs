@@ -202,9 +202,14 @@ impl Core {
                 "environment {name:?}: example {example} is drawn no more, as the {count}. by now: {why}; {FITS}"
             ));
         }
-        let state = &mut self.environments[environment];
-        state.too_long_groups += 1;
-        let in_a_row = state.too_long_groups;
+        self.environments[environment].too_long_groups += 1;
+        self.rest_if_all_too_long(environment, why, was_tried);
+    }
+
+    /// The environment rests once many groups in a row were dropped for their first prompts, or no example is left.
+    fn rest_if_all_too_long(&mut self, environment: EnvironmentId, why: &str, was_tried: bool) {
+        let name = self.name(environment).to_owned();
+        let in_a_row = self.environments[environment].too_long_groups;
         let four_batches = 4 * self.config.groups_per_batch() as u32;
         if self.curriculum.is_exhausted(environment) {
             if !self.end_without_environments() {

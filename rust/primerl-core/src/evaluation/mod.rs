@@ -252,6 +252,10 @@ impl Progress {
             }
         }
         self.metrics.retain(|_, (_, count)| *count > 0);
+        self.forget_rewards(failure);
+    }
+
+    fn forget_rewards(&mut self, failure: &Failure) {
         let scored = failure.scored.iter().map(|score| score.reward);
         let counted: Vec<f64> = scored.chain(failure.kinds.iter().map(|_| 0.0)).collect();
         let Some(rewards) = self.rewards.get_mut(&failure.example) else {

@@ -259,28 +259,26 @@ impl Core {
             self.drop_round(CancelReason::Timeout);
             return;
         }
-        let late: Vec<String> = round
-            .environments
-            .iter()
-            .filter(|(_, progress)| !progress.is_over())
-            .map(|(environment, progress)| match progress.total {
-                Some(total) => format!(
-                    "{:?} ({} of {total} rollouts)",
-                    self.name(*environment),
-                    progress.ended()
-                ),
-                None => format!(
-                    "{:?} (no worker listed its examples)",
-                    self.name(*environment)
-                ),
-            })
-            .collect();
+        let late = self.late(round).join(", ");
         self.warn(format!(
-            "the evaluation of version {version} was closed {why} with what it has: {} did not end",
-            late.join(", ")
+            "the evaluation of version {version} was closed {why} with what it has: {late} did not end"
         ));
         self.report_round();
         self.close_round(CancelReason::Timeout);
+    }
+
+    /// What has not ended in the round's environments.
+    fn late(&self, round: &Round) -> Vec<String> {
+        let environments = round.environments.iter();
+        let late = environments.filter(|(_, progress)| !progress.is_over());
+        let described = late.map(|(environment, progress)| {
+            let name = self.name(*environment);
+            match progress.total {
+                Some(total) => format!("{name:?} ({} of {total} rollouts)", progress.ended()),
+                None => format!("{name:?} (no worker listed its examples)"),
+            }
+        });
+        described.collect()
     }
 
     /// Which of its two limits a round has come to.

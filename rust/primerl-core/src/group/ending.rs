@@ -97,6 +97,23 @@ impl Core {
         if begun <= allowed {
             return;
         }
+        let surplus = self.surplus(allowed);
+        if surplus.is_empty() {
+            return;
+        }
+        let (count, max_steps) = (surplus.len(), self.config.run.max_steps);
+        let why = format!("no step up to max_steps = {max_steps} is left to train it");
+        self.warn(format!(
+            "{count} groups that were begun are dropped: the run was resumed with max_steps = {max_steps}, which leaves \
+             no step to train them"
+        ));
+        for id in surplus {
+            self.drop_quietly(id, VoidReason::RunFinished, &why);
+        }
+    }
+
+    /// Groups beyond what is allowed, in the order in which they are dropped.
+    fn surplus(&self, allowed: u64) -> Vec<GroupId> {
         let set_aside = |group: &Group| {
             let state = &self.environments[group.environment];
             state.set_aside.contains(&group.id)
@@ -118,19 +135,7 @@ impl Core {
             kept += size;
             !fits
         });
-        let surplus = under_way.len();
-        if surplus == 0 {
-            return;
-        }
-        let max_steps = self.config.run.max_steps;
-        let why = format!("no step up to max_steps = {max_steps} is left to train it");
-        self.warn(format!(
-            "{surplus} groups that were begun are dropped: the run was resumed with max_steps = {max_steps}, which leaves \
-             no step to train them"
-        ));
-        for (_, id, _) in under_way.into_iter().rev() {
-            self.drop_quietly(id, VoidReason::RunFinished, &why);
-        }
+        under_way.into_iter().rev().map(|(_, id, _)| id).collect()
     }
 }
 

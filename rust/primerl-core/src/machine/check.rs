@@ -4,6 +4,7 @@ use crate::Core;
 use crate::group::{Group, Slot};
 use crate::ids::*;
 use crate::policy::oldest_trainable;
+use crate::rollout::Rollout;
 use std::collections::BTreeSet;
 
 macro_rules! ensure {
@@ -110,31 +111,14 @@ impl Core {
     }
 
     fn check_group(&self, id: GroupId, group: &Group) -> Result<(), String> {
-        let state = &self.environments[group.environment];
-        let waits = !state.set_aside.contains(&id);
-        let (mut finished, mut lost, mut in_flight) = (0, 0, 0);
+        let waits = !self.environments[group.environment].set_aside.contains(&id);
         for (index, slot) in group.slots.iter().enumerate() {
-            let queued = state.queue.contains(&(id, index));
-            let wanted = waits && matches!(slot, Slot::Queued);
-            ensure!(
-                queued == wanted,
-                "slot {index} of group {id} is queued: {queued}, instead of {wanted}"
-            );
-            match slot {
-                Slot::Queued => {}
-                Slot::InFlight(_) => in_flight += 1,
-                Slot::Finished(_) => finished += 1,
-                Slot::Lost => lost += 1,
-            }
-            if let Slot::InFlight(rollout) = slot {
-                let known = self
-                    .rollouts
-                    .in_flight
-                    .get(rollout)
-                    .is_some_and(|rollout| rollout.group == id && rollout.slot == index);
-                ensure!(known, "rollout {rollout} of group {id} is not in flight");
-            }
+            self.check_slot((id, index), slot, waits, group.environment)?;
         }
+        let count = |is: fn(&Slot) -> bool| group.slots.iter().filter(|slot| is(slot)).count();
+        let finished = count(|slot| matches!(slot, Slot::Finished(_)));
+        let lost = count(|slot| matches!(slot, Slot::Lost));
+        let in_flight = count(|slot| matches!(slot, Slot::InFlight(_)));
         let counted = (
             group.finished_count(),
             group.lost_count(),
@@ -149,6 +133,36 @@ impl Core {
             !group.is_hopeless(min_size),
             "group {id} has lost too many slots and was not dropped"
         );
+        self.check_place(id, group)
+    }
+
+    /// A slot is queued or in flight where it says so. A group that does not wait was set aside.
+    fn check_slot(
+        &self,
+        (id, index): (GroupId, usize),
+        slot: &Slot,
+        waits: bool,
+        environment: EnvironmentId,
+    ) -> Result<(), String> {
+        let queued = self.environments[environment].queue.contains(&(id, index));
+        let wanted = waits && matches!(slot, Slot::Queued);
+        ensure!(
+            queued == wanted,
+            "slot {index} of group {id} is queued: {queued}, instead of {wanted}"
+        );
+        if let Slot::InFlight(rollout) = slot {
+            let known = self.rollouts.in_flight.get(rollout);
+            ensure!(
+                known.is_some_and(|rollout| rollout.group == id && rollout.slot == index),
+                "rollout {rollout} of group {id} is not in flight"
+            );
+        }
+        Ok(())
+    }
+
+    /// A complete group is in one place, any other in none.
+    fn check_place(&self, id: GroupId, group: &Group) -> Result<(), String> {
+        let min_size = self.config.min_group_size(group.environment);
         let ready = group
             .ready_since
             .is_some_and(|since| self.groups.ready.contains(&(since, id)));
@@ -165,15 +179,8 @@ impl Core {
 
     /// The index by age has every training rollout that has sampled, and none is too old for the next step.
     fn check_ages(&self) -> Result<(), String> {
-        let in_flight = (self.rollouts.in_flight.values())
-            .map(|rollout| &**rollout)
-            .filter(|rollout| rollout.evaluates.is_none());
-        let finished = self.groups.live.values().flat_map(Group::finished);
         let mut aged = 0;
-        for rollout in in_flight.chain(finished) {
-            let Some(oldest) = rollout.oldest() else {
-                continue;
-            };
+        for (oldest, rollout) in self.sampled() {
             aged += 1;
             ensure!(
                 self.rollouts.by_age.get(&(oldest, rollout.id))
@@ -197,6 +204,15 @@ impl Core {
         Ok(())
     }
 
+    /// Training rollouts that have sampled, each with its oldest version.
+    fn sampled(&self) -> impl Iterator<Item = (PolicyVersion, &Rollout)> {
+        let in_flight = self.rollouts.in_flight.values().map(|rollout| &**rollout);
+        let trained = in_flight.filter(|rollout| rollout.evaluates.is_none());
+        let finished = self.groups.live.values().flat_map(Group::finished);
+        let all = trained.chain(finished);
+        all.filter_map(|rollout| Some((rollout.oldest()?, rollout)))
+    }
+
     fn check_rollouts(&self) -> Result<(), String> {
         for (id, rollout) in &self.rollouts.in_flight {
             let worker = self.workers.registered.get(&rollout.worker);
@@ -204,38 +220,38 @@ impl Core {
                 worker.is_some_and(|worker| worker.running.contains(id)),
                 "rollout {id} runs on no worker"
             );
-            let owned = match (rollout.evaluates, &self.evaluations.round) {
-                (None, _) => self.groups.live.contains_key(&rollout.group),
-                (Some(_), None) => false,
-                (Some(version), Some(round)) => {
-                    let progress = round.environments.get(&rollout.environment);
-                    round.version == version
-                        && progress.is_some_and(|progress| progress.in_flight.contains_key(id))
-                }
-            };
-            ensure!(owned, "rollout {id} belongs to no group and no evaluation");
+            ensure!(
+                self.is_owned(rollout),
+                "rollout {id} belongs to no group and no evaluation"
+            );
         }
-        let running: usize = self
-            .workers
-            .registered
-            .values()
-            .map(|worker| worker.running.len())
-            .sum();
+        let workers = self.workers.registered.values();
+        let running: usize = workers.map(|worker| worker.running.len()).sum();
         ensure!(
             running == self.rollouts.in_flight.len(),
             "workers run {running} rollouts, {} are in flight",
             self.rollouts.in_flight.len()
         );
-        let queued: BTreeSet<GroupId> = self
-            .environments
-            .iter()
-            .flat_map(|state| &state.queue)
-            .map(|entry| entry.0)
-            .collect();
+        let queues = self.environments.iter().map(|state| &state.queue);
+        let queued: BTreeSet<GroupId> = queues.flatten().map(|entry| entry.0).collect();
         ensure!(
             queued.iter().all(|id| self.groups.live.contains_key(id)),
             "a queue holds slots of a group that is gone"
         );
         Ok(())
+    }
+
+    /// Whether its group, or the evaluation under way, has it.
+    fn is_owned(&self, rollout: &Rollout) -> bool {
+        match (rollout.evaluates, &self.evaluations.round) {
+            (None, _) => self.groups.live.contains_key(&rollout.group),
+            (Some(_), None) => false,
+            (Some(version), Some(round)) => {
+                let progress = round.environments.get(&rollout.environment);
+                let in_flight = progress.map(|progress| &progress.in_flight);
+                round.version == version
+                    && in_flight.is_some_and(|known| known.contains_key(&rollout.id))
+            }
+        }
     }
 }

@@ -150,6 +150,12 @@ impl Core {
         }
     }
 
+    fn pass_over_numbers(&mut self) {
+        self.rollouts.next += LOST_NUMBERS;
+        self.groups.next += LOST_NUMBERS;
+        self.workers.next += LOST_NUMBERS;
+    }
+
     /// What had made a run fail may be fixed by now: it is tried again.
     pub(crate) fn restarted(&mut self) {
         if std::mem::take(&mut self.ending.failed) {
@@ -163,9 +169,7 @@ impl Core {
         for request in leases {
             self.forget_lease_request(request);
         }
-        self.rollouts.next += LOST_NUMBERS;
-        self.groups.next += LOST_NUMBERS;
-        self.workers.next += LOST_NUMBERS;
+        self.pass_over_numbers();
         for (request, asked) in std::mem::take(&mut self.batches.requests) {
             self.deadlines.clear(asked.deadline, Due::Batch(request));
         }

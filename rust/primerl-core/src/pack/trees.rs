@@ -202,8 +202,60 @@ impl Planter<'_> {
         Some(halves)
     }
 
+    /// The micro-batches of each rank; `None` where the dearest rank's work is not less than `without` trees.
+    fn packed(
+        &self,
+        group_sizes: &[usize],
+        data_ranks: usize,
+        without: f64,
+    ) -> Option<Vec<Vec<Joined>>> {
+        let trees = self.trees_that_pay(group_sizes)?;
+        let (trees, ranks) = self.balanced(trees, data_ranks);
+        if dearest(&ranks) >= without {
+            return None;
+        }
+        let joined = |bin: &Bin| self.join(bin.members.iter().map(|tree| &trees[*tree]).collect());
+        let joined = ranks.iter().map(|bins| bins.iter().map(joined).collect());
+        Some(joined.collect())
+    }
+
+    fn trees_that_pay(&self, group_sizes: &[usize]) -> Option<Vec<Tree>> {
+        let mut walks = Vec::with_capacity(self.samples.len());
+        let mut start = 0;
+        for size in group_sizes {
+            walks.extend(self.walk(start..start + size));
+            start += size;
+        }
+        let all: usize = walks.iter().map(|(member, _)| self.length(*member)).sum();
+        let pays = |computed: usize| (computed as f64) < MOST_COMPUTED * all as f64;
+        // Trees have to compute more where they are cut; mostly, it shows before there are any.
+        let shared: usize = walks.iter().map(|(_, shared)| shared).sum();
+        if !pays(all - shared) {
+            return None;
+        }
+        let trees = self.trees(&walks);
+        let computed = trees.iter().map(|tree| tree.measure.tokens).sum();
+        pays(computed).then_some(trees)
+    }
+
+    /// The trees in bins of each rank; some are halved, so that each rank has as many bins.
+    fn balanced(&self, trees: Vec<Tree>, data_ranks: usize) -> (Vec<Tree>, Vec<Vec<Bin>>) {
+        let mut sizes: Vec<Size> = trees.iter().map(|tree| tree.measure.size()).collect();
+        let mut bins = first_fit_decreasing(&sizes, self.seq_len);
+        let trees = RefCell::new(trees);
+        make_divisible(&mut bins, &mut sizes, data_ranks, |unit| {
+            let mut trees = trees.borrow_mut();
+            let [first, second] = self.halve(&trees[unit])?;
+            let sizes = [first.measure.size(), second.measure.size()];
+            trees[unit] = first;
+            trees.push(second);
+            Some(sizes)
+        });
+        (trees.into_inner(), balance(bins, data_ranks))
+    }
+
     /// Sequences and what they share, in order, of the trees of one micro-batch.
-    fn join(&self, mut trees: Vec<&Tree>) -> (Vec<usize>, Vec<usize>) {
+    fn join(&self, mut trees: Vec<&Tree>) -> Joined {
         let first = |tree: &Tree| tree.members[0];
         trees.sort_by(|a, b| self.compare(first(a), first(b), 0).1);
         let mut keys: usize = trees.iter().map(|tree| tree.measure.keys).sum();
@@ -240,54 +292,23 @@ pub fn pack_trees(
         seq_len,
         flops,
     };
-    let mut walks = Vec::with_capacity(samples.len());
-    let mut start = 0;
-    for size in group_sizes {
-        walks.extend(planter.walk(start..start + size));
-        start += size;
+    match planter.packed(group_sizes, data_ranks, dearest(&without)) {
+        None => micro_batches(samples, &without),
+        Some(ranks) => micro_batches_of_trees(samples, ranks),
     }
-    let all: usize = walks
-        .iter()
-        .map(|(member, _)| planter.length(*member))
-        .sum();
-    let pays = |computed: usize| (computed as f64) < MOST_COMPUTED * all as f64;
-    // Trees have to compute more where they are cut; mostly, it shows before there are any.
-    let shared: usize = walks.iter().map(|(_, shared)| shared).sum();
-    if !pays(all - shared) {
-        return micro_batches(samples, &without);
-    }
-    let trees = planter.trees(&walks);
-    if !pays(trees.iter().map(|tree| tree.measure.tokens).sum()) {
-        return micro_batches(samples, &without);
-    }
-    let mut sizes: Vec<Size> = trees.iter().map(|tree| tree.measure.size()).collect();
-    let mut bins = first_fit_decreasing(&sizes, seq_len);
-    let trees = RefCell::new(trees);
-    make_divisible(&mut bins, &mut sizes, data_ranks, |unit| {
-        let mut trees = trees.borrow_mut();
-        let [first, second] = planter.halve(&trees[unit])?;
-        let sizes = [first.measure.size(), second.measure.size()];
-        trees[unit] = first;
-        trees.push(second);
-        Some(sizes)
-    });
-    let trees = trees.into_inner();
-    let ranks = balance(bins, data_ranks);
-    if dearest(&ranks) >= dearest(&without) {
-        return micro_batches(samples, &without);
-    }
-    let joined = |bin: &Bin| planter.join(bin.members.iter().map(|tree| &trees[*tree]).collect());
-    let joined: Vec<Vec<_>> = ranks
-        .iter()
-        .map(|bins| bins.iter().map(joined).collect())
-        .collect();
+}
+
+/// Sequences of a micro-batch, and how much each shares with those before it.
+type Joined = (Vec<usize>, Vec<usize>);
+
+fn micro_batches_of_trees(samples: Vec<Weighted>, ranks: Vec<Vec<Joined>>) -> Vec<Vec<MicroBatch>> {
     let mut samples: Vec<Option<Weighted>> = samples.into_iter().map(Some).collect();
-    let mut micro_batch = |(members, shared): (Vec<usize>, Vec<usize>)| {
+    let mut micro_batch = |(members, shared): Joined| {
         let sequences = members.iter().filter_map(|index| samples[*index].take());
         MicroBatch::of_tree(sequences.collect(), shared)
     };
-    let mut rank = |bins: Vec<_>| bins.into_iter().map(&mut micro_batch).collect();
-    joined.into_iter().map(&mut rank).collect()
+    let mut rank = |bins: Vec<Joined>| bins.into_iter().map(&mut micro_batch).collect();
+    ranks.into_iter().map(&mut rank).collect()
 }
 
 /// Work of the rank that has most of it, FLOPs.

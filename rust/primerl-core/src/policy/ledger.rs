@@ -183,18 +183,21 @@ impl Ledger {
         let differs = known.digest != published.digest;
         *known = published;
         if differs {
-            for engine in self.engines.values_mut() {
-                let (serves, loads) = (
-                    engine.proved == Some(version),
-                    engine.updating == Some(version),
-                );
-                engine.proved = engine.proved.filter(|_| !serves);
-                // It is asked again once it has ended this: one update at a time.
-                engine.loads_replaced |= loads;
-                engine.has_replaced |= serves || loads;
-            }
+            self.load_again(version);
         }
         differs
+    }
+
+    /// Engines that serve or load the version have weights of it that were replaced.
+    fn load_again(&mut self, version: PolicyVersion) {
+        for engine in self.engines.values_mut() {
+            let serves = engine.proved == Some(version);
+            let loads = engine.updating == Some(version);
+            engine.proved = engine.proved.filter(|_| !serves);
+            // It is asked again once it has ended this: one update at a time.
+            engine.loads_replaced |= loads;
+            engine.has_replaced |= serves || loads;
+        }
     }
 
     /// The trainer resumes from `version`.

@@ -19,7 +19,7 @@ use crate::deadlines::Due;
 use crate::effect::{Effect, LeasedRollout};
 use crate::evaluation::Attempt;
 use crate::ids::*;
-use crate::time::Time;
+use crate::time::{Duration, Time};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -164,21 +164,27 @@ impl Core {
                     break;
                 }
                 for attempt in attempts {
-                    let id = self.lease(
-                        request,
-                        environment,
-                        attempt.place(),
-                        Some(version),
-                        answers,
-                    );
-                    if let Some(progress) = self.evaluations.progress_mut(environment) {
-                        progress.in_flight.insert(id, attempt);
-                    }
-                    self.rollouts.evaluating += 1;
+                    self.lease_attempt(request, environment, attempt, version, answers);
                 }
                 self.answer_if_full(request, answers);
             }
         }
+    }
+
+    fn lease_attempt(
+        &mut self,
+        request: RequestId,
+        environment: EnvironmentId,
+        attempt: Attempt,
+        version: PolicyVersion,
+        answers: &mut Answers,
+    ) {
+        let place = attempt.place();
+        let id = self.lease(request, environment, place, Some(version), answers);
+        if let Some(progress) = self.evaluations.progress_mut(environment) {
+            progress.in_flight.insert(id, attempt);
+        }
+        self.rollouts.evaluating += 1;
     }
 
     fn lease_training(&mut self, answers: &mut Answers) {
@@ -269,16 +275,8 @@ impl Core {
     /// rollout is in flight stays. Returns whether that made room for another group.
     fn set_aside_unasked(&mut self) -> bool {
         for id in self.environments.ids() {
-            let state = &self.environments[id];
-            let unasked = self.now.since(state.unasked_since);
-            let is_asked = !state.requests.is_empty() || unasked < self.config.timeouts.worker;
-            if state.queue.is_empty() || is_asked {
-                continue;
-            }
-            let idle = |id: &GroupId| self.groups.live[id].in_flight_count() == 0;
-            let mut groups: Vec<GroupId> = state.queue.iter().map(|(id, _)| *id).collect();
-            groups.dedup();
-            groups.retain(idle);
+            let unasked = self.now.since(self.environments[id].unasked_since);
+            let groups = self.unasked_groups(id, unasked);
             if groups.is_empty() {
                 continue;
             }
@@ -297,6 +295,19 @@ impl Core {
             ));
         }
         self.may_begin_group()
+    }
+
+    /// Queued groups that no worker has asked for since `unasked`, and of which nothing is in flight; in order.
+    fn unasked_groups(&self, environment: EnvironmentId, unasked: Duration) -> Vec<GroupId> {
+        let state = &self.environments[environment];
+        let is_asked = !state.requests.is_empty() || unasked < self.config.timeouts.worker;
+        if is_asked {
+            return Vec::new();
+        }
+        let mut groups: Vec<GroupId> = state.queue.iter().map(|(id, _)| *id).collect();
+        groups.dedup();
+        groups.retain(|id| self.groups.live[id].in_flight_count() == 0);
+        groups
     }
 
     fn lease(

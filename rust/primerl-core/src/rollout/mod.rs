@@ -14,23 +14,24 @@ mod in_flight;
 mod leases;
 mod report;
 mod rules;
+mod traces;
 
 pub(crate) use in_flight::Rollouts;
 pub(crate) use leases::{LeaseRequest, Leases};
 pub use rules::{LeftOut, Rules};
+pub use traces::TrainedTrace;
 
-use crate::config::TruncatedRollouts;
 use crate::counters::{Counters, Ended};
 use crate::effect::LeasedRollout;
 use crate::event::{Outcome, RolloutError};
 use crate::ids::*;
 use crate::sample::{Sample, samples};
-use crate::signal::TraceLength;
 use crate::time::{Duration, Time};
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use traces::trace_lengths;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
@@ -40,36 +41,6 @@ pub enum State {
     Running,
     /// It ended well; its samples wait for the group and the cut.
     Finished,
-}
-
-/// A seat with something to train on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TrainedTrace {
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub seat: String,
-    pub reward: f64,
-    pub metrics: BTreeMap<String, f64>,
-    pub truncated: bool,
-    pub turns: u32,
-    /// Tokens sampled in all of its turns, also those that are not trained. 0 in snapshots that did not say.
-    #[serde(default)]
-    pub output_tokens: u64,
-    /// Tokens of its prompts, each once. 0 in snapshots that did not say.
-    #[serde(default)]
-    pub input_tokens: u64,
-    /// [`crate::event::Trace::demonstration`]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub demonstration: Option<Arc<str>>,
-}
-
-impl TrainedTrace {
-    pub fn length(&self) -> TraceLength {
-        TraceLength {
-            output_tokens: self.output_tokens,
-            input_tokens: self.input_tokens,
-            turns: self.turns,
-        }
-    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -229,17 +200,7 @@ impl Rollout {
             self.id
         );
         self.check(outcome, rules.lowest_reward)?;
-        let nothing = |kind: &str, message: &str| RolloutError {
-            refusal: outcome.refusal.clone(),
-            ..error(kind, message.to_owned())
-        };
-        if let Some(error) = self.prompt_too_long(outcome) {
-            return Err(error);
-        }
-        if self.turns.is_empty() {
-            let why = "the environment ended well without a single answer of the model";
-            return Err(nothing("no_turns", why));
-        }
+        self.check_answered(outcome)?;
         let sessions = self.turns.iter().map(|turn| &*turn.session);
         let trace_of = outcome.trained_traces(sessions);
         let turns = std::mem::take(&mut self.turns);
@@ -247,15 +208,10 @@ impl Rollout {
         let lengths = trace_lengths(&turns, &trace_of, outcome.traces.len());
         let mut samples = samples(rules.strategy, self.id, turns, &trace_of);
         if samples.is_empty() {
-            return Err(nothing("empty", "no trainable trace has a sampled token"));
+            let why = "no trainable trace has a sampled token";
+            return Err(nothing("empty", why, outcome));
         }
-        let truncated = |sample: &Sample| outcome.traces[sample.trace].truncated;
-        if rules.truncated == TruncatedRollouts::Drop && samples.iter().any(truncated) {
-            return Err(error(
-                "truncated",
-                "the environment cut it short, and truncated_rollouts = \"drop\"".to_owned(),
-            ));
-        }
+        rules.check_whole(&samples, outcome)?;
         self.keep_trained_traces(&mut samples, outcome, &lengths);
         samples.retain_mut(|sample| {
             let truncated = self.traces[sample.trace].truncated;
@@ -263,6 +219,17 @@ impl Rollout {
         });
         self.samples = samples;
         self.state = State::Finished;
+        Ok(())
+    }
+
+    fn check_answered(&self, outcome: &Outcome) -> Result<(), RolloutError> {
+        if let Some(error) = self.prompt_too_long(outcome) {
+            return Err(error);
+        }
+        if self.turns.is_empty() {
+            let why = "the environment ended well without a single answer of the model";
+            return Err(nothing("no_turns", why, outcome));
+        }
         Ok(())
     }
 
@@ -324,36 +291,6 @@ impl Rollout {
         Remains { _rollout: self }
     }
 
-    /// Leaves only traces that have samples, and renumbers the samples' traces accordingly.
-    fn keep_trained_traces(
-        &mut self,
-        samples: &mut [Sample],
-        outcome: &Outcome,
-        lengths: &[TraceLength],
-    ) {
-        let kept: BTreeSet<usize> = samples.iter().map(|sample| sample.trace).collect();
-        let kept: Vec<usize> = kept.into_iter().collect();
-        for sample in samples {
-            sample.trace = kept
-                .binary_search(&sample.trace)
-                .expect("every sample's trace is kept");
-        }
-        let trained = |index: &usize| {
-            let trace = &outcome.traces[*index];
-            TrainedTrace {
-                seat: trace.seat.clone(),
-                reward: trace.reward,
-                metrics: trace.metrics.clone(),
-                truncated: trace.truncated,
-                turns: lengths[*index].turns,
-                output_tokens: lengths[*index].output_tokens,
-                input_tokens: lengths[*index].input_tokens,
-                demonstration: trace.demonstration.clone(),
-            }
-        };
-        self.traces = kept.iter().map(trained).collect();
-    }
-
     fn problem_with(&self, turn: &Turn) -> Option<String> {
         let number = self.turns.len();
         if !turn.is_consistent() {
@@ -394,25 +331,20 @@ pub struct Score {
     pub metrics: BTreeMap<String, f64>,
 }
 
+/// The error of a rollout of which nothing came: the gateway's refusal may be why.
+fn nothing(kind: &str, message: &str, outcome: &Outcome) -> RolloutError {
+    RolloutError {
+        refusal: outcome.refusal.clone(),
+        ..error(kind, message.to_owned())
+    }
+}
+
 pub(crate) fn error(kind: &str, message: String) -> RolloutError {
     RolloutError {
         kind: kind.to_owned(),
         message,
         ..RolloutError::default()
     }
-}
-
-/// What each of a rollout's traces took. A turn's `prompt_suffix` is what its prompt has beyond its parent.
-fn trace_lengths(turns: &[Turn], trace_of: &[Option<usize>], traces: usize) -> Vec<TraceLength> {
-    let mut lengths = vec![TraceLength::default(); traces];
-    for (turn, trace) in turns.iter().zip(trace_of) {
-        if let Some(length) = trace.and_then(|trace| lengths.get_mut(trace)) {
-            length.output_tokens += turn.sampled.len() as u64;
-            length.input_tokens += turn.prompt_suffix.len() as u64;
-            length.turns += 1;
-        }
-    }
-    lengths
 }
 
 #[cfg(test)]

@@ -14,42 +14,24 @@ impl Rollout {
             return Err(error("engine", message.clone()));
         }
         if !outcome.ok {
-            if let Some(error) = self.prompt_too_long(outcome) {
-                return Err(error);
-            }
-            let unnamed = || {
-                error(
-                    "environment",
-                    "the environment reported a failure without an error".to_owned(),
-                )
-            };
-            return Err(RolloutError {
+            return Err(self.failure(outcome));
+        }
+        check_rewards(outcome, lowest_reward)
+    }
+
+    /// The error of a rollout that its environment reports as failed.
+    fn failure(&self, outcome: &Outcome) -> RolloutError {
+        let unnamed = || {
+            error(
+                "environment",
+                "the environment reported a failure without an error".to_owned(),
+            )
+        };
+        self.prompt_too_long(outcome)
+            .unwrap_or_else(|| RolloutError {
                 refusal: outcome.refusal.clone(),
                 ..outcome.error.clone().unwrap_or_else(unnamed)
-            });
-        }
-        for Trace { reward, .. } in &outcome.traces {
-            if reward.is_nan() || reward.abs() > LARGEST_REWARD {
-                let message = format!(
-                    "reward = {reward} is not a finite number of at most {LARGEST_REWARD:e}"
-                );
-                return Err(error("environment", message));
-            }
-        }
-        let trained = outcome.traces.iter().filter(|trace| trace.is_trained());
-        match trained
-            .map(|trace| trace.reward)
-            // A sum that is 0 but for rounding is 0.
-            .find(|reward| *reward < lowest_reward - SMALLEST_DIFFERENCE)
-        {
-            Some(reward) => Err(error(
-                "environment",
-                format!(
-                    "reward = {reward}, but the environment's algorithm takes none below {lowest_reward}"
-                ),
-            )),
-            None => Ok(()),
-        }
+            })
     }
 
     /// The error of a rollout without an answer because its first prompt leaves no room for one, however its
@@ -66,5 +48,29 @@ impl Rollout {
                 )
             }
         })
+    }
+}
+
+fn check_rewards(outcome: &Outcome, lowest_reward: f64) -> Result<(), RolloutError> {
+    for Trace { reward, .. } in &outcome.traces {
+        if reward.is_nan() || reward.abs() > LARGEST_REWARD {
+            let message =
+                format!("reward = {reward} is not a finite number of at most {LARGEST_REWARD:e}");
+            return Err(error("environment", message));
+        }
+    }
+    let trained = outcome.traces.iter().filter(|trace| trace.is_trained());
+    match trained
+        .map(|trace| trace.reward)
+        // A sum that is 0 but for rounding is 0.
+        .find(|reward| *reward < lowest_reward - SMALLEST_DIFFERENCE)
+    {
+        Some(reward) => Err(error(
+            "environment",
+            format!(
+                "reward = {reward}, but the environment's algorithm takes none below {lowest_reward}"
+            ),
+        )),
+        None => Ok(()),
     }
 }

@@ -1,6 +1,8 @@
 //! Which of a finished rollout's samples are trained, and how long they may be.
 
+use super::error;
 use crate::config::{Config, LongSamples, TrajectoryStrategy, TruncatedRollouts};
+use crate::event::{Outcome, RolloutError};
 use crate::ids::EnvironmentId;
 use crate::sample::Sample;
 use serde::{Deserialize, Serialize};
@@ -26,6 +28,22 @@ impl Rules {
             seq_len: config.run.seq_len as usize,
             lowest_reward: algorithm.kind.lowest_reward(),
         }
+    }
+
+    /// A rollout that the environment cut short may have to fail.
+    pub(super) fn check_whole(
+        &self,
+        samples: &[Sample],
+        outcome: &Outcome,
+    ) -> Result<(), RolloutError> {
+        let truncated = |sample: &Sample| outcome.traces[sample.trace].truncated;
+        if self.truncated == TruncatedRollouts::Drop && samples.iter().any(truncated) {
+            return Err(error(
+                "truncated",
+                "the environment cut it short, and truncated_rollouts = \"drop\"".to_owned(),
+            ));
+        }
+        Ok(())
     }
 
     /// Whether a sample is to be trained; shortens it where the rules say so. `truncated`: its trace is.

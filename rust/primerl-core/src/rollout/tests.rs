@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{LongSamples, TrajectoryStrategy};
+use crate::config::{LongSamples, TrajectoryStrategy, TruncatedRollouts};
 use crate::event::Trace;
 use crate::testing::{config, outcome, trace, turn};
 

@@ -150,31 +150,10 @@ pub fn advantages(
         .flat_map(|group| group.rewards.iter().copied())
         .collect();
     let scale = Normalization::of(&global);
-    let mut advantages: Vec<Vec<f32>> = groups
+    let own = groups
         .iter()
-        .map(|group| {
-            let rewards = &group.rewards;
-            match &group.algorithm.kind {
-                AlgorithmKind::Grpo | AlgorithmKind::DrGrpo => {
-                    group.by_seat(|rewards| grpo(rewards, group.algorithm.normalize_std))
-                }
-                AlgorithmKind::Rloo => group.by_seat(rloo),
-                AlgorithmKind::MaxRl => group.by_seat(max_rl),
-                AlgorithmKind::ReinforcePlusPlus => scale.apply(rewards),
-                AlgorithmKind::Rae { decay } => {
-                    let scored = rewards.iter().enumerate().map(|(place, reward)| {
-                        let seat = group.seat(place);
-                        baselines.score(group.environment, seat, *reward, *decay) as f32
-                    });
-                    scored.collect()
-                }
-                AlgorithmKind::HierarchicalGrpo { episode_agents } => {
-                    hierarchical_grpo(group, episode_agents)
-                }
-                AlgorithmKind::Custom { .. } => vec![0.0; rewards.len()],
-            }
-        })
-        .collect();
+        .map(|group| own_advantages(group, &scale, baselines));
+    let mut advantages: Vec<Vec<f32>> = own.collect();
     let shuffled = groups.iter().zip(&mut advantages);
     let shuffled = shuffled.filter(|(group, _)| group.algorithm.shuffle_advantages);
     shuffle(
@@ -182,6 +161,37 @@ pub fn advantages(
         rng,
     );
     advantages
+}
+
+/// Those of one group, by its algorithm; `scale` is the batch's.
+fn own_advantages(
+    group: &ScoredGroup,
+    scale: &Normalization,
+    baselines: &mut Baselines,
+) -> Vec<f32> {
+    let rewards = &group.rewards;
+    match &group.algorithm.kind {
+        AlgorithmKind::Grpo | AlgorithmKind::DrGrpo => {
+            group.by_seat(|rewards| grpo(rewards, group.algorithm.normalize_std))
+        }
+        AlgorithmKind::Rloo => group.by_seat(rloo),
+        AlgorithmKind::MaxRl => group.by_seat(max_rl),
+        AlgorithmKind::ReinforcePlusPlus => scale.apply(rewards),
+        AlgorithmKind::Rae { decay } => rae(group, *decay, baselines),
+        AlgorithmKind::HierarchicalGrpo { episode_agents } => {
+            hierarchical_grpo(group, episode_agents)
+        }
+        AlgorithmKind::Custom { .. } => vec![0.0; rewards.len()],
+    }
+}
+
+fn rae(group: &ScoredGroup, decay: f64, baselines: &mut Baselines) -> Vec<f32> {
+    let rewards = group.rewards.iter().enumerate();
+    let scored = rewards.map(|(place, reward)| {
+        let seat = group.seat(place);
+        baselines.score(group.environment, seat, *reward, decay) as f32
+    });
+    scored.collect()
 }
 
 /// GRPO (Shao et al. 2024, arXiv:2402.03300, section 4.1.2): `A = r - mean(r)`; with `normalize_std` also divided by the

@@ -2,6 +2,7 @@
 
 use super::{Armed, Wait};
 use crate::Core;
+use crate::evaluation::Round;
 use crate::ids::*;
 use crate::status::WaitStatus;
 use std::collections::BTreeMap;
@@ -11,26 +12,7 @@ impl Core {
     /// they lack, those that are warned about, and last workers that hold no one up. What rollouts in flight are doing, the
     /// shell adds.
     pub(crate) fn all_waits(&self) -> Vec<WaitStatus> {
-        let requests = self.batches.requests.values().map(|request| {
-            let since = self.trainer.waiting_since.unwrap_or(self.now);
-            let who = format!("trainer, data rank {}", request.rank);
-            WaitStatus {
-                who,
-                waiting_for: self.words(self.step_wait(request.step)),
-                since,
-                deadline: request.deadline,
-                is_usual: false,
-            }
-        });
-        let round = self.evaluations.round.iter().map(|round| {
-            let wait = match round.is_over() {
-                false => Wait::Evaluation(round.version),
-                // Else it would be reported and closed.
-                true => Wait::EvaluationReport(round.version),
-            };
-            let (since, deadline) = (round.since, round.deadline);
-            (wait, Armed { since, deadline })
-        });
+        let round = self.evaluations.round.iter().map(round_wait);
         let custom = self.signals.custom.iter();
         let custom = custom.map(|(id, armed)| (Wait::Advantages(*id), *armed));
         let teacher = self.signals.teacher.iter();
@@ -48,7 +30,18 @@ impl Core {
             deadline,
             is_usual: false,
         });
+        let requests = self.waits_for_batches();
         requests.chain(armed).chain(self.waits_of_idle()).collect()
+    }
+
+    fn waits_for_batches(&self) -> impl Iterator<Item = WaitStatus> + '_ {
+        self.batches.requests.values().map(|request| WaitStatus {
+            who: format!("trainer, data rank {}", request.rank),
+            waiting_for: self.words(self.step_wait(request.step)),
+            since: self.trainer.waiting_since.unwrap_or(self.now),
+            deadline: request.deadline,
+            is_usual: false,
+        })
     }
 
     fn waits_of_blocked(&self) -> impl Iterator<Item = (Wait, Armed)> + '_ {
@@ -87,4 +80,14 @@ impl Core {
         }
         waits
     }
+}
+
+fn round_wait(round: &Round) -> (Wait, Armed) {
+    let wait = match round.is_over() {
+        false => Wait::Evaluation(round.version),
+        // Else it would be reported and closed.
+        true => Wait::EvaluationReport(round.version),
+    };
+    let (since, deadline) = (round.since, round.deadline);
+    (wait, Armed { since, deadline })
 }

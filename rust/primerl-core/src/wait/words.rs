@@ -29,14 +29,7 @@ impl Core {
             Wait::EngineUpdate(engine, version) => {
                 format!("engine {engine} to load and prove version {version}")
             }
-            Wait::NoWorker(environment) => {
-                let state = &self.environments[environment];
-                match (state.workers, state.examples) {
-                    (0, _) => "a worker: none is registered".to_owned(),
-                    (_, None) => "a worker that lists its examples".to_owned(),
-                    (_, Some(_)) => "its workers to ask for rollouts".to_owned(),
-                }
-            }
+            Wait::NoWorker(environment) => self.missing_worker_in_words(environment).to_owned(),
             Wait::Weights(version) => {
                 format!("the trainer to publish the weights of version {version}")
             }
@@ -45,12 +38,7 @@ impl Core {
             }
             Wait::Advantages(_) => "its custom advantages".to_owned(),
             Wait::Teacher(group) => self.scores_in_words(group).to_owned(),
-            Wait::Blocked(worker) => {
-                let worker = self.workers.registered.get(&worker);
-                let blocked = worker.and_then(|worker| worker.blocked.as_ref());
-                let code = blocked.map(|blocked| blocked.code()).unwrap_or_default();
-                format!("its environment's code, which blocks it{code}")
-            }
+            Wait::Blocked(worker) => self.block_in_words(worker),
             Wait::Republication(_)
             | Wait::HandedOut(_)
             | Wait::NoEvaluation
@@ -58,6 +46,22 @@ impl Core {
             | Wait::EvaluationReport(_) => self.evaluation_in_words(wait),
             _ => self.training_in_words(wait),
         }
+    }
+
+    fn missing_worker_in_words(&self, environment: EnvironmentId) -> &'static str {
+        let state = &self.environments[environment];
+        match (state.workers, state.examples) {
+            (0, _) => "a worker: none is registered",
+            (_, None) => "a worker that lists its examples",
+            (_, Some(_)) => "its workers to ask for rollouts",
+        }
+    }
+
+    fn block_in_words(&self, worker: WorkerId) -> String {
+        let worker = self.workers.registered.get(&worker);
+        let blocked = worker.and_then(|worker| worker.blocked.as_ref());
+        let code = blocked.map(|blocked| blocked.code()).unwrap_or_default();
+        format!("its environment's code, which blocks it{code}")
     }
 
     fn evaluation_in_words(&self, wait: Wait) -> String {
@@ -99,17 +103,19 @@ impl Core {
                 format!("it rests: {why}")
             }
             Wait::Room => self.room_in_words(),
-            Wait::NextVersion => {
-                let last = last_step(&self.config, self.ledger.newest_proved());
-                format!(
-                    "{} rollouts are under way, as many as may be trained before {} is proved (up to step {})",
-                    self.rollouts_begun(),
-                    self.next_version(),
-                    last.unwrap_or(Step(0)),
-                )
-            }
+            Wait::NextVersion => self.next_version_in_words(),
             _ => "what there is to do is for other environments".to_owned(),
         }
+    }
+
+    fn next_version_in_words(&self) -> String {
+        let last = last_step(&self.config, self.ledger.newest_proved());
+        format!(
+            "{} rollouts are under way, as many as may be trained before {} is proved (up to step {})",
+            self.rollouts_begun(),
+            self.next_version(),
+            last.unwrap_or(Step(0)),
+        )
     }
 
     fn room_in_words(&self) -> String {
@@ -143,11 +149,8 @@ impl Core {
 
     /// How far the next batch is, and what holds it up.
     fn groups_in_words(&self) -> String {
-        let queued: usize = self
-            .environments
-            .iter()
-            .map(|state| state.queue.len())
-            .sum();
+        let queues = self.environments.iter().map(|state| state.queue.len());
+        let queued: usize = queues.sum();
         let mut words = vec![format!(
             "{} of {} groups ready for step {}, {} rollouts in flight, {queued} queued",
             self.groups.ready.len(),

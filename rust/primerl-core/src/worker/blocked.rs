@@ -27,6 +27,26 @@ pub(crate) struct Blocked {
 }
 
 impl Blocked {
+    fn begin(since: Time) -> Blocked {
+        Blocked {
+            since,
+            at: None,
+            rollout: None,
+            warned_after: Duration::default(),
+        }
+    }
+
+    /// Takes what the worker says now; `true` if it has lasted long enough for another warning.
+    fn update(&mut self, block: Block) -> bool {
+        self.at = block.at.or(self.at.take());
+        self.rollout = block.rollout.or(self.rollout);
+        let is_due = block.lasted.0 >= self.warned_after.0 * 2;
+        if is_due {
+            self.warned_after = block.lasted;
+        }
+        is_due
+    }
+
     /// ` (file.py:3)`, where the line of code is known.
     pub fn code(&self) -> String {
         self.at
@@ -46,40 +66,27 @@ impl Core {
         let Some(worker) = self.workers.registered.get_mut(&id) else {
             return self.ignore("block of an unknown worker");
         };
-        match block.filter(|block| block.lasted >= BLOCKED_AFTER) {
-            None => self.worker_runs_again(id),
-            Some(Block {
-                lasted,
-                at,
-                rollout,
-            }) => {
-                let since = self.now - lasted;
-                let before = worker.blocked.take();
-                let before = before.filter(|blocked| !blocked.began_after(since));
-                let is_new = before.is_none();
-                let mut blocked = before.unwrap_or(Blocked {
-                    since,
-                    at: None,
-                    rollout: None,
-                    warned_after: Duration::default(),
-                });
-                blocked.at = at.or(blocked.at);
-                blocked.rollout = rollout.or(blocked.rollout);
-                let is_due = lasted.0 >= blocked.warned_after.0 * 2;
-                blocked.warned_after = if is_due { lasted } else { blocked.warned_after };
-                let code = blocked.code();
-                worker.blocked = Some(blocked);
-                if is_new {
-                    self.park_requests(id);
-                }
-                if is_due {
-                    let (who, seconds) = (self.worker_of(id), lasted.as_secs_f64());
-                    self.warn(format!(
-                        "{who} is blocked by its environment for {seconds:.0} s{code}; it gets no rollouts until its \
-                         event loop runs again"
-                    ));
-                }
-            }
+        let Some(block) = block.filter(|block| block.lasted >= BLOCKED_AFTER) else {
+            return self.worker_runs_again(id);
+        };
+        let lasted = block.lasted;
+        let since = self.now - lasted;
+        let before = worker.blocked.take();
+        let before = before.filter(|blocked| !blocked.began_after(since));
+        let is_new = before.is_none();
+        let mut blocked = before.unwrap_or_else(|| Blocked::begin(since));
+        let is_due = blocked.update(block);
+        let code = blocked.code();
+        worker.blocked = Some(blocked);
+        if is_new {
+            self.park_requests(id);
+        }
+        if is_due {
+            let (who, seconds) = (self.worker_of(id), lasted.as_secs_f64());
+            self.warn(format!(
+                "{who} is blocked by its environment for {seconds:.0} s{code}; it gets no rollouts until its \
+                 event loop runs again"
+            ));
         }
     }
 

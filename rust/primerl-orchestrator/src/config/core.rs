@@ -188,14 +188,10 @@ pub fn flops_model(model: &Path) -> FlopsModel {
             quadratic: 0.0,
         };
     };
-    let head_dim = shape
-        .head_dim
-        .unwrap_or(shape.hidden_size / shape.num_attention_heads);
-    let attention = shape.num_attention_heads * head_dim;
-    let key_value = shape
-        .num_key_value_heads
-        .unwrap_or(shape.num_attention_heads)
-        * head_dim;
+    let heads = shape.num_attention_heads;
+    let head_dim = shape.head_dim.unwrap_or(shape.hidden_size / heads);
+    let attention = heads * head_dim;
+    let key_value = shape.num_key_value_heads.unwrap_or(heads) * head_dim;
     let layer =
         shape.hidden_size * (2.0 * attention + 2.0 * key_value + 3.0 * shape.intermediate_size);
     let parameters = shape.num_hidden_layers * layer + shape.vocab_size * shape.hidden_size;

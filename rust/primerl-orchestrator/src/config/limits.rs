@@ -49,31 +49,45 @@ impl Config {
                 one.rollout_s,
             )
         });
+        let longest = self.timeouts.rollout_s;
         for (environment, limits, rollout_s) in training.chain(evaluation) {
-            let longest = self.timeouts.rollout_s;
-            if let Some(own) = rollout_s.filter(|own| *own > longest) {
-                return Err(field(
-                    &format!("{environment}.rollout_s"),
-                    format!("is {own}"),
-                    format!("give at most timeouts.rollout_s = {longest}, or omit it"),
-                ));
-            }
-            let (longest, key) = match rollout_s {
-                Some(own) => (own, "rollout_s"),
-                None => (longest, "timeouts.rollout_s"),
-            };
-            if let Some(seconds) = limits.time_s.filter(|seconds| *seconds >= longest) {
-                return Err(field(
-                    &format!("{environment}.limits.time_s"),
-                    format!(
-                        "is {seconds}, and a rollout that has not been reported after {key} = {longest} has failed"
-                    ),
-                    format!(
-                        "lower it, or raise {key}, so that there is time to score what was sampled"
-                    ),
-                ));
-            }
+            validate_span(&environment, rollout_s, longest)?;
+            validate_time(&environment, limits, rollout_s, longest)?;
         }
         Ok(())
+    }
+}
+
+fn validate_span(environment: &str, own: Option<f64>, longest: f64) -> Result<(), ConfigError> {
+    match own.filter(|own| *own > longest) {
+        None => Ok(()),
+        Some(own) => Err(field(
+            &format!("{environment}.rollout_s"),
+            format!("is {own}"),
+            format!("give at most timeouts.rollout_s = {longest}, or omit it"),
+        )),
+    }
+}
+
+/// What a rollout samples within its time has to be scored before its report is due.
+fn validate_time(
+    environment: &str,
+    limits: RolloutLimits,
+    own: Option<f64>,
+    longest: f64,
+) -> Result<(), ConfigError> {
+    let (longest, key) = match own {
+        Some(own) => (own, "rollout_s"),
+        None => (longest, "timeouts.rollout_s"),
+    };
+    match limits.time_s.filter(|seconds| *seconds >= longest) {
+        None => Ok(()),
+        Some(seconds) => Err(field(
+            &format!("{environment}.limits.time_s"),
+            format!(
+                "is {seconds}, and a rollout that has not been reported after {key} = {longest} has failed"
+            ),
+            format!("lower it, or raise {key}, so that there is time to score what was sampled"),
+        )),
     }
 }

@@ -61,30 +61,9 @@ pub(super) fn complete(table: &mut Table) -> Result<(), ConfigError> {
 
 impl Node {
     fn complete(&self, table: &mut Table, place: &str) -> Result<(), ConfigError> {
-        let place_of = |name: &str| match place {
-            "" => name.to_owned(),
-            _ => format!("{place}.{name}"),
-        };
-        let mut names = table.keys();
-        if let Some(name) = names.find(|name| !self.others && !self.properties.contains_key(*name))
-        {
-            let known: Vec<String> = self
-                .properties
-                .keys()
-                .map(|name| format!("`{name}`"))
-                .collect();
-            let problem = format!(
-                "unknown field `{name}`, expected one of {}",
-                known.join(", ")
-            );
-            return Err(field(
-                &place_of(name),
-                problem,
-                "omit it, or correct its name",
-            ));
-        }
+        self.refuse_unknown(table, place)?;
         for (name, node) in &self.properties {
-            let key = place_of(name);
+            let key = place_of(place, name);
             if let (None, Some(default)) =
                 (table.get(name), node.default.as_ref().and_then(as_toml))
             {
@@ -103,6 +82,24 @@ impl Node {
         Ok(())
     }
 
+    fn refuse_unknown(&self, table: &Table, place: &str) -> Result<(), ConfigError> {
+        let mut names = table.keys();
+        let is_unknown = |name: &str| !self.others && !self.properties.contains_key(name);
+        let Some(name) = names.find(|name| is_unknown(name)) else {
+            return Ok(());
+        };
+        let known = self.properties.keys();
+        let known: Vec<String> = known.map(|name| format!("`{name}`")).collect();
+        Err(field(
+            &place_of(place, name),
+            format!(
+                "unknown field `{name}`, expected one of {}",
+                known.join(", ")
+            ),
+            "omit it, or correct its name",
+        ))
+    }
+
     fn check(&self, value: &mut Value, key: &str, is_required: bool) -> Result<(), ConfigError> {
         let omit = if is_required { "" } else { ", or omit it" };
         let Some(node) = self.of(value) else {
@@ -115,26 +112,25 @@ impl Node {
         };
         match value {
             Value::Table(table) => return node.complete(table, key),
-            Value::Array(values) => {
-                for (index, inner) in values.iter_mut().enumerate() {
-                    let place = entry_of(key, index, inner);
-                    let items = node.items.as_deref();
-                    items.map_or(Ok(()), |node| node.check(inner, &place, true))?;
-                }
-            }
+            Value::Array(values) => node.check_entries(values, key)?,
             _ => {}
         }
         if node.holds(value) {
             return Ok(());
         }
-        let problem = match value {
-            Value::Integer(number) => format!("is {number}"),
-            Value::Float(number) => format!("is {number}"),
-            Value::Array(values) => format!("has {} entries", values.len()),
-            // A key may have been written in its place.
-            _ => "is not what it may be".to_owned(),
-        };
+        let problem = out_of_bounds(value);
         Err(field(key, problem, format!("give {}{omit}", node.bounds())))
+    }
+
+    fn check_entries(&self, values: &mut [Value], key: &str) -> Result<(), ConfigError> {
+        let Some(items) = &self.items else {
+            return Ok(());
+        };
+        for (index, inner) in values.iter_mut().enumerate() {
+            let place = entry_of(key, index, inner);
+            items.check(inner, &place, true)?;
+        }
+        Ok(())
     }
 
     /// What it may be, in words.
@@ -197,15 +193,15 @@ impl Node {
             && self.exclusive_maximum.is_none_or(|most| number < most)
     }
 
-    /// What the value may be, in words.
-    fn bounds(&self) -> String {
-        let mut parts = Vec::new();
+    /// The bounds of a number, in words.
+    fn range(&self) -> Vec<String> {
         let number = |bound: f64| match bound == YEAR_S {
             true => "a year".to_owned(),
             false => bound.to_string(),
         };
         let above = |bound| format!("more than {}", number(bound));
         let below = |bound| format!("less than {}", number(bound));
+        let mut parts = Vec::new();
         match (self.minimum, self.maximum) {
             (Some(least), Some(most)) => {
                 parts.push(format!("{} to {}", number(least), number(most)))
@@ -217,20 +213,18 @@ impl Node {
             }
         }
         parts.extend(self.exclusive_maximum.map(below));
-        parts.extend(
-            self.min_length
-                .map(|least| format!("at least {least} characters")),
-        );
-        parts.extend(
-            self.max_length
-                .map(|most| format!("at most {most} characters")),
-        );
+        parts
+    }
+
+    /// What the value may be, in words.
+    fn bounds(&self) -> String {
+        let mut parts = self.range();
+        let (shortest, longest) = (self.min_length, self.max_length);
+        parts.extend(shortest.map(|least| format!("at least {least} characters")));
+        parts.extend(longest.map(|most| format!("at most {most} characters")));
         parts.extend(self.min_items.map(|least| format!("at least {least}")));
-        parts.extend(
-            self.pattern
-                .as_ref()
-                .map(|pattern| format!("text that matches {pattern}")),
-        );
+        let pattern = self.pattern.as_ref();
+        parts.extend(pattern.map(|pattern| format!("text that matches {pattern}")));
         if !self.choices.is_empty() {
             parts.push(format!("one of {}", self.choices.join(", ")));
         }
@@ -238,6 +232,23 @@ impl Node {
             true => "a finite number".to_owned(),
             false => parts.join(" and "),
         }
+    }
+}
+
+fn place_of(place: &str, name: &str) -> String {
+    match place {
+        "" => name.to_owned(),
+        _ => format!("{place}.{name}"),
+    }
+}
+
+fn out_of_bounds(value: &Value) -> String {
+    match value {
+        Value::Integer(number) => format!("is {number}"),
+        Value::Float(number) => format!("is {number}"),
+        Value::Array(values) => format!("has {} entries", values.len()),
+        // A key may have been written in its place.
+        _ => "is not what it may be".to_owned(),
     }
 }
 

@@ -103,43 +103,13 @@ impl Config {
     pub(super) fn validate_teacher(&self) -> Result<(), ConfigError> {
         let teachers = self.teachers();
         for (environment, taught) in self.train.env.iter().zip(&teachers) {
-            let name = |key| format!("train.env.{}.{key}", environment.name());
-            match (self.mode_of(environment), taught) {
-                (mode @ (TrainingMode::Rl | TrainingMode::Opsd), _)
-                    if environment.teacher.is_some() =>
-                {
-                    return Err(field(
-                        &name("teacher"),
-                        format!("is given, and training_mode = {mode:?} learns from none"),
-                        "leave it out, or set training_mode to opd or sft",
-                    ));
-                }
-                (TrainingMode::Rl, _) => {}
-                (TrainingMode::Opsd, _) => {
-                    let shown = self.demonstration_of(environment);
-                    if !shown.template.contains(PLACE) {
-                        return Err(field(
-                            &name("demonstration"),
-                            "has a template without {demonstration}",
-                            "add it, or omit the template",
-                        ));
-                    }
-                }
-                (mode, None) => {
-                    return Err(field(
-                        &name("training_mode"),
-                        format!("is {mode:?}, which learns from a teacher, and there is none"),
-                        "give [teacher.client] with base_url and model, to the run or to the environment",
-                    ));
-                }
-                (TrainingMode::Opd, Some(taught)) => {
-                    taught
-                        .client
-                        .validate(&taught.place, ClientType::Renderer)?;
-                }
-                (TrainingMode::Sft, Some(taught)) => {
-                    let wanted = ClientType::OpenaiChatCompletions;
-                    taught.client.validate(&taught.place, wanted)?;
+            let mode = self.mode_of(environment);
+            refuse_unused_teacher(environment, mode)?;
+            match mode {
+                TrainingMode::Rl => {}
+                TrainingMode::Opsd => self.validate_demonstration(environment)?,
+                TrainingMode::Opd | TrainingMode::Sft => {
+                    validate_taught(environment, mode, taught.as_ref())?;
                 }
             }
         }
@@ -157,4 +127,53 @@ impl Config {
         }
         Ok(())
     }
+    fn validate_demonstration(&self, environment: &TrainEnvironment) -> Result<(), ConfigError> {
+        match self.demonstration_of(environment).template.contains(PLACE) {
+            true => Ok(()),
+            false => Err(field(
+                &key_of(environment, "demonstration"),
+                "has a template without {demonstration}",
+                "add it, or omit the template",
+            )),
+        }
+    }
+}
+
+fn key_of(environment: &TrainEnvironment, key: &str) -> String {
+    format!("train.env.{}.{key}", environment.name())
+}
+
+fn refuse_unused_teacher(
+    environment: &TrainEnvironment,
+    mode: TrainingMode,
+) -> Result<(), ConfigError> {
+    let learns_from_none = matches!(mode, TrainingMode::Rl | TrainingMode::Opsd);
+    if learns_from_none && environment.teacher.is_some() {
+        return Err(field(
+            &key_of(environment, "teacher"),
+            format!("is given, and training_mode = {mode:?} learns from none"),
+            "leave it out, or set training_mode to opd or sft",
+        ));
+    }
+    Ok(())
+}
+
+/// Of an environment that learns from a teacher.
+fn validate_taught(
+    environment: &TrainEnvironment,
+    mode: TrainingMode,
+    taught: Option<&Taught<'_>>,
+) -> Result<(), ConfigError> {
+    let Some(taught) = taught else {
+        return Err(field(
+            &key_of(environment, "training_mode"),
+            format!("is {mode:?}, which learns from a teacher, and there is none"),
+            "give [teacher.client] with base_url and model, to the run or to the environment",
+        ));
+    };
+    let wanted = match mode {
+        TrainingMode::Sft => ClientType::OpenaiChatCompletions,
+        _ => ClientType::Renderer,
+    };
+    taught.client.validate(&taught.place, wanted)
 }

@@ -23,24 +23,25 @@ impl Config {
         self.validate_clients()?;
         self.validate_teacher()?;
         self.validate_ratios()?;
-        if self
-            .log
-            .level
-            .parse::<tracing_subscriber::EnvFilter>()
-            .is_err()
-        {
-            return Err(field(
-                "log.level",
-                format!("`{}` is no log level", self.log.level),
-                "use error, warn, info, debug or trace",
-            ));
-        }
+        self.validate_log_level()?;
         // The model's shape only balances micro-batches, so any will do for a check.
         let shape = FlopsModel {
             linear: 1.0,
             quadratic: 0.0,
         };
         Ok(self.to_core(shape).validate()?)
+    }
+
+    fn validate_log_level(&self) -> Result<(), ConfigError> {
+        let level = &self.log.level;
+        match level.parse::<tracing_subscriber::EnvFilter>() {
+            Ok(_) => Ok(()),
+            Err(_) => Err(field(
+                "log.level",
+                format!("`{level}` is no log level"),
+                "use error, warn, info, debug or trace",
+            )),
+        }
     }
 
     /// `place`: what its keys begin with.

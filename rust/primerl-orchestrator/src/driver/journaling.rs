@@ -94,6 +94,40 @@ impl Driver {
         }
     }
 
+    fn answer_written(&mut self, written: u64) {
+        let waiting = self.written.iter();
+        let count = waiting.take_while(|(number, _)| *number <= written).count();
+        for (_, waiter) in self.written.drain(..count) {
+            // A client that hung up does not wait.
+            let _ = waiter.send(());
+        }
+    }
+
+    /// What waits first, if it waits for an event up to this one.
+    fn next_durable(&mut self, durable: u64) -> Option<(u64, Durable)> {
+        let (number, _) = self.durable.front()?;
+        if *number > durable {
+            return None;
+        }
+        self.durable.pop_front()
+    }
+
+    /// The journal is on disk up to event `number`.
+    fn release_one(&mut self, number: u64, what: Durable) {
+        match what {
+            Durable::Effect(effect @ Effect::NoLease { .. }, _) => self.carry_out(effect),
+            Durable::Effect(effect, waiter) => self.effects.carry_out(effect, waiter),
+            Durable::Snapshot(core) => self.effects.snapshot(number, core),
+            Durable::State(step, core) => self.effects.keep_state(step, number, core),
+            Durable::Accepted(waiter, open) => {
+                let _ = waiter.send(open);
+            }
+            Durable::Verdict(waiter, verdict) => {
+                let _ = waiter.send(verdict);
+            }
+        }
+    }
+
     /// Carries out what the journal's progress allows.
     pub(super) fn release(
         &mut self,
@@ -107,39 +141,9 @@ impl Driver {
         if let Some(error) = error {
             return Err(error);
         }
-        let count = self
-            .written
-            .iter()
-            .take_while(|(number, _)| *number <= written)
-            .count();
-        for (_, waiter) in self.written.drain(..count) {
-            // A client that hung up does not wait.
-            let _ = waiter.send(());
-        }
-        while self
-            .durable
-            .front()
-            .is_some_and(|(number, _)| *number <= durable)
-        {
-            match self.durable.pop_front() {
-                Some((_, Durable::Effect(effect @ Effect::NoLease { .. }, _))) => {
-                    self.carry_out(effect);
-                }
-                Some((_, Durable::Effect(effect, waiter))) => {
-                    self.effects.carry_out(effect, waiter)
-                }
-                Some((number, Durable::Snapshot(core))) => self.effects.snapshot(number, core),
-                Some((number, Durable::State(step, core))) => {
-                    self.effects.keep_state(step, number, core);
-                }
-                Some((_, Durable::Accepted(waiter, open))) => {
-                    let _ = waiter.send(open);
-                }
-                Some((_, Durable::Verdict(waiter, verdict))) => {
-                    let _ = waiter.send(verdict);
-                }
-                None => {}
-            }
+        self.answer_written(written);
+        while let Some((number, what)) = self.next_durable(durable) {
+            self.release_one(number, what);
         }
         // The disk has moved: the waits start again.
         self.journal_wait = None;

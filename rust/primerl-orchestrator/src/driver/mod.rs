@@ -9,6 +9,7 @@
 //! Nothing here waits for anything but the inbox, the journal's progress and the core's next deadline.
 
 mod journaling;
+mod replies;
 mod thread;
 
 pub(crate) use thread::start;
@@ -17,7 +18,8 @@ use crate::app::App;
 use crate::effects::Effects;
 use crate::failure::{Failures, RunError};
 use crate::telemetry::Telemetry;
-use primerl_core::{Core, Effect, Event, RequestId, RolloutId, Step, Time};
+use primerl_core::effect::LeasedRollout;
+use primerl_core::{Core, Effect, Event, RequestId, RolloutId, Step, Time, WorkerId};
 use primerl_record::journal::{Journal, JournalError, Progress};
 use primerl_service::inbox::{BatchReply, Inbox, LeaseReply, Message, Reply};
 use primerl_service::waits::{Overdue, Waiting};
@@ -125,26 +127,11 @@ impl Driver {
     /// The journal cannot be written.
     pub async fn go_on(&mut self, owed: Vec<Effect>) -> Result<(), JournalError> {
         for effect in owed {
-            match effect {
-                // A run that had ended may be able to continue by now.
-                Effect::Finished { .. } | Effect::Failed { .. } => {}
-                // Answers to requests from before the restart: those who waited have gone, and ask again. A lease that
-                // its worker does not name is handed out again.
-                Effect::Lease { .. }
-                | Effect::NoLease { .. }
-                | Effect::BatchNotReady { .. }
-                | Effect::NoMoreBatches { .. } => {}
-                effect => self.effects.carry_out(effect, None),
+            if is_still_owed(&effect) {
+                self.effects.carry_out(effect, None);
             }
         }
-        for request in self.core.unanswered_advantages() {
-            let effect = Effect::ComputeAdvantages { request };
-            self.effects.carry_out(effect, None);
-        }
-        for request in self.core.unanswered_scores() {
-            let effect = Effect::ScoreByTeacher { request };
-            self.effects.carry_out(effect, None);
-        }
+        self.ask_again();
         self.handle(Event::Restarted, None)?;
         // The next restart begins here: otherwise a process that is killed again and again would play back more each
         // time.
@@ -156,6 +143,18 @@ impl Driver {
             self.effects.carry_out(Effect::Finished { reason }, None);
         }
         Ok(())
+    }
+
+    /// What was asked before the restart and has no answer.
+    fn ask_again(&self) {
+        for request in self.core.unanswered_advantages() {
+            let effect = Effect::ComputeAdvantages { request };
+            self.effects.carry_out(effect, None);
+        }
+        for request in self.core.unanswered_scores() {
+            let effect = Effect::ScoreByTeacher { request };
+            self.effects.carry_out(effect, None);
+        }
     }
 
     /// Runs until `stop`, or until the journal cannot be written.
@@ -239,63 +238,14 @@ impl Driver {
             Event::ShutdownRequested { .. } => self.journal.appended(),
             _ => self.journal.append(now, &event)?,
         };
-        let mut saved = None;
-        match (reply, &event) {
-            (Some(Reply::Written(waiter)), _) => {
-                self.written.push_back((number, waiter));
-                self.flush_now = true;
-                self.note_wait();
-            }
-            (
-                Some(Reply::Accepted(waiter)),
-                Event::RolloutFinished {
-                    rollout, worker, ..
-                },
-            ) => {
-                let open = self.effects.is_open(*rollout, *worker);
-                self.wait_for_journal(number, Durable::Accepted(waiter, open));
-            }
-            (
-                Some(Reply::Verdict(waiter)),
-                Event::WeightsPublished { .. }
-                | Event::TrainerResumed { .. }
-                | Event::CheckpointSaved { .. },
-            ) => {
-                let verdict = self.refusal(&event).map_or(Ok(()), Err);
-                self.wait_for_journal(number, Durable::Verdict(waiter, verdict));
-            }
-            (Some(Reply::Saved(waiter, step)), _) => {
-                let verdict = self.refusal(&event).map_or(Ok(()), Err);
-                saved = verdict.is_ok().then_some(step);
-                self.wait_for_journal(number, Durable::Verdict(waiter, verdict));
-            }
-            (
-                Some(reply),
-                Event::LeaseRequested { request, .. }
-                | Event::BatchRequested { request, .. }
-                | Event::NextBatchRequested { request, .. },
-            ) => {
-                self.replies.insert(*request, reply);
-            }
-            (_, Event::RequestDropped { request }) => {
-                self.replies.remove(request);
-            }
-            _ => {}
-        }
+        let saved = self.keep_waiter(number, reply, &event);
         let started = Instant::now();
         let effects = self.core.handle(event, now);
         self.telemetry
             .handle_time
             .observe(started.elapsed().as_secs_f64());
         for effect in effects {
-            // Workers that learn of the end leave; a crash that undid the end would leave the run without them.
-            let ends = matches!(effect, Effect::NoLease { finished: true, .. });
-            if effect.is_durable() || ends || self.withholds_what_goes_before(&effect) {
-                let waiter = self.batch_waiter(&effect);
-                self.wait_for_journal(number, Durable::Effect(effect, waiter));
-            } else {
-                self.carry_out(effect);
-            }
+            self.carry_out_in_time(number, effect);
         }
         if let Some(step) = saved {
             self.keep_state(step, number)?;
@@ -306,29 +256,15 @@ impl Driver {
         Ok(())
     }
 
-    /// Why the core refuses the trainer's request.
-    fn refusal(&self, event: &Event) -> Option<String> {
-        match event {
-            Event::WeightsPublished {
-                version, digest, ..
-            } => self.core.refuses_weights(*version, digest),
-            Event::TrainerResumed { step } => self.core.refuses_resume(*step),
-            Event::CheckpointSaved { step } => self.core.refuses_checkpoint(*step),
-            _ => None,
-        }
-    }
-
-    fn batch_waiter(&mut self, effect: &Effect) -> Option<oneshot::Sender<BatchReply>> {
-        let Effect::Batch { request, .. } = effect else {
-            return None;
-        };
-        self.take_batch_reply(*request)
-    }
-
-    fn take_batch_reply(&mut self, request: RequestId) -> Option<oneshot::Sender<BatchReply>> {
-        match self.replies.remove(&request) {
-            Some(Reply::Batch(waiter)) => Some(waiter),
-            _ => None,
+    /// At once, or when the journal is on disk up to the effect's event.
+    fn carry_out_in_time(&mut self, number: u64, effect: Effect) {
+        // Workers that learn of the end leave; a crash that undid the end would leave the run without them.
+        let ends = matches!(effect, Effect::NoLease { finished: true, .. });
+        if effect.is_durable() || ends || self.withholds_what_goes_before(&effect) {
+            let waiter = self.batch_waiter(&effect);
+            self.wait_for_journal(number, Durable::Effect(effect, waiter));
+        } else {
+            self.carry_out(effect);
         }
     }
 
@@ -338,48 +274,36 @@ impl Driver {
                 request,
                 worker,
                 rollouts,
-            } => {
-                self.effects.open(worker, &rollouts);
-                let leased: Vec<RolloutId> =
-                    rollouts.iter().map(|rollout| rollout.rollout).collect();
-                let delivered = match self.replies.remove(&request) {
-                    Some(Reply::Lease(waiter)) => {
-                        waiter.send(LeaseReply::Rollouts(rollouts)).is_ok()
-                    }
-                    _ => false,
-                };
-                if !delivered {
-                    self.effects.lease_lost(worker, &leased);
-                }
-            }
+            } => self.lease(request, worker, rollouts),
             Effect::NoLease {
                 request,
                 reason,
                 finished,
-            } => {
-                if let Some(Reply::Lease(waiter)) = self.replies.remove(&request) {
-                    // A client that hung up will not ask for the answer.
-                    let _ = waiter.send(LeaseReply::Nothing { reason, finished });
-                }
-            }
+            } => self.answer_lease(request, LeaseReply::Nothing { reason, finished }),
             Effect::BatchNotReady {
                 request,
                 waiting_for,
-            } => {
-                if let Some(waiter) = self.take_batch_reply(request) {
-                    let _ = waiter.send(BatchReply::NotReady { waiting_for });
-                }
-            }
-            Effect::Batch { .. } => {
+            } => self.answer_batch(request, BatchReply::NotReady { waiting_for }),
+            Effect::NoMoreBatches { request } => self.answer_batch(request, BatchReply::NoMore),
+            effect => {
                 let waiter = self.batch_waiter(&effect);
                 self.effects.carry_out(effect, waiter);
             }
-            Effect::NoMoreBatches { request } => {
-                if let Some(waiter) = self.take_batch_reply(request) {
-                    let _ = waiter.send(BatchReply::NoMore);
-                }
-            }
-            effect => self.effects.carry_out(effect, None),
         }
+    }
+}
+
+/// Whether an effect from before a restart is carried out after it.
+fn is_still_owed(effect: &Effect) -> bool {
+    match effect {
+        // A run that had ended may be able to continue by now.
+        Effect::Finished { .. } | Effect::Failed { .. } => false,
+        // Answers to requests from before the restart: those who waited have gone, and ask again. A lease that its
+        // worker does not name is handed out again.
+        Effect::Lease { .. }
+        | Effect::NoLease { .. }
+        | Effect::BatchNotReady { .. }
+        | Effect::NoMoreBatches { .. } => false,
+        _ => true,
     }
 }

@@ -57,32 +57,14 @@ pub async fn register(
     Wire { body, encoding }: Wire<RegisterRequest>,
 ) -> Result<Response, ApiError> {
     let environment = environment_of(&app, &body)?;
-    let checked =
-        check_room(&app, environment, &body).and_then(|()| check_listed(&app, environment, &body));
-    checked.inspect_err(|refusal| {
-        tracing::warn!(
-            name = body.name,
-            reason = refusal.message,
-            "a worker was refused"
-        );
-        app.refusals.note(environment, &body.name, &refusal.message);
-    })?;
+    check(&app, environment, &body)?;
     app.refusals.forget(environment);
     let (worker, predecessor) = app.workers.register(&body.name, environment);
     if let Some(worker) = predecessor {
         let reason = None;
         app.driver.send(Event::WorkerLeft { worker, reason });
     }
-    app.driver.send(Event::EnvironmentReady {
-        environment,
-        examples: body.examples,
-        whole_groups: body.whole_groups,
-    });
-    app.driver.send(Event::WorkerJoined {
-        worker,
-        environment,
-        name: body.name.clone(),
-    });
+    report_joined(&app, worker, environment, &body);
     tracing::info!(%worker, name = body.name, environment = body.environment, examples = body.examples, whole_groups = body.whole_groups, "worker joined");
     let heartbeat_s = app.config.timeouts.worker_s / HEARTBEATS_PER_TIMEOUT;
     Ok(encoding.ok(&RegisterAnswer {
@@ -94,6 +76,35 @@ pub async fn register(
         long_poll_s: app.config.timeouts.long_poll_s,
         demonstration: app.config.demonstration_key(environment),
     }))
+}
+
+/// A refusal is noted: the environment may wait for a worker that can be accepted.
+fn check(app: &App, environment: EnvironmentId, request: &RegisterRequest) -> Result<(), ApiError> {
+    let checked = check_room(app, environment, request)
+        .and_then(|()| check_listed(app, environment, request));
+    checked.inspect_err(|refusal| {
+        let (name, reason) = (&request.name, &refusal.message);
+        tracing::warn!(name, reason, "a worker was refused");
+        app.refusals.note(environment, name, reason);
+    })
+}
+
+fn report_joined(
+    app: &App,
+    worker: WorkerId,
+    environment: EnvironmentId,
+    request: &RegisterRequest,
+) {
+    app.driver.send(Event::EnvironmentReady {
+        environment,
+        examples: request.examples,
+        whole_groups: request.whole_groups,
+    });
+    app.driver.send(Event::WorkerJoined {
+        worker,
+        environment,
+        name: request.name.clone(),
+    });
 }
 
 fn environment_of(app: &App, request: &RegisterRequest) -> Result<EnvironmentId, ApiError> {
@@ -117,17 +128,17 @@ pub(super) fn environment_named(
     });
     found
         .map(|index| (EnvironmentId(index as u32), role(&known[index])))
-        .ok_or_else(|| {
-            let names: Vec<&str> = known
-                .iter()
-                .map(|environment| environment.name.as_str())
-                .collect();
-            let asked = asked.map(|role| format!("{role:?} ")).unwrap_or_default();
-            ApiError::not_found(
-                ENVIRONMENT_UNKNOWN,
-                format!("the run has no {asked}environment `{name}`; it has {names:?}"),
-            )
-        })
+        .ok_or_else(|| environment_unknown(app, name, asked))
+}
+
+fn environment_unknown(app: &App, name: &str, asked: Option<WorkerRole>) -> ApiError {
+    let known = app.core_config.environments.iter();
+    let names: Vec<&str> = known.map(|environment| environment.name.as_str()).collect();
+    let asked = asked.map(|role| format!("{role:?} ")).unwrap_or_default();
+    ApiError::not_found(
+        ENVIRONMENT_UNKNOWN,
+        format!("the run has no {asked}environment `{name}`; it has {names:?}"),
+    )
 }
 
 fn leased_together(app: &App, environment: EnvironmentId, request: &RegisterRequest) -> u32 {
@@ -176,11 +187,15 @@ fn check_listed(
         ))
         .param("examples"));
     }
-    let (name, worker) = (&request.environment, &request.name);
     let admitted = app
         .first_workers
         .admit(environment, request, &app.config.output_dir);
-    admitted.map_err(|difference| match difference {
+    admitted.map_err(|difference| differs(request, difference))
+}
+
+fn differs(request: &RegisterRequest, difference: Difference) -> ApiError {
+    let (name, worker) = (&request.environment, &request.name);
+    match difference {
         Difference::WholeGroups(first) => {
             let message = format!(
                 "environment `{name}`: worker {worker:?} registers with whole_groups = {}, the first one with {first}, \
@@ -198,7 +213,7 @@ fn check_listed(
             );
             ApiError::conflict(EXAMPLES_DIFFER, message)
         }
-    })
+    }
 }
 
 pub async fn lease(
@@ -211,15 +226,17 @@ pub async fn lease(
         return Err(ApiError::invalid("max is 0; ask for at least one rollout").param("max"));
     }
     let root = root_url(&app, &headers);
-    let answer = match app
-        .driver
-        .lease(body.worker, body.max.min(MAX_LEASES))
-        .await?
-    {
+    let max = body.max.min(MAX_LEASES);
+    let reply = app.driver.lease(body.worker, max).await?;
+    Ok(encoding.ok(&lease_answer(&app, &root, reply)))
+}
+
+fn lease_answer(app: &App, root: &str, reply: LeaseReply) -> LeaseAnswer {
+    match reply {
         LeaseReply::Rollouts(rollouts) => LeaseAnswer {
             rollouts: rollouts
                 .iter()
-                .map(|rollout| to_wire(&app, &root, rollout))
+                .map(|rollout| to_wire(app, root, rollout))
                 .collect(),
             finished: false,
             reason: String::new(),
@@ -229,8 +246,7 @@ pub async fn lease(
             finished,
             reason,
         },
-    };
-    Ok(encoding.ok(&answer))
+    }
 }
 
 /// The address under which this worker reached the orchestrator: from another machine it differs from the address that

@@ -43,11 +43,8 @@ pub async fn config(
     let (environment, role) = environment_named(&app, &asked.environment, asked.role)?;
     let index = environment.0 as usize;
     let config = &app.config;
-    let trained = config
-        .train
-        .env
-        .get(index)
-        .map(|own| (&own.id, &own.worker));
+    let trained = config.train.env.get(index);
+    let trained = trained.map(|own| (&own.id, &own.worker));
     let measured = index.checked_sub(config.train.env.len());
     let measured = measured.and_then(|index| config.eval.env.get(index));
     let found = trained.or(measured.map(|own| (&own.id, &own.worker)));

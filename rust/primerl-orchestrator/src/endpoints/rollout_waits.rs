@@ -59,6 +59,15 @@ impl Waiting {
         )
     }
 
+    fn told(&self, environment: &str, names: &BTreeMap<WorkerId, String>, what: &str) -> Value {
+        json!({
+            "who": self.who(environment, names),
+            "for": what,
+            "since_s": self.seconds,
+            "deadline_s": self.left(),
+        })
+    }
+
     /// Seconds until the first of them must have ended.
     fn left(&self) -> f64 {
         let now = Instant::now();
@@ -77,8 +86,32 @@ pub fn waits(
     names: &BTreeMap<WorkerId, String>,
     blocked: &BTreeSet<WorkerId>,
 ) -> Vec<Value> {
-    let mut in_code: BTreeMap<u32, Vec<(Arc<Rollout>, Instant)>> = BTreeMap::new();
-    let mut asking: BTreeMap<u32, Vec<(Arc<Rollout>, Instant)>> = BTreeMap::new();
+    let (in_code, asking) = by_environment(app, blocked);
+    let name = |environment: u32| {
+        let name = environments.get(environment as usize);
+        name.map_or("", String::as_str)
+    };
+    let in_code = in_code.into_iter().filter_map(|(environment, rollouts)| {
+        let waiting = Waiting::long(rollouts)?;
+        let seconds = waiting.seconds;
+        let what = format!("its environment's code: no model call for {seconds:.0} s");
+        Some(waiting.told(name(environment), names, &what))
+    });
+    let asking = asking.into_iter().filter_map(|(environment, rollouts)| {
+        let waiting = Waiting::long(rollouts)?;
+        let mut told = waiting.told(name(environment), names, "answers of the model");
+        told["usual"] = json!(true);
+        Some(told)
+    });
+    in_code.chain(asking).collect()
+}
+
+/// By environment; with each rollout, since when it waits.
+type ByEnvironment = BTreeMap<u32, Vec<(Arc<Rollout>, Instant)>>;
+
+/// The rollouts that are in their environments' code, and those that wait for the model.
+fn by_environment(app: &App, blocked: &BTreeSet<WorkerId>) -> (ByEnvironment, ByEnvironment) {
+    let (mut in_code, mut asking) = (ByEnvironment::new(), ByEnvironment::new());
     for rollout in app.gateway.gateway.rollouts.all() {
         if rollout.over.is_cancelled() || blocked.contains(&rollout.worker) {
             continue;
@@ -92,28 +125,5 @@ pub fn waits(
             .or_default()
             .push((rollout, doing.since));
     }
-    let name = |environment: u32| {
-        let name = environments.get(environment as usize);
-        name.map_or("", String::as_str)
-    };
-    let in_code = in_code.into_iter().filter_map(|(environment, rollouts)| {
-        let waiting = Waiting::long(rollouts)?;
-        Some(json!({
-            "who": waiting.who(name(environment), names),
-            "for": format!("its environment's code: no model call for {:.0} s", waiting.seconds),
-            "since_s": waiting.seconds,
-            "deadline_s": waiting.left(),
-        }))
-    });
-    let asking = asking.into_iter().filter_map(|(environment, rollouts)| {
-        let waiting = Waiting::long(rollouts)?;
-        Some(json!({
-            "who": waiting.who(name(environment), names),
-            "for": "answers of the model",
-            "since_s": waiting.seconds,
-            "deadline_s": waiting.left(),
-            "usual": true,
-        }))
-    });
-    in_code.chain(asking).collect()
+    (in_code, asking)
 }

@@ -6,7 +6,7 @@ use crate::envs::refusals::RefusedStatus;
 use crate::envs::workers::{Blocked, WorkerStatus};
 use axum::extract::State;
 use axum::response::Response;
-use primerl_core::status::own_name;
+use primerl_core::status::{WaitStatus, own_name};
 use primerl_core::{Status, Time};
 use primerl_engines::EngineStatus;
 use primerl_service::cpu::process_cpu_seconds;
@@ -163,24 +163,8 @@ fn waits(
     now: Time,
     elapsed: f64,
 ) -> Vec<Value> {
-    let core_waits = core.waits.iter().map(|wait| {
-        let mut told = json!({
-            "who": wait.who,
-            "for": wait.waiting_for,
-            "since_s": now.since(wait.since).as_secs_f64(),
-            "deadline_s": wait.deadline.since(now).as_secs_f64(),
-        });
-        if wait.is_usual {
-            told["usual"] = json!(true);
-        }
-        told
-    });
-    let down = engines.iter().filter_map(|engine| {
-        let seconds = engine.down_for?.as_secs_f64();
-        (seconds > DOWN_IS_A_WAIT_S).then(|| {
-            json!({"who": format!("engine {}", engine.url), "for": engine.doing, "since_s": seconds, "deadline_s": null})
-        })
-    });
+    let core_waits = core.waits.iter().map(|wait| core_wait(wait, now));
+    let down = engines.iter().filter_map(down_wait);
     let none = engines.is_empty().then(|| {
         json!({"who": "gateway", "for": "the first engine to join", "since_s": elapsed, "deadline_s": null})
     });
@@ -191,4 +175,24 @@ fn waits(
         .chain(none)
         .chain(shell)
         .collect()
+}
+
+fn core_wait(wait: &WaitStatus, now: Time) -> Value {
+    let mut told = json!({
+        "who": wait.who,
+        "for": wait.waiting_for,
+        "since_s": now.since(wait.since).as_secs_f64(),
+        "deadline_s": wait.deadline.since(now).as_secs_f64(),
+    });
+    if wait.is_usual {
+        told["usual"] = json!(true);
+    }
+    told
+}
+
+fn down_wait(engine: &EngineStatus) -> Option<Value> {
+    let seconds = engine.down_for?.as_secs_f64();
+    (seconds > DOWN_IS_A_WAIT_S).then(|| {
+        json!({"who": format!("engine {}", engine.url), "for": engine.doing, "since_s": seconds, "deadline_s": null})
+    })
 }

@@ -6,12 +6,11 @@
 use crate::app::App;
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use primerl_service::http::ApiError;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The largest answer.
@@ -30,14 +29,8 @@ pub async fn part(
         .get(header::RANGE)
         .map(|value| Range::parse(value.as_bytes()).ok_or_else(refused_range))
         .transpose()?;
-    let path: PathBuf = [
-        app.config.output_dir.as_path(),
-        "broadcasts".as_ref(),
-        version.as_ref(),
-        file.as_ref(),
-    ]
-    .iter()
-    .collect();
+    let folder = app.config.output_dir.join("broadcasts").join(&version);
+    let path = folder.join(&file);
     let read = tokio::task::spawn_blocking(move || read(&path, range)).await;
     match read.map_err(|error| ApiError::internal(error.to_string()))? {
         Ok(found) => found.answer(),
@@ -125,6 +118,19 @@ fn read(path: &std::path::Path, range: Option<Range>) -> io::Result<Part> {
 }
 
 impl Part {
+    fn headers(&self, length: u64) -> Vec<(HeaderName, String)> {
+        let mut headers = vec![
+            (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+            (header::ACCEPT_RANGES, "bytes".to_owned()),
+        ];
+        if length < self.size {
+            let last = self.from + length - 1;
+            let range = format!("bytes {}-{last}/{}", self.from, self.size);
+            headers.push((header::CONTENT_RANGE, range));
+        }
+        headers
+    }
+
     fn answer(self) -> Result<Response, ApiError> {
         let length = self.bytes.len() as u64;
         if length == 0 && self.from > 0 {
@@ -133,21 +139,11 @@ impl Part {
                 ..refused_range()
             });
         }
-        let is_whole = length == self.size;
-        let status = if is_whole {
-            StatusCode::OK
-        } else {
-            StatusCode::PARTIAL_CONTENT
+        let status = match length == self.size {
+            true => StatusCode::OK,
+            false => StatusCode::PARTIAL_CONTENT,
         };
-        let mut headers = vec![
-            (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
-            (header::ACCEPT_RANGES, "bytes".to_owned()),
-        ];
-        if !is_whole {
-            let last = self.from + length - 1;
-            let range = format!("bytes {}-{last}/{}", self.from, self.size);
-            headers.push((header::CONTENT_RANGE, range));
-        }
+        let headers = self.headers(length);
         let mut answer = (status, Body::from(self.bytes)).into_response();
         for (name, value) in headers {
             let value = value

@@ -138,6 +138,44 @@ struct Rollouts {
     ended: bool,
 }
 
+/// The orchestrator's, if the options are ones to start with.
+fn url_of(options: &Options) -> Result<String, StartError> {
+    let url = options.orchestrator_url.trim_end_matches('/');
+    let valid = reqwest::Url::parse(url).is_ok_and(|url| url.scheme() == "http" && url.has_host());
+    if !valid {
+        return Err(StartError::Url(options.orchestrator_url.clone()));
+    }
+    if options.max_concurrent == 0 {
+        return Err(StartError::NoCapacity);
+    }
+    Ok(url.to_owned())
+}
+
+impl Shared {
+    /// Called within the client's runtime.
+    fn new(options: Options, url: String) -> Result<Shared, StartError> {
+        Ok(Shared {
+            options: Options {
+                orchestrator_url: url,
+                registration: RegisterRequest {
+                    max_concurrent: Some(options.max_concurrent),
+                    ..options.registration
+                },
+                ..options
+            },
+            http: primerl_service::tls::plain().build()?,
+            mailbox: Mailbox::new()?,
+            calls: Calls::default(),
+            registration: watch::Sender::new(None),
+            rollouts: Mutex::default(),
+            shrank: Notify::new(),
+            contact: Mutex::new(Contact::new()),
+            pulse: Pulse::new(),
+            stop: CancellationToken::new(),
+        })
+    }
+}
+
 /// Handle of the client's thread. Dropping it stops the thread without a goodbye.
 pub struct EnvClient {
     shared: Arc<Shared>,
@@ -147,40 +185,14 @@ pub struct EnvClient {
 
 impl EnvClient {
     pub fn start(options: Options) -> Result<Self, StartError> {
-        let url = options.orchestrator_url.trim_end_matches('/').to_owned();
-        let valid =
-            reqwest::Url::parse(&url).is_ok_and(|url| url.scheme() == "http" && url.has_host());
-        if !valid {
-            return Err(StartError::Url(options.orchestrator_url));
-        }
-        if options.max_concurrent == 0 {
-            return Err(StartError::NoCapacity);
-        }
+        let url = url_of(&options)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let handle = runtime.handle().clone();
         let shared = {
             let _in_runtime = runtime.enter();
-            Arc::new(Shared {
-                options: Options {
-                    orchestrator_url: url,
-                    registration: RegisterRequest {
-                        max_concurrent: Some(options.max_concurrent),
-                        ..options.registration
-                    },
-                    ..options
-                },
-                http: primerl_service::tls::plain().build()?,
-                mailbox: Mailbox::new()?,
-                calls: Calls::default(),
-                registration: watch::Sender::new(None),
-                rollouts: Mutex::default(),
-                shrank: Notify::new(),
-                contact: Mutex::new(Contact::new()),
-                pulse: Pulse::new(),
-                stop: CancellationToken::new(),
-            })
+            Arc::new(Shared::new(options, url)?)
         };
         let for_thread = shared.clone();
         let thread = std::thread::Builder::new()

@@ -26,6 +26,30 @@ struct Worker {
     is_blocked: bool,
 }
 
+impl Worker {
+    /// Leases that it does not list, in order.
+    fn lost(&self, running: &HashSet<RolloutId>, now: Instant) -> Vec<RolloutId> {
+        let not_listed = self.leased.iter().filter(|(rollout, since)| {
+            !running.contains(rollout) && now.duration_since(**since) >= LEASE_SETTLES
+        });
+        let mut lost: Vec<RolloutId> = not_listed.map(|(rollout, _)| *rollout).collect();
+        lost.sort_unstable();
+        lost
+    }
+
+    /// A lease that is on its way may be cancelled before the worker lists it: the request is repeated until it has
+    /// settled.
+    fn forget_stopped(&mut self, running: &HashSet<RolloutId>, now: Instant) {
+        let leased = &self.leased;
+        let has_settled = |rollout: &RolloutId| match leased.get(rollout) {
+            Some(since) => now.duration_since(*since) >= LEASE_SETTLES,
+            None => true,
+        };
+        self.cancelled
+            .retain(|rollout| running.contains(rollout) || !has_settled(rollout));
+    }
+}
+
 /// One line of `/status`.
 #[derive(Clone, Debug, Serialize)]
 pub struct WorkerStatus {
@@ -175,31 +199,10 @@ impl Workers {
             .filter(|rollout| !worker.leased.contains_key(rollout));
         worker.cancelled.extend(unknown);
         let running: HashSet<RolloutId> = running.iter().copied().collect();
-        let mut lost: Vec<RolloutId> = worker
-            .leased
-            .iter()
-            .filter(|(rollout, since)| {
-                !running.contains(rollout) && now.duration_since(**since) >= LEASE_SETTLES
-            })
-            .map(|(rollout, _)| *rollout)
-            .collect();
-        lost.sort_unstable();
-        // A lease that is on its way may be cancelled before the worker lists it: repeat the request until it has
-        // settled.
-        let settled = |rollout: &RolloutId| match worker.leased.get(rollout) {
-            Some(since) => now.duration_since(*since) >= LEASE_SETTLES,
-            None => true,
-        };
+        let lost = worker.lost(&running, now);
         let mut cancel: Vec<RolloutId> = worker.cancelled.iter().copied().collect();
         cancel.sort_unstable();
-        let stopped: Vec<RolloutId> = cancel
-            .iter()
-            .copied()
-            .filter(|rollout| !running.contains(rollout) && settled(rollout))
-            .collect();
-        for rollout in stopped {
-            worker.cancelled.remove(&rollout);
-        }
+        worker.forget_stopped(&running, now);
         Some(Heartbeat { cancel, lost })
     }
 

@@ -124,24 +124,8 @@ impl Prepared {
     ) -> Result<Prepared, ConfigError> {
         config.validate()?;
         custom::load(&config, functions.as_deref())?;
-        let options = LoadOptions {
-            tool_parser: config.parsers.tool.clone(),
-            reasoning_parser: config.parsers.reasoning.clone(),
-            control_tokens: config.control_tokens,
-        };
-        let renderer = Renderer::load_with(&config.model.path, &options).map_err(|error| {
-            ConfigError::Model(match std::error::Error::source(&error) {
-                Some(source) => format!("{error}: {source}"),
-                None => error.to_string(),
-            })
-        })?;
-        for (_, shown) in config.demonstrations() {
-            itself::check(&renderer, &shown).map_err(|problem| {
-                let what = "training_mode = opsd shows a demonstration in a system message by itself, which the model's \
-                            chat template cannot write";
-                ConfigError::Model(format!("{what}: {problem}"))
-            })?;
-        }
+        let renderer = load_renderer(&config)?;
+        check_demonstrations(&config, &renderer)?;
         let endpoints = config.endpoints()?;
         let teachers = config.scoring_teachers()?;
         let core = Core::new(config.to_core(flops_model(&config.model.path)))?;
@@ -251,13 +235,7 @@ impl Prepared {
                 source,
             })?;
         let is_over = resumed.core.is_over();
-        let advantages = self
-            .functions
-            .map(|functions| {
-                AdvantagesThread::start(functions, app.environment_names(), app.driver.clone())
-            })
-            .transpose()
-            .map_err(RunError::Thread)?;
+        let advantages = start_advantages(self.functions, &app)?;
         let scorers = scorers(&app, self.teachers, &stop)?;
         let effects = Effects::new(&app, recorder, advantages, scorers);
         let driver = begin(resumed, effects, &app).await?;
@@ -279,6 +257,31 @@ impl Prepared {
         }
         Ok(running)
     }
+}
+
+fn load_renderer(config: &Config) -> Result<Renderer, ConfigError> {
+    let options = LoadOptions {
+        tool_parser: config.parsers.tool.clone(),
+        reasoning_parser: config.parsers.reasoning.clone(),
+        control_tokens: config.control_tokens,
+    };
+    Renderer::load_with(&config.model.path, &options).map_err(|error| {
+        ConfigError::Model(match std::error::Error::source(&error) {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        })
+    })
+}
+
+fn check_demonstrations(config: &Config, renderer: &Renderer) -> Result<(), ConfigError> {
+    for (_, shown) in config.demonstrations() {
+        itself::check(renderer, &shown).map_err(|problem| {
+            let what = "training_mode = opsd shows a demonstration in a system message by itself, which the model's \
+                        chat template cannot write";
+            ConfigError::Model(format!("{what}: {problem}"))
+        })?;
+    }
+    Ok(())
 }
 
 /// The driver, with the state that an earlier start left.
@@ -339,6 +342,16 @@ fn recorder_place(output_dir: &Path, identity: Identity, config: &Config) -> rec
         keep_spool: config.retention.keep_spool,
         journal_bytes: config.retention.journal_mb << 20,
     }
+}
+
+fn start_advantages(
+    functions: Option<Arc<dyn CustomAdvantages>>,
+    app: &App,
+) -> Result<Option<AdvantagesThread>, RunError> {
+    let thread = functions.map(|functions| {
+        AdvantagesThread::start(functions, app.environment_names(), app.driver.clone())
+    });
+    thread.transpose().map_err(RunError::Thread)
 }
 
 /// Who scores the samples of each environment that learns from a teacher or from itself.

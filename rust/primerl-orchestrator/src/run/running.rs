@@ -174,27 +174,27 @@ impl Running {
         if tokio::time::timeout(drain, tasks.wait()).await.is_err() {
             tracing::warn!("engine tasks did not stop in time");
         }
-        if tokio::time::timeout(drain, driver.cancelled())
-            .await
-            .is_err()
-        {
+        let driver_ends = tokio::time::timeout(drain, driver.cancelled());
+        if driver_ends.await.is_err() {
             tracing::warn!("the driver did not stop in time");
         }
-        // The driver held the journal and the recorder's handle: both end by themselves, after their last write.
-        let given_up = Instant::now() + LAST_WRITES;
-        while !recorder.is_finished() && Instant::now() < given_up {
-            // No thread is used to wait: a machine that is short of threads may refuse one more.
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        if !recorder.is_finished() {
-            tracing::error!(
-                "the last records could not be written to the disk in time; they are lost"
-            );
-        }
+        wait_for_last_writes(&recorder).await;
         tracing::info!(
             cpu_s = process_cpu_seconds(),
             elapsed_s = app.origin.elapsed().as_secs_f64(),
             "stopped"
         );
+    }
+}
+
+/// The driver held the journal and the recorder's handle: both end by themselves, after their last write.
+async fn wait_for_last_writes(recorder: &JoinHandle<()>) {
+    let given_up = Instant::now() + LAST_WRITES;
+    while !recorder.is_finished() && Instant::now() < given_up {
+        // No thread is used to wait: a machine that is short of threads may refuse one more.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    if !recorder.is_finished() {
+        tracing::error!("the last records could not be written to the disk in time; they are lost");
     }
 }

@@ -99,6 +99,14 @@ impl Inner {
         futures_util::future::try_join_all(scores).await
     }
 
+    /// The system message with the demonstration.
+    fn demonstrated(&self, demonstration: Option<&str>) -> Result<Vec<u32>, String> {
+        let demonstration = demonstration
+            .ok_or_else(|| format!("the environment has reported no {}", self.shown.key))?;
+        let text = self.shown.message(demonstration);
+        system_message(&self.parts.renderer, &text).map_err(|error| error.to_string())
+    }
+
     async fn scores_of(
         &self,
         name: String,
@@ -106,20 +114,13 @@ impl Inner {
         demonstration: Option<&str>,
         deadline: Instant,
     ) -> Result<TokenLogprobs, String> {
-        let demonstration = demonstration
-            .ok_or_else(|| format!("the environment has reported no {}", self.shown.key))?;
-        let text = self.shown.message(demonstration);
-        let shown =
-            system_message(&self.parts.renderer, &text).map_err(|error| error.to_string())?;
+        let shown = self.demonstrated(demonstration)?;
         let sample = sample.token_ids();
         let own = without_start(&sample, self.start);
         let ids = [&shown, own].concat();
         // Not closed: the semaphore lives as long as this.
-        let _place = self
-            .places
-            .acquire()
-            .await
-            .map_err(|error| error.to_string())?;
+        let place = self.places.acquire().await;
+        let _place = place.map_err(|error| error.to_string())?;
         let scored = self.parts.engines.score(&name, &ids, deadline).await;
         let mut logprobs = scored.map_err(|error| error.to_string())?;
         // As of a teacher, nothing precedes a sample's first token: it has no log-probability.

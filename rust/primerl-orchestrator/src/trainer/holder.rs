@@ -216,30 +216,31 @@ impl Holder {
         let heard = Instant::now();
         match &mut state.holder {
             Some(held) if held.identity.id == identity.id => held.heard = heard,
-            _ => {
-                if let Some(before) = &state.holder {
-                    tracing::warn!(
-                        pid = before.identity.pid,
-                        host = before.identity.host,
-                        "the trainer is gone"
-                    );
-                }
-                self.release(state);
-                tracing::info!(
-                    pid = identity.pid,
-                    host = identity.host,
-                    "this trainer has the run"
-                );
-                let identity = identity.clone();
-                self.keep(Some(&identity));
-                state.holder = Some(Held {
-                    identity,
-                    heard,
-                    is_own: false,
-                });
-            }
+            _ => self.replace(state, identity, heard),
         }
         self.heard.notify_waiters();
+    }
+
+    fn replace(&self, state: &mut State, identity: &Identity, heard: Instant) {
+        if let Some(before) = &state.holder {
+            tracing::warn!(
+                pid = before.identity.pid,
+                host = before.identity.host,
+                "the trainer is gone"
+            );
+        }
+        self.release(state);
+        tracing::info!(
+            pid = identity.pid,
+            host = identity.host,
+            "this trainer has the run"
+        );
+        self.keep(Some(identity));
+        state.holder = Some(Held {
+            identity: identity.clone(),
+            heard,
+            is_own: false,
+        });
     }
 
     fn release(&self, state: &mut State) {

@@ -3,17 +3,20 @@
 //! The methods it must have are those of `primerl.inference.torch.step.TorchBackend`.
 
 use primerl_engine_server::backend::TopToken;
-use primerl_engine_server::batch::{Batch, Sample};
+use primerl_engine_server::batch::Batch;
 use primerl_engine_server::experts::ExpertRows;
-use primerl_engine_server::grammar::Allowed;
 use primerl_engine_server::{
     Backend, BackendError, Checkpoint, Loadable, ModelInfo, ScoredToken, StepOutput,
 };
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyByteArray, PyDict, PyTuple};
+use pyo3::types::{PyByteArray, PyTuple};
 use std::path::{Path, PathBuf};
+
+mod columns;
+
+use columns::columns;
 
 pub struct PythonBackend {
     object: Py<PyAny>,
@@ -138,169 +141,6 @@ fn raised(error: PyErr) -> BackendError {
         );
         BackendError::Failed(error.to_string())
     })
-}
-
-fn int64<'py>(py: Python<'py>, values: impl Iterator<Item = i64>) -> Bound<'py, PyByteArray> {
-    PyByteArray::new(py, &values.flat_map(i64::to_le_bytes).collect::<Vec<u8>>())
-}
-
-fn float32<'py>(py: Python<'py>, values: impl Iterator<Item = f32>) -> Bound<'py, PyByteArray> {
-    PyByteArray::new(py, &values.flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
-}
-
-/// The keyword arguments of `forward`; its docstring explains them.
-fn columns<'py>(py: Python<'py>, batch: &Batch, max_len: u64) -> PyResult<Bound<'py, PyDict>> {
-    let columns = PyDict::new(py);
-    let sequences = &batch.sequences;
-    columns.set_item(
-        intern!(py, "token_ids"),
-        int64(py, batch.token_ids.iter().map(|&id| i64::from(id))),
-    )?;
-    columns.set_item(
-        intern!(py, "positions"),
-        int64(
-            py,
-            batch.positions.iter().map(|&position| i64::from(position)),
-        ),
-    )?;
-    let slots = sequences
-        .iter()
-        .flat_map(|part| std::iter::repeat_n(part.slot, part.query_len as usize));
-    let cache_rows = slots
-        .zip(&batch.positions)
-        .map(|(slot, &position)| i64::from(slot) * max_len as i64 + i64::from(position));
-    columns.set_item(intern!(py, "cache_rows"), int64(py, cache_rows))?;
-    let segments: Vec<_> = batch
-        .segments
-        .iter()
-        .map(|s| (s.first, s.count, s.query_len, s.context_len))
-        .collect();
-    columns.set_item(intern!(py, "segments"), segments)?;
-    let of_sequences = |value: fn(&primerl_engine_server::batch::BatchSequence) -> u32| {
-        int64(py, sequences.iter().map(move |part| i64::from(value(part))))
-    };
-    columns.set_item(intern!(py, "slots"), of_sequences(|part| part.slot))?;
-    columns.set_item(
-        intern!(py, "query_lens"),
-        of_sequences(|part| part.query_len),
-    )?;
-    columns.set_item(
-        intern!(py, "context_lens"),
-        of_sequences(|part| part.context_len),
-    )?;
-    sampling_columns(py, batch, &columns)?;
-    prompt_columns(py, batch, &columns)?;
-    Ok(columns)
-}
-
-fn sampling_columns(py: Python<'_>, batch: &Batch, columns: &Bound<'_, PyDict>) -> PyResult<()> {
-    let mut rows = Vec::new();
-    let mut samples: Vec<&Sample> = Vec::new();
-    let mut end = 0;
-    for part in &batch.sequences {
-        end += i64::from(part.query_len);
-        if let Some(sample) = &part.sample {
-            rows.push(end - 1);
-            samples.push(sample);
-        }
-    }
-    let any = !samples.is_empty();
-    let samples = &samples;
-    columns.set_item(
-        intern!(py, "sample_rows"),
-        any.then(|| int64(py, rows.into_iter())),
-    )?;
-    let uniforms = samples
-        .iter()
-        .flat_map(|sample| sample.uniform.to_le_bytes());
-    columns.set_item(
-        intern!(py, "uniforms"),
-        any.then(|| PyByteArray::new(py, &uniforms.collect::<Vec<u8>>())),
-    )?;
-    // A setting that no row uses is not sent, so that the model can skip it.
-    let setting = |neutral: f32, value: fn(&Sample) -> f32| {
-        let used = samples.iter().any(|sample| value(sample) != neutral);
-        used.then(|| float32(py, samples.iter().map(move |sample| value(sample))))
-    };
-    columns.set_item(
-        intern!(py, "temperatures"),
-        setting(1.0, |sample| sample.temperature),
-    )?;
-    columns.set_item(intern!(py, "top_p"), setting(1.0, |sample| sample.top_p))?;
-    columns.set_item(intern!(py, "min_p"), setting(0.0, |sample| sample.min_p))?;
-    let uses_top_k = samples.iter().any(|sample| sample.top_k != 0);
-    let top_k = uses_top_k.then(|| int64(py, samples.iter().map(|sample| i64::from(sample.top_k))));
-    columns.set_item(intern!(py, "top_k"), top_k)?;
-    let banned: Vec<(i64, i64)> = (0..)
-        .zip(samples)
-        .flat_map(|(row, sample)| sample.banned.iter().map(move |&id| (row, i64::from(id))))
-        .collect();
-    let banned = (!banned.is_empty()).then(|| {
-        (
-            int64(py, banned.iter().map(|&(row, _)| row)),
-            int64(py, banned.iter().map(|&(_, id)| id)),
-        )
-    });
-    columns.set_item(intern!(py, "banned"), banned)?;
-    let allowed: Vec<(i64, Allowed)> = (0..)
-        .zip(samples)
-        .filter_map(|(row, sample)| Some((row, sample.allowed.clone()?)))
-        .collect();
-    let allowed = (!allowed.is_empty()).then_some(AllowedTokens(allowed));
-    columns.set_item(intern!(py, "allowed"), allowed)?;
-    let top = samples
-        .iter()
-        .map(|sample| sample.top)
-        .max()
-        .unwrap_or_default();
-    columns.set_item(intern!(py, "top"), top)
-}
-
-/// The tokens that the rows with a grammar may have. Called when the logits are ready: the masks were computed
-/// meanwhile.
-#[pyclass(frozen, module = "primerl._core")]
-struct AllowedTokens(Vec<(i64, Allowed)>);
-
-#[pymethods]
-impl AllowedTokens {
-    /// Rows, and the masks of those rows one after another. A row without a mask is omitted: the engine discards what
-    /// is sampled there.
-    fn __call__<'py>(&self, py: Python<'py>) -> (Bound<'py, PyByteArray>, Bound<'py, PyByteArray>) {
-        let mut rows = Vec::new();
-        let mut words: Vec<u8> = Vec::new();
-        py.detach(|| {
-            for (row, allowed) in &self.0 {
-                if let Ok(mask) = allowed.wait() {
-                    rows.push(*row);
-                    words.extend(mask.iter().flat_map(|word| word.to_le_bytes()));
-                }
-            }
-        });
-        (int64(py, rows.into_iter()), PyByteArray::new(py, &words))
-    }
-}
-
-fn prompt_columns(py: Python<'_>, batch: &Batch, columns: &Bound<'_, PyDict>) -> PyResult<()> {
-    let (mut rows, mut ids, mut top, mut start) = (Vec::new(), Vec::new(), 0, 0);
-    for part in &batch.sequences {
-        if let Some(targets) = &part.prompt_targets {
-            let first = start + i64::from(targets.first_row);
-            rows.extend(first..first + targets.targets.len() as i64);
-            ids.extend(targets.targets.iter().map(|&id| i64::from(id)));
-            top = top.max(targets.top);
-        }
-        start += i64::from(part.query_len);
-    }
-    let any = !rows.is_empty();
-    columns.set_item(
-        intern!(py, "prompt_rows"),
-        any.then(|| int64(py, rows.into_iter())),
-    )?;
-    columns.set_item(
-        intern!(py, "prompt_targets"),
-        any.then(|| int64(py, ids.into_iter())),
-    )?;
-    columns.set_item(intern!(py, "prompt_top"), top)
 }
 
 fn step_output(batch: &Batch, (sampled, prompt): Answer) -> Result<StepOutput, BackendError> {

@@ -45,23 +45,9 @@ fn history(
     environment: &str,
     example: ExampleIndex,
 ) -> Result<ExampleHistory, InspectError> {
-    let known = report
-        .environments
-        .iter()
-        .find(|known| known.name == environment);
-    let Some(known) = known else {
-        let names: Vec<&str> = report
-            .environments
-            .iter()
-            .map(|known| known.name.as_str())
-            .collect();
-        return Err(InspectError::UnknownEnvironment {
-            name: environment.to_owned(),
-            known: match names.is_empty() {
-                true => "none has listed its examples yet".to_owned(),
-                false => names.join(", "),
-            },
-        });
+    let mut environments = report.environments.iter();
+    let Some(known) = environments.find(|known| known.name == environment) else {
+        return Err(unknown_environment(environment, report));
     };
     let history = core.example_history(known.environment, example);
     history.ok_or_else(|| InspectError::Unknown {
@@ -72,4 +58,16 @@ fn history(
             known.examples.saturating_sub(1)
         ),
     })
+}
+
+fn unknown_environment(name: &str, report: &BufferReport) -> InspectError {
+    let environments = report.environments.iter();
+    let names: Vec<&str> = environments.map(|known| known.name.as_str()).collect();
+    InspectError::UnknownEnvironment {
+        name: name.to_owned(),
+        known: match names.is_empty() {
+            true => "none has listed its examples yet".to_owned(),
+            false => names.join(", "),
+        },
+    }
 }

@@ -2,17 +2,20 @@
 
 use super::fates::{End, rollouts_of};
 use super::play::{Beginning, JournalSummary, Moment, Observer, journal_of, play};
-use super::step::oldest_versions;
 use super::{InspectError, seconds};
 use crate::batch::is_of;
 use crate::journal;
 use crate::spool::Spool;
 use primerl_core::counters::Counters;
-use primerl_core::pack::{MicroBatch, PackedBatch, Weighted};
+use primerl_core::pack::PackedBatch;
 use primerl_core::*;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
+
+mod tokens;
+
+use tokens::check_tokens;
 
 /// The first invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -48,6 +51,17 @@ struct Checker {
     broken: Option<Broken>,
 }
 
+impl Broken {
+    /// Wrong where the journal ends.
+    fn at_the_end(what: String) -> Broken {
+        Broken {
+            event: None,
+            at_s: None,
+            what,
+        }
+    }
+}
+
 impl Checker {
     fn begin(output_dir: &Path, beginning: &Beginning<'_>) -> Checker {
         let core = beginning.core;
@@ -79,19 +93,23 @@ impl Checker {
                 _ => {}
             }
         }
-        for fate in moment.ended {
-            self.counters.count(fate.end.ended());
-        }
-        let counted = ends_of(moment.core.counters());
-        if counted != self.counters {
-            let told = self.counters;
-            return Err(format!(
-                "the core counts {counted:?}, its effects add up to {told:?}"
-            ));
-        }
+        self.count(moment)?;
         let kept = moment.core.batches_kept_from();
         self.cut_by = self.cut_by.split_off(&kept);
         Ok(())
+    }
+
+    fn count(&mut self, moment: &Moment<'_>) -> Result<(), String> {
+        for fate in moment.ended {
+            self.counters.count(fate.end.ended());
+        }
+        let (counted, told) = (ends_of(moment.core.counters()), self.counters);
+        match counted == told {
+            true => Ok(()),
+            false => Err(format!(
+                "the core counts {counted:?}, its effects add up to {told:?}"
+            )),
+        }
     }
 
     /// Numbers only increase; the answers of one event come in the order of requests.
@@ -171,44 +189,6 @@ fn ends_of(counters: Counters) -> Counters {
     }
 }
 
-fn check_tokens(batch: &PackedBatch, config: &Config) -> Result<(), String> {
-    let (step, bound) = (batch.step, config.run.max_off_policy_steps);
-    let micro_batches = || batch.ranks.iter().flatten();
-    for oldest in micro_batches().flat_map(oldest_versions).flatten() {
-        if policy::staleness(step, PolicyVersion(oldest)) > bound {
-            return Err(format!(
-                "a sample of version {oldest} is trained at step {step}, more than max_off_policy_steps = {bound} steps \
-                 late"
-            ));
-        }
-    }
-    let segments = micro_batches().flat_map(|micro_batch| {
-        let sequences = micro_batch.sequences().iter();
-        sequences.flat_map(|weighted| weighted.sample.segments())
-    });
-    let learnt = segments.filter(|segment| segment.is_learnt());
-    let trained: u64 = learnt.map(|segment| segment.len() as u64).sum();
-    if trained != batch.loss_tokens {
-        let told = batch.loss_tokens;
-        return Err(format!(
-            "the batch of step {step} has {trained} tokens to train, and reports {told}"
-        ));
-    }
-    let is_scored = |weighted: &Weighted| {
-        weighted.teacher_logprobs.is_some()
-            || !config.training_mode(weighted.environment).is_scored()
-    };
-    let is_scored = micro_batches()
-        .flat_map(MicroBatch::sequences)
-        .all(is_scored);
-    match !is_scored {
-        true => Err(format!(
-            "the batch of step {step} has tokens that no teacher scored"
-        )),
-        false => Ok(()),
-    }
-}
-
 impl Observer for Checker {
     fn saw(&mut self, moment: &Moment<'_>) {
         if self.broken.is_some() {
@@ -239,16 +219,11 @@ pub fn check(output_dir: &Path) -> Result<CheckReport, InspectError> {
         batches_owed: 0,
         broken: checker.broken,
     };
-    if report.broken.is_none() && checker.next_step != core.next_step() {
-        report.broken = Some(Broken {
-            event: None,
-            at_s: None,
-            what: format!(
-                "the next step is {}, but the last one that was cut precedes step {}",
-                core.next_step(),
-                checker.next_step
-            ),
-        });
+    let (next, due) = (core.next_step(), checker.next_step);
+    if report.broken.is_none() && due != next {
+        report.broken = Some(Broken::at_the_end(format!(
+            "the next step is {next}, but the last one that was cut precedes step {due}"
+        )));
     }
     if report.broken.is_none() {
         check_spool(output_dir, &core, &checker.cut_by, &mut report)?;
@@ -282,14 +257,10 @@ fn check_spool(
             || core.published_version() >= Some(PolicyVersion(step.0))
             || by <= newest_snapshot;
         if was_written {
-            report.broken = Some(Broken {
-                event: None,
-                at_s: None,
-                what: format!(
-                    "the batch of step {step} is not in {}, but the trainer may ask for it",
-                    output_dir.join("spool").display()
-                ),
-            });
+            report.broken = Some(Broken::at_the_end(format!(
+                "the batch of step {step} is not in {}, but the trainer may ask for it",
+                output_dir.join("spool").display()
+            )));
             return Ok(());
         }
         report.batches_owed += 1;

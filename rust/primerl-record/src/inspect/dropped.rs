@@ -82,6 +82,20 @@ fn keep<T>(last: &mut VecDeque<T>, item: T) {
     last.push_back(item);
 }
 
+impl DroppedRollout {
+    fn of(fate: &Fate, core: &Core) -> DroppedRollout {
+        let life = &fate.life;
+        DroppedRollout {
+            rollout: life.rollout,
+            group: life.group,
+            environment: environment_name(core, life.environment),
+            example: life.example,
+            at_s: seconds(fate.at),
+            message: fate.end.message().map(str::to_owned),
+        }
+    }
+}
+
 impl Counting {
     fn saw_fate(&mut self, fate: &Fate, core: &Core) {
         let life = &fate.life;
@@ -101,15 +115,7 @@ impl Counting {
         });
         dropped.count += 1;
         dropped.sampled_tokens += life.sampled_tokens;
-        let one = DroppedRollout {
-            rollout: life.rollout,
-            group: life.group,
-            environment: environment_name(core, life.environment),
-            example: life.example,
-            at_s: seconds(fate.at),
-            message: fate.end.message().map(str::to_owned),
-        };
-        keep(&mut dropped.last, one);
+        keep(&mut dropped.last, DroppedRollout::of(fate, core));
     }
 }
 

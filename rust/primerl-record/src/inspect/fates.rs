@@ -204,19 +204,11 @@ impl Fates {
 
     /// Takes an event and its effects; `core` is the state after it.
     pub(super) fn take_in(&mut self, event: &Event, effects: &[Effect], core: &Core) -> Vec<Fate> {
-        match event {
-            Event::TurnFinished { rollout, turn } => self.turn(*rollout, turn),
-            Event::RolloutFinished {
-                rollout,
-                worker,
-                outcome,
-            } => self.report(*rollout, *worker, outcome),
-            _ => {}
-        }
+        self.saw_event(event);
         let said = Said::of(effects);
-        said.leased
-            .iter()
-            .for_each(|leased| self.lease(leased.rollout, core));
+        for leased in &said.leased {
+            self.lease(leased.rollout, core);
+        }
         let mut ended = Vec::new();
         for id in &said.closed {
             ended.extend(self.close(*id, &said, core.now()));
@@ -231,6 +223,18 @@ impl Fates {
         }
         self.count_held(core, &mut ended);
         ended
+    }
+
+    fn saw_event(&mut self, event: &Event) {
+        match event {
+            Event::TurnFinished { rollout, turn } => self.turn(*rollout, turn),
+            Event::RolloutFinished {
+                rollout,
+                worker,
+                outcome,
+            } => self.report(*rollout, *worker, outcome),
+            _ => {}
+        }
     }
 
     /// A rollout whose group has ended, and was not started again, has been counted.

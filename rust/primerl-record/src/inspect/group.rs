@@ -1,12 +1,13 @@
 //! The history of one group.
 
 use super::fates::{Fate, Life};
-use super::play::{JournalSummary, Moment, Observer, Played, play};
+use super::play::{Beginning, JournalSummary, Moment, Observer, play};
 use super::rollout::Known;
 use super::{InspectError, environment_name, seconds};
 use primerl_core::counters::{Ended, VoidReason};
 use primerl_core::*;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// One rollout of a group or a batch, in one line.
@@ -98,33 +99,60 @@ struct Seeker {
 }
 
 impl Seeker {
+    fn begin(id: GroupId, beginning: &Beginning<'_>) -> Seeker {
+        let mut seeker = Seeker {
+            id,
+            known: Known::default(),
+            first: None,
+            ended: Vec::new(),
+            complete_at: None,
+            cut: None,
+            dropped: None,
+        };
+        beginning.lives.values().for_each(|life| seeker.began(life));
+        seeker
+    }
+
     fn began(&mut self, life: &Life) {
         self.known.add(life.group.0);
         if life.group == self.id && self.first.is_none() {
             self.first = Some(life.clone());
         }
     }
+
+    fn saw_effect(&mut self, effect: &Effect, moment: &Moment<'_>) {
+        match effect {
+            Effect::Lease { rollouts, .. } => {
+                let lives = rollouts
+                    .iter()
+                    .filter_map(|leased| moment.lives.get(&leased.rollout));
+                lives.for_each(|life| self.began(life));
+            }
+            Effect::GroupDropped { group, reason, why } if *group == self.id => {
+                self.dropped = Some(Dropped {
+                    at_s: seconds(moment.now),
+                    reason: *reason,
+                    why: why.clone(),
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// All its rollouts, in the order of leases.
+    fn rollouts(&mut self, lives: &BTreeMap<RolloutId, Life>) -> Vec<RolloutLine> {
+        let mut rollouts = std::mem::take(&mut self.ended);
+        let living = lives.values().filter(|life| life.group == self.id);
+        rollouts.extend(living.map(RolloutLine::living));
+        rollouts.sort_by_key(|line| line.rollout);
+        rollouts
+    }
 }
 
 impl Observer for Seeker {
     fn saw(&mut self, moment: &Moment<'_>) {
         for effect in moment.effects {
-            match effect {
-                Effect::Lease { rollouts, .. } => {
-                    let lives = rollouts
-                        .iter()
-                        .filter_map(|leased| moment.lives.get(&leased.rollout));
-                    lives.for_each(|life| self.began(life));
-                }
-                Effect::GroupDropped { group, reason, why } if *group == self.id => {
-                    self.dropped = Some(Dropped {
-                        at_s: seconds(moment.now),
-                        reason: *reason,
-                        why: why.clone(),
-                    });
-                }
-                _ => {}
-            }
+            self.saw_effect(effect, moment);
         }
         let fates = moment.ended.iter();
         for fate in fates.filter(|fate| fate.life.group == self.id) {
@@ -145,39 +173,19 @@ impl Observer for Seeker {
 /// # Errors
 /// The journal cannot be read, or holds no such group.
 pub fn group(output_dir: &Path, id: GroupId) -> Result<GroupTrace, InspectError> {
-    let Played {
-        observer: seeker,
-        core,
-        lives,
-        story,
-    } = play(output_dir, |beginning| {
-        let mut seeker = Seeker {
-            id,
-            known: Known::default(),
-            first: None,
-            ended: Vec::new(),
-            complete_at: None,
-            cut: None,
-            dropped: None,
-        };
-        beginning.lives.values().for_each(|life| seeker.began(life));
-        seeker
-    })?;
-    let Some(first) = seeker.first else {
+    let played = play(output_dir, |beginning| Seeker::begin(id, beginning))?;
+    let (mut seeker, story) = (played.observer, played.story);
+    let Some(first) = seeker.first.take() else {
         return Err(seeker.known.unknown("group", id.0, &story));
     };
-    let mut rollouts = seeker.ended;
-    let living = lives.values().filter(|life| life.group == id);
-    rollouts.extend(living.map(RolloutLine::living));
-    rollouts.sort_by_key(|line| line.rollout);
     Ok(GroupTrace {
         story,
         group: id,
-        environment: environment_name(&core, first.environment),
+        environment: environment_name(&played.core, first.environment),
         example: first.example,
         evaluates: first.evaluates,
         began_s: seconds(first.leased_at),
-        rollouts,
+        rollouts: seeker.rollouts(&played.lives),
         complete_s: seeker.complete_at.map(seconds),
         step: seeker.cut.map(|(step, _)| step),
         cut_s: seeker.cut.map(|(_, at)| seconds(at)),

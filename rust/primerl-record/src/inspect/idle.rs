@@ -85,11 +85,7 @@ impl Ranks {
             } => {
                 self.has_asked = true;
                 self.requests.insert(*request, *rank);
-                let since = match self.waiting.get(rank) {
-                    Some((asked, since)) if asked == step => *since,
-                    _ => now,
-                };
-                self.waiting.insert(*rank, (*step, since));
+                self.wait(*rank, *step, now);
             }
             // It hung up.
             Event::RequestDropped { request } => {
@@ -101,6 +97,15 @@ impl Ranks {
             Event::Restarted => self.requests.clear(),
             _ => {}
         }
+    }
+
+    /// A rank that asks for the same step again has waited since it first asked.
+    fn wait(&mut self, rank: u32, step: Step, now: Time) {
+        let since = match self.waiting.get(&rank) {
+            Some((asked, since)) if *asked == step => *since,
+            _ => now,
+        };
+        self.waiting.insert(rank, (step, since));
     }
 
     /// The wait that an answer ends.

@@ -40,6 +40,7 @@ pub use samples::{SampleLine, SamplesAnswer, samples};
 pub use step::{StepTrace, step};
 pub use summary::{Summary, summary};
 
+pub(crate) use fates::Fate;
 pub use fates::Life;
 pub use follow::Following;
 pub use play::{Beginning, Moment};

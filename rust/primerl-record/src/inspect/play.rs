@@ -2,7 +2,7 @@
 
 use super::fates::{Fate, Fates, Life};
 use super::{InspectError, seconds};
-use crate::journal::{self, Entry, ReadError, Snapshot};
+use crate::journal::{self, Entry, ReadError, Tail};
 use primerl_core::{Core, Effect, Event, RolloutId, Step, Time};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -95,40 +95,74 @@ fn play_once<O: Observer>(
     folder: &Path,
     begin: impl Fn(&Beginning<'_>) -> O,
 ) -> Result<Played<O>, InspectError> {
-    let Snapshot {
-        number, mut core, ..
-    } = journal::oldest(folder)?;
-    let mut fates = Fates::begin(&core);
-    let mut observer = begin(&Beginning {
-        core: &core,
-        lives: &fates.lives,
-    });
-    let (began, first_step) = (core.now(), core.next_step());
-    let tail = journal::read_from(folder, number, |number, Entry(now, event)| {
-        let effects = core.handle(event.clone(), now);
-        let ended = fates.take_in(&event, &effects, &core);
-        observer.saw(&Moment {
-            number,
-            now: core.now(),
-            event: &event,
-            effects: &effects,
+    let snapshot = journal::oldest(folder)?;
+    let mut player = Player::begin(snapshot.core, begin);
+    let mut story = JournalSummary::begin(snapshot.number, &player.core);
+    let tail = journal::read_from(folder, snapshot.number, |number, entry| {
+        player.play(number, entry);
+    })?;
+    story.end(&tail, &player.core);
+    Ok(Played {
+        story,
+        observer: player.observer,
+        core: player.core,
+        lives: player.fates.lives,
+    })
+}
+
+impl JournalSummary {
+    /// What is known where the played part begins.
+    fn begin(events_before: u64, core: &Core) -> JournalSummary {
+        JournalSummary {
+            events_before,
+            events: events_before,
+            from_s: seconds(core.now()),
+            until_s: seconds(core.now()),
+            first_step: core.next_step(),
+            next_step: core.next_step(),
+            torn_bytes: 0,
+        }
+    }
+
+    fn end(&mut self, tail: &Tail, core: &Core) {
+        self.events = tail.events;
+        self.until_s = seconds(core.now());
+        self.next_step = core.next_step();
+        self.torn_bytes = tail.torn;
+    }
+}
+
+struct Player<O> {
+    core: Core,
+    fates: Fates,
+    observer: O,
+}
+
+impl<O: Observer> Player<O> {
+    fn begin(core: Core, begin: impl Fn(&Beginning<'_>) -> O) -> Player<O> {
+        let fates = Fates::begin(&core);
+        let observer = begin(&Beginning {
             core: &core,
             lives: &fates.lives,
+        });
+        Player {
+            core,
+            fates,
+            observer,
+        }
+    }
+
+    fn play(&mut self, number: u64, Entry(now, event): Entry) {
+        let effects = self.core.handle(event.clone(), now);
+        let ended = self.fates.take_in(&event, &effects, &self.core);
+        self.observer.saw(&Moment {
+            number,
+            now: self.core.now(),
+            event: &event,
+            effects: &effects,
+            core: &self.core,
+            lives: &self.fates.lives,
             ended: &ended,
         });
-    })?;
-    Ok(Played {
-        story: JournalSummary {
-            events_before: number,
-            events: tail.events,
-            from_s: seconds(began),
-            until_s: seconds(core.now()),
-            first_step,
-            next_step: core.next_step(),
-            torn_bytes: tail.torn,
-        },
-        observer,
-        core,
-        lives: fates.lives,
-    })
+    }
 }

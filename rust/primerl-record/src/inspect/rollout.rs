@@ -4,6 +4,7 @@ use super::fates::{Fate, Life};
 use super::play::{Beginning, JournalSummary, Moment, Observer, Played, play};
 use super::{InspectError, environment_name, seconds};
 use primerl_core::counters::Ended;
+use primerl_core::effect::LeasedRollout;
 use primerl_core::event::{Outcome, RolloutError, Trace};
 use primerl_core::turn::{FinishReason, ForkReason};
 use primerl_core::*;
@@ -184,6 +185,7 @@ impl Seeker {
             .and_then(|parent| self.turns.get(parent.0 as usize))
             .map_or(0, |parent| parent.prompt_tokens + parent.sampled_tokens);
         let new = turn.prompt_suffix.len() as u64;
+        let versions = turn.versions.iter();
         self.turns.push(TurnTrace {
             turn: self.turns.len() as u32,
             at_s: at.map(seconds),
@@ -192,11 +194,7 @@ impl Seeker {
             prompt_tokens: before + new,
             new_prompt_tokens: new,
             sampled_tokens: turn.sampled.len() as u64,
-            versions: turn
-                .versions
-                .iter()
-                .map(|run| (run.version, run.n_tokens))
-                .collect(),
+            versions: versions.map(|run| (run.version, run.n_tokens)).collect(),
             engines,
             finish: turn.finish,
             parent: turn.parent.map(|parent| parent.0),
@@ -206,26 +204,23 @@ impl Seeker {
         self.last_at = at;
     }
 
-    fn is_in_flight(&self) -> bool {
-        self.life.is_some() && self.end.is_none() && self.report.is_none()
+    /// Whether it is the rollout, and is in flight.
+    fn is_in_flight(&self, rollout: RolloutId) -> bool {
+        let is_open = self.end.is_none() && self.report.is_none();
+        rollout == self.id && self.life.is_some() && is_open
     }
-}
 
-impl Observer for Seeker {
-    fn saw(&mut self, moment: &Moment<'_>) {
+    fn is_of(&self, worker: WorkerId) -> bool {
+        self.life.as_ref().is_some_and(|life| life.worker == worker)
+    }
+
+    fn saw_event(&mut self, moment: &Moment<'_>) {
         match moment.event {
-            Event::TurnFinished { rollout, turn } if *rollout == self.id && self.is_in_flight() => {
-                let used = |version: &PolicyVersion| {
-                    turn.versions.iter().any(|run| run.version == *version)
-                };
-                let engines = moment.core.engine_views();
-                let engines = engines.filter(|engine| engine.proved.as_ref().is_some_and(used));
-                let engines = engines.map(|engine| engine.engine).collect();
+            Event::TurnFinished { rollout, turn } if self.is_in_flight(*rollout) => {
+                let engines = possible_engines(turn, moment.core);
                 self.turn(turn, Some(moment.now), engines);
             }
-            Event::SamplingStarted { rollout, version }
-                if *rollout == self.id && self.is_in_flight() =>
-            {
+            Event::SamplingStarted { rollout, version } if self.is_in_flight(*rollout) => {
                 self.sampling.push((seconds(moment.now), *version));
             }
             Event::TurnFailed { rollout, message } if *rollout == self.id => {
@@ -235,29 +230,38 @@ impl Observer for Seeker {
                 rollout,
                 worker,
                 outcome,
-            } if *rollout == self.id
-                && self.is_in_flight()
-                && self
-                    .life
-                    .as_ref()
-                    .is_some_and(|life| life.worker == *worker) =>
-            {
+            } if self.is_in_flight(*rollout) && self.is_of(*worker) => {
                 self.report = Some((moment.now, outcome.clone()));
             }
             _ => {}
         }
+    }
+
+    fn saw_leases(&mut self, rollouts: &[LeasedRollout], moment: &Moment<'_>) {
+        for leased in rollouts {
+            self.known.add(leased.rollout.0);
+        }
+        let is_leased = rollouts.iter().any(|leased| leased.rollout == self.id);
+        if let (true, Some(life)) = (is_leased, moment.lives.get(&self.id)) {
+            self.leased(life, moment.core);
+        }
+    }
+}
+
+/// Engines that had proved one of the versions that sampled the turn.
+fn possible_engines(turn: &Turn, core: &Core) -> Vec<EngineId> {
+    let used = |version: &PolicyVersion| turn.versions.iter().any(|run| run.version == *version);
+    let engines = core.engine_views();
+    let engines = engines.filter(|engine| engine.proved.as_ref().is_some_and(used));
+    engines.map(|engine| engine.engine).collect()
+}
+
+impl Observer for Seeker {
+    fn saw(&mut self, moment: &Moment<'_>) {
+        self.saw_event(moment);
         for effect in moment.effects {
-            let Effect::Lease { rollouts, .. } = effect else {
-                continue;
-            };
-            for leased in rollouts {
-                self.known.add(leased.rollout.0);
-            }
-            if let (true, Some(life)) = (
-                rollouts.iter().any(|leased| leased.rollout == self.id),
-                moment.lives.get(&self.id),
-            ) {
-                self.leased(life, moment.core);
+            if let Effect::Lease { rollouts, .. } = effect {
+                self.saw_leases(rollouts, moment);
             }
         }
         if let Some(fate) = moment

@@ -186,6 +186,21 @@ struct Seeker {
 }
 
 impl Seeker {
+    fn new(id: Step) -> Seeker {
+        Seeker {
+            id,
+            known: Known::default(),
+            cut: None,
+            asked: BTreeMap::new(),
+            fetched: Vec::new(),
+            published: Vec::new(),
+            proved: Vec::new(),
+            first_fetch: BTreeMap::new(),
+            first_proof: None,
+            is_overtaken: false,
+        }
+    }
+
     fn version(&self) -> PolicyVersion {
         PolicyVersion(self.id.0)
     }
@@ -198,15 +213,7 @@ impl Seeker {
                 rank,
             } if *step == self.id => {
                 self.asked.insert(*request, *rank);
-                let is_open =
-                    |fetched: &Fetched| fetched.rank == *rank && fetched.fetched_s.is_none();
-                if !self.fetched.iter().any(is_open) {
-                    self.fetched.push(Fetched {
-                        rank: *rank,
-                        asked_s: seconds(moment.now),
-                        fetched_s: None,
-                    });
-                }
+                self.wait(*rank, moment.now);
             }
             // It does not wait: only whether it gets the batch counts.
             Event::NextBatchRequested {
@@ -223,19 +230,38 @@ impl Seeker {
                 self.published.push(moment.now);
             }
             Event::EngineProved { engine, version } if *version == self.version() => {
-                let told = self
-                    .proved
-                    .iter_mut()
-                    .rfind(|proved| proved.engine == *engine && proved.proved_s.is_none());
-                if let Some(proved) = told {
-                    proved.proved_s = Some(seconds(moment.now));
-                    self.first_proof.get_or_insert(moment.now);
-                }
+                self.prove(*engine, moment.now);
             }
             Event::EngineProved { version, .. } if *version > self.version() => {
                 self.is_overtaken |= self.first_proof.is_none();
             }
             _ => {}
+        }
+    }
+
+    /// The rank asks for the batch.
+    fn wait(&mut self, rank: u32, now: Time) {
+        if self.waiting(rank).is_none() {
+            self.fetched.push(Fetched {
+                rank,
+                asked_s: seconds(now),
+                fetched_s: None,
+            });
+        }
+    }
+
+    /// The rank's last request, if it has no answer yet.
+    fn waiting(&mut self, rank: u32) -> Option<&mut Fetched> {
+        let mut fetched = self.fetched.iter_mut();
+        fetched.rfind(|fetched| fetched.rank == rank && fetched.fetched_s.is_none())
+    }
+
+    fn prove(&mut self, engine: EngineId, now: Time) {
+        let mut proved = self.proved.iter_mut();
+        let told = proved.rfind(|proved| proved.engine == engine && proved.proved_s.is_none());
+        if let Some(proved) = told {
+            proved.proved_s = Some(seconds(now));
+            self.first_proof.get_or_insert(now);
         }
     }
 
@@ -248,22 +274,8 @@ impl Seeker {
                 }
             }
             Effect::Batch { request, step, .. } if *step == self.id => {
-                let Some(rank) = self.asked.remove(request) else {
-                    return;
-                };
-                self.first_fetch.entry(rank).or_insert(moment.now);
-                let open = self
-                    .fetched
-                    .iter_mut()
-                    .rfind(|fetched| fetched.rank == rank && fetched.fetched_s.is_none());
-                let now = seconds(moment.now);
-                match open {
-                    Some(fetched) => fetched.fetched_s = Some(now),
-                    None => self.fetched.push(Fetched {
-                        rank,
-                        asked_s: now,
-                        fetched_s: Some(now),
-                    }),
+                if let Some(rank) = self.asked.remove(request) {
+                    self.fetch(rank, moment.now);
                 }
             }
             Effect::UpdateEngine {
@@ -274,6 +286,54 @@ impl Seeker {
                 proved_s: None,
             }),
             _ => {}
+        }
+    }
+
+    /// The rank gets the batch.
+    fn fetch(&mut self, rank: u32, now: Time) {
+        self.first_fetch.entry(rank).or_insert(now);
+        let now = seconds(now);
+        match self.waiting(rank) {
+            Some(fetched) => fetched.fetched_s = Some(now),
+            None => self.fetched.push(Fetched {
+                rank,
+                asked_s: now,
+                fetched_s: Some(now),
+            }),
+        }
+    }
+
+    fn durations(&self, cut: &Cut, ranks: u32) -> Durations {
+        let last_fetch = self.first_fetch.values().max().copied();
+        let last_fetch = last_fetch.filter(|_| self.first_fetch.len() == ranks as usize);
+        let published = self.published.first().copied();
+        Durations {
+            rollouts: between(cut.first_lease, Some(cut.at)),
+            until_fetched: between(Some(cut.at), last_fetch),
+            training: between(last_fetch, published),
+            until_proved: between(published, self.first_proof),
+        }
+    }
+
+    fn trace(self, cut: Cut, ranks: u32, story: JournalSummary) -> StepTrace {
+        StepTrace {
+            story,
+            step: self.id,
+            took: self.durations(&cut, ranks),
+            cut_s: seconds(cut.at),
+            groups: cut.groups.into_values().collect(),
+            rollouts: cut.batch.rollouts,
+            samples: cut.batch.samples,
+            tokens: cut.batch.tokens,
+            computed_tokens: cut.batch.computed_tokens,
+            trees: cut.batch.trees,
+            loss_tokens: cut.batch.loss_tokens,
+            micro_batches: cut.batch.micro_batches,
+            staleness: cut.batch.staleness,
+            fetched: self.fetched,
+            published_s: self.published.into_iter().map(seconds).collect(),
+            proved: self.proved,
+            overtaken: self.is_overtaken,
         }
     }
 }
@@ -318,48 +378,11 @@ impl Observer for Seeker {
 /// # Errors
 /// The journal cannot be read, or the step was not cut in what it holds.
 pub fn step(output_dir: &Path, id: Step) -> Result<StepTrace, InspectError> {
-    let played = play(output_dir, |_| Seeker {
-        id,
-        known: Known::default(),
-        cut: None,
-        asked: BTreeMap::new(),
-        fetched: Vec::new(),
-        published: Vec::new(),
-        proved: Vec::new(),
-        first_fetch: BTreeMap::new(),
-        first_proof: None,
-        is_overtaken: false,
-    })?;
-    let (seeker, story) = (played.observer, played.story);
-    let Some(cut) = seeker.cut else {
-        return Err(seeker.known.unknown("step", id.0, &story));
-    };
-    let ranks = played.core.config().run.data_ranks as usize;
-    let last_fetch = seeker.first_fetch.values().max().copied();
-    let last_fetch = last_fetch.filter(|_| seeker.first_fetch.len() == ranks);
-    let published = seeker.published.first().copied();
-    Ok(StepTrace {
-        story,
-        step: id,
-        cut_s: seconds(cut.at),
-        groups: cut.groups.into_values().collect(),
-        rollouts: cut.batch.rollouts,
-        samples: cut.batch.samples,
-        tokens: cut.batch.tokens,
-        computed_tokens: cut.batch.computed_tokens,
-        trees: cut.batch.trees,
-        loss_tokens: cut.batch.loss_tokens,
-        micro_batches: cut.batch.micro_batches,
-        staleness: cut.batch.staleness,
-        fetched: seeker.fetched,
-        published_s: seeker.published.iter().copied().map(seconds).collect(),
-        proved: seeker.proved,
-        overtaken: seeker.is_overtaken,
-        took: Durations {
-            rollouts: between(cut.first_lease, Some(cut.at)),
-            until_fetched: between(Some(cut.at), last_fetch),
-            training: between(last_fetch, published),
-            until_proved: between(published, seeker.first_proof),
-        },
-    })
+    let played = play(output_dir, |_| Seeker::new(id))?;
+    let (mut seeker, story) = (played.observer, played.story);
+    let ranks = played.core.config().run.data_ranks;
+    match seeker.cut.take() {
+        Some(cut) => Ok(seeker.trace(cut, ranks, story)),
+        None => Err(seeker.known.unknown("step", id.0, &story)),
+    }
 }

@@ -1,8 +1,8 @@
 //! Follows a journal that grows: reads it event by event to the end of what is written, and continues from there later.
 //! Each event comes with its place, from which it can be read again without the events before it.
 
-use super::reader::{Entry, ReadError, Segment};
-use super::{MAGIC, SEGMENT, files, path_of};
+use super::reader::{Entry, ReadError, Segment, listed};
+use super::{MAGIC, SEGMENT, path_of};
 use std::path::{Path, PathBuf};
 
 /// Where an event is: its segment, and the bytes of it that are before the event.
@@ -53,11 +53,7 @@ impl Follower {
             };
             let mut next = segment.next_written()?;
             if next.is_none() {
-                let segments = files(&self.folder, SEGMENT);
-                let segments = segments.map_err(|source| ReadError::Io {
-                    path: self.folder.clone(),
-                    source,
-                })?;
+                let segments = listed(&self.folder, SEGMENT)?;
                 if segments.last().is_none_or(|(last, _)| *last <= *number) {
                     return Ok(None);
                 }
@@ -81,10 +77,7 @@ impl Follower {
 
     /// Opens the segment that has the next event; `false` if there is none yet.
     fn open_next(&mut self) -> Result<bool, ReadError> {
-        let segments = files(&self.folder, SEGMENT).map_err(|source| ReadError::Io {
-            path: self.folder.clone(),
-            source,
-        })?;
+        let segments = listed(&self.folder, SEGMENT)?;
         let Some((found, path)) = segments
             .iter()
             .rfind(|(first, _)| *first <= self.read)

@@ -72,6 +72,14 @@ pub struct Tail {
     pub torn: u64,
 }
 
+/// Files of one kind with the numbers in their names, in order.
+pub(super) fn listed(folder: &Path, extension: &str) -> Result<Vec<(u64, PathBuf)>, ReadError> {
+    files(folder, extension).map_err(|source| ReadError::Io {
+        path: folder.to_owned(),
+        source,
+    })
+}
+
 /// Reads every whole record after the first `after`, decodes it and gives it to `take`, in order, while `take` returns
 /// `true`.
 ///
@@ -82,10 +90,7 @@ pub(super) fn decode_from(
     after: u64,
     mut take: impl FnMut(Entry) -> bool,
 ) -> Result<Tail, ReadError> {
-    let mut segments = files(folder, SEGMENT).map_err(|source| ReadError::Io {
-        path: folder.to_owned(),
-        source,
-    })?;
+    let mut segments = listed(folder, SEGMENT)?;
     while segments.get(1).is_some_and(|(first, _)| *first <= after) {
         segments.remove(0);
     }
@@ -225,21 +230,25 @@ impl Segment {
                 }
                 Record::Cut if !self.ended => self.read_on()?,
                 Record::Cut if self.begin == self.window.len() || may_be_torn => return Ok(None),
-                Record::Cut => {
-                    return Err(ReadError::Cut {
-                        path: self.path.clone(),
-                        offset: self.offset_of(self.begin),
-                    });
-                }
+                Record::Cut => return Err(self.cut()),
                 // A power loss can leave a file longer than the written bytes.
                 Record::Damaged if may_be_torn && self.is_zero_from_here()? => return Ok(None),
-                Record::Damaged => {
-                    return Err(ReadError::Checksum {
-                        path: self.path.clone(),
-                        offset: self.offset_of(self.begin),
-                    });
-                }
+                Record::Damaged => return Err(self.damaged()),
             }
+        }
+    }
+
+    fn cut(&self) -> ReadError {
+        ReadError::Cut {
+            path: self.path.clone(),
+            offset: self.offset_of(self.begin),
+        }
+    }
+
+    fn damaged(&self) -> ReadError {
+        ReadError::Checksum {
+            path: self.path.clone(),
+            offset: self.offset_of(self.begin),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Rebuilds the core that a journal describes.
 
 use super::ahead::read_from;
-use super::reader::{ReadError, Tail, decode_from};
+use super::reader::{ReadError, Tail, decode_from, listed};
 use super::skip::{number_at, place_of};
 use super::snapshot::{self, Identity, Snapshot};
 use super::{Entry, SEGMENT, SNAPSHOT, files};
@@ -68,53 +68,73 @@ pub(super) fn restore_with(
     handle: impl Fn(&mut Core, Event, Time) -> Vec<Effect>,
 ) -> Result<Restored, RestoreError> {
     let (snapshot, remarks) = newest_snapshot(folder)?;
-    let Snapshot {
-        number,
-        identity,
-        mut core,
-    } = snapshot;
-    let mut effects = Vec::new();
-    let mut failed = None;
-    let tail = read_from(folder, number, |number, Entry(now, event)| {
-        if failed.is_some() {
+    let mut playback = Playback {
+        core: snapshot.core,
+        effects: Vec::new(),
+        failure: None,
+    };
+    let tail = read_from(folder, snapshot.number, |number, entry| {
+        playback.play(number, entry, &handle);
+    });
+    // The events before one that cannot be read were played back.
+    if let Some((number, kind, why)) = playback.failure {
+        return Err(refused(folder, number, kind, why)?);
+    }
+    Ok(Restored {
+        core: playback.core,
+        identity: snapshot.identity,
+        tail: tail.map_err(unreadable)?,
+        effects: playback.effects,
+        remarks,
+    })
+}
+
+struct Playback {
+    core: Core,
+    effects: Vec<Effect>,
+    /// Number and kind of the event that could not be played back, and why.
+    failure: Option<(u64, &'static str, String)>,
+}
+
+impl Playback {
+    fn play(
+        &mut self,
+        number: u64,
+        Entry(now, event): Entry,
+        handle: impl Fn(&mut Core, Event, Time) -> Vec<Effect>,
+    ) {
+        if self.failure.is_some() {
             return;
         }
         let kind = event.kind();
         // A core that panicked is not used again.
-        let said = catch_unwind(AssertUnwindSafe(|| handle(&mut core, event, now)));
-        match said {
-            Ok(said) => effects.extend(said.into_iter().filter(Effect::is_durable)),
-            Err(panic) => failed = Some((number, kind, words_of(&*panic))),
+        let core = &mut self.core;
+        match catch_unwind(AssertUnwindSafe(|| handle(core, event, now))) {
+            Ok(said) => {
+                let durable = said.into_iter().filter(Effect::is_durable);
+                self.effects.extend(durable);
+            }
+            Err(panic) => self.failure = Some((number, kind, words_of(&*panic))),
         }
-    });
-    // The events before one that cannot be read were played back.
-    if let Some((number, kind, why)) = failed {
-        return Err(refused(folder, number, kind, why)?);
     }
-    let tail = match tail {
-        Err(ReadError::Decode {
+}
+
+/// An event of another version can be skipped, like one that cannot be played back.
+fn unreadable(error: ReadError) -> RestoreError {
+    match error {
+        ReadError::Decode {
             path,
             offset,
             source,
-        }) => {
-            let number = number_at(&path, offset).unwrap_or_default();
-            return Err(RestoreError::Refused {
-                path,
-                offset,
-                number,
-                kind: "unknown",
-                why: source.to_string(),
-            });
-        }
-        tail => tail?,
-    };
-    Ok(Restored {
-        core,
-        identity,
-        tail,
-        effects,
-        remarks,
-    })
+        } => RestoreError::Refused {
+            number: number_at(&path, offset).unwrap_or_default(),
+            path,
+            offset,
+            kind: "unknown",
+            why: source.to_string(),
+        },
+        error => RestoreError::Read(error),
+    }
 }
 
 fn refused(
@@ -191,12 +211,7 @@ pub fn newest_snapshot(folder: &Path) -> Result<(Snapshot, Vec<String>), Restore
 }
 
 fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, RestoreError> {
-    files(folder, SNAPSHOT).map_err(|source| {
-        RestoreError::Read(ReadError::Io {
-            path: folder.to_owned(),
-            source,
-        })
-    })
+    Ok(listed(folder, SNAPSHOT)?)
 }
 
 /// The first snapshot that can be read, and what is wrong with those before it.

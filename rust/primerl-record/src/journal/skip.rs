@@ -50,28 +50,38 @@ pub fn skip(folder: &Path, number: u64) -> Result<Skipped, SkipError> {
     if number <= newest(folder).map_err(unreadable)? {
         return Ok(Skipped::Covered);
     }
-    let Some(record) = find(folder, number)? else {
-        return Err(SkipError::NotThere {
-            folder: folder.to_owned(),
-            number,
-        });
-    };
-    let Record {
-        path,
-        offset,
-        length,
-    } = record;
+    let record = find(folder, number)?.ok_or_else(|| SkipError::NotThere {
+        folder: folder.to_owned(),
+        number,
+    })?;
+    let copy = keep_copy(&record.path, number)?;
+    replace_by_tick(&record)?;
+    Ok(Skipped::LeftOut {
+        path: record.path,
+        offset: record.offset,
+        copy,
+    })
+}
+
+fn failed(path: &Path, source: std::io::Error) -> SkipError {
+    SkipError::Write(WriteError::new(path, source))
+}
+
+/// Keeps the file as it is, next to it.
+fn keep_copy(path: &Path, number: u64) -> Result<PathBuf, SkipError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".before_skip_{number}"));
-    let copy = folder.join(name);
-    let failed = |path: &Path, source| SkipError::Write(WriteError::new(path, source));
-    link_or_copy(&path, &copy).map_err(|source| failed(&copy, source))?;
-    let mut bytes = std::fs::read(&path).map_err(|source| failed(&path, source))?;
-    let begin = offset as usize;
-    let tick = tick().map_err(|source| failed(&path, source))?;
-    bytes.splice(begin..begin + length, tick);
-    write_whole(&path, &bytes).map_err(SkipError::Write)?;
-    Ok(Skipped::LeftOut { path, offset, copy })
+    let copy = path.with_file_name(name);
+    link_or_copy(path, &copy).map_err(|source| failed(&copy, source))?;
+    Ok(copy)
+}
+
+fn replace_by_tick(record: &Record) -> Result<(), SkipError> {
+    let failed = |source| failed(&record.path, source);
+    let mut bytes = std::fs::read(&record.path).map_err(failed)?;
+    let begin = record.offset as usize;
+    bytes.splice(begin..begin + record.length, tick().map_err(failed)?);
+    write_whole(&record.path, &bytes).map_err(SkipError::Write)
 }
 
 /// A record of an event that changes nothing. Its time is 0, and the core's time never goes back.

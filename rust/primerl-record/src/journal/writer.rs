@@ -1,18 +1,18 @@
 //! The writing half. The driver appends without waiting; code that needs durability watches [`Progress`].
 
-use super::{HEADER, MAGIC, SEGMENT, Tail, exists, header, path_of};
+use super::{HEADER, Tail, exists, header};
 use primerl_core::{Event, Time};
-use primerl_service::files::room;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use segment::{Segment, failed};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// A segment is closed when it reaches this size.
-const SEGMENT_BYTES: u64 = 64 << 20;
+mod segment;
+
 /// Events that no one waits for are synced at least this often.
 const IDLE_SYNC: Duration = Duration::from_secs(1);
 /// Events that no one waits for are passed to the writer once they have this many bytes: waking it costs more than
@@ -208,13 +208,6 @@ impl Drop for Journal {
     }
 }
 
-fn failed(path: &Path, source: io::Error) -> JournalError {
-    JournalError::Io {
-        path: path.to_owned(),
-        source: Arc::new(room::named(path, 0, source)),
-    }
-}
-
 /// Creates the empty segment for what comes after the first `events` events.
 ///
 /// # Errors
@@ -223,145 +216,92 @@ pub fn begin_segment(folder: &Path, events: u64) -> Result<(), JournalError> {
     Segment::create(folder, events).map(drop)
 }
 
-struct Segment {
-    folder: PathBuf,
-    path: PathBuf,
-    file: File,
-    bytes: u64,
-}
-
-impl Segment {
-    fn create(folder: &Path, first: u64) -> Result<Segment, JournalError> {
-        let path = path_of(folder, first, SEGMENT);
-        let create = || {
-            let mut file = File::options().create_new(true).append(true).open(&path)?;
-            file.write_all(&MAGIC)?;
-            File::open(folder)?.sync_all()?;
-            Ok(file)
-        };
-        let file = create().map_err(|error| failed(&path, error))?;
-        Ok(Segment {
-            folder: folder.to_owned(),
-            path,
-            file,
-            bytes: MAGIC.len() as u64,
-        })
-    }
-
-    /// Only its first `whole` bytes count.
-    fn reopen(folder: &Path, path: &Path, whole: u64) -> Result<Segment, JournalError> {
-        let open = || {
-            let mut file = File::options().append(true).open(path)?;
-            file.set_len(whole)?;
-            if whole < MAGIC.len() as u64 {
-                file.set_len(0)?;
-                file.write_all(&MAGIC)?;
-            }
-            file.sync_all()?;
-            Ok(file)
-        };
-        let file = open().map_err(|error| failed(path, error))?;
-        Ok(Segment {
-            folder: folder.to_owned(),
-            path: path.to_owned(),
-            file,
-            bytes: whole.max(MAGIC.len() as u64),
-        })
-    }
-
-    /// The next one begins after the first `written` events.
-    fn end(&mut self, written: u64) -> Result<(), JournalError> {
-        self.file.sync_data().map_err(|error| self.failed(error))?;
-        if self.bytes > MAGIC.len() as u64 {
-            *self = Segment::create(&self.folder, written)?;
-        }
-        Ok(())
-    }
-
-    fn failed(&self, source: io::Error) -> JournalError {
-        failed(&self.path, source)
-    }
-}
-
 fn write_until_closed(
-    mut segment: Segment,
+    segment: Segment,
     jobs: &mpsc::Receiver<Job>,
     progress: &watch::Sender<Progress>,
 ) {
-    let mut written = progress.borrow().written;
-    loop {
-        let closed = match next_group(jobs) {
-            Group::Events {
-                records,
-                events,
-                sync,
-                last,
-                closed,
-            } => {
-                let mut outcome = write_group(&mut segment, written, &records);
-                written += events;
-                if outcome.is_ok() && last {
-                    outcome = segment.end(written);
-                }
-                if outcome.is_ok() && events > 0 {
-                    progress.send_modify(|progress| progress.written = written);
-                }
-                let needed = sync && progress.borrow().durable < written;
-                if outcome.is_ok() && (needed || closed) {
-                    outcome = sync_segment(&segment, written, progress);
-                }
-                if let Err(error) = outcome {
-                    progress.send_modify(|progress| progress.error = Some(error));
-                    return;
-                }
-                closed
-            }
-            Group::Idle => {
-                // No caller waits, but a crash should not lose more than the last second.
-                let unsynced = progress.borrow().durable < written;
-                if unsynced && let Err(error) = sync_segment(&segment, written, progress) {
-                    progress.send_modify(|progress| progress.error = Some(error));
-                    return;
-                }
-                false
-            }
-        };
-        if closed {
-            return;
-        }
+    let written = progress.borrow().written;
+    let mut writer = Writer {
+        segment,
+        written,
+        progress,
+    };
+    if let Err(error) = writer.run(jobs) {
+        progress.send_modify(|progress| progress.error = Some(error));
     }
 }
 
-fn sync_segment(
-    segment: &Segment,
+/// The thread's part of the journal.
+struct Writer<'a> {
+    segment: Segment,
     written: u64,
-    progress: &watch::Sender<Progress>,
-) -> Result<(), JournalError> {
-    segment
-        .file
-        .sync_data()
-        .map_err(|error| segment.failed(error))?;
-    progress.send_modify(|progress| progress.durable = written);
-    Ok(())
+    progress: &'a watch::Sender<Progress>,
 }
 
-enum Group {
-    Events {
-        /// In the pieces in which they arrived.
-        records: Vec<Vec<u8>>,
-        events: u64,
-        sync: bool,
-        last: bool,
-        closed: bool,
-    },
-    Idle,
+impl Writer<'_> {
+    fn run(&mut self, jobs: &mpsc::Receiver<Job>) -> Result<(), JournalError> {
+        loop {
+            match next_group(jobs) {
+                Some(group) => {
+                    self.write(&group)?;
+                    if group.closed {
+                        return Ok(());
+                    }
+                }
+                // No caller waits, but a crash should not lose more than the last second.
+                None => self.sync_rest()?,
+            }
+        }
+    }
+
+    fn write(&mut self, group: &Group) -> Result<(), JournalError> {
+        self.segment.append(self.written, &group.records)?;
+        self.written += group.events;
+        if group.last {
+            self.segment.end(self.written)?;
+        }
+        if group.events > 0 {
+            self.progress
+                .send_modify(|progress| progress.written = self.written);
+        }
+        match group.closed {
+            true => self.sync(),
+            false if group.sync => self.sync_rest(),
+            false => Ok(()),
+        }
+    }
+
+    /// Syncs if something is not on disk yet.
+    fn sync_rest(&self) -> Result<(), JournalError> {
+        let is_all_durable = self.progress.borrow().durable >= self.written;
+        if is_all_durable { Ok(()) } else { self.sync() }
+    }
+
+    fn sync(&self) -> Result<(), JournalError> {
+        self.segment.sync()?;
+        self.progress
+            .send_modify(|progress| progress.durable = self.written);
+        Ok(())
+    }
 }
 
-/// Waits for one job, then takes all that are queued after it.
-fn next_group(jobs: &mpsc::Receiver<Job>) -> Group {
+/// Jobs that are written together.
+struct Group {
+    /// In the pieces in which they arrived.
+    records: Vec<Vec<u8>>,
+    events: u64,
+    sync: bool,
+    last: bool,
+    /// There will be no more.
+    closed: bool,
+}
+
+/// Waits for one job, then takes all that are queued after it; `None` if none comes for a while.
+fn next_group(jobs: &mpsc::Receiver<Job>) -> Option<Group> {
     let first = match jobs.recv_timeout(IDLE_SYNC) {
         Ok(job) => Some(job),
-        Err(mpsc::RecvTimeoutError::Timeout) => return Group::Idle,
+        Err(mpsc::RecvTimeoutError::Timeout) => return None,
         Err(mpsc::RecvTimeoutError::Disconnected) => None,
     };
     let closed = first.is_none();
@@ -375,57 +315,11 @@ fn next_group(jobs: &mpsc::Receiver<Job>) -> Group {
         // A segment's last events are the last of their group.
         next = if last { None } else { jobs.try_recv().ok() };
     }
-    Group::Events {
+    Some(Group {
         records,
         events,
         sync,
         last,
         closed,
-    }
-}
-
-fn write_group(
-    segment: &mut Segment,
-    written: u64,
-    records: &[Vec<u8>],
-) -> Result<(), JournalError> {
-    let bytes: usize = records.iter().map(Vec::len).sum();
-    if segment.bytes >= SEGMENT_BYTES && bytes > 0 {
-        segment.end(written)?;
-    }
-    segment.bytes += bytes as u64;
-    // The pieces are not joined first: if the disk is slow, that would be megabytes of fresh memory.
-    let mut pieces = records.iter().filter(|piece| !piece.is_empty());
-    pieces
-        .try_for_each(|piece| segment.file.write_all(piece))
-        .map_err(|error| segment.failed(room::named(&segment.path, bytes as u64, error)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_full_disk_is_named() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = path_of(folder.path(), 7, SEGMENT);
-        let full = File::options().write(true).open("/dev/full");
-        let mut segment = Segment {
-            folder: folder.path().to_owned(),
-            path: path.clone(),
-            file: full.expect("opens"),
-            bytes: 0,
-        };
-        let error = write_group(&mut segment, 0, &[vec![0; 1000]]).expect_err("is full");
-        let told = error.to_string();
-        assert!(told.starts_with(&format!(
-            "cannot write the journal {}: the disk mounted at /",
-            path.display()
-        )));
-        let needs = format!(
-            "{} needs at least 1000 bytes: make room on it",
-            path.display()
-        );
-        assert!(told.ends_with(&needs), "{told}");
-    }
+    })
 }

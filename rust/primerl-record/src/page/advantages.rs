@@ -103,6 +103,28 @@ impl MicroBatch {
         }
         Some(column)
     }
+
+    /// The rollout's sequences in its columns.
+    fn sequences(&self, columns: &[u8], rollout: RolloutId) -> Option<Vec<Sequence>> {
+        // In the order of `batch`: ids, log-probabilities, advantages.
+        let (token_ids, advantages) = (self.column(columns, 0)?, self.column(columns, 2)?);
+        let (mut begin, mut found) = (0, Vec::new());
+        let sequences = self.sequence_lengths.iter();
+        for (length, of) in sequences.zip(&self.rollouts) {
+            let own = begin..begin + length;
+            if *of == rollout.0 {
+                let bytes = |column: &[[u8; 4]]| Some(column.get(own.clone())?.to_vec());
+                let ids = bytes(&token_ids)?.into_iter().map(u32::from_le_bytes);
+                let values = bytes(&advantages)?.into_iter();
+                found.push(Sequence {
+                    token_ids: ids.collect(),
+                    advantages: values.map(f32::from_le_bytes).collect(),
+                });
+            }
+            begin += length;
+        }
+        Some(found)
+    }
 }
 
 /// The rollout's sequences in the batch of `step`; empty if the batch is gone or cannot be read.
@@ -135,23 +157,7 @@ fn in_body(body: &Bytes, rollout: RolloutId) -> Option<Vec<Sequence>> {
         if !micro_batch.rollouts.contains(&rollout.0) {
             continue;
         }
-        // In the order of `batch`: ids, log-probabilities, advantages.
-        let (token_ids, advantages) = (micro_batch.column(part, 0)?, micro_batch.column(part, 2)?);
-        let mut begin = 0;
-        let sequences = micro_batch.sequence_lengths.iter();
-        for (length, of) in sequences.zip(&micro_batch.rollouts) {
-            let own = begin..begin + length;
-            if *of == rollout.0 {
-                let bytes = |column: &[[u8; 4]]| Some(column.get(own.clone())?.to_vec());
-                let ids = bytes(&token_ids)?.into_iter().map(u32::from_le_bytes);
-                let values = bytes(&advantages)?.into_iter();
-                found.push(Sequence {
-                    token_ids: ids.collect(),
-                    advantages: values.map(f32::from_le_bytes).collect(),
-                });
-            }
-            begin += length;
-        }
+        found.extend(micro_batch.sequences(part, rollout)?);
     }
     Some(found)
 }

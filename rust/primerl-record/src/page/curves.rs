@@ -248,12 +248,11 @@ pub fn thin(points: Vec<(u64, f32)>, most: usize) -> Vec<(u64, f32)> {
     if points.len() <= most {
         return points;
     }
-    let (Some(&first), Some(&last)) = (points.first(), points.last()) else {
+    let [first, inner @ .., last] = &points[..] else {
         return points;
     };
-    let inner = &points[1..points.len() - 1];
     let stretches = ((most - 2) / 2).max(1);
-    let mut kept = vec![first];
+    let mut kept = vec![*first];
     for stretch in 0..stretches {
         let bound = |stretch: usize| stretch * inner.len() / stretches;
         let part = &inner[bound(stretch)..bound(stretch + 1)];
@@ -267,7 +266,7 @@ pub fn thin(points: Vec<(u64, f32)>, most: usize) -> Vec<(u64, f32)> {
             }
         }
     }
-    kept.push(last);
+    kept.push(*last);
     kept
 }
 
@@ -335,23 +334,13 @@ impl Table {
                 return;
             };
             *rows += 1;
-            let at = steps.binary_search(&step).unwrap_or_else(|at| {
-                steps.insert(at, step);
-                if at + 1 < steps.len() {
-                    let longer = columns.values_mut().filter(|column| column.len() > at);
-                    longer.for_each(|column| column.insert(at, f32::NAN));
-                }
-                at
-            });
+            let at = row_of(step, steps, columns);
             for (name, value) in numbers {
                 let column = match columns.get_mut(&*name) {
                     Some(column) => column,
                     None => columns.entry(name.into_owned()).or_default(),
                 };
-                if column.len() <= at {
-                    column.resize(at + 1, f32::NAN);
-                }
-                column[at] = value as f32;
+                set(column, at, value as f32);
             }
         })
     }
@@ -381,6 +370,25 @@ impl Table {
             .filter(|(step, value)| (wanted.from..=wanted.to).contains(step) && value.is_finite())
             .collect()
     }
+}
+
+/// Where a step is among the known ones; a new one gets an empty row.
+fn row_of(step: u64, steps: &mut Vec<u64>, columns: &mut BTreeMap<String, Vec<f32>>) -> usize {
+    steps.binary_search(&step).unwrap_or_else(|at| {
+        steps.insert(at, step);
+        if at + 1 < steps.len() {
+            let longer = columns.values_mut().filter(|column| column.len() > at);
+            longer.for_each(|column| column.insert(at, f32::NAN));
+        }
+        at
+    })
+}
+
+fn set(column: &mut Vec<f32>, at: usize, value: f32) {
+    if column.len() <= at {
+        column.resize(at + 1, f32::NAN);
+    }
+    column[at] = value;
 }
 
 #[cfg(test)]

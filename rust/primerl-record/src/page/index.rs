@@ -1,11 +1,11 @@
 //! The last rollouts of a run, a line each, with the places of their events in the journal: lists are made from it, and
 //! one rollout is read without playing the run. Its size is bounded: the oldest finished ones are dropped first.
 
-use crate::inspect::{Beginning, Life, Moment, seconds};
+use crate::inspect::{self, Beginning, Life, Moment, seconds};
 use crate::journal::Place;
 use primerl_core::counters::Ended;
 use primerl_core::pack::{Advantage, PackedBatch};
-use primerl_core::{EnvironmentId, Event, PolicyVersion, RolloutId, Step};
+use primerl_core::{Effect, EnvironmentId, Event, PolicyVersion, RolloutId, Step};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
@@ -162,6 +162,17 @@ impl Index {
 
     /// Takes an event, which is at `place`.
     pub fn saw(&mut self, moment: &Moment<'_>, place: Place) {
+        self.saw_event(moment, place);
+        for effect in moment.effects {
+            self.saw_effect(effect, moment);
+        }
+        for fate in moment.ended {
+            self.saw_end(fate);
+        }
+        self.forget();
+    }
+
+    fn saw_event(&mut self, moment: &Moment<'_>, place: Place) {
         match moment.event {
             Event::TurnFinished { rollout, turn } => {
                 let versions = turn.versions.iter().map(|run| run.version.0 as u32);
@@ -178,41 +189,42 @@ impl Index {
             | Event::TurnFailed { rollout, .. } => self.note(*rollout, place, moment, |_| {}),
             _ => {}
         }
-        for effect in moment.effects {
-            match effect {
-                primerl_core::Effect::Lease { rollouts, .. } => {
-                    let lives = rollouts.iter();
-                    let lives = lives.filter_map(|leased| moment.lives.get(&leased.rollout));
-                    lives.for_each(|life| self.insert(record_of(life)));
+    }
+
+    fn saw_effect(&mut self, effect: &Effect, moment: &Moment<'_>) {
+        match effect {
+            Effect::Lease { rollouts, .. } => {
+                let lives = rollouts.iter();
+                let lives = lives.filter_map(|leased| moment.lives.get(&leased.rollout));
+                lives.for_each(|life| self.insert(record_of(life)));
+            }
+            Effect::RolloutClosed { rollout } => {
+                let life = moment.lives.get(rollout);
+                if let (Some(life), Some(record)) = (life, self.get_mut(*rollout)) {
+                    take_in(record, life);
                 }
-                primerl_core::Effect::RolloutClosed { rollout } => {
-                    let life = moment.lives.get(rollout);
-                    if let (Some(life), Some(record)) = (life, self.get_mut(*rollout)) {
-                        take_in(record, life);
-                    }
-                }
-                primerl_core::Effect::BatchCut { batch } => self.cut(batch),
-                _ => {}
+            }
+            Effect::BatchCut { batch } => self.cut(batch),
+            _ => {}
+        }
+    }
+
+    fn saw_end(&mut self, fate: &inspect::Fate) {
+        let reason = self.reason_number(fate.end.reason());
+        if let Some(record) = self.get_mut(fate.life.rollout) {
+            take_in(record, &fate.life);
+            record.fate = fate.end.ended().into();
+            record.reason = reason;
+            record.step = fate.end.step().map(|Step(step)| step as u32);
+            record.ended_s = Some(seconds(fate.at) as f32);
+        }
+        if let Some(message) = fate.end.message() {
+            let message = message.chars().take(MESSAGE_CHARS).collect();
+            self.messages.insert(fate.life.rollout, message);
+            if self.messages.len() > MOST_MESSAGES {
+                self.messages.pop_first();
             }
         }
-        for fate in moment.ended {
-            let reason = self.reason_number(fate.end.reason());
-            if let Some(record) = self.get_mut(fate.life.rollout) {
-                take_in(record, &fate.life);
-                record.fate = fate.end.ended().into();
-                record.reason = reason;
-                record.step = fate.end.step().map(|Step(step)| step as u32);
-                record.ended_s = Some(seconds(fate.at) as f32);
-            }
-            if let Some(message) = fate.end.message() {
-                let message = message.chars().take(MESSAGE_CHARS).collect();
-                self.messages.insert(fate.life.rollout, message);
-                if self.messages.len() > MOST_MESSAGES {
-                    self.messages.pop_first();
-                }
-            }
-        }
-        self.forget();
     }
 
     fn note(
@@ -222,10 +234,7 @@ impl Index {
         moment: &Moment<'_>,
         change: impl FnOnce(&mut Record),
     ) {
-        // Events after its end change nothing and are not part of it.
-        let is_part = moment.lives.contains_key(&rollout)
-            || moment.ended.iter().any(|fate| fate.life.rollout == rollout);
-        if !is_part {
+        if !is_part_of(moment, rollout) {
             return;
         }
         let packed = self.packed(place);
@@ -314,6 +323,12 @@ impl Index {
             }
         }
     }
+}
+
+/// Events after the rollout's end change nothing and are not part of it.
+fn is_part_of(moment: &Moment<'_>, rollout: RolloutId) -> bool {
+    moment.lives.contains_key(&rollout)
+        || moment.ended.iter().any(|fate| fate.life.rollout == rollout)
 }
 
 fn record_of(life: &Life) -> Record {

@@ -50,29 +50,7 @@ pub fn status(told: Value, core: Option<&Status>, seconds: Option<f64>) -> Value
     let is_one = told["run"].is_object();
     let mut status = if is_one { told } else { Value::Null };
     if let Some(core) = core {
-        let elapsed_s = status["run"]["elapsed_s"].as_f64().or(seconds);
-        for (name, value) in [
-            (
-                "run",
-                json!({
-                    "step": core.run.next_step.0.saturating_sub(1),
-                    "max_steps": core.run.max_steps,
-                    "policy_version": core.run.policy_version,
-                    "published_version": core.run.published_version,
-                    "elapsed_s": elapsed_s,
-                    "finished": core.run.finished,
-                }),
-            ),
-            ("rollouts", json!(core.rollouts)),
-            ("environments", json!(core.environments)),
-            ("failures", json!(core.failures)),
-            ("errors", json!(core.errors)),
-            ("cancelled", json!(core.cancelled)),
-            ("voided", json!(core.voided)),
-            ("last_step", json!(core.last_step)),
-        ] {
-            status[name] = value;
-        }
+        correct(&mut status, core, seconds);
     }
     if status.is_object() {
         // The trainer's last state; no process does or waits for anything any more.
@@ -83,6 +61,30 @@ pub fn status(told: Value, core: Option<&Status>, seconds: Option<f64>) -> Value
         status["evaluations"] = Value::Null;
     }
     status
+}
+
+/// Puts the journal's counts into a status.
+fn correct(status: &mut Value, core: &Status, seconds: Option<f64>) {
+    let elapsed_s = status["run"]["elapsed_s"].as_f64().or(seconds);
+    status["run"] = json!({
+        "step": core.run.next_step.0.saturating_sub(1),
+        "max_steps": core.run.max_steps,
+        "policy_version": core.run.policy_version,
+        "published_version": core.run.published_version,
+        "elapsed_s": elapsed_s,
+        "finished": core.run.finished,
+    });
+    for (name, value) in [
+        ("rollouts", json!(core.rollouts)),
+        ("environments", json!(core.environments)),
+        ("failures", json!(core.failures)),
+        ("errors", json!(core.errors)),
+        ("cancelled", json!(core.cancelled)),
+        ("voided", json!(core.voided)),
+        ("last_step", json!(core.last_step)),
+    ] {
+        status[name] = value;
+    }
 }
 
 #[cfg(test)]

@@ -129,12 +129,7 @@ fn follow(shared: &Shared) {
                 AGAIN
             }
         };
-        let mut known = shared.known.lock();
-        if !known.is_over && (known.is_up_to_date || known.problem.is_some()) {
-            let deadline = Instant::now() + pause;
-            // A request does not make it look sooner: pages ask often.
-            while !known.is_over && !shared.asked.wait_until(&mut known, deadline).timed_out() {}
-        }
+        shared.pause(pause);
     }
 }
 
@@ -151,34 +146,23 @@ fn begin(shared: &Shared, following: &mut Option<Following>) -> Result<(), Inspe
 /// Reads to the end of what is written.
 fn advance(shared: &Shared, following: &mut Following) -> Result<(), InspectError> {
     let mut told = following.events();
-    let tell = |following: &Following, is_up_to_date: bool| {
-        let idle = following.idle();
-        // Only at the end: intermediate counts are not counts of the run.
-        let core = (shared.tells_status && is_up_to_date).then(|| Arc::new(following.status()));
-        let mut known = shared.known.lock();
-        (known.idle, known.events) = (Some(idle), following.events());
-        known.core = core.or(known.core.take());
-        known.is_up_to_date = is_up_to_date;
-        shared.news.notify_all();
-        known.is_over
-    };
     while following.next(|moment, place| shared.known.lock().index.saw(moment, place))? {
         if following.events().is_multiple_of(AT_A_TIME) {
             std::thread::sleep(BREATH);
             if !shared.known.lock().is_asked() {
                 // It reads further after the next request.
-                tell(following, false);
+                shared.tell(following, false);
                 return Ok(());
             }
         }
         if following.events() - told >= TOLD_EVERY {
             told = following.events();
-            if tell(following, false) {
+            if shared.tell(following, false) {
                 return Ok(());
             }
         }
     }
-    tell(following, true);
+    shared.tell(following, true);
     Ok(())
 }
 
@@ -200,6 +184,28 @@ impl Shared {
             known.is_up_to_date = false;
             self.asked.wait(&mut known);
         }
+        known.is_over
+    }
+
+    /// Waits until it is time to look at the journal again. A request does not make that sooner: pages ask often.
+    fn pause(&self, pause: Duration) {
+        let mut known = self.known.lock();
+        if !known.is_over && (known.is_up_to_date || known.problem.is_some()) {
+            let deadline = Instant::now() + pause;
+            while !known.is_over && !self.asked.wait_until(&mut known, deadline).timed_out() {}
+        }
+    }
+
+    /// Shows how far it is; `true` if no more is wanted.
+    fn tell(&self, following: &Following, is_up_to_date: bool) -> bool {
+        let idle = following.idle();
+        // Only at the end: intermediate counts are not counts of the run.
+        let core = (self.tells_status && is_up_to_date).then(|| Arc::new(following.status()));
+        let mut known = self.known.lock();
+        (known.idle, known.events) = (Some(idle), following.events());
+        known.core = core.or(known.core.take());
+        known.is_up_to_date = is_up_to_date;
+        self.news.notify_all();
         known.is_over
     }
 }

@@ -44,9 +44,22 @@ impl Told {
         places: &[Place],
     ) -> Result<Told, ReadError> {
         let folder = output_dir.join("journal");
-        let mut told = Told {
+        let mut told = Told::begin(record, places.len());
+        for place in places {
+            let entry = journal::read_at(&folder, *place)?;
+            told.take_in(entry, record.worker);
+        }
+        if let (Given::PerToken, Some(step)) = (record.given, record.step) {
+            let spool = Spool::new(output_dir, ranks);
+            told.sequences = of_rollout(&spool, ranks, Step(u64::from(step)), record.rollout);
+        }
+        Ok(told)
+    }
+
+    fn begin(record: &Record, events: usize) -> Told {
+        Told {
             rollout: record.rollout,
-            events: places.len(),
+            events,
             turns_gone: record.turns_gone as usize,
             turns: Vec::new(),
             sampling: Vec::new(),
@@ -54,31 +67,27 @@ impl Told {
             report: None,
             given: record.given,
             sequences: Vec::new(),
-        };
-        for place in places {
-            let Entry(at, event) = journal::read_at(&folder, *place)?;
-            match event {
-                // Events after its report are not part of it.
-                Event::TurnFinished { turn, .. } if told.report.is_none() => {
-                    told.turns.push((seconds(at), turn));
-                }
-                Event::SamplingStarted { version, .. } => {
-                    told.sampling.push((seconds(at), version.0));
-                }
-                Event::TurnFailed { message, .. } => told.failures.push(message),
-                Event::RolloutFinished {
-                    worker, outcome, ..
-                } if worker.0 as u32 == record.worker => {
-                    told.report.get_or_insert((seconds(at), outcome));
-                }
-                _ => {}
+        }
+    }
+
+    /// Takes one of its events; the rollout is at `worker`.
+    fn take_in(&mut self, Entry(at, event): Entry, worker: u32) {
+        match event {
+            // Events after its report are not part of it.
+            Event::TurnFinished { turn, .. } if self.report.is_none() => {
+                self.turns.push((seconds(at), turn));
             }
+            Event::SamplingStarted { version, .. } => self.sampling.push((seconds(at), version.0)),
+            Event::TurnFailed { message, .. } => self.failures.push(message),
+            Event::RolloutFinished {
+                worker: of,
+                outcome,
+                ..
+            } if of.0 as u32 == worker => {
+                self.report.get_or_insert((seconds(at), outcome));
+            }
+            _ => {}
         }
-        if let (Given::PerToken, Some(step)) = (record.given, record.step) {
-            let spool = Spool::new(output_dir, ranks);
-            told.sequences = of_rollout(&spool, ranks, Step(u64::from(step)), record.rollout);
-        }
-        Ok(told)
     }
 
     /// Everything except the tokens.
@@ -88,10 +97,8 @@ impl Told {
             .map(|(at, (at_s, turn))| self.turn(self.turns_gone + at, *at_s, turn))
             .collect();
         let mut summary = line(index, record);
-        let (reported_s, outcome) = match &self.report {
-            Some((at, outcome)) => (Some(at), Some(outcome)),
-            None => (None, None),
-        };
+        let report = self.report.as_ref();
+        let (reported_s, outcome) = report.map(|(at, outcome)| (at, outcome)).unzip();
         for (name, value) in [
             ("turn_list", json!(turns)),
             ("sampling", json!(self.sampling)),

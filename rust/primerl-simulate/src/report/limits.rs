@@ -89,16 +89,7 @@ fn rollouts_limit(plan: &Plan, report: &Report, waits: f64) -> Limit {
         return engines_limit(plan, report, &begin);
     }
     if cpu > latency {
-        return Limit {
-            what: "worker_cpu",
-            sentence: format!(
-                "The env workers' CPU limits: {begin}, and {} of the rollouts in flight then wait for their worker's \
-                 process; raise num_workers (now {}) and lower max_concurrent (now {}), so that rollouts are spread.",
-                percent(cpu),
-                plan.environment.num_workers,
-                plan.environment.max_concurrent
-            ),
-        };
+        return cpu_limit(plan, cpu, &begin);
     }
     let meanwhile = format!(
         "{} of the rollouts in flight then are being sampled and {} in their environment",
@@ -108,16 +99,38 @@ fn rollouts_limit(plan: &Plan, report: &Report, waits: f64) -> Limit {
     too_few_limit(plan, report, &begin, &meanwhile)
 }
 
+fn cpu_limit(plan: &Plan, cpu: f64, begin: &str) -> Limit {
+    Limit {
+        what: "worker_cpu",
+        sentence: format!(
+            "The env workers' CPU limits: {begin}, and {} of the rollouts in flight then wait for their worker's \
+             process; raise num_workers (now {}) and lower max_concurrent (now {}), so that rollouts are spread.",
+            percent(cpu),
+            plan.environment.num_workers,
+            plan.environment.max_concurrent
+        ),
+    }
+}
+
 fn engines_limit(plan: &Plan, report: &Report, begin: &str) -> Limit {
-    let (engines, inference) = (&report.engines, &plan.inference);
-    let (slots, kv) = (engines.slots_used, engines.kv_used);
+    let engines = &report.engines;
     let state = format!(
         "{begin}; engines work {}, with {} of their slots and {} of their KV cache in use",
         percent(of(&engines.shares, "working")),
-        percent(slots),
-        percent(kv)
+        percent(engines.slots_used),
+        percent(engines.kv_used)
     );
-    let (what, hint) = if engines.preemptions as f64 > 0.05 * report.rollouts.dispatched as f64 {
+    let (what, hint) = engines_hint(plan, report);
+    Limit {
+        what,
+        sentence: format!("The engines limit: {state}; {hint}."),
+    }
+}
+
+/// What limits the engines, and what to change.
+fn engines_hint(plan: &Plan, report: &Report) -> (&'static str, String) {
+    let (engines, inference) = (&report.engines, &plan.inference);
+    if engines.preemptions as f64 > 0.05 * report.rollouts.dispatched as f64 {
         (
             "kv_cache",
             format!(
@@ -125,7 +138,7 @@ fn engines_limit(plan: &Plan, report: &Report, begin: &str) -> Limit {
                 engines.preemptions, inference.kv_cache_tokens, inference.engines
             ),
         )
-    } else if slots > 0.7 && kv < 0.6 && engines.load < 0.5 {
+    } else if engines.slots_used > 0.7 && engines.kv_used < 0.6 && engines.load < 0.5 {
         (
             "max_num_seqs",
             format!(
@@ -138,10 +151,6 @@ fn engines_limit(plan: &Plan, report: &Report, begin: &str) -> Limit {
             "engines",
             format!("add engines (now {})", inference.engines),
         )
-    };
-    Limit {
-        what,
-        sentence: format!("The engines limit: {state}; {hint}."),
     }
 }
 
@@ -155,25 +164,18 @@ fn too_few_limit(plan: &Plan, report: &Report, begin: &str, meanwhile: &str) -> 
         .max_by(|a, b| of(admission, a).total_cmp(&of(admission, b)))
         .unwrap_or("async_level");
     let share = percent(of(admission, highest) / (1.0 - run_end).max(1e-9));
+    let (what, why) = too_few_hint(plan, highest, &share);
+    Limit {
+        what,
+        sentence: format!("Too few rollouts are under way: {begin}; {meanwhile}; {why}."),
+    }
+}
+
+/// What keeps rollouts from being started for `share` of the time, and what to change.
+fn too_few_hint(plan: &Plan, reason: &str, share: &str) -> (&'static str, String) {
     let (orchestrator, environment) = (&plan.orchestrator, &plan.environment);
-    let (what, why) = match highest {
-        "in_flight_limit" => {
-            let limit = orchestrator.oversampling_factor * f64::from(orchestrator.batch_size);
-            let places = u64::from(environment.num_workers) * u64::from(environment.max_concurrent);
-            let and_places = match places as f64 <= limit {
-                true => format!(
-                    ", and max_concurrent (now {}) with it",
-                    environment.max_concurrent
-                ),
-                false => String::new(),
-            };
-            let why = format!(
-                "no more are started because oversampling_factor x batch_size are in flight ({share} of the time): raise \
-                 oversampling_factor (now {}){and_places}",
-                orchestrator.oversampling_factor
-            );
-            ("oversampling_factor", why)
-        }
+    match reason {
+        "in_flight_limit" => ("oversampling_factor", in_flight_hint(plan, share)),
         "worker_slots" => (
             "worker_slots",
             format!(
@@ -188,9 +190,23 @@ fn too_few_limit(plan: &Plan, report: &Report, begin: &str, meanwhile: &str) -> 
                 orchestrator.max_async_level
             ),
         ),
-    };
-    Limit {
-        what,
-        sentence: format!("Too few rollouts are under way: {begin}; {meanwhile}; {why}."),
     }
+}
+
+fn in_flight_hint(plan: &Plan, share: &str) -> String {
+    let (orchestrator, environment) = (&plan.orchestrator, &plan.environment);
+    let limit = orchestrator.oversampling_factor * f64::from(orchestrator.batch_size);
+    let places = u64::from(environment.num_workers) * u64::from(environment.max_concurrent);
+    let and_places = match places as f64 <= limit {
+        true => format!(
+            ", and max_concurrent (now {}) with it",
+            environment.max_concurrent
+        ),
+        false => String::new(),
+    };
+    format!(
+        "no more are started because oversampling_factor x batch_size are in flight ({share} of the time): raise \
+         oversampling_factor (now {}){and_places}",
+        orchestrator.oversampling_factor
+    )
 }

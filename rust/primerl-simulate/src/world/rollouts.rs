@@ -249,28 +249,10 @@ impl World {
         let failed = rollout
             .rng
             .random_bool(self.plan.environment.failure_probability);
-        let trace = Trace {
-            trainable: true,
-            ok: true,
-            reward: rollout.rng.random(),
-            truncated: rollout.cut,
-            ..Trace::default()
-        };
+        let reward = rollout.rng.random();
         let outcome = match failed {
-            true => Outcome {
-                error: Some(RolloutError {
-                    kind: "environment".to_owned(),
-                    message: "failure_probability".to_owned(),
-                    ..RolloutError::default()
-                }),
-                ..Outcome::default()
-            },
-            false => Outcome {
-                ok: true,
-                traces: vec![trace],
-                error: None,
-                refusal: None,
-            },
+            true => failure(),
+            false => success(reward, rollout.cut),
         };
         self.send(Event::RolloutFinished {
             rollout: id,
@@ -312,5 +294,31 @@ fn turn_of(rollout: &Rollout, versions: VersionRuns, columns: &mut Columns) -> T
             false => FinishReason::Stop,
         },
         ..Turn::of_ids(session, parent, added, sampled, logprobs, versions)
+    }
+}
+
+fn success(reward: f64, truncated: bool) -> Outcome {
+    Outcome {
+        ok: true,
+        traces: vec![Trace {
+            trainable: true,
+            ok: true,
+            reward,
+            truncated,
+            ..Trace::default()
+        }],
+        error: None,
+        refusal: None,
+    }
+}
+
+fn failure() -> Outcome {
+    Outcome {
+        error: Some(RolloutError {
+            kind: "environment".to_owned(),
+            message: "failure_probability".to_owned(),
+            ..RolloutError::default()
+        }),
+        ..Outcome::default()
     }
 }

@@ -66,14 +66,7 @@ impl Calls {
         // The task removes itself under the same lock, so it cannot end before it is listed.
         let task = runtime.spawn(async move {
             let answer = send(&shared.http, &call, shared.options.give_up).await;
-            if shared
-                .calls
-                .in_flight
-                .lock()
-                .handles
-                .remove(&number)
-                .is_some()
-            {
+            if shared.calls.take(number).is_some() {
                 shared.mailbox.put(Notice::Answered {
                     call: number,
                     answer,
@@ -86,9 +79,14 @@ impl Calls {
 
     /// Hangs up: the gateway aborts the engine's request when its client disconnects.
     pub(super) fn abort(&self, call: u64) {
-        if let Some(handle) = self.in_flight.lock().handles.remove(&call) {
+        if let Some(handle) = self.take(call) {
             handle.abort();
         }
+    }
+
+    /// `None` if it has ended, or was aborted.
+    fn take(&self, call: u64) -> Option<AbortHandle> {
+        self.in_flight.lock().handles.remove(&call)
     }
 }
 

@@ -31,38 +31,37 @@ impl Shared {
     }
 
     async fn register_loop(&self) {
-        loop {
-            let mut backoff = Backoff::default();
-            let answer: RegisterAnswer = loop {
-                match self
-                    .post(REGISTER, &self.options.registration, PROMPT)
-                    .await
-                {
-                    Ok(answer) => break answer,
-                    Err(RequestError::Refused(reason)) => return self.refused(reason),
-                    Err(_) if self.gave_up() => return,
-                    Err(_) => backoff.pause().await,
-                }
-            };
-            let heartbeat = Duration::from_secs_f64(answer.heartbeat_s.clamp(0.05, 60.0));
+        while let Some(answer) = self.register().await {
             let registration = Registration {
                 worker: answer.worker,
-                heartbeat,
+                heartbeat: Duration::from_secs_f64(answer.heartbeat_s.clamp(0.05, 60.0)),
                 together: answer.leased_together.max(1),
                 long_poll: Duration::from_secs_f64(answer.long_poll_s.clamp(0.0, 3600.0)),
             };
             self.mailbox.put(Notice::Registered(answer));
             self.registration.send_replace(Some(registration));
-            if self
-                .registration
-                .subscribe()
-                .wait_for(Option::is_none)
-                .await
-                .is_err()
-            {
+            let mut current = self.registration.subscribe();
+            if current.wait_for(Option::is_none).await.is_err() {
                 return;
             }
             self.mailbox.put(Notice::LeasesVoid);
+        }
+    }
+
+    /// Asks until there is an answer; `None` if the orchestrator refuses, or is given up.
+    async fn register(&self) -> Option<RegisterAnswer> {
+        let mut backoff = Backoff::default();
+        let request = &self.options.registration;
+        loop {
+            match self.post(REGISTER, request, PROMPT).await {
+                Ok(answer) => return Some(answer),
+                Err(RequestError::Refused(reason)) => {
+                    self.refused(reason);
+                    return None;
+                }
+                Err(_) if self.gave_up() => return None,
+                Err(_) => backoff.pause().await,
+            }
         }
     }
 
@@ -195,16 +194,15 @@ impl Shared {
         }
     }
 
+    /// Rollouts that are leased, or whose reports have no answer yet.
+    fn running(&self) -> Vec<RolloutId> {
+        let rollouts = self.rollouts.lock();
+        let held = rollouts.held.iter();
+        held.chain(&rollouts.reporting).copied().collect()
+    }
+
     async fn heartbeat(&self, worker: WorkerId) {
-        let running = {
-            let rollouts = self.rollouts.lock();
-            rollouts
-                .held
-                .iter()
-                .chain(&rollouts.reporting)
-                .copied()
-                .collect()
-        };
+        let running = self.running();
         let (still, held) = self.pulse.feel();
         let request = HeartbeatRequest {
             worker,
@@ -213,10 +211,8 @@ impl Shared {
             held_at: held.at,
             held_by: held.by,
         };
-        match self
-            .post::<_, HeartbeatAnswer>(HEARTBEAT, &request, PROMPT)
-            .await
-        {
+        let answer: Result<HeartbeatAnswer, _> = self.post(HEARTBEAT, &request, PROMPT).await;
+        match answer {
             Ok(answer) if !answer.cancel.is_empty() => {
                 self.mailbox.put(Notice::Cancelled(answer.cancel))
             }

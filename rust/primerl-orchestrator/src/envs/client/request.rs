@@ -57,10 +57,18 @@ impl Shared {
         let body = wire::encode(body)
             .map_err(|error| RequestError::Refused(format!("cannot encode {path}: {error}")))?;
         let result = self.exchange(path, body, timeout).await;
+        self.note_contact(path, &result);
+        let bytes = result?;
+        wire::decode(&bytes).map_err(|error| {
+            RequestError::Refused(format!("cannot read the answer to {path}: {error}"))
+        })
+    }
+
+    /// A problem is reported once per outage, not once per attempt.
+    fn note_contact(&self, path: &str, result: &Result<bytes::Bytes, RequestError>) {
         let mut contact = self.contact.lock();
-        match &result {
+        match result {
             Err(RequestError::Failed(problem)) => {
-                // Reported once per outage, not once per attempt.
                 if contact.problem.replace(problem.clone()).is_none() {
                     self.mailbox
                         .put(Notice::Problem(format!("{path}: {problem}; trying again")));
@@ -68,11 +76,6 @@ impl Shared {
             }
             _ => *contact = Contact::new(),
         }
-        drop(contact);
-        let bytes = result?;
-        wire::decode(&bytes).map_err(|error| {
-            RequestError::Refused(format!("cannot read the answer to {path}: {error}"))
-        })
     }
 
     async fn exchange(
@@ -97,20 +100,22 @@ impl Shared {
             .map_err(failed)?;
         let status = response.status();
         let bytes = response.bytes().await.map_err(failed)?;
-        match status {
-            StatusCode::OK => Ok(bytes),
-            StatusCode::GONE if code(&bytes).as_deref() == Some(wire::WORKER_BLOCKED) => {
-                Err(RequestError::WorkerBlocked(message(&bytes)))
-            }
-            StatusCode::GONE => Err(RequestError::WorkerUnknown),
-            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
-                Err(RequestError::Failed(explain(status, &bytes)))
-            }
-            status if status.is_client_error() => {
-                Err(RequestError::Refused(explain(status, &bytes)))
-            }
-            status => Err(RequestError::Failed(explain(status, &bytes))),
+        accepted(status, bytes)
+    }
+}
+
+fn accepted(status: StatusCode, bytes: bytes::Bytes) -> Result<bytes::Bytes, RequestError> {
+    match status {
+        StatusCode::OK => Ok(bytes),
+        StatusCode::GONE if code(&bytes).as_deref() == Some(wire::WORKER_BLOCKED) => {
+            Err(RequestError::WorkerBlocked(message(&bytes)))
         }
+        StatusCode::GONE => Err(RequestError::WorkerUnknown),
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
+            Err(RequestError::Failed(explain(status, &bytes)))
+        }
+        status if status.is_client_error() => Err(RequestError::Refused(explain(status, &bytes))),
+        status => Err(RequestError::Failed(explain(status, &bytes))),
     }
 }
 

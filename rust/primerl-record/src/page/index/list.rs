@@ -88,22 +88,8 @@ impl Rank {
 impl Index {
     /// One page of the matches. A page before another is full: if fewer are before it, it is the first page.
     pub fn list(&self, filter: &Filter, limit: usize) -> Listed<'_> {
-        let order = filter.order;
-        // The newest first.
-        let records = self.records.iter().enumerate().rev();
-        let mut found: Vec<(Rank, u32)> = records
-            .filter(|(_, record)| self.passes(filter, record))
-            .map(|(at, record)| (Rank::of(order, record), at as u32))
-            .collect();
-        if order != Order::Newest {
-            found.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        }
-        let rank_of = |rollout: u64| match (order, self.get(RolloutId(rollout))) {
-            (Order::Newest, _) => Some(Rank::new(order, None, rollout)),
-            (_, Some(record)) => Some(Rank::of(order, record)),
-            // It is no longer kept: start from the beginning.
-            (_, None) => None,
-        };
+        let found = self.matches(filter);
+        let rank_of = |rollout: u64| self.rank_of(filter.order, rollout);
         let behind = filter.cursor.and_then(rank_of).map(|cursor| {
             found.partition_point(|(rank, _)| rank.cmp(&cursor) != Ordering::Greater)
         });
@@ -117,6 +103,30 @@ impl Index {
             rollouts: page.map(|(_, at)| &self.records[*at as usize]).collect(),
             matching: found.len(),
             before: begin,
+        }
+    }
+
+    /// All matches in the filter's order, with their places among the records.
+    fn matches(&self, filter: &Filter) -> Vec<(Rank, u32)> {
+        let order = filter.order;
+        // The newest first.
+        let records = self.records.iter().enumerate().rev();
+        let mut found: Vec<(Rank, u32)> = records
+            .filter(|(_, record)| self.passes(filter, record))
+            .map(|(at, record)| (Rank::of(order, record), at as u32))
+            .collect();
+        if order != Order::Newest {
+            found.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        }
+        found
+    }
+
+    fn rank_of(&self, order: Order, rollout: u64) -> Option<Rank> {
+        match (order, self.get(RolloutId(rollout))) {
+            (Order::Newest, _) => Some(Rank::new(order, None, rollout)),
+            (_, Some(record)) => Some(Rank::of(order, record)),
+            // It is no longer kept: start from the beginning.
+            (_, None) => None,
         }
     }
 

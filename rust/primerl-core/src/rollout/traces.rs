@@ -1,0 +1,90 @@
+//! The traces of a rollout that are trained.
+
+use super::Rollout;
+use crate::event::{Outcome, Trace};
+use crate::sample::Sample;
+use crate::signal::TraceLength;
+use crate::turn::Turn;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A seat with something to train on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainedTrace {
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub seat: String,
+    pub reward: f64,
+    pub metrics: BTreeMap<String, f64>,
+    pub truncated: bool,
+    pub turns: u32,
+    /// Tokens sampled in all of its turns, also those that are not trained. 0 in snapshots that did not say.
+    #[serde(default)]
+    pub output_tokens: u64,
+    /// Tokens of its prompts, each once. 0 in snapshots that did not say.
+    #[serde(default)]
+    pub input_tokens: u64,
+    /// [`crate::event::Trace::demonstration`]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub demonstration: Option<Arc<str>>,
+}
+
+impl TrainedTrace {
+    fn of(trace: &Trace, length: &TraceLength) -> TrainedTrace {
+        TrainedTrace {
+            seat: trace.seat.clone(),
+            reward: trace.reward,
+            metrics: trace.metrics.clone(),
+            truncated: trace.truncated,
+            turns: length.turns,
+            output_tokens: length.output_tokens,
+            input_tokens: length.input_tokens,
+            demonstration: trace.demonstration.clone(),
+        }
+    }
+
+    pub fn length(&self) -> TraceLength {
+        TraceLength {
+            output_tokens: self.output_tokens,
+            input_tokens: self.input_tokens,
+            turns: self.turns,
+        }
+    }
+}
+
+impl Rollout {
+    /// Leaves only traces that have samples, and renumbers the samples' traces accordingly.
+    pub(super) fn keep_trained_traces(
+        &mut self,
+        samples: &mut [Sample],
+        outcome: &Outcome,
+        lengths: &[TraceLength],
+    ) {
+        let kept: BTreeSet<usize> = samples.iter().map(|sample| sample.trace).collect();
+        let kept: Vec<usize> = kept.into_iter().collect();
+        for sample in samples {
+            sample.trace = kept
+                .binary_search(&sample.trace)
+                .expect("every sample's trace is kept");
+        }
+        let trained = |index: &usize| TrainedTrace::of(&outcome.traces[*index], &lengths[*index]);
+        self.traces = kept.iter().map(trained).collect();
+    }
+}
+
+/// What each of a rollout's traces took. A turn's `prompt_suffix` is what its prompt has beyond its parent.
+pub(super) fn trace_lengths(
+    turns: &[Turn],
+    trace_of: &[Option<usize>],
+    traces: usize,
+) -> Vec<TraceLength> {
+    let mut lengths = vec![TraceLength::default(); traces];
+    for (turn, trace) in turns.iter().zip(trace_of) {
+        if let Some(length) = trace.and_then(|trace| lengths.get_mut(trace)) {
+            length.output_tokens += turn.sampled.len() as u64;
+            length.input_tokens += turn.prompt_suffix.len() as u64;
+            length.turns += 1;
+        }
+    }
+    lengths
+}
