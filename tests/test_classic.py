@@ -209,6 +209,7 @@ def test_a_worker_brings_nothing_but_the_files_that_it_needs(found: dict[str, An
         ".process.imports",
         ".process.log_levels",
         ".process.plugins",
+        ".process.problems",
         ".process.redaction",
         ".process.setting_checks",
         ".process.signals",

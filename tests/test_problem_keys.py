@@ -11,7 +11,7 @@ import pytest
 from primerl.config.describe.fields import plain_path
 from primerl.config.errors.error_locations import paths_of
 from primerl.config.errors.fail import ConfigError, Problems, renamed
-from primerl.config.schema.environment import JoinConfig
+from primerl.config.schema.env_worker import JoinConfig
 from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.gepa import GepaConfig
 from primerl.config.schema.inference import InferenceConfig

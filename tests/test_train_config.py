@@ -151,6 +151,7 @@ def test_training_imports_little() -> None:
         "process.import_path",
         "process.imports",
         "process.plugins",
+        "process.problems",
         "process.rank_variables",
         "process.setting_checks",
     )
