@@ -22,6 +22,7 @@ from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.launch.preflight import training
 from primerl.models.tiny import write_model
+from primerl.process.problems import Problem
 
 pytestmark = pytest.mark.processes
 
@@ -231,6 +232,17 @@ def test_a_refusal_has_the_place_of_its_key(tmp_path: Path) -> None:
         ("gone", "no word of config", "no word of config"),
     ):
         assert placed_as(Refusal("config", message, key)) == said
+
+
+def test_a_function_that_cannot_be_imported_is_named_by_its_environments_key(folder: Path, tmp_path: Path) -> None:
+    own = "--orchestrator.train.env.1.algorithm"
+    config = given(
+        folder, "--output-dir", str(tmp_path / "run"), f"{own}.type", "custom", f"{own}.path", "no_such_module:f"
+    )
+    (problem,) = refused(config)
+    assert isinstance(problem, Problem)
+    assert problem.key == "orchestrator.train.env[1].algorithm.path"
+    assert problem.startswith(f"{problem.key}: `no_such_module:f`: ")
 
 
 def test_a_refusal_is_about_the_environment_that_it_names(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from primerl.envs import rollouts
-from primerl.envs.interface import failure, numbers, sendable
+from primerl.envs.interface import failure, is_overflow, numbers, sendable
 from primerl.envs.listing import listing_of
 
 HALF = "half \ud800 pair"
@@ -67,3 +67,14 @@ def test_an_example_with_half_of_a_pair_is_listed() -> None:
 def test_a_dictionary_of_metrics_is_several() -> None:
     measured = numbers({"plain": True, "several": {"x": 1, "word": "no", "inner": {"y": 2.5}}, "none": None})
     assert measured == {"plain": 1.0, "several/x": 1.0, "several/inner/y": 2.5}
+
+
+def test_a_full_context_is_known_by_its_code_and_by_words_of_others() -> None:
+    for answer in (
+        '{"error": {"code": "context_length_exceeded", "message": "x"}}',
+        "This model's maximum context length is 64 tokens",
+    ):
+        assert is_overflow(400, answer)
+        assert not is_overflow(500, answer)
+    for answer in ("", "[1]", '{"error": "no"}', "[" * 100_000):
+        assert not is_overflow(400, answer)

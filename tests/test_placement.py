@@ -241,6 +241,8 @@ def test_nodes_are_for_the_placement_that_takes_them(tmp_path: Path) -> None:
     # One that takes them as arguments of its own has them there.
     own = {**args, "num_train_nodes": 1, "num_infer_nodes": 0}
     assert registry.chosen(deployment(type="placements:TwoNodes", num_infer_nodes=1, args=own)).nodes == ["node_0"]
+    # A file with `[slurm]` is one for `primerl.Run` as well, which starts all on this machine.
+    assert isinstance(registry.chosen(Deployment(num_train_nodes=2)), LocalPlacement)
 
 
 def test_what_a_placement_does_not_say_is_as_on_one_machine(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,7 @@ ELSEWHERE = (
     *("tinker/routes.py", "tinker/state_routes.py"),
 )
 """Of these, files of another kind, or another class of one of the names."""
+KEYED = re.compile(r"""f?['"]([a-z_]+(\.[a-z_]+)*|\{(key|name|where)\}[\w.]*): """)
 
 
 def files(package: Path) -> Iterator[Path]:
@@ -69,6 +71,23 @@ def test_keys_of_refusals_exist(repository: Path) -> None:
     found = list(literal_keys(repository / "python" / "primerl"))
     assert len(found) > 100
     assert [(place, key) for place, key in found if plain_path(key) not in known] == []
+
+
+def without_key(package: Path) -> Iterator[str]:
+    """Places of refusals that begin with a key, in words alone."""
+    for file in [*files(package), *sorted((package / "config" / "process_files").rglob("*.py"))]:
+        place = file.relative_to(package).as_posix()
+        if place in ELSEWHERE:
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id=name), args=[words], keywords=[]) if name in ERRORS:
+                    if KEYED.match(ast.unparse(words)):
+                        yield f"{place}:{node.lineno}"
+
+
+def test_no_refusal_says_its_key_in_words_alone(repository: Path) -> None:
+    assert list(without_key(repository / "python" / "primerl")) == []
 
 
 def test_a_key_passes_through_all_layers() -> None:

@@ -25,6 +25,8 @@ class Options:
     def check(self):
         if not self.delta > 0:
             raise ValueError(f"delta is {self.delta}; it must be above 0")
+        if self.delta > 100:
+            raise ValueError("delta: must be at most 100")
 
 def policy_loss(tokens, options):
     return -tokens.advantages * tokens.logprobs * options.delta
@@ -93,8 +95,10 @@ def test_a_loss_from_outside_trains(kind: str) -> None:
     twice = trained(optim, filled(LossConfig, type=kind, args={"delta": 2.0}))
     assert once[0] > 1.0
     assert torch.allclose(twice - 1.0, 2.0 * (once - 1.0))
-    with pytest.raises(ConfigError, match=r"^loss\.args\.delta is 0\.0; it must be above 0$"):
-        losses.REGISTRY.options(kind, {"delta": 0.0}, "loss.")
+    for value, said in ((0.0, r" is 0\.0; it must be above 0"), (101.0, ": must be at most 100")):
+        with pytest.raises(ConfigError, match=rf"^loss\.args\.delta{said}$") as caught:
+            losses.REGISTRY.options(kind, {"delta": value}, "loss.")
+        assert caught.value.keys == ("loss.args.delta",)
     with pytest.raises(ConfigError, match=r"^unknown setting `loss\.args\.gamma`; known here: delta$"):
         losses.REGISTRY.options(kind, {"gamma": 0.0}, "loss.")
 

@@ -216,7 +216,7 @@ def _code(answer: str) -> Any:
     """The error's code in a body of OpenAI's or Anthropic's API; None where it has none."""
     try:
         return json.loads(answer)["error"]["code"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
 
 

@@ -69,7 +69,8 @@ def _ask(client: Client, url: str) -> tuple[int, str]:
     except ConnectionError as error:
         raise ConfigError.at("base_url", f"no answer from {url}: {error}") from None
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        field, _, problem = str(error).partition(": ")
+        raise ConfigError.at(field, problem) from None
     return status, body.decode(errors="replace")
 
 

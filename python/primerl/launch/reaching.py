@@ -83,7 +83,7 @@ def check(orchestrator: str, host: str, port: int) -> str:
             url = told_to(own, orchestrator)
             status, said = tell(orchestrator, "/engines/reach", {"url": url}, within_s=ASK_S)
     except UnreachableError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError.like(error) from None
     except UnansweredError as error:
         raise ConfigError.at("join", f"{orchestrator} has stopped answering: {error}") from None
     except OSError as error:

@@ -6,8 +6,10 @@ import ipaddress
 import socket
 from urllib.parse import urlsplit, urlunsplit
 
+from primerl.process.problems import ProblemError
 
-class UnreachableError(ValueError):
+
+class UnreachableError(ProblemError, ValueError):
     """A process listens where the one that is to reach it cannot. The message says what to set."""
 
 
@@ -34,9 +36,10 @@ def told_to(url: str, peer: str) -> str:
     here, there = _way(peer)
     if own.is_loopback:
         if here != there:
-            raise UnreachableError(
-                f"host: {own} is reached from this machine alone, and {peer}, which is to reach it, is on another one; "
-                f"set host to 0.0.0.0, or to an address of this machine such as {here}"
+            raise UnreachableError.at(
+                "host",
+                f"{own} is reached from this machine alone, and {peer}, which is to reach it, is on another one; "
+                f"set host to 0.0.0.0, or to an address of this machine such as {here}",
             )
         return url
     host = f"[{here}]" if ":" in here else here

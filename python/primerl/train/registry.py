@@ -22,7 +22,7 @@ from typing import Any, get_type_hints
 
 from primerl.process import plugins
 from primerl.process.import_path import ImportFailedError, import_by_path
-from primerl.process.setting_checks import BadSettingError, from_mapping
+from primerl.process.setting_checks import from_mapping
 from primerl.train.settings import ConfigError
 
 
@@ -95,7 +95,7 @@ class Registry:
 def _options(kind: type, args: dict[str, Any], where: str) -> Any:
     try:
         options: Any = from_mapping(kind, args, f"{where}args.")
-    except BadSettingError as error:
+    except ValueError as error:
         raise ConfigError.like(error) from None
     for name, hint in get_type_hints(kind).items():
         value = getattr(options, name, None)
@@ -106,6 +106,7 @@ def _options(kind: type, args: dict[str, Any], where: str) -> Any:
             options.check()
         except ValueError as error:
             # An implementation of others, too, begins with the option's name.
-            own = [f"{where}args.{name}" for name in get_type_hints(kind) if str(error).startswith(f"{name} ")]
+            names = [name for name in get_type_hints(kind) if str(error).startswith((f"{name} ", f"{name}: "))]
+            own = [f"{where}args.{name}" for name in names]
             raise ConfigError(f"{where}args.{error}", *own) from error
     return options

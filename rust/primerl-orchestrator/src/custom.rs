@@ -57,11 +57,7 @@ pub(crate) fn load(
 /// The paths of the functions, each with a place that names it.
 fn named(config: &Config) -> BTreeMap<&str, String> {
     let own = config.train.env.iter().map(|own| match &own.algorithm {
-        // As Python's checks name it, from which the launcher finds file and line.
-        Some(algorithm) => (
-            format!("environment '{}': algorithm", own.name()),
-            algorithm,
-        ),
+        Some(algorithm) => (format!("train.env.{}.algorithm", own.name()), algorithm),
         None => ("algorithm".to_owned(), &config.algorithm),
     });
     let paths = own.filter_map(|(place, algorithm)| match &algorithm.0.kind {

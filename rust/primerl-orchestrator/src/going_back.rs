@@ -137,7 +137,9 @@ pub(crate) fn complete(output_dir: &Path) -> Result<(), RunError> {
 fn read_marker(marker: &Path) -> io::Result<Option<GoneBack>> {
     match std::fs::read(marker) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        read => serde_json::from_slice(&read?).map_err(io::Error::other),
+        read => serde_json::from_slice(&read?)
+            .map(Some)
+            .map_err(io::Error::other),
     }
 }
 

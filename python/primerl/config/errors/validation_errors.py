@@ -77,7 +77,7 @@ def _keys_of(detail: ErrorDetails) -> tuple[str, ...]:
     """Keys that a message about a section is of; in the words of plug-ins, such as an engine's own checks, the key that
     they begin with."""
     error = detail.get("ctx", {}).get("error")
-    if isinstance(error, ProblemError):
+    if isinstance(error, ProblemError) and error.keys:
         return error.keys
     named = LEADING.match(str(error or ""))
     return () if named is None else (named[0],)

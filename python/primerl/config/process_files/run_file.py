@@ -77,9 +77,10 @@ def newest(beside: Path, label: str, key: str) -> str:
     pattern = re.compile(rf"{STAMP}_{re.escape(label)}_[0-9a-f]{{4}}")
     names = [path.name for path in (folder.iterdir() if folder.is_dir() else ()) if pattern.fullmatch(path.name)]
     if not names:
-        raise ConfigError(
-            f"{key}: there is no run of {label} in {folder} to resume; give its folder as --output-dir, or "
-            "`primerl run resume ID` (`primerl run list` has the ids)"
+        raise ConfigError.at(
+            key,
+            f"there is no run of {label} in {folder} to resume; give its folder as --output-dir, or "
+            "`primerl run resume ID` (`primerl run list` has the ids)",
         )
     return max(names)
 

@@ -54,7 +54,7 @@ class EmbeddedBackend(EngineBackend):
         super().check_settings(config)
         for name, value in (("python", config.python), ("vllm", config.vllm)):
             if value and config.backend != "auto":
-                raise UnservableError(f'{name}: is for backend "vllm"; {self.title} has no use for it')
+                raise UnservableError.at(name, f'is for backend "vllm"; {self.title} has no use for it')
 
     def check_experts(self, folder: Path, python: str | None) -> None:
         raise UnservableError.at(

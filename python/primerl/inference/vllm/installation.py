@@ -128,7 +128,8 @@ def check_model(folder: Path, device: str) -> None:
             'its log-probabilities would be of another model; set inference.backend = "transformers"',
         )
     if device == "cpu" and (problem := _refused_on_cpus(config)) is not None:
-        raise UnservableError(f'model.path: {folder} {problem}; set inference.backend to "transformers", or "torch"')
+        remedy = 'set inference.backend to "transformers", or "torch"'
+        raise UnservableError.at("model.path", f"{folder} {problem}; {remedy}")
 
 
 def check_dtype(folder: Path, dtype: str, device: str) -> None:
