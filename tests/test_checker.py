@@ -35,10 +35,11 @@ def test_the_process_started_ahead_is_the_one_that_is_asked_once(setting: Any) -
             done = checker.ended(ahead, 120, request)
         assert done is not None
         assert done.returncode == 0, done.stderr
-        fine, (problem, remark) = json.loads(done.stdout.splitlines()[-1])
-        assert fine == [None, None]
+        fine, (problem, remark, keys) = json.loads(done.stdout.splitlines()[-1])
+        assert fine == [None, None, []]
         assert "cannot be imported" in problem
         assert remark is None
+        assert keys == []  # it is about the environment as a whole
         with checker.environments() as another:
             assert another.pid != ahead.pid
             assert another.poll() is None
