@@ -29,8 +29,8 @@ def sft(arguments: list[str]) -> int:
     if NODE_RANK in os.environ and arguments[:1] == ["@"]:
         return sft_on_node(arguments)
     arguments = with_long_names(arguments, PUBLISHED)
-    with importing():
-        from primerl.config.errors.fail import ConfigError, fail
+    from primerl.config.errors.fail import ConfigError, fail
+
     try:
         with importing():
             given = _read(arguments)
