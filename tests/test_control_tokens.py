@@ -61,6 +61,8 @@ def test_text_with_any_special_token_of_a_real_vocabulary_is_text(name: str, tmp
         assert control(ids) == control(expected), token
         assert len(control(kept.render(evil, now=NOW))) > len(control(ids)), token
         assert renderer.render(harmless, now=NOW) == expected
+        ((_, _, text),) = renderer.render_many_with_text([evil[:1]], now=NOW)
+        assert text == renderer.render_text(evil[:1], add_generation_prompt=False, now=NOW), token
         try:
             suffix = renderer.extend(evil[3], [], evil[4:], now=NOW)
         except RenderError:

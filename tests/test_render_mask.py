@@ -66,6 +66,9 @@ def test_many_conversations_are_masked_like_one(tiny: Renderer) -> None:
     one_by_one = [tiny.render_with_mask(messages) for messages in conversations]
     assert tiny.render_many_with_mask(conversations) == one_by_one
     assert tiny.render_many_with_mask([]) == []
+    texts = [tiny.render_text(messages, add_generation_prompt=False) for messages in conversations]
+    expected = [(*columns, text) for columns, text in zip(one_by_one, texts, strict=True)]
+    assert tiny.render_many_with_text(conversations) == expected
     bad = [{"role": "user", "content": [{"type": "image_url"}]}]
     with pytest.raises(RenderError, match=r"conversations\[20\]: messages\[0\].content"):
         tiny.render_many_with_mask([*conversations[:20], bad])

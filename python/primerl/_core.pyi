@@ -391,6 +391,15 @@ class Renderer:
         now: float | None = None,
     ) -> list[tuple[bytes, bytes]]:
         """`render_with_mask` of each conversation, on all cores. The error names the conversation."""
+    def render_many_with_text(
+        self,
+        conversations: Sequence[Sequence[Mapping[str, Any]]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        now: float | None = None,
+    ) -> list[tuple[bytes, bytes, str]]:
+        """`render_many_with_mask`, and of each conversation the text that its ids encode."""
     def extend(
         self,
         answer: Mapping[str, Any],

@@ -80,6 +80,22 @@ fn columns<'py>(
 }
 
 impl Renderer {
+    fn many(
+        &self,
+        py: Python<'_>,
+        conversations: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        template_kwargs: Option<&Bound<'_, PyAny>>,
+        documents: Option<&Bound<'_, PyAny>>,
+        now: Option<f64>,
+    ) -> PyResult<Vec<MaskedIds>> {
+        let conversations: Vec<Vec<Message>> = owned("conversations", conversations)?;
+        let options = template_options(py, false, tools, template_kwargs, documents, now)?;
+        self.work(py, |renderer| {
+            renderer.render_many_trainable(&conversations, &options)
+        })
+    }
+
     fn work<T, E>(
         &self,
         py: Python<'_>,
@@ -211,15 +227,29 @@ impl Renderer {
         documents: Option<&Bound<'_, PyAny>>,
         now: Option<f64>,
     ) -> PyResult<Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>> {
-        let conversations: Vec<Vec<Message>> = owned("conversations", conversations)?;
-        let options = template_options(py, false, tools, template_kwargs, documents, now)?;
-        let rendered = self.work(py, |renderer| {
-            renderer.render_many_trainable(&conversations, &options)
-        })?;
+        let rendered = self.many(py, conversations, tools, template_kwargs, documents, now)?;
         Ok(rendered
             .iter()
             .map(|rendered| columns(py, rendered))
             .collect())
+    }
+
+    #[pyo3(signature = (conversations, tools=None, template_kwargs=None, documents=None, now=None))]
+    fn render_many_with_text<'py>(
+        &self,
+        py: Python<'py>,
+        conversations: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        template_kwargs: Option<&Bound<'_, PyAny>>,
+        documents: Option<&Bound<'_, PyAny>>,
+        now: Option<f64>,
+    ) -> PyResult<Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>, String)>> {
+        let rendered = self.many(py, conversations, tools, template_kwargs, documents, now)?;
+        let with_text = |rendered: MaskedIds| {
+            let (ids, mask) = columns(py, &rendered);
+            (ids, mask, rendered.text)
+        };
+        Ok(rendered.into_iter().map(with_text).collect())
     }
 
     #[pyo3(signature = (answer, sampled, new_messages, tools=None, template_kwargs=None, documents=None, now=None))]

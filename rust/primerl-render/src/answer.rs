@@ -65,7 +65,7 @@ impl Renderer {
         options: &RenderOptions,
     ) -> Result<(Vec<u32>, Vec<u32>), RenderError> {
         let conversation: Vec<Message> = messages.iter().chain([answer]).cloned().collect();
-        let MaskedIds { mut ids, mask } = self.render_with_mask(&conversation, options)?;
+        let MaskedIds { mut ids, mask, .. } = self.render_with_mask(&conversation, options)?;
         let end = mask.iter().rposition(|mask| *mask == 1).map(|at| at + 1);
         let end = end.ok_or(RenderError::Mask {
             message: messages.len(),

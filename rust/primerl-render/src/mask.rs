@@ -17,12 +17,14 @@ use std::ops::Range;
 
 const SENTINEL: &str = "zPrimerlMaskSentinelz";
 
-/// A rendered conversation; both columns have one entry per token.
+/// A rendered conversation; `ids` and `mask` have one entry per token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MaskedIds {
     pub ids: Vec<u32>,
     /// 1 where the assistant wrote the token, else 0.
     pub mask: Vec<u8>,
+    /// What the ids encode, as the template writes it.
+    pub text: String,
 }
 
 /// Bytes of the rendered text that belong to messages[message].
@@ -83,7 +85,7 @@ impl Renderer {
         let ids = self.tokenizer().encode(&text)?;
         let head = |byte: usize| self.tokenizer().encode(&text[..byte]).map(Some);
         let mask = self.token_mask(&text, &ids, &spans, &head)?;
-        Ok(MaskedIds { ids, mask })
+        Ok(MaskedIds { ids, mask, text })
     }
 
     /// Stop tokens in the text of messages would be taken for the template's: located without them.
@@ -100,7 +102,8 @@ impl Renderer {
         let spans = spans.collect::<Result<Vec<_>, RenderError>>()?;
         let head = |byte: usize| self.encode_head(&restored, byte);
         let mask = self.token_mask(&restored.text, &ids, &spans, &head)?;
-        Ok(MaskedIds { ids, mask })
+        let text = restored.text;
+        Ok(MaskedIds { ids, mask, text })
     }
 
     /// Where in the rendered text the assistant's messages are.

@@ -126,31 +126,32 @@ class Masker:
         """Conversations with the same tools and template variables, on all cores in one call."""
         messages = [conversation.messages for conversation in group]
         try:
-            rendered = self._renderer.render_many_with_mask(messages, **self._options(group[0]))
+            rendered = self._renderer.render_many_with_text(messages, **self._options(group[0]))
         except ValueError:
             # One of them; the others are wanted.
             return _mapped(pool, self._one, group)
-        return _mapped(pool, self._checked, group, rendered)
+        return list(map(self._checked, group, rendered))
 
-    def _checked(self, conversation: Conversation, rendered: tuple[bytes, bytes]) -> Columns | RowError:
-        """A conversation whose answers are trained, rendered by itself."""
+    def _checked(self, conversation: Conversation, rendered: tuple[bytes, bytes, str]) -> Columns | RowError:
+        """A conversation whose answers are trained."""
         messages, options = conversation.messages, self._options(conversation)
         try:
             if any(message["role"] == "developer" or message.get("content") is None for message in messages):
                 messages = self._renderer.trainable(
                     messages, tools=options["tools"], template_kwargs=options["template_kwargs"]
                 )
-            unwritten_reasoning = self._check_written(messages, conversation, options)
-            return Columns(*rendered, unwritten_reasoning, self._found(messages))
+            ids, mask, text = rendered
+            unwritten_reasoning = self._check_written(messages, text, conversation, options)
+            return Columns(ids, mask, unwritten_reasoning, self._found(messages))
         except ValueError as error:
             return error if isinstance(error, RowError) else RowError(TEMPLATE, str(error))
 
     def _check_written(
-        self, messages: list[dict[str, Any]], conversation: Conversation, options: dict[str, Any]
+        self, messages: list[dict[str, Any]], text: str, conversation: Conversation, options: dict[str, Any]
     ) -> int:
         answers = {index for index, message in enumerate(messages) if message["role"] == "assistant"}
         trained = answers - conversation.untrained if self._assistant else set()
-        return check_written(messages, lambda given: self._text(given, options), self._left_out, trained)
+        return check_written(messages, text, lambda given: self._text(given, options), self._left_out, trained)
 
     def _one(self, conversation: Conversation) -> Columns | RowError:
         options, useless = self._options(conversation), self._useless(conversation)
@@ -166,7 +167,8 @@ class Masker:
             else:
                 rendered = self._renderer.render(messages, add_generation_prompt=False, **options)
                 ids, mask = b"".join(token.to_bytes(4, "little") for token in rendered), bytes(len(rendered))
-            unwritten_reasoning = self._check_written(messages, conversation, options)
+            text = self._text(messages, options)
+            unwritten_reasoning = self._check_written(messages, text, conversation, options)
             if self._assistant and conversation.untrained:
                 mask = self._without(messages, ids, mask, conversation.untrained)
             if self._roles:

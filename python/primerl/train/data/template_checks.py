@@ -83,14 +83,16 @@ def roles_left_out(render: Render) -> set[str]:
     return left_out
 
 
-def check_written(messages: list[dict[str, Any]], render: Render, left_out: set[str], trained: set[int]) -> int:
-    """How many of the messages `trained`, by their index, have reasoning that is not written. `left_out`: the answer of
-    `roles_left_out`.
+def check_written(
+    messages: list[dict[str, Any]], text: str, render: Render, left_out: set[str], trained: set[int]
+) -> int:
+    """How many of the messages `trained`, by their index, have reasoning that is not written. `text`: the messages as
+    they are rendered; `left_out`: the answer of `roles_left_out`.
 
     Raises:
         RowError: a content is not written, or an answer that is trained would be nothing but the end of its turn.
     """
-    text, at = render(messages), 0
+    at = 0
     thoughts: Counter[str] = Counter()
     for index, message in enumerate(messages):
         reasoning, said = _reasoning_and_words(message)
