@@ -96,12 +96,16 @@ class Engine:
     def running(self) -> int:
         return int(self.metric("vllm:num_requests_running"))
 
+    def load(self) -> int:
+        """Requests that its server has, whether they run or wait."""
+        return int(self.client.get("/load").json()["server_load"])
+
     def calm(self) -> None:
         """Leaves nothing behind for the next test."""
         self.post("/abort_requests")
         self.post("/resume")
         self.post("/finish_weight_update")
-        wait_until(lambda: self.running() == 0, "the last requests' end")
+        wait_until(lambda: self.running() + self.load() == 0, "the last requests' end")
 
 
 def request(prompt: list[int] | None = None, *, id_: str | None = None, **sampling: Any) -> dict[str, Any]:
@@ -213,10 +217,19 @@ def any_tensors(engine: Engine, seed: int) -> dict[str, Tensor]:
 
 
 def start_many(engine: Engine, pool: ThreadPoolExecutor, count: int, **sampling: Any) -> list[Future[dict[str, Any]]]:
-    """Requests that are running, or queued behind those, when this returns."""
+    """Requests that are running, or queued behind those, when this returns. They begin together, for on a busy machine
+    the first could end before the last one has come."""
     options = {"max_tokens": LONG, "ignore_eos": True, "logprobs": 0} | sampling
+    engine.post("/pause", mode="keep", clear_cache=False)
     answers = [pool.submit(engine.generate, id_=f"r{index}", seed=index, **options) for index in range(count)]
-    wait_until(lambda: engine.running() == count, f"{count} running requests")
+    wait_until(lambda: engine.load() == count, f"{count} requests")
+    engine.post("/resume")
+
+    def begun() -> bool:
+        ended = [answer.result() for answer in answers if answer.done()]
+        return engine.running() + len(ended) >= count
+
+    wait_until(begun, f"{count} running requests")
     return answers
 
 

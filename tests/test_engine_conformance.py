@@ -352,8 +352,8 @@ def test_disconnect_aborts(engine: Engine, streamed: bool, paused: bool) -> None
             if paused:
                 engine.post("/pause", mode="keep", clear_cache=False)
         else:
-            wait_until(lambda: engine.client.get("/load").json()["server_load"] == 1, "the request")
-    wait_until(lambda: engine.client.get("/load").json()["server_load"] == 0, "the request's end")
+            wait_until(lambda: engine.load() == 1, "the request")
+    wait_until(lambda: engine.load() == 0, "the request's end")
     wait_until(lambda: engine.running() + engine.metric("vllm:num_requests_waiting") == 0, "the abort")
 
 
@@ -362,7 +362,7 @@ def test_abort_while_paused(engine: Engine, pool: ThreadPoolExecutor) -> None:
     engine.post("/pause", mode="keep", clear_cache=False)
     queued = pool.submit(engine.generate, id_="queued", max_tokens=5)
     # Its server has it; vLLM's engine process says what waits only when it steps, and a pause keeps it from that.
-    wait_until(lambda: engine.client.get("/load").json()["server_load"] == 2, "the queued request")
+    wait_until(lambda: engine.load() == 2, "the queued request")
     both = {"request_ids": ["generate-tokens-queued", "generate-tokens-r0"]}
 
     def aborted() -> bool:
@@ -390,7 +390,7 @@ def test_pause_keep_freezes_and_goes_on(
     assert engine.client.get("/health").status_code == 200
     sampled = engine.metric("vllm:generation_tokens_total")
     queued = pool.submit(engine.generate, max_tokens=5, ignore_eos=True)
-    wait_until(lambda: engine.client.get("/load").json()["server_load"] == 5, "the queued request")
+    wait_until(lambda: engine.load() == 5, "the queued request")
     assert engine.metric("vllm:generation_tokens_total") == sampled, "nothing is sampled while paused"
     assert engine.post("/reset_prefix_cache").json() == {"success": clear_cache}
     manifest = write_checkpoint(tmp_path / "w", any_tensors(engine, 1), version=4)
