@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -26,10 +27,13 @@ from primerl.train.weights.publish import manifest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+T = TypeVar("T")
+
 GENERATE = "/inference/v1/generate"
 KINDS = ["mock", "torch"]
 VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
-# Tokens of a request that is to be caught in flight: about a second, for a busy machine may not look for some tenths.
+# Tokens of a request that is to be caught in flight, which takes about a second. What waits for it to run waits for its
+# end as well (`start_together`): on a busy machine nothing may look at it meanwhile.
 LONG = 900
 EOS = 256
 VOCABULARY = 264
@@ -217,19 +221,25 @@ def any_tensors(engine: Engine, seed: int) -> dict[str, Tensor]:
 
 
 def start_many(engine: Engine, pool: ThreadPoolExecutor, count: int, **sampling: Any) -> list[Future[dict[str, Any]]]:
-    """Requests that are running, or queued behind those, when this returns. They begin together, for on a busy machine
-    the first could end before the last one has come."""
+    """Requests that are running, or queued behind those, when this returns."""
     options = {"max_tokens": LONG, "ignore_eos": True, "logprobs": 0} | sampling
+    requests = [partial(engine.generate, id_=f"r{index}", seed=index, **options) for index in range(count)]
+    return start_together(engine, pool, requests)
+
+
+def start_together(engine: Engine, pool: ThreadPoolExecutor, requests: Sequence[Callable[[], T]]) -> list[Future[T]]:
+    """Calls each in a thread; the engine begins with none before it has all. On a busy machine the first would
+    otherwise end before the last one has come, and so many never run at a time."""
     engine.post("/pause", mode="keep", clear_cache=False)
-    answers = [pool.submit(engine.generate, id_=f"r{index}", seed=index, **options) for index in range(count)]
-    wait_until(lambda: engine.load() == count, f"{count} requests")
+    answers = [pool.submit(ask) for ask in requests]
+    wait_until(lambda: engine.load() == len(requests), f"{len(requests)} requests")
     engine.post("/resume")
 
     def begun() -> bool:
         ended = [answer.result() for answer in answers if answer.done()]
-        return engine.running() + len(ended) >= count
+        return engine.running() + len(ended) >= len(requests)
 
-    wait_until(begun, f"{count} running requests")
+    wait_until(begun, f"{len(requests)} running requests")
     return answers
 
 

@@ -159,11 +159,13 @@ def test_bad_bodies_are_refused(engine: Engine) -> None:
 def test_a_client_that_hangs_up_ends_its_request(engine: Engine) -> None:
     body = b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 900, "ignore_eos": true}'
     host, port = engine.url.removeprefix("http://").split(":")
+    before = engine.metric("vllm:generation_tokens_total")
     with socket.create_connection((host, int(port))) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
-        wait_until(lambda: engine.running() == 1, "the request's start")
+        wait_until(lambda: engine.metric("vllm:generation_tokens_total") > before, "the request's start")
     wait_until(lambda: engine.running() == 0, "the request's end")
+    assert engine.metric("vllm:generation_tokens_total") - before < 900
 
 
 def test_openais_sdk_is_served(engine: Engine) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from engine_helpers import (
     need_vllm,
     request,
     running,
+    start_together,
     vllm_command,
-    wait_until,
 )
 from primerl.train.adapters.files import ADAPTER_CONFIG, ADAPTER_FILE
 from primerl.train.adapters.lora import BROADCAST_FILE, AdapterPublisher, add_adapter
@@ -131,8 +132,8 @@ def test_a_request_stays_with_its_adapter_and_the_next_has_the_new_one(
 ) -> None:
     first, second = (published(model, tmp_path, version) for version in (2, 3))
     assert load(engine, "m@2", first).status_code == 200
-    long = [pool.submit(answered, engine, "m@2", max_tokens=900, seed=seed) for seed in range(4)]
-    wait_until(lambda: engine.running() == 4, "four running requests")
+    asked = [partial(answered, engine, "m@2", max_tokens=900, seed=seed) for seed in range(4)]
+    long = start_together(engine, pool, asked)
     assert load(engine, "m@3", second).status_code == 200
     assert digest(engine, "m@3")["digest"] == manifest(second)["digest"]
     after = answered(engine, "m@3")

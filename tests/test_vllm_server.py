@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from engine_helpers import (
     need_vllm,
     request,
     running,
+    start_together,
     vllm_command,
     wait_until,
 )
@@ -55,9 +57,7 @@ def engine_process(mark: str) -> int:
 
 def several_long(engine: Engine, pool: ThreadPoolExecutor) -> None:
     body = {**request(max_tokens=900, ignore_eos=True), "stream": True}
-    for _ in range(4):
-        pool.submit(engine.post, GENERATE, body)
-    wait_until(lambda: engine.running() == 4, "four running requests")
+    start_together(engine, pool, [partial(engine.post, GENERATE, body)] * 4)
 
 
 def test_sigterm_ends_all_of_it_with_requests_in_flight(

@@ -67,10 +67,10 @@ pub fn check_parser(py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<
 }
 
 /// Little-endian columns: int32 ids, uint8 mask.
-fn columns<'py>(
-    py: Python<'py>,
-    rendered: &MaskedIds,
-) -> (Bound<'py, PyBytes>, Bound<'py, PyBytes>) {
+type Columns<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
+type ColumnsAndText<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, String);
+
+fn columns<'py>(py: Python<'py>, rendered: &MaskedIds) -> Columns<'py> {
     let ids: Vec<u8> = rendered
         .ids
         .iter()
@@ -207,7 +207,7 @@ impl Renderer {
         template_kwargs: Option<&Bound<'_, PyAny>>,
         documents: Option<&Bound<'_, PyAny>>,
         now: Option<f64>,
-    ) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
+    ) -> PyResult<Columns<'py>> {
         let messages: Vec<Message> = owned("messages", messages)?;
         let options = template_options(py, false, tools, template_kwargs, documents, now)?;
         let rendered = self.work(py, |renderer| {
@@ -226,7 +226,7 @@ impl Renderer {
         template_kwargs: Option<&Bound<'_, PyAny>>,
         documents: Option<&Bound<'_, PyAny>>,
         now: Option<f64>,
-    ) -> PyResult<Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)>> {
+    ) -> PyResult<Vec<Columns<'py>>> {
         let rendered = self.many(py, conversations, tools, template_kwargs, documents, now)?;
         Ok(rendered
             .iter()
@@ -243,7 +243,7 @@ impl Renderer {
         template_kwargs: Option<&Bound<'_, PyAny>>,
         documents: Option<&Bound<'_, PyAny>>,
         now: Option<f64>,
-    ) -> PyResult<Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>, String)>> {
+    ) -> PyResult<Vec<ColumnsAndText<'py>>> {
         let rendered = self.many(py, conversations, tools, template_kwargs, documents, now)?;
         let with_text = |rendered: MaskedIds| {
             let (ids, mask) = columns(py, &rendered);
