@@ -30,6 +30,13 @@ class LongRuns:
         finally:
             run.kill()
 
+    def last_undisturbed(self, output: Path, steps: int) -> None:
+        """A run of some minutes, in which nothing is done to it, loses nothing."""
+        with self.running(output, total=steps) as run:
+            printed = self.has_finished(run, steps)
+        assert "started again" not in printed, printed
+        assert "lost" not in printed, printed
+
     def has_finished(self, run: Started, steps: int | None = None) -> str:
         """What it printed, of a run whose steps have no gap and no repeat."""
         code, printed = run.ended(self.limit_s)

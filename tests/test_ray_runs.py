@@ -147,6 +147,10 @@ def test_a_whole_run_over_two_nodes(ray: Cluster, tmp_path: Path) -> None:
     primerl(*verify[1:])
 
 
+def test_a_run_of_minutes_loses_nothing(ray: Cluster, tmp_path: Path) -> None:
+    RUNS.last_undisturbed(tmp_path / "o", 2000)
+
+
 def test_the_other_commands_of_the_page(ray: Cluster, tmp_path: Path) -> None:
     _, _, _, detached, *looking = shown(__file__, "docs/ray.md")
     run_id = primerl(*detached[1:]).split()[0]

@@ -114,6 +114,11 @@ def test_the_commands_of_the_page(slurm: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_run_of_minutes_loses_nothing(slurm: Cluster, tmp_path: Path) -> None:
+    RUNS.last_undisturbed(tmp_path / "o", 2000)
+
+
+@pytest.mark.long
 def test_each_role_is_killed(slurm: Cluster, tmp_path: Path) -> None:
     with RUNS.running(tmp_path / "o") as run:
         for name in ("trainer", "inference", "orchestrator", "env_reverse-text_0"):
