@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tomli_w
@@ -21,8 +22,10 @@ from primerl.config.process_files import run_file
 from primerl.config.schema.gepa import GepaConfig
 from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.rl import RLConfig
+from primerl.evals import preflight
 from primerl.gepa import files as gepa_files
 from primerl.launch import evaluation, inference_run
+from primerl.launch import run as launch_run
 from primerl.launch.placement import commands
 from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.placement.protocol import Command
@@ -159,6 +162,35 @@ def test_a_folder_of_strangers_is_left_alone(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds a supervised fine-tuning .* neither resumes nor deletes"):
         STARTS[kind](folder)
     assert contents(folder) == before
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_each_command_asks_whose_folder_it_is(clean: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    given: dict[str, Any] = {"output_dir": str(folder), "clean_output_dir": clean}
+    fill(folder, *NOTES, *LEFT["sft"])
+    before = contents(folder)
+    with pytest.raises(ConfigError, match=r"^output_dir: .* holds a supervised .*`primerl rl` neither resumes"):
+        training._output_dir(RLConfig.model_validate({**RL, **given}))
+    with pytest.raises(ConfigError, match=r"^output_dir: .* holds a supervised .*`primerl eval` neither resumes"):
+        preflight._check_output_dir(eval_config(**given))
+    assert contents(folder) == before
+    shutil.rmtree(folder)
+    fill(folder, *NOTES, *LEFT["eval"])
+    before = contents(folder)
+    assert tuning(tmp_path)(*(["--clean-output-dir"] if clean else RESUME)) == 2
+    assert "holds an evaluation (`primerl eval`), which `primerl sft` neither" in capsys.readouterr().err
+    assert contents(folder) == before
+
+
+def test_a_dry_run_leaves_a_run_that_has_lost_its_journal(tmp_path: Path) -> None:
+    fill(tmp_path, "configs/rl.toml", "checkpoints/step_3/complete", "checkpoints/step_3/orchestrator/0.snapshot")
+    assert training.can_go_on(tmp_path)
+    before, output = contents(tmp_path), io.StringIO()
+    config = RLConfig.model_validate({**RL, "output_dir": str(tmp_path)})
+    assert launch_run.end_dry_run(config, tmp_path, Console(output), {}, cast("Any", None)) == 0
+    assert "whose configs are left as they are" in output.getvalue()
+    assert contents(tmp_path) == before
 
 
 def test_a_start_that_changes_nothing_leaves_the_configs(tmp_path: Path, state: Path) -> None:
@@ -319,6 +351,36 @@ def test_engines_keep_their_configs_unless_they_start(
     assert contents(folder, but=OF_A_START) == before
     assert inference_run.run(engines(folder, threads=3), said.append) == 130
     assert "threads = 3" in (folder / "configs" / "inference_0.toml").read_text()
+
+
+@pytest.mark.processes
+def test_a_server_that_is_refused_leaves_what_is_there(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tinker")
+    from primerl.config.schema.serve import ServeConfig
+    from primerl.tinker import serve
+
+    folder, model = tmp_path / "served", tmp_path / "model"
+    write_model(model, seed=3)
+    fill(folder, *NOTES[:1], *LEFT["serve"])
+    config = ServeConfig(model={"path": str(model)}, output_dir=str(folder))
+    begin(config, folder, print, goes_on=False)
+    before, listed = contents(folder, but=OF_A_START), noted()
+    assert serve.serve(config.model_copy(update={"dry_run": True})) == 0
+    assert contents(folder, but=OF_A_START) == before
+
+    async def refused(_: Any) -> int:
+        fill(folder, "configs/inference_1.toml")
+        (folder / "configs" / "inference_0.toml").write_text("new")
+        raise RefusedError("there is no node")
+
+    monkeypatch.setattr(serve._Server, "run", refused)
+    with pytest.raises(ConfigError, match="there is no node"):
+        serve.serve(config)
+    # The base model as engines load it is made before.
+    assert contents(folder, but=(*OF_A_START, "engines_model")) == before
+    assert noted() == listed
 
 
 def test_a_search_that_was_over_keeps_its_summary(tmp_path: Path) -> None:
