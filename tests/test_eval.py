@@ -166,6 +166,7 @@ def test_an_endpoint_that_cannot_be_trusted_is_told_why(tmp_path: Path, monkeypa
         with pytest.raises(ConfigError) as refused:
             endpoint.check(client)
         assert KEY not in str(refused.value)
+        assert refused.value.keys == ("base_url",)
         return str(refused.value)
 
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -124,6 +126,25 @@ def test_a_role_on_two_nodes_ends_as_the_first_part_that_failed() -> None:
 def test_a_frozen_node_is_named_in_time_and_has_ended_its_processes_by_then() -> None:
     assert agent.ALONE_S > 2 * driver.POLL_S
     assert agent.ALONE_S + 2 < driver.SILENT_S < 30
+
+
+def test_keepers_hear_that_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keeper ends its process when it has heard nothing for some time, as on Slurm."""
+    assert agent.ALIVE_S + agent.LOOK_S < keeper.agent.ORPHAN_S / 3
+    monkeypatch.setattr(agent, "ALIVE_S", 0.0)
+    monkeypatch.setattr(agent, "LOOK_S", 0.0)
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def scenario() -> None:
+        found = agent.Agent("n1")
+        found.keepers["key"] = cast("Any", SimpleNamespace(stdin=SimpleNamespace(write=heard.put_nowait)))
+        found.do(found.watch())
+        for _ in range(3):
+            assert json.loads(await heard.get()) == {"alive": True}
+        for task in found.tasks:
+            task.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_settings_that_do_not_go_with_ray_are_refused() -> None:

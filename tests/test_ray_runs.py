@@ -28,6 +28,7 @@ from cluster_commands import (
 from docs_pages import shown
 from end_to_end import primerl, start, steps_of, until
 from long_runs import LongRuns
+from primerl.launch.placement.ray import agent, keeper
 from ray_helpers import CPUS, HEAD, SECOND, Cluster
 from run_helpers import write_run
 from slurm_runs import variable
@@ -279,12 +280,15 @@ def test_engines_on_two_nodes_serve_until_they_are_stopped(ray: Cluster, tmp_pat
     )
     with running(tmp_path / "i", "inference", "@", "inference.toml") as run:
         an_engine_is_killed_and_comes_back(run, "inference_1", WAIT_S)
+        # Longer than a keeper whose agent is silent waits before it ends its process.
+        time.sleep(keeper.agent.ORPHAN_S + 3 * agent.ALIVE_S)
         for node in (HEAD, SECOND):
             assert "process" in (run.output / "logs" / f"node_{node}.log").read_text()
         run.launcher.send_signal(signal.SIGTERM)
         code, printed = run.ended(LIMIT_S)
     assert code == 130, printed
     assert "inference_1 was killed by SIGKILL; it is started again" in printed
+    assert "was lost" not in printed
 
 
 def test_a_tinker_server_with_engines_on_another_node(

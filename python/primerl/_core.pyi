@@ -509,9 +509,9 @@ def ask_models(base_url: str, *, api_key_env: str | None = None, within_s: float
     """`GET <base_url>/models`, asked as a run asks that server: status, and up to 1 MiB of the body as it came.
 
     Over https the server has to have a certificate of an authority that this machine trusts, or one that
-    `SSL_CERT_FILE` or `SSL_CERT_DIR` names. `api_key_env` names the variable that holds the key. Raises `ValueError`
-    that begins with the field where one cannot be used, `TimeoutError` after `within_s` seconds, `ConnectionError`
-    with the reason, and what to do, where nobody answers.
+    `SSL_CERT_FILE` or `SSL_CERT_DIR` names. `api_key_env` names the variable that holds the key. Raises
+    `ValueError`, with the setting's name as its attribute `key`, where one cannot be used, `TimeoutError` after
+    `within_s` seconds, `ConnectionError` with the reason, and what to do, where nobody answers.
     """
 
 # Structured outputs (rust/primerl-py/src/grammar.rs)

@@ -69,8 +69,7 @@ def _ask(client: Client, url: str) -> tuple[int, str]:
     except ConnectionError as error:
         raise ConfigError.at("base_url", f"no answer from {url}: {error}") from None
     except ValueError as error:
-        field, _, problem = str(error).partition(": ")
-        raise ConfigError.at(field, problem) from None
+        raise ConfigError(str(error), error.key) from None  # type: ignore[attr-defined]
     return status, body.decode(errors="replace")
 
 

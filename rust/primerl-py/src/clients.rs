@@ -27,14 +27,21 @@ pub fn ask_models(
         client_type: None,
         timeout_s: within_s,
     };
-    let said = interruptible(py, move || look(&config, within))?.map_err(raised)?;
+    let said =
+        interruptible(py, move || look(&config, within))?.map_err(|error| raised(py, &error))?;
     Ok((said.status, PyBytes::new(py, &said.body).unbind()))
 }
 
-fn raised(error: LookError) -> PyErr {
+fn raised(py: Python<'_>, error: &LookError) -> PyErr {
     let message = error.to_string();
     match error {
-        LookError::Config(_) => PyValueError::new_err(message),
+        LookError::Config(found) => {
+            let raised = PyValueError::new_err(message);
+            match raised.value(py).setattr("key", found.key()) {
+                Ok(()) => raised,
+                Err(error) => error,
+            }
+        }
         LookError::Timeout(_) => PyTimeoutError::new_err(message),
         LookError::Unanswered(_) => PyConnectionError::new_err(message),
         _ => PrimerlError::new_err(message),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 import subprocess
@@ -19,6 +20,10 @@ from typing import Any
 DROP = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV", "CUDA_VISIBLE_DEVICES")
 """Set by Ray for its workers, which our processes are not."""
 ALONE_S = 18.0
+ALIVE_S = 5.0
+"""How often keepers hear that they are wanted: they stop what they have started when nothing comes for some time
+(`ORPHAN_S` of `placement/slurm/agent.py`), as when this process is frozen."""
+LOOK_S = 1.0
 FACTS_S = 60.0
 NAME = "PRIMERL_RAY_NODE"
 
@@ -107,8 +112,13 @@ class Agent:
         await keeper.wait()
 
     async def watch(self) -> None:
-        while time.monotonic() - self.heard < ALONE_S:
-            await asyncio.sleep(1)
+        told = -math.inf
+        while (now := time.monotonic()) - self.heard < ALONE_S:
+            if now - told >= ALIVE_S:
+                told = now
+                for key in list(self.keepers):
+                    await self.send(key, json.dumps({"alive": True}))
+            await asyncio.sleep(LOOK_S)
         # Their input ends, which stops them.
         os._exit(1)
 

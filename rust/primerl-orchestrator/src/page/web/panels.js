@@ -10,8 +10,9 @@ const FEW_STEPS = 5;
 export const quiet = (steps) => (steps < FEW_STEPS ? "Too few steps to tell." : "No rule finds anything wrong.");
 /** A worker that has not been heard of for so long is late. */
 const LATE_S = 15;
-const KINDS = [[/^(busy|serves|runs)/, "busy"], [/^loads/, "loads"], [/^lost/, "gone"], [/^(waits|idle|asks|unproved)/, "waits-for"], [/./, "other"]];
-const kind = (state) => KINDS.find(([pattern]) => pattern.test(state))[1];
+/** Classes by what a state's name begins with; its reason follows after a slash. */
+const KINDS = { busy: "busy", serves: "busy", runs: "busy", loads: "loads", lost: "gone", waits: "waits-for", idle: "waits-for", asks: "waits-for", unproved: "waits-for" };
+const kind = (state) => KINDS[state.split("/")[0]] ?? "other";
 const title = (text) => el("h2", { text });
 const note = (text) => el("p", { class: "note", text });
 const more = (all, shown) => (all > shown ? el("p", { class: "faint", text: `and ${whole(all - shown)} more` }) : "");
