@@ -35,6 +35,7 @@ from primerl.launch.placement import commands
 from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.placement.protocol import Command, Listener, PlacementError, Process, Role
 from primerl.launch.preflight import model_folder, training
+from primerl.launch.registration import registered
 from primerl.launch.report import summary
 from primerl.launch.report.console import Console, failures, line
 from primerl.launch.report.logs import tail
@@ -584,8 +585,11 @@ def launched(folder: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> tup
     values = {"output_dir": str(folder), "max_steps": 1, "model": {"path": "m"}}
     config = RLConfig.model_validate({**values, "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}}})
     output = io.StringIO()
-    code = Launcher(config, folder, Console(output), {}).run()
-    return code, output.getvalue()
+    with registered(config, folder, print, goes_on=True) as session:
+        launcher = Launcher(config, folder, Console(output), {})
+        session.exit_code = launcher.run()
+        session.did_nothing, session.has_begun = launcher.did_nothing, launcher.has_begun
+    return session.exit_code, output.getvalue()
 
 
 @pytest.mark.processes

@@ -166,7 +166,7 @@ class Run(TrainingLoop):
             servers.begin(self.config.fork_server, preload.TORCH)
             self._began = time.monotonic()
             clean = self.config.clean_output_dir
-            folder = resources.enter_context(training.claimed(self.config.output_dir, clean=clean))
+            folder = resources.enter_context(training.claimed(self.config.output_dir, clean=clean, kind="rl"))
             # In the list like any other run: the dashboard, `primerl run compare` and `primerl run stop` find it.
             goes_on = not clean and training.begun_in(folder)
             self._session = resources.enter_context(
@@ -205,7 +205,7 @@ class Run(TrainingLoop):
             self._watcher = threading.Thread(target=self._watch, name="primerl-watch", daemon=True)
             self._watcher.start()
             self._resources = resources.pop_all()
-        self._session.exit_code = FAILED
+        self._session.exit_code, self._session.has_begun = FAILED, True
         return self
 
     def __exit__(

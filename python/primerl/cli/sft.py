@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from primerl.config.schema.sft import SFTConfig
     from primerl.launch.placement.protocol import Placement, Plan
 
+METRICS = "metrics.jsonl"
+
 
 def sft(arguments: list[str]) -> int:
     if is_rank(os.environ):
@@ -62,6 +64,7 @@ def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
         from primerl.launch.preflight import sft, training
         from primerl.launch.registration import registered
         from primerl.launch.slurm import submission, within
+        from primerl.train.checkpoint.files import last_line
 
     with placed(given, arguments):
         begun = placing.begun(given, print, saves=given.ckpt is not None and not given.ckpt.weights_only)
@@ -71,11 +74,10 @@ def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
         plan = sft_ranks.plan(config, begun.placement) if begun.submits or elsewhere else None
         if begun.submits:
             return submission.submit(config, print, command="sft", goes_on=lambda _: _resumes(config))
-    with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
+    with training.claimed(config.output_dir, clean=config.clean_output_dir, kind="sft") as folder:
         goes_on = _resumes(config) or limit is not None
-        write_text(folder / sft.CONFIG_FILE, dump_toml(settings))
         if config.dry_run:
-            _show(config, folder, plan)
+            _end_dry_run(config, settings, folder, plan)
             return 0
         # Read when torch is loaded.
         os.environ.setdefault("OMP_WAIT_POLICY", servers.OMP_WAIT_POLICY)
@@ -84,13 +86,19 @@ def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
             monitors.beside(config, folder, print) as ended,
             within.InBackground(limit),
         ):
+            before = last_line(folder / METRICS)
+            write_text(folder / sft.CONFIG_FILE, dump_toml(settings))
             session.exit_code = _train(config, settings, folder, begun.placement if elsewhere else None)
+            # A step, and going back to one, changes the last line.
+            session.did_nothing = session.exit_code == 0 and last_line(folder / METRICS) == before != {}
             code = ended(session.exit_code)
     return within.ended(config, code, limit, print)
 
 
-def _show(config: SFTConfig, folder: Path, plan: Plan | None) -> None:
-    """What a dry run prints; `plan`: where ranks on other machines would be."""
+def _end_dry_run(config: SFTConfig, settings: dict[str, Any], folder: Path, plan: Plan | None) -> None:
+    """`plan`: where ranks on other machines would be."""
+    from primerl.config.process_files.files import dump_toml, write_text
+    from primerl.launch.preflight import training
     from primerl.launch.preflight.model_folder import slower_on_gpu
     from primerl.launch.preflight.sft import CONFIG_FILE
 
@@ -100,6 +108,10 @@ def _show(config: SFTConfig, folder: Path, plan: Plan | None) -> None:
     slower = None if path is None else slower_on_gpu(Path(path), config.dtype)
     if slower is not None:
         print(slower)
+    if not training.never_began(folder):
+        print(training.checked_and_left(folder))
+        return
+    write_text(folder / CONFIG_FILE, dump_toml(settings))
     print(f"everything checked; the resolved config is {folder / CONFIG_FILE}")
 
 

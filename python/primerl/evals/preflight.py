@@ -59,7 +59,7 @@ def with_model(config: EvalConfig) -> EvalConfig:
         with problems.noted():
             _check_model(fitted)
     with problems.noted():
-        training.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=training.holds_run)
+        _check_free(config)
     with problems.noted():
         secrets.variables_of(config.env, config.env_files)
     with problems.noted():
@@ -209,9 +209,14 @@ def _values(config: EvalConfig) -> dict[str, Any]:
     return found
 
 
+def _check_free(config: EvalConfig) -> None:
+    clean = config.clean_output_dir
+    training.check_output_dir(config.output_dir, clean=clean, goes_on=training.holds_run, kind="eval")
+
+
 def _check_output_dir(config: EvalConfig) -> bool:
     """Whether an evaluation of the same is there, to be continued."""
-    training.check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=training.holds_run)
+    _check_free(config)
     folder = Path(files.absolute(config.output_dir))
     goes_on = not config.clean_output_dir and training.holds_run(folder)
     if goes_on:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -15,16 +16,32 @@ from primerl.gepa.rollouts import COMPONENT
 
 SCHEMA = "verifiers.gepa.v1"
 """The published form of these files."""
+SUMMARY = "metadata.json"
 
 
 def write(folder: Path, result: Any, config: GepaConfig) -> None:
-    """Writes all four, the summary last."""
+    """Writes all four, the summary last. That of a search which was over already stays as it is."""
     prompts = [candidate[COMPONENT] for candidate in result.candidates]
     write_text(folder / "system_prompt.txt", prompts[result.best_idx])
     write_text(folder / "results.jsonl", _lines(_candidate(result, number, prompts) for number in range(len(prompts))))
     write_text(folder / "pareto_frontier.jsonl", _lines(_frontier(result, prompts)))
     summary = _summary(folder, result, prompts, config)
-    write_text(folder / "metadata.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    if _found(_read(folder / SUMMARY)) != _found(summary):
+        write_text(folder / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+
+
+def _read(file: Path) -> Any:
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(file.read_text(encoding="utf-8"))
+    return None
+
+
+def _found(summary: Any) -> Any:
+    """What a search has found, without when, and how much it was allowed to ask."""
+    if not isinstance(summary, dict) or not isinstance(summary.get("config"), dict):
+        return None
+    own = {name: value for name, value in summary["config"].items() if name != "max_metric_calls"}
+    return {**{name: value for name, value in summary.items() if name != "completed_at"}, "config": own}
 
 
 def _lines(values: Any) -> str:

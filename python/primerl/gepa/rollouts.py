@@ -111,7 +111,7 @@ class Adapter:
         return {place: by_place.get(place, missing) for place in places}
 
     def _run(self, config: EvalConfig) -> None:
-        with claimed(config.output_dir, clean=False) as folder:
+        with claimed(config.output_dir, clean=False, kind="eval") as folder:
             evaluation = Measured(config, folder, Quiet(), self._variables, self._engines)
             code = evaluation.run()
         if code == INTERRUPTED:

@@ -22,7 +22,8 @@ from primerl.evals import endpoint, preflight
 from primerl.launch.interpreters import lookup
 from primerl.launch.placement.protocol import Placement
 from primerl.launch.placement.registry import chosen
-from primerl.launch.preflight.training import claimed
+from primerl.launch.preflight import kinds
+from primerl.launch.preflight.training import check_output_dir, claimed
 from primerl.launch.secrets import Variables
 from primerl.launch.supervise.failures import FAILED
 from primerl.process import extras
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from primerl.gepa.engines import Engines
     from primerl.gepa.rollouts import Adapter
 
-BEGUN = "gepa.json"
+KIND = "gepa"
+BEGUN = kinds.BEGUN_SEARCH
 MAY_CHANGE = {"output_dir", "api_key_env", "reflection_api_key_env", "env_files", "clean_output_dir", "dry_run"}
 MAY_CHANGE |= {"fork_server", "timeouts", "gepa.max_calls", "gepa.max_concurrent"}
 MAY_CHANGE |= {name for name in preflight.MAY_CHANGE if name.startswith(("env.", "inference."))}
@@ -44,6 +46,7 @@ def run(config: GepaConfig, say: Callable[[str], None]) -> int:
     """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError] before anything is written."""
     extras.require("`primerl gepa`", "gepa")
     folder = Path(absolute(config.output_dir))
+    check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=kinds.holds(KIND), kind=KIND)
     if not config.clean_output_dir:
         same_search(config, folder)
     endpoint.check(config.teacher())
@@ -67,7 +70,7 @@ def run(config: GepaConfig, say: Callable[[str], None]) -> int:
         return 0
     from primerl.gepa import rollouts
 
-    with claimed(config.output_dir, clean=config.clean_output_dir) as claimed_folder:
+    with claimed(config.output_dir, clean=config.clean_output_dir, kind=KIND) as claimed_folder:
         write_text(claimed_folder / BEGUN, json.dumps({**_values(config), WEIGHTS: weights}, indent=1) + "\n")
         with _engines(config, claimed_folder, placement) as engines:
             adapter = rollouts.Adapter(config, claimed_folder, listed["examples"], variables, say, engines)

@@ -26,7 +26,7 @@ from primerl.launch import cluster, placing
 from primerl.launch.configs import NOWHERE
 from primerl.launch.interpreters import lookup
 from primerl.launch.placement.protocol import Placement, Process
-from primerl.launch.preflight.training import claimed, holds_run
+from primerl.launch.preflight.training import checked_and_left, claimed, holds_run
 from primerl.launch.recovery import Recovery
 from primerl.launch.registration import registered
 from primerl.launch.report import status as orchestrator_status
@@ -79,17 +79,19 @@ def _measure(
     placement: Placement,
     limit: within.TimeLimit | None,
 ) -> int:
-    with claimed(config.output_dir, clean=config.clean_output_dir) as folder:
+    with claimed(config.output_dir, clean=config.clean_output_dir, kind="eval") as folder:
         if config.dry_run:
-            if not holds_run(folder):
-                write_configs(config, NOWHERE, variables)
+            if holds_run(folder):
+                console.say(checked_and_left(folder))
+                return 0
+            write_configs(config, NOWHERE, variables)
             console.say(f"everything checked; resolved configs are in {folder / 'configs'}")
             return 0
         goes_on = not config.clean_output_dir and _has_begun(folder)
         with registered(config, folder, console.say, goes_on=goes_on) as session:
             measuring = Evaluation(config, folder, console, variables, placement, limit)
             session.exit_code = measuring.run()
-            session.did_nothing = measuring.did_nothing
+            session.did_nothing, session.has_begun = measuring.did_nothing, measuring.has_begun
             return session.exit_code
 
 
@@ -153,6 +155,7 @@ class Evaluation:
         )
         self.again = False  # what has failed is measured once more
         self.did_nothing = False  # all was measured already
+        self.has_begun = False  # it measures by this config
         self.began = time.monotonic()
         self.printed = -PLAIN_EVERY_S
         self.remarks = Remarks(console.say)
@@ -164,8 +167,8 @@ class Evaluation:
             if self.config.retry_errors and not self.again:
                 self.console.say("nothing has failed here that could be measured again")
             is_over = not self.again and preflight.is_over(self.folder)
-            self.did_nothing = is_over and not results.lack_scores(self.folder, self.names)
-            if not self.did_nothing:
+            self.did_nothing = is_over
+            if not is_over or results.lack_scores(self.folder, self.names):
                 # A start that ends from here on is recognised by these files.
                 write_configs(self.config, NOWHERE, self.variables)
                 # Reads all of the weights: before there is anything else to look after.
@@ -225,6 +228,7 @@ class Evaluation:
         if manifest is not None:
             self._announce(manifest)
         self.orchestrator.begin()
+        self.has_begun = True
         logs = self.folder / "logs"
         self.console.say(f"orchestrator at {url}; {len(self.recovery.described)} processes, logs in {logs}")
         return True

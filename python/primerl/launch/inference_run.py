@@ -22,13 +22,14 @@ from primerl.inference.backend import UnservableError
 from primerl.launch import placing, reaching
 from primerl.launch.placement import commands
 from primerl.launch.placement.protocol import Placement, Process
-from primerl.launch.preflight import model_folder
-from primerl.launch.preflight.training import claimed
+from primerl.launch.preflight import kinds, model_folder
+from primerl.launch.preflight.training import check_output_dir, claimed
 from primerl.launch.registration import registered
 from primerl.launch.role_watch import RoleWatch
 from primerl.launch.slurm import submission, within
 from primerl.process import extras
 
+KIND = "inference"
 ADDRESSES = "engines.json"
 """In the output folder: `[{"name": .., "url": .., "model": ..}, ..]` of the engines that serve."""
 STOP_S = 10.0
@@ -41,6 +42,7 @@ def run(config: InferenceRunConfig, say: Callable[[str], None]) -> int:
     """Serves until it is stopped. Raises ConfigError before anything starts."""
     begun = placing.begun(config, say, saves=False)
     config, placement = begun.config, begun.placement
+    check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=kinds.holds(KIND), kind=KIND)
     described = engines(config)
     plan = commands.plan(placement, described)
     check(config)
@@ -48,14 +50,18 @@ def run(config: InferenceRunConfig, say: Callable[[str], None]) -> int:
         say(reaching.check(config.join, config.host, config.port))
     if begun.submits:
         return submission.submit(config, say, command="inference", goes_on=lambda _: True)
-    with claimed(config.output_dir, clean=config.clean_output_dir) as folder:
-        for one in described:
-            files.write(one)
+    with claimed(config.output_dir, clean=config.clean_output_dir, kind=KIND) as folder:
+        have_served = (folder / "logs").is_dir()
         if config.dry_run:
             say(f"where the engines would run:\n{plan.table()}")
+            if have_served:
+                say(f"everything checked; configs of the engines before, in {folder / 'configs'}, are left as they are")
+                return 0
+            _write_configs(described)
             say(f"everything checked; configs are in {folder / 'configs'}")
             return 0
-        with registered(config, folder, say, goes_on=(folder / "logs").is_dir()) as session:
+        with registered(config, folder, say, goes_on=have_served) as session:
+            _write_configs(described)
             also = None if begun.limit is None else begun.limit.check
             watch = EngineWatch(placement, folder, say, restarts=config.restarts, also=also)
             (folder / ADDRESSES).unlink(missing_ok=True)
@@ -65,6 +71,11 @@ def run(config: InferenceRunConfig, say: Callable[[str], None]) -> int:
             finally:
                 (folder / ADDRESSES).unlink(missing_ok=True)
     return within.ended(config, session.exit_code, begun.limit, say)
+
+
+def _write_configs(described: list[ProcessConfig]) -> None:
+    for one in described:
+        files.write(one)
 
 
 def engines(config: InferenceRunConfig) -> list[ProcessConfig]:

@@ -42,7 +42,7 @@ from primerl.launch.report.notices import Remarks
 from primerl.launch.resume import going_back, position, warm_start
 from primerl.launch.slurm import submission, within
 from primerl.launch.supervise.failures import BAD_INPUT, FAILED, INTERRUPTED, RefusedError, RunFailedError
-from primerl.launch.supervise.orchestrator import OrchestratorWatch, kept_unless_used, wait_for_orchestrator
+from primerl.launch.supervise.orchestrator import OrchestratorWatch, wait_for_orchestrator
 from primerl.launch.supervise.watching import Interrupted, Interrupts, rounds, say_goodbye
 from primerl.process import extras
 from primerl.process.redaction import redact
@@ -72,7 +72,7 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
             console.say(f"this may not fit: {problem}")
     if begun.submits:
         if config.dry_run:
-            with training.claimed(config.output_dir, clean=False) as folder:
+            with training.claimed(config.output_dir, clean=False, kind="rl") as folder:
                 end_dry_run(config, folder, console, variables, fitted)
         else:
             console.say(f"where the processes will run:\n{fitted.text()}")
@@ -90,7 +90,7 @@ def _started(
     limit: within.TimeLimit | None,
     form: str,
 ) -> int:
-    with training.claimed(config.output_dir, clean=config.clean_output_dir) as folder:
+    with training.claimed(config.output_dir, clean=config.clean_output_dir, kind="rl") as folder:
         if config.dry_run:
             return end_dry_run(config, folder, console, variables, fitted)
         goes_on = not config.clean_output_dir and training.begun_in(folder)
@@ -99,16 +99,16 @@ def _started(
             if config.trainer.external:
                 launcher.external = ExternalTrainer(config, folder, fitted.gpus_of("trainer"), console.say)
             session.exit_code = launcher.run()
-            session.did_nothing = launcher.did_nothing
+            session.did_nothing, session.has_begun = launcher.did_nothing, launcher.has_begun
             return session.exit_code
 
 
 def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: secrets.Variables, fitted: Fitting) -> int:
     for remark in reaching.engines(config.orchestrator.engines):
         console.say(remark)
-    if training.holds_run(folder):
+    if training.can_go_on(folder):
         # Its configs tell what it was trained with, and `primerl verify` reads them.
-        console.say(f"everything checked; a start resumes the run in {folder}, whose configs are left as they are")
+        console.say(training.checked_and_left(folder))
         return 0
     # As other machines reach it: each process may be started on one of its own.
     configs.write(config, addresses.reached_at(config.orchestrator.host, config.orchestrator.port), variables)
@@ -152,6 +152,7 @@ class Launcher:
         self.external: ExternalTrainer | None = None
         self.sampled_before: dict[str, int] = {}
         self.did_nothing = False
+        self.has_begun = False  # all processes were started by this config
 
     def run(self) -> int:
         code, reason = 0, "finished"
@@ -197,12 +198,9 @@ class Launcher:
         self.console.say(f"{doing} in {self.folder}")
         cluster.prepare(self.placement, self.folder, self.console.say, self.interrupts.check)
         orchestrator = resolve.orchestrator(self.config, secrets.names_of_variables(self.variables))
-        with kept_unless_used(orchestrator.file) as restore:
-            files.write(orchestrator)
-            started = self.recovery.start(orchestrator, *going_back.flags(self.config, self.folder))
-            url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)
-            if url is None:
-                restore()
+        files.write(orchestrator)
+        started = self.recovery.start(orchestrator, *going_back.flags(self.config, self.folder))
+        url = wait_for_orchestrator(self.placement, started, self.folder, self.interrupts.check)
         if url is not None:
             status = orchestrator_status.fetch(url) or {}
             going_back.check_steps(self.config, status)
@@ -223,6 +221,7 @@ class Launcher:
                 orchestrator_status.trainer_starts(url)
             self.recovery.start(process)
         self.orchestrator.begin()
+        self.has_begun = True
         count = len(self.recovery.described)
         self.console.say(f"orchestrator at {url}; {count} processes, logs in {self.folder / 'logs'}")
         page = addresses.page(url, self.folder, is_seen_once=sys.stdout.isatty())

@@ -26,8 +26,8 @@ from primerl.config.schema.serve import ServeConfig
 from primerl.launch import cluster, placing
 from primerl.launch.placement.commands import start
 from primerl.launch.placement.protocol import Placement, Plan, machines
-from primerl.launch.preflight import hub
-from primerl.launch.preflight.training import claimed
+from primerl.launch.preflight import hub, kinds
+from primerl.launch.preflight.training import check_output_dir, claimed
 from primerl.launch.registration import registered
 from primerl.launch.report.logs import describe_end
 from primerl.launch.slurm import submission, within
@@ -36,7 +36,7 @@ from primerl.launch.supervise.watching import Restarts
 from primerl.net import addresses
 from primerl.process import signals
 from primerl.process.log_levels import LEVELS
-from primerl.runs.served import note_url
+from primerl.runs.served import KIND, note_url
 from primerl.tinker import checks, places
 from primerl.tinker.checks import KEY, KEY_BEGINS, Checked
 from primerl.tinker.clients import BaseModel, on_one_device
@@ -65,6 +65,7 @@ def serve(config: ServeConfig) -> int:
     """Serves until it is asked to stop, or submits the job that does. Raises ConfigError before anything starts."""
     begun = placing.begun(config, _say, saves=False)
     config, placement = begun.config, begun.placement
+    check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=kinds.holds(KIND), kind=KIND)
     key = checks.key_of(config, submits=begun.submits)
     checked = checks.checked(config)
     config, shared_gpu = places.with_share(config, checked.backend)
@@ -77,7 +78,7 @@ def serve(config: ServeConfig) -> int:
     # The folder, which may be emptied, comes after all that may refuse the start.
     with (
         _listening(config, key, placement, plan) as listener,
-        claimed(config.output_dir, clean=config.clean_output_dir) as output_dir,
+        claimed(config.output_dir, clean=config.clean_output_dir, kind=KIND) as output_dir,
     ):
         if config.dry_run:
             _say(f"where the trainer, which is the server's own process, and the engines would run:\n{plan.table()}")
@@ -88,15 +89,15 @@ def serve(config: ServeConfig) -> int:
         served = checks.for_engines(config, checked, output_dir / ENGINES_MODEL)
         if shared_gpu is not None:
             _say(shared_gpu)
-        with registered(config, output_dir, _say, goes_on=True) as session, placement:
+        goes_on = not config.clean_output_dir
+        with registered(config, output_dir, _say, goes_on=goes_on) as session, placement:
             try:
                 # Reserves a cluster's nodes.
                 cluster.prepare(placement, output_dir, _say, signals.check)
                 places.take(placement, plan)
                 server = _Server(config, key, checked, served, output_dir, listener, placement, begun.limit)
                 code = asyncio.run(server.run())
-            except (ConfigError, RefusedError) as error:
-                session.exit_code = BAD_INPUT
+            except RefusedError as error:
                 raise ConfigError.like(error) from None
             # One that was asked to stop is listed as stopped.
             session.exit_code = INTERRUPTED if code == 0 else code

@@ -94,10 +94,19 @@ def write_text(path: Path, text: str) -> None:
 
 def write_parts(path: Path, parts: Iterable[str]) -> None:
     """As `write_text`, for a text that is produced in parts."""
+    _write_whole(path, (part.encode() for part in parts))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """As `write_text`, for a content that need not be text."""
+    _write_whole(path, [content])
+
+
+def _write_whole(path: Path, parts: Iterable[bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with temporary.open("wb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())

@@ -124,7 +124,8 @@ class EvalConfig(Section):
     retry_errors: bool = False
     """Measure again what has failed in the evaluation in output_dir, or was not measured in time."""
     dry_run: bool = False
-    """Check everything and write the resolved configs, but start nothing and delete nothing."""
+    """Check everything and write the resolved configs, but start nothing and delete nothing; where output_dir holds an
+    evaluation, its configs stay."""
     fork_server: bool = True
     """Fork env workers and engine of this machine from servers that import their libraries once for all of them
     (Linux); without, each process imports them itself."""

@@ -23,7 +23,7 @@ class InferenceRunConfig(InferenceConfig):
     clean_output_dir: bool = False
     """Delete what earlier engines left in output_dir."""
     dry_run: bool = False
-    """Check everything and write the configs, but start nothing."""
+    """Check everything and write the configs, but start nothing; where engines have served, theirs stay."""
     restarts: CountOrZero = 5
     """How often an engine that was killed is started again within ten minutes, where it is a process of its own."""
     deployment: Deployment = Deployment()

@@ -199,7 +199,7 @@ class SFTConfig(Monitored, Computation):
     without, each imports them itself."""
     dry_run: bool = False
     """Check everything and write the resolved config, but start nothing and delete nothing (refused with
-    clean_output_dir)."""
+    clean_output_dir); where output_dir holds a run, its config stays."""
     model: SFTModel
     data: SFTData
     val: Validation | None = None

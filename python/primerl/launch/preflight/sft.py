@@ -87,6 +87,7 @@ def check(
             config.output_dir,
             clean=config.clean_output_dir,
             goes_on=(lambda folder: (folder / CONFIG_FILE).is_file()) if settings.resumes else None,
+            kind="sft",
         )
     before = len(problems.found)
     if model:

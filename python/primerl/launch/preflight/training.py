@@ -24,7 +24,7 @@ from primerl.launch.interpreters import lookup
 from primerl.launch.placement import commands
 from primerl.launch.placement.protocol import Placement
 from primerl.launch.placement.registry import chosen
-from primerl.launch.preflight import checker, hub, shadowing
+from primerl.launch.preflight import checker, hub, kinds, shadowing
 from primerl.launch.preflight import environments as environments
 from primerl.launch.preflight import policy as policy
 from primerl.launch.preflight.model_folder import slower_on_gpu
@@ -41,7 +41,7 @@ from primerl.runs.state import WITHIN_RUN
 from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import saved_steps
 
-OF_A_RUN = ("configs", "gepa.json")
+OF_A_RUN = ("configs", kinds.BEGUN_SEARCH)
 """Either tells that a run wrote what is in a folder. Searches by primerl gepa once had the second alone."""
 
 
@@ -118,18 +118,25 @@ def _warn_of_repeats(config: RLConfig, say: Callable[[str], None]) -> None:
 
 
 def _output_dir(config: RLConfig) -> None:
-    check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=can_go_on)
+    check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=can_go_on, kind="rl")
 
 
 def _resume_step(config: RLConfig) -> None:
     going_back.check(config, Path(files.absolute(config.output_dir)))
 
 
-def check_output_dir(output_dir: str, *, clean: bool, goes_on: Callable[[Path], bool] | None = None) -> None:
-    """`goes_on`: whether a run is there that will be continued, so that it is no obstacle."""
+def check_output_dir(
+    output_dir: str, *, clean: bool, goes_on: Callable[[Path], bool] | None = None, kind: str | None = None
+) -> None:
+    """Raises ConfigError where nothing may be started there, before anything is made or deleted.
+
+    Args:
+        goes_on: Whether a run is there that will be continued, so that it is no obstacle.
+        kind: The subcommand: a folder that another one works in is neither continued nor cleaned.
+    """
     folder = Path(files.absolute(output_dir))
     with _as_config_error(folder):
-        _check_folder(folder, clean=clean, goes_on=goes_on)
+        _check_folder(folder, clean=clean, goes_on=goes_on, kind=kind)
 
 
 def can_go_on(folder: Path) -> bool:
@@ -142,6 +149,11 @@ def begun_in(folder: Path) -> bool:
     return can_go_on(folder) or (folder / "logs").is_dir()
 
 
+def checked_and_left(folder: Path) -> str:
+    """What a dry run says of a folder that holds a run, in which it writes nothing."""
+    return f"everything checked; a start resumes the run in {folder}, whose configs are left as they are"
+
+
 @contextlib.contextmanager
 def _as_config_error(folder: Path) -> Iterator[None]:
     try:
@@ -150,7 +162,9 @@ def _as_config_error(folder: Path) -> Iterator[None]:
         raise ConfigError.at("output_dir", f"{folder} cannot be used: {error}; choose another output_dir") from None
 
 
-def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] | None) -> None:
+def _check_folder(
+    folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] | None, kind: str | None = None
+) -> None:
     if "\0" in str(folder):  # such a path does not exist, says Python, and cannot be made
         raise ConfigError.at("output_dir", f"{str(folder)!r} holds a null character; choose another output_dir")
     parent = next(path for path in [folder, *folder.parents] if path.exists() or path.is_symlink())
@@ -162,22 +176,35 @@ def _check_folder(folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] 
         return
     if in_use(folder):
         raise ConfigError.at("output_dir", f"another run is using {folder}; stop it, or choose another output_dir")
-    if never_began(folder) or (goes_on is not None and not clean and goes_on(folder)):
+    if never_began(folder):
         return
+    _check_kind(folder, kind)
+    if not clean and goes_on is not None and goes_on(folder):
+        return
+    is_of_run = any((folder / name).exists() for name in OF_A_RUN)
+    saved = bool(saved_steps(folder / "checkpoints"))
+    if not is_of_run and (clean or not saved):
+        raise ConfigError.at("output_dir", _of_strangers(folder, clean=clean))
     if not clean:
-        saved = bool(saved_steps(folder / "checkpoints"))
         going_on = "--ckpt.resume-step -1 to resume from its newest checkpoint, or " if saved else ""
         raise ConfigError.at(
             "output_dir",
             f"{folder} is not empty; choose another --output-dir, or start (no dry run) with {going_on}"
             "--clean-output-dir to delete what an earlier run left there",
         )
-    if not any((folder / name).exists() for name in OF_A_RUN):
-        raise ConfigError.at(
-            "output_dir",
-            f"{folder} holds files that no run of primerl wrote, so it is not deleted; "
-            "choose another output_dir, or empty it yourself",
-        )
+
+
+def _check_kind(folder: Path, kind: str | None) -> None:
+    others = [] if kind is None else kinds.others_in(folder, kind)
+    if kind is not None and others:
+        raise ConfigError.at("output_dir", kinds.refusal(folder, others, kind))
+
+
+def _of_strangers(folder: Path, *, clean: bool) -> str:
+    held = f"{folder} holds files that no run of primerl wrote"
+    if clean:
+        return f"{held}, so it is not deleted; choose another output_dir, or empty it yourself"
+    return f"{held}, and --clean-output-dir would not delete them; choose another --output-dir, or empty it yourself"
 
 
 def _is_state(entry: Path) -> bool:
@@ -188,7 +215,7 @@ def _is_state(entry: Path) -> bool:
 
 def never_began(folder: Path) -> bool:
     """Whether the folder holds no more than what a dry run leaves there, a supervised fine-tuning that was refused for
-    its rows, or a run or an evaluation that was stopped before its first event."""
+    its rows, or a run or an evaluation that was stopped before its first event. Engines that serve begin at once."""
     entries = {entry.name for entry in folder.iterdir()} - {"bad_rows.jsonl", "val_bad_rows.jsonl"}
     own = {"configs", LOCK.parent.name}
     entries.discard(SCRIPT)
@@ -196,16 +223,19 @@ def never_began(folder: Path) -> bool:
     copied = {"broadcasts"} if (folder / "configs" / "eval.toml").is_file() else set()
     if not own <= entries <= {*own, "logs", "journal", *copied}:
         return False
+    if "logs" in entries and kinds.kinds_in(folder) & {"inference", "serve"}:
+        return False
     return not any(file.suffix in (".snapshot", ".log") for file in folder.glob("journal/*"))
 
 
 @contextlib.contextmanager
-def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
+def claimed(output_dir: str, *, clean: bool, kind: str | None = None) -> Iterator[Path]:
     """The run's folder, emptied if asked for, and locked until the block ends (the kernel unlocks it at death).
-    Raises ConfigError, before anything is made or deleted, where files in it are not a run's."""
+    Raises ConfigError, before anything is made or deleted, where files in it are not a run's, or of a run of another
+    `kind`."""
     folder = Path(files.absolute(output_dir))
     if clean:
-        check_output_dir(output_dir, clean=True)
+        check_output_dir(output_dir, clean=True, kind=kind)
     lock = folder / LOCK
     with _as_config_error(folder):
         if clean and (lock.parent.is_symlink() or not lock.parent.is_dir()):
@@ -220,6 +250,8 @@ def claimed(output_dir: str, *, clean: bool) -> Iterator[Path]:
                 _empty(folder, but=lock)
             # By which a later start knows the folder as a run's, however early this one ends.
             (folder / "configs").mkdir(exist_ok=True)
+            if kind is not None and never_began(folder):
+                kinds.forget_others(folder, kind)
             on_request.forget(folder)  # by a session that was killed before it had its checkpoint
         yield folder
 

@@ -19,7 +19,7 @@ from primerl.config.schema.sft import SFTConfig
 from primerl.launch.placement.registry import SLURM, infer_gpus
 from primerl.launch.placement.slurm.placement import SlurmPlacement
 from primerl.launch.preflight.training import claimed
-from primerl.launch.registration import begin, end, stored_copy
+from primerl.launch.registration import Former, begin, end, stored_copy
 from primerl.launch.slurm import follow, jobs, script, within
 from primerl.launch.supervise import detached
 from primerl.launch.supervise.failures import BAD_INPUT
@@ -196,8 +196,9 @@ def submit(
     nodes = config.deployment.num_train_nodes + config.deployment.num_infer_nodes
     if not is_dry:
         _test(text, nodes)
-    with claimed(config.output_dir, clean=config.clean_output_dir and not is_dry):
-        resumes = goes_on(folder)  # before there is a folder of logs
+    with claimed(config.output_dir, clean=config.clean_output_dir and not is_dry, kind=command.split()[0]):
+        resumes = not config.clean_output_dir and goes_on(folder)  # before there is a folder of logs
+        former = Former(folder, say) if resumes else None
         files.write_text(folder / CONFIG, stored_copy(config))
         files.write_text(folder / script.SCRIPT, text)
         (folder / script.LOG).parent.mkdir(exist_ok=True)
@@ -210,7 +211,8 @@ def submit(
     try:
         job = _submitted(folder, nodes)
     except ConfigError:
-        if run_id is not None:
+        was_noted = former is not None and former.put_back(run_id)
+        if run_id is not None and not was_noted:
             end(run_id, BAD_INPUT, say)
         raise
     say(f"submitted job {job.id} of {nodes} node{'' if nodes == 1 else 's'}; its log is {folder / script.LOG}")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from primerl.config.process_files import files
 from primerl.config.process_files.files import ProcessConfig
 from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.evaluation import EvalTimeouts
@@ -18,7 +17,7 @@ from primerl.config.schema.rl import RunTimeouts
 from primerl.launch.placement.protocol import Placement, Process, machines
 from primerl.launch.report import status as orchestrator_status
 from primerl.launch.report.logs import tail
-from primerl.launch.supervise.failures import RefusedError, RunFailedError, check_placement, failure_of
+from primerl.launch.supervise.failures import RunFailedError, check_placement, failure_of
 from primerl.run_key import keep, learn
 
 START_S = 30.0
@@ -64,23 +63,6 @@ def wait_for_orchestrator(
     raise RunFailedError(
         f"orchestrator did not write {file} within {limit:.0f} s{why}\n{tail(placement.logs(process.name))}".rstrip()
     )
-
-
-@contextlib.contextmanager
-def kept_unless_used(file: Path) -> Iterator[Callable[[], None]]:
-    """The config of a run stays what it was trained with, where the orchestrator refuses the new one, or finds the run
-    over: the block calls what it gets when that is so."""
-    before = file.read_text(encoding="utf-8") if file.is_file() else None
-
-    def restore() -> None:
-        if before is not None:
-            files.write_text(file, before)
-
-    try:
-        yield restore
-    except RefusedError:
-        restore()
-        raise
 
 
 @dataclass(frozen=True)
