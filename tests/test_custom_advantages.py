@@ -97,14 +97,15 @@ def work_until_the_run_fails(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "reason"), [("broken", "IndexError: tuple index"), ("hanging", "no answer within 0.05")]
+    ("function", "timeout_s", "reason"),
+    [("broken", PATIENCE_S, "IndexError: tuple index"), ("hanging", 0.05, "no answer within 0.05")],
 )
 def test_a_function_that_only_fails_ends_the_run(
-    model: Path, engine: Engine, tmp_path: Path, function: str, reason: str
+    model: Path, engine: Engine, tmp_path: Path, function: str, timeout_s: float, reason: str
 ) -> None:
     RELEASE.clear()
     output = tmp_path / "out"
-    config = settings(model, output, engines=[engine.url], algorithm=custom(function, timeout_s=0.05))
+    config = settings(model, output, engines=[engine.url], algorithm=custom(function, timeout_s=timeout_s))
     with Orchestrator(config) as orchestrator:
         begin(orchestrator, output)
         worker = threading.Thread(target=work_until_the_run_fails, args=(orchestrator.url,))

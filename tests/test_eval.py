@@ -124,7 +124,6 @@ def test_a_lost_fork_server_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_an_endpoint_is_asked_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "ANSWER_S", 0.3)
     monkeypatch.setenv("PRIMERL_TEST_KEY", KEY)
 
     def said(url: str, **values: Any) -> str:
@@ -151,6 +150,7 @@ def test_an_endpoint_is_asked_before_anything_is_started(monkeypatch: pytest.Mon
         monkeypatch.delenv("PRIMERL_TEST_KEY")
         assert "PRIMERL_TEST_KEY is not set" in said(served.url, **keyed)
     assert "no answer from" in said(served.url)
+    monkeypatch.setattr(endpoint, "ANSWER_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert "has not answered for" in said(f"http://127.0.0.1:{silent.getsockname()[1]}/v1")
 
