@@ -281,6 +281,30 @@ def test_the_command_serves_until_it_is_interrupted(run: Run) -> None:
         process.stdout and process.stdout.close()
 
 
+@pytest.mark.parametrize(
+    ("command", "server"),
+    [("page", "primerl._core.PageServer"), ("dashboard", "primerl.runs.dashboard.server.Dashboard")],
+)
+def test_a_stop_that_is_asked_for_while_it_starts_ends_it_in_order(
+    command: str, server: str, run: Run, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = []
+
+    class Asked:
+        url = "http://127.0.0.1:1"
+
+        def __init__(self, *_: object, **__: object) -> None:
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+        def stop(self) -> None:
+            stopped.append(command)
+
+    monkeypatch.setattr(server, Asked)
+    assert main([command, *([str(run.output)] if command == "page" else [])]) == 0
+    assert stopped == [command]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+
+
 def test_the_key_is_printed_only_where_no_log_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRIMERL_API_KEY", "configured")
     for url, shown in [

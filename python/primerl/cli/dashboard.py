@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 
 from primerl.cli.arguments import CommandParser
 from primerl.cli.looking import port
 from primerl.config.errors.fail import fail
-from primerl.process.signals import stop_signals
+from primerl.process.signals import awaited
 
 KEY = "PRIMERL_API_KEY"
 
@@ -40,20 +39,18 @@ def dashboard(arguments: list[str]) -> int:
             pass  # a list that cannot be read is reported before anything starts
     except StateError as error:
         return fail(str(error), title="No dashboard")
-    # Blocked before any thread is made: one that comes in between is not lost.
-    wanted = set(stop_signals())
-    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    try:
-        server = Dashboard(chosen.host, chosen.port, key)
-    except OSError as error:
-        return fail(
-            f"--host {chosen.host} --port {chosen.port}: cannot serve there: {error}; give an address of this machine "
-            "and a free port",
-            title="No dashboard",
-        )
-    # A key that the user has set is not put on the screen.
-    given = f"#key={key}" if key is not None and KEY not in os.environ else ""
-    print(f"all runs: {server.url}/{given} (Ctrl-C ends it)", flush=True)
-    signal.sigwait(wanted)
-    server.stop()
-    return 0
+    with awaited() as stop_is_asked:
+        try:
+            server = Dashboard(chosen.host, chosen.port, key)
+        except OSError as error:
+            return fail(
+                f"--host {chosen.host} --port {chosen.port}: cannot serve there: {error}; give an address of this "
+                "machine and a free port",
+                title="No dashboard",
+            )
+        # A key that the user has set is not put on the screen.
+        given = f"#key={key}" if key is not None and KEY not in os.environ else ""
+        print(f"all runs: {server.url}/{given} (Ctrl-C ends it)", flush=True)
+        stop_is_asked()
+        server.stop()
+        return 0

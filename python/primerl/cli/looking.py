@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import tomllib
 from pathlib import Path
 
 from primerl.cli.arguments import CommandParser
 from primerl.config.errors.fail import fail
-from primerl.process.signals import stop_signals
+from primerl.process.signals import awaited
 
 FAILED = 1
 NOT_A_PORT = "expected a port from 0 (any free one) to 65535"
@@ -84,19 +83,17 @@ def page(arguments: list[str]) -> int:
         return fail(why, title="No page")
     from primerl._core import PageServer, PrimerlError
 
-    try:
-        server = PageServer(folder, model_of(folder), port=chosen.port)
-    except PrimerlError as error:
-        return fail(str(error), title="No page")
-    except OSError as error:
-        return fail(f"--port {chosen.port}: cannot serve there: {error}", title="No page")
-    print(f"the run's page: {server.url}/ (Ctrl-C ends it)", flush=True)
-    # Blocked before it is waited for: one that comes in between is not lost.
-    wanted = set(stop_signals())
-    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
-    signal.sigwait(wanted)
-    server.stop()
-    return 0
+    with awaited() as stop_is_asked:
+        try:
+            server = PageServer(folder, model_of(folder), port=chosen.port)
+        except PrimerlError as error:
+            return fail(str(error), title="No page")
+        except OSError as error:
+            return fail(f"--port {chosen.port}: cannot serve there: {error}", title="No page")
+        print(f"the run's page: {server.url}/ (Ctrl-C ends it)", flush=True)
+        stop_is_asked()
+        server.stop()
+        return 0
 
 
 def model_of(output_dir: Path) -> str | None:

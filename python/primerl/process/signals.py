@@ -6,8 +6,10 @@ after, such as checks that have processes of their own, ends as by Ctrl-C: by an
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -27,6 +29,18 @@ def stop_signals() -> list[signal.Signals]:
     terminal."""
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def awaited() -> Iterator[Callable[[], object]]:
+    """Within the block, what asks this process to stop is kept until the value is called, which waits for it. A thread
+    that was made before would take a signal: all that start threads belong in the block."""
+    wanted = set(stop_signals())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    try:
+        yield lambda: signal.sigwait(wanted)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class AsInterrupts:
