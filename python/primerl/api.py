@@ -58,6 +58,7 @@ from primerl.launch.supervise.failures import (
     RunFailedError,
     check_placement,
 )
+from primerl.launch.supervise.orchestrator import sign_off_earlier
 from primerl.own_trainer.connection import Connection, connect
 from primerl.own_trainer.errors import plainly
 from primerl.own_trainer.loop import TrainingLoop
@@ -198,7 +199,9 @@ class Run(TrainingLoop):
                 raise ConfigError.like(refusal) from None
             url = self._orchestrator.url
             self._kinds: dict[str, str] = {}
-            for process in [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]:
+            processes = [*resolve.inference(self.config, url), *resolve.env_workers(self.config, url)]
+            sign_off_earlier(url, processes)
+            for process in processes:
                 files.write(process)
                 self._kinds[process.name] = process.kind
                 start(self._placement, lookup.equipped(configs.entries(self.config), process, variables))

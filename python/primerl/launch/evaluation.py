@@ -36,7 +36,7 @@ from primerl.launch.report.notices import Remarks
 from primerl.launch.secrets import Variables
 from primerl.launch.slurm import submission, within
 from primerl.launch.supervise.failures import BAD_INPUT, FAILED, INTERRUPTED, RefusedError, RunFailedError
-from primerl.launch.supervise.orchestrator import OrchestratorWatch, wait_for_orchestrator
+from primerl.launch.supervise.orchestrator import OrchestratorWatch, sign_off_earlier, wait_for_orchestrator
 from primerl.launch.supervise.watching import (
     LAST_WORDS_S,
     TICK_S,
@@ -223,7 +223,9 @@ class Evaluation:
         if url is None:
             return False
         self.orchestrator.url = url
-        for process in write_configs(self.config, url, self.variables):
+        processes = write_configs(self.config, url, self.variables)
+        sign_off_earlier(url, processes)
+        for process in processes:
             self.recovery.start(process)
         if manifest is not None:
             self._announce(manifest)

@@ -42,7 +42,7 @@ from primerl.launch.report.notices import Remarks
 from primerl.launch.resume import going_back, position, warm_start
 from primerl.launch.slurm import submission, within
 from primerl.launch.supervise.failures import BAD_INPUT, FAILED, INTERRUPTED, RefusedError, RunFailedError
-from primerl.launch.supervise.orchestrator import OrchestratorWatch, wait_for_orchestrator
+from primerl.launch.supervise.orchestrator import OrchestratorWatch, sign_off_earlier, wait_for_orchestrator
 from primerl.launch.supervise.watching import Interrupted, Interrupts, rounds, say_goodbye
 from primerl.process import extras
 from primerl.process.redaction import redact
@@ -214,7 +214,9 @@ class Launcher:
         again = position.trained_again(self.folder, self.config.trainer.ckpt)
         if again is not None:
             self.console.say(again)
-        for process in configs.write(self.config, url, self.variables, self.run_id):
+        processes = configs.write(self.config, url, self.variables, self.run_id)
+        sign_off_earlier(url, processes)
+        for process in processes:
             if process.kind == "trainer":
                 if self.external is not None:
                     continue

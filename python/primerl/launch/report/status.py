@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from primerl.net.requests import UnansweredError, ask, tell
 
 ANSWER_S = 3.0
+ENDED_EARLIER = "ended with the session that had started it"
 
 
 def fetch(url: str) -> dict[str, Any] | None:
@@ -101,12 +103,25 @@ def sign_off(url: str, worker_name: str, reason: str) -> list[str] | None:
     status = fetch(url) or {}
     for worker in status.get("workers", []):
         if worker.get("name") == worker_name:
-            with contextlib.suppress(UnansweredError):
-                body = {"worker": worker["worker"], "reason": reason}
-                _, answer = tell(url, "/envs/leave", body, within_s=ANSWER_S)
-                return [f"rollout {one['rollout']} (example {one['example']})" for one in answer.get("rollouts", [])]
-            return []
+            return _leave(url, worker["worker"], reason)
     return None
+
+
+def sign_off_earlier(url: str, names: Collection[str]) -> None:
+    """Reports, before any env worker is started, that those of these names ended with the session of the run that had
+    started them: the orchestrator has read in its journal that they were registered, and would wait for them for
+    `timeouts.worker_s`. `names`: without process ids."""
+    for worker in (fetch(url) or {}).get("workers", []):
+        if own_name(str(worker.get("name", ""))) in names:
+            _leave(url, worker["worker"], ENDED_EARLIER)
+
+
+def _leave(url: str, worker: int, reason: str) -> list[str]:
+    """Returns what it ran; nothing without an answer."""
+    with contextlib.suppress(UnansweredError):
+        _, answer = tell(url, "/envs/leave", {"worker": worker, "reason": reason}, within_s=ANSWER_S)
+        return [f"rollout {one['rollout']} (example {one['example']})" for one in answer.get("rollouts", [])]
+    return []
 
 
 def trainer_starts(url: str, within_s: float | None = None, why: str = "") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,12 @@ def signed_off(url: str, ended: Process, config: EnvWorkerConfig, registered: Se
     name = f"{config.worker_name}:{ended.pid}"
     ran = orchestrator_status.sign_off(url, name, ended.describe_end())
     return Ended(ran is not None or name in registered, ran or ())
+
+
+def sign_off_earlier(url: str, processes: Iterable[ProcessConfig]) -> None:
+    """To be called before these are started: env workers of the same names, of an earlier session, have ended."""
+    names = {one.config.worker_name for one in processes if isinstance(one.config, EnvWorkerConfig)}
+    orchestrator_status.sign_off_earlier(url, names)
 
 
 class OrchestratorWatch:
