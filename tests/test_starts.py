@@ -256,7 +256,7 @@ RESUME = ("--ckpt.resume-step", "-1")
 
 
 def test_a_fine_tuning_keeps_its_config_unless_it_trains(
-    tmp_path: Path, state: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tune, folder = tuning(tmp_path), tmp_path / "run"
     assert tune("--dry-run") == 0
@@ -282,6 +282,17 @@ def test_a_fine_tuning_keeps_its_config_unless_it_trains(
     config = tomllib.loads((folder / "configs" / "sft.toml").read_text())
     assert (config["optim"]["lr"], config["max_steps"]) == (0.25, 3)
     assert "max_steps = 3" in noted()[1]
+
+    # So does one that is refused after a step, as for a checkpoint that it cannot write.
+    def refused_later(*_: Any) -> int:
+        with (folder / "metrics.jsonl").open("a") as metrics:
+            metrics.write('{"step": 4}\n')
+        return 2
+
+    with monkeypatch.context() as patched:
+        patched.setattr("primerl.cli.sft._train", refused_later)
+        assert tune(*RESUME, "--optim.lr", "0.375", "--max-steps", "5") == 2
+    assert tomllib.loads((folder / "configs" / "sft.toml").read_text())["optim"]["lr"] == 0.375
     # So does one that goes back, and has no step left to train.
     assert tune("--ckpt.resume-step", "2", "--max-steps", "2", "--optim.lr", "0.5") == 0
     assert tomllib.loads((folder / "configs" / "sft.toml").read_text())["optim"]["lr"] == 0.5

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from primerl.config.schema.sft import SFTConfig
     from primerl.launch.placement.protocol import Placement, Plan
 
-METRICS = "metrics.jsonl"
-
 
 def sft(arguments: list[str]) -> int:
     if is_rank(os.environ):
@@ -63,8 +61,8 @@ def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
         from primerl.launch.placement.protocol import machines
         from primerl.launch.preflight import sft, training
         from primerl.launch.registration import registered
+        from primerl.launch.resume.position import last_metrics
         from primerl.launch.slurm import submission, within
-        from primerl.train.checkpoint.files import last_line
 
     with placed(given, arguments):
         begun = placing.begun(given, print, saves=given.ckpt is not None and not given.ckpt.weights_only)
@@ -86,11 +84,12 @@ def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
             monitors.beside(config, folder, print) as ended,
             within.InBackground(limit),
         ):
-            before = last_line(folder / METRICS)
+            before = last_metrics(folder)
             write_text(folder / sft.CONFIG_FILE, dump_toml(settings))
             session.exit_code = _train(config, settings, folder, begun.placement if elsewhere else None)
-            # A step, and going back to one, changes the last line.
-            session.did_nothing = session.exit_code == 0 and last_line(folder / METRICS) == before != {}
+            # A step, and going back to one, changes these.
+            session.has_begun = last_metrics(folder) != before
+            session.did_nothing = session.exit_code == 0 and not session.has_begun and before != {}
             code = ended(session.exit_code)
     return within.ended(config, code, limit, print)
 
