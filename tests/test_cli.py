@@ -192,7 +192,7 @@ def test_dry_run_checks_all_and_writes_the_resolved_files(model: Path, repositor
     assert check.returncode == 0, check.stderr
     # What it left is no earlier run: the real one may follow in the same folder.
     assert {entry.name for entry in output.iterdir()} == {"configs", "run"}
-    check_output_dir(str(output), clean=False)
+    check_output_dir(str(output), clean=False, kind="rl")
 
 
 def test_a_training_script_cannot_dry_run(model: Path, repository: Path, tmp_path: Path) -> None:

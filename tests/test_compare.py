@@ -210,7 +210,7 @@ def test_metrics_that_were_cut_are_named_once_the_run_is_over(
     summary.write_text(finished)
     begin(tmp_path / "cut", name="cut")
     output = str(tmp_path / "cut")
-    with training.claimed(output, clean=False), (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+    with training.claimed(output, clean=False, kind="rl"), (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
         # It is being written.
         file.write('{"step": 8}\n{"step": 9}\n{"st')
         file.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -25,6 +26,7 @@ import pytest
 import torch
 from end_to_end import until
 from primerl.config.errors.fail import ConfigError
+from primerl.config.process_files import resolve
 from primerl.config.schema.env_worker import EnvWorkerConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.trainer import Checkpoints
@@ -44,7 +46,8 @@ from primerl.launch.resume import position
 from primerl.launch.run import Launcher
 from primerl.launch.supervise import trees
 from primerl.launch.supervise.failures import RunFailedError
-from primerl.launch.supervise.orchestrator import wait_for_orchestrator
+from primerl.launch.supervise.lock import LOCK
+from primerl.launch.supervise.orchestrator import sign_off_earlier, wait_for_orchestrator
 from primerl.launch.supervise.processes import Processes
 from primerl.launch.supervise.trees import MARK, marked
 from primerl.models.tiny import write_model
@@ -52,6 +55,7 @@ from primerl.train.loop.progress import Remaining
 from safetensors.torch import load_file, save_file
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+claimed = functools.partial(training.claimed, kind="rl")
 # Ignores SIGTERM, and has a child outside its process group: the hardest process to end.
 STUBBORN = textwrap.dedent(
     """
@@ -785,6 +789,25 @@ def test_a_killed_trainer_without_checkpoints_names_the_setting(
         end(launcher, processes, "trainer", -9)
 
 
+def test_env_workers_of_an_earlier_session_are_signed_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any is started: their process ids are not known, and may be in use again."""
+    names = ["env_a_0:12", "env_a_1:13", "env_a_1@host:14", "gpu-7:15", "env_b_0"]
+    workers = [{"worker": number, "name": name, "environment": "a"} for number, name in enumerate(names)]
+    monkeypatch.setattr(recovery.orchestrator_status, "fetch", lambda url: {"workers": workers})
+    left: list[Any] = []
+
+    def tell(url: str, path: str, body: dict[str, Any], *, within_s: float) -> tuple[int, dict[str, Any]]:
+        left.append((path, body))
+        return 200, {"rollouts": []}
+
+    monkeypatch.setattr(recovery.orchestrator_status, "tell", tell)
+    sources = {"train": {"env": [{"id": "a", "num_workers": 2}, {"id": "b", "num_workers": 1}]}}
+    config = RLConfig.model_validate({"max_steps": 1, "model": {"path": "model"}, "orchestrator": sources})
+    sign_off_earlier("http://127.0.0.1:1", [*resolve.inference(config, "u"), *resolve.env_workers(config, "u")])
+    reason = "ended with the session that had started it"
+    assert left == [("/envs/leave", {"worker": number, "reason": reason}) for number in (0, 1, 4)]
+
+
 def test_missing_parts_are_named() -> None:
     assert missing(STATUS, ["reverse-text"]) == []
     bare = {"engines": [], "workers": [], "trainer": {}}
@@ -846,29 +869,35 @@ def test_an_engine_that_is_gone_is_told_only_when_no_other_serves() -> None:
 def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ConfigError, match="--clean-output-dir"):
-        training.check_output_dir(str(tmp_path), clean=False)
+        training.check_output_dir(str(tmp_path), clean=False, kind="rl")
     with pytest.raises(ConfigError, match="no run of primerl wrote"):
-        training.check_output_dir(str(tmp_path), clean=True)
+        training.check_output_dir(str(tmp_path), clean=True, kind="rl")
     # Also where no one has asked before.
-    with pytest.raises(ConfigError, match="no run of primerl wrote"), training.claimed(str(tmp_path), clean=True):
+    with pytest.raises(ConfigError, match="no run of primerl wrote"), claimed(str(tmp_path), clean=True):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    # As projects have, too.
     (tmp_path / "configs").mkdir()
-    training.check_output_dir(str(tmp_path), clean=True)
-    with training.claimed(str(tmp_path), clean=True):
+    (tmp_path / "configs" / "rl.toml").write_text("max_steps = 2")
+    with pytest.raises(ConfigError, match="no run of primerl wrote"):
+        training.check_output_dir(str(tmp_path), clean=True, kind="rl")
+    (tmp_path / LOCK).parent.mkdir()
+    (tmp_path / LOCK).touch()
+    training.check_output_dir(str(tmp_path), clean=True, kind="rl")
+    with claimed(str(tmp_path), clean=True):
         assert not (tmp_path / "thesis.tex").exists()
         # A second one, that had looked before the first began, must not empty the folder of a run that lives.
         (tmp_path / "metrics.jsonl").write_text("x")
-        with pytest.raises(ConfigError, match="another run is using"), training.claimed(str(tmp_path), clean=True):
+        with pytest.raises(ConfigError, match="another run is using"), claimed(str(tmp_path), clean=True):
             pass
         assert (tmp_path / "metrics.jsonl").exists()
 
 
 def test_output_folder_of_a_run_that_wrote_nothing_is_emptied(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with training.claimed(str(folder), clean=True):
+    with claimed(str(folder), clean=True):
         (folder / "engines_model").mkdir()
-    with training.claimed(str(folder), clean=True):
+    with claimed(str(folder), clean=True):
         assert not (folder / "engines_model").exists()
 
 
@@ -893,21 +922,21 @@ def test_a_dry_run_leaves_the_run_that_is_there(tmp_path: Path, monkeypatch: pyt
 
 def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with training.claimed(str(folder), clean=False):
+    with claimed(str(folder), clean=False):
         with pytest.raises(ConfigError, match="another run is using"):
-            training.check_output_dir(str(folder), clean=True)
-        with pytest.raises(ConfigError, match="another run is using"), training.claimed(str(folder), clean=False):
+            training.check_output_dir(str(folder), clean=True, kind="rl")
+        with pytest.raises(ConfigError, match="another run is using"), claimed(str(folder), clean=False):
             pass
-    training.check_output_dir(str(folder), clean=True)
+    training.check_output_dir(str(folder), clean=True, kind="rl")
 
 
 def test_output_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "absent")
     for folder in (tmp_path / "dangling", tmp_path / ("x" * 300), f"{tmp_path}/a\0b"):
         with pytest.raises(ConfigError, match=r"^output_dir: .* choose another output_dir"):
-            training.check_output_dir(str(folder), clean=False)
+            training.check_output_dir(str(folder), clean=False, kind="rl")
     # Only the attempt tells that nobody can make a folder there.
-    with pytest.raises(ConfigError, match=r"^output_dir: /proc/"), training.claimed("/proc/1/run", clean=False):
+    with pytest.raises(ConfigError, match=r"^output_dir: /proc/"), claimed("/proc/1/run", clean=False):
         pass
 
 

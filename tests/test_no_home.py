@@ -49,9 +49,8 @@ def test_a_run_keeps_its_state_itself(tmp_path: Path, capsys: pytest.CaptureFixt
     keep_state("other")
     assert capsys.readouterr().err == "", "it is known now"
     # Checks may have made it before the run begins; it is not what an earlier run left there.
-    training._check_folder(tmp_path / "out", clean=False, goes_on=None)
-    (tmp_path / "out" / "configs").mkdir()
-    with training.claimed("out", clean=True):
+    training.check_output_dir(str(tmp_path / "out"), clean=False, kind="rl")
+    with training.claimed("out", clean=True, kind="rl"):
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["configs", "run"]
         assert (folder / "runs.db").is_file()
 

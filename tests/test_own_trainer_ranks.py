@@ -143,7 +143,7 @@ def test_an_orchestrator_that_is_gone_with_its_launcher_is_told_with_the_runs_en
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_text('{"exit_code": 130, "reason": "interrupted"}')
     assert str(connection._failed(gone)) == f"the run in {tmp_path} has ended (interrupted): {gone}"
-    with claimed(str(tmp_path), clean=False):
+    with claimed(str(tmp_path), clean=False, kind="rl"):
         assert str(connection._failed(gone)) == str(gone)
 
 

@@ -41,9 +41,6 @@ from primerl.runs.state import WITHIN_RUN
 from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import saved_steps
 
-OF_A_RUN = ("configs", kinds.BEGUN_SEARCH)
-"""Either tells that a run wrote what is in a folder. Searches by primerl gepa once had the second alone."""
-
 
 def check(
     config: RLConfig, say: Callable[[str], None] = lambda _: None, placement: Placement | None = None
@@ -125,18 +122,16 @@ def _resume_step(config: RLConfig) -> None:
     going_back.check(config, Path(files.absolute(config.output_dir)))
 
 
-def check_output_dir(
-    output_dir: str, *, clean: bool, goes_on: Callable[[Path], bool] | None = None, kind: str | None = None
-) -> None:
+def check_output_dir(output_dir: str, *, clean: bool, kind: str, goes_on: Callable[[Path], bool] | None = None) -> None:
     """Raises ConfigError where nothing may be started there, before anything is made or deleted.
 
     Args:
-        goes_on: Whether a run is there that will be continued, so that it is no obstacle.
         kind: The subcommand: a folder that another one works in is neither continued nor cleaned.
+        goes_on: Whether a run is there that will be continued, so that it is no obstacle.
     """
     folder = Path(files.absolute(output_dir))
     with _as_config_error(folder):
-        _check_folder(folder, clean=clean, goes_on=goes_on, kind=kind)
+        _check_folder(folder, clean=clean, kind=kind, goes_on=goes_on)
 
 
 def can_go_on(folder: Path) -> bool:
@@ -162,9 +157,7 @@ def _as_config_error(folder: Path) -> Iterator[None]:
         raise ConfigError.at("output_dir", f"{folder} cannot be used: {error}; choose another output_dir") from None
 
 
-def _check_folder(
-    folder: Path, *, clean: bool, goes_on: Callable[[Path], bool] | None, kind: str | None = None
-) -> None:
+def _check_folder(folder: Path, *, clean: bool, kind: str, goes_on: Callable[[Path], bool] | None) -> None:
     if "\0" in str(folder):  # such a path does not exist, says Python, and cannot be made
         raise ConfigError.at("output_dir", f"{str(folder)!r} holds a null character; choose another output_dir")
     parent = next(path for path in [folder, *folder.parents] if path.exists() or path.is_symlink())
@@ -181,7 +174,7 @@ def _check_folder(
     _check_kind(folder, kind)
     if not clean and goes_on is not None and goes_on(folder):
         return
-    is_of_run = any((folder / name).exists() for name in OF_A_RUN)
+    is_of_run = _is_of_run(folder)
     saved = bool(saved_steps(folder / "checkpoints"))
     if not is_of_run and (clean or not saved):
         raise ConfigError.at("output_dir", _of_strangers(folder, clean=clean))
@@ -194,9 +187,14 @@ def _check_folder(
         )
 
 
-def _check_kind(folder: Path, kind: str | None) -> None:
-    others = [] if kind is None else kinds.others_in(folder, kind)
-    if kind is not None and others:
+def _is_of_run(folder: Path) -> bool:
+    """Whether a run wrote what is there. Projects have a folder `configs`, too, with files of such names. Searches by
+    `primerl gepa` once had no lock."""
+    return (folder / LOCK).is_file() or holds_run(folder) or (folder / kinds.BEGUN_SEARCH).is_file()
+
+
+def _check_kind(folder: Path, kind: str) -> None:
+    if others := kinds.others_in(folder, kind):
         raise ConfigError.at("output_dir", kinds.refusal(folder, others, kind))
 
 
@@ -221,7 +219,7 @@ def never_began(folder: Path) -> bool:
     entries.discard(SCRIPT)
     # An evaluation's weights are those of its model, hashed again.
     copied = {"broadcasts"} if (folder / "configs" / "eval.toml").is_file() else set()
-    if not own <= entries <= {*own, "logs", "journal", *copied}:
+    if not (folder / LOCK).is_file() or not own <= entries <= {*own, "logs", "journal", *copied}:
         return False
     if "logs" in entries and kinds.kinds_in(folder) & {"inference", "serve"}:
         return False
@@ -229,7 +227,7 @@ def never_began(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def claimed(output_dir: str, *, clean: bool, kind: str | None = None) -> Iterator[Path]:
+def claimed(output_dir: str, *, clean: bool, kind: str) -> Iterator[Path]:
     """The run's folder, emptied if asked for, and locked until the block ends (the kernel unlocks it at death).
     Raises ConfigError, before anything is made or deleted, where files in it are not a run's, or of a run of another
     `kind`."""
@@ -250,7 +248,7 @@ def claimed(output_dir: str, *, clean: bool, kind: str | None = None) -> Iterato
                 _empty(folder, but=lock)
             # By which a later start knows the folder as a run's, however early this one ends.
             (folder / "configs").mkdir(exist_ok=True)
-            if kind is not None and never_began(folder):
+            if never_began(folder):
                 kinds.forget_others(folder, kind)
             on_request.forget(folder)  # by a session that was killed before it had its checkpoint
         yield folder
