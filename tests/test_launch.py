@@ -42,11 +42,13 @@ from primerl.launch.report.logs import tail
 from primerl.launch.report.status import Progress, longest_wait, missing, waits
 from primerl.launch.resume import position
 from primerl.launch.run import Launcher
+from primerl.launch.slurm import within
 from primerl.launch.supervise import trees
 from primerl.launch.supervise.failures import RunFailedError
 from primerl.launch.supervise.orchestrator import wait_for_orchestrator
 from primerl.launch.supervise.processes import Processes
 from primerl.launch.supervise.trees import MARK, marked
+from primerl.launch.supervise.watching import Interrupted
 from primerl.models.tiny import write_model
 from primerl.train.loop.progress import Remaining
 from safetensors.torch import load_file, save_file
@@ -606,6 +608,45 @@ def test_a_refusal_of_the_orchestrator_is_bad_input(tmp_path: Path, monkeypatch:
     ]
     for name in ("configs/orchestrator.toml", "run/summary.json"):
         assert (tmp_path / name).read_text() == "the session before\n"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("code", "printed", "said"),
+    [
+        (2, "Not read: a key is wrong", "orchestrator exited with code 2; the end of "),
+        (1, "error: no space left", "the run has failed: orchestrator exited with code 1 (no space left); the end of "),
+    ],
+)
+def test_whether_the_orchestrator_refuses_is_told_by_its_code(
+    code: int, printed: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, output = launched(tmp_path, f"import sys; sys.exit(print({printed!r}) or {code})", monkeypatch)
+    assert found == code
+    _, first, last = output.splitlines()
+    assert first.startswith(said)
+    assert last == f"  {printed}"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ended_by", "last"),
+    [
+        (Interrupted(), "interrupted; the same command resumes from its beginning"),
+        (within.TimeIsUp(), f"{within.REASON}; the same command resumes from its beginning"),
+        (KeyboardInterrupt(), "killed"),
+    ],
+)
+def test_how_to_resume_is_told_of_a_run_that_was_stopped_in_order(
+    ended_by: BaseException, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: Launcher) -> bool:
+        raise ended_by
+
+    monkeypatch.setattr(Launcher, "_start", start)
+    code, output = launched(tmp_path, "", monkeypatch)
+    assert code == 130
+    assert output.splitlines()[-1].startswith(last)
 
 
 @pytest.mark.processes
