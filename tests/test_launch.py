@@ -876,7 +876,7 @@ def test_many_failures_are_on_the_line() -> None:
 
 def test_an_engine_that_is_gone_is_told_only_when_no_other_serves() -> None:
     reason = "not reachable: health: no answer: error sending request for url (http://127.0.0.1:1/health)"
-    gone = {"who": "engine http://127.0.0.1:1", "for": reason, "since_s": 9.0, "deadline_s": None}
+    gone = {"who": "engine http://127.0.0.1:1", "engine": 0, "for": reason, "since_s": 9.0, "deadline_s": None}
     status = {**STATUS, "waits": [gone, *STATUS["waits"]], "engines": [{"version": None}, {"version": 11}]}
     assert longest_wait(status, 2.0) == "trainer waits for step 13: 2 of 8 groups ready (4 s)"
     assert longest_wait({**status, "engines": [{"version": None}]}, 2.0) == "no engine serves (9 s)"
