@@ -187,6 +187,9 @@ fn core_wait(wait: &WaitStatus, now: Time) -> Value {
     if wait.is_usual {
         told["usual"] = json!(true);
     }
+    if wait.is_end {
+        told["end"] = json!(true);
+    }
     told
 }
 
