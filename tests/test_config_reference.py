@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from primerl.cli import main
@@ -55,6 +55,23 @@ def test_every_key_can_be_explained_and_means_something(name: str) -> None:
         assert knob.meaning, knob.path
         assert knob.kind, knob.path
         assert "|" not in knob.kind, knob.path
+
+
+@pytest.mark.parametrize(
+    ("annotation", "is_one"),
+    [
+        (Literal["a", "b"], True),
+        (Literal["a"] | None, True),
+        (Annotated[Literal["a"], Field()], True),
+        (Literal["a"] | int, True),
+        (int | Literal["a"], False),
+        (list[Literal["a"]], False),
+        (str | None, False),
+    ],
+)
+def test_a_key_of_a_few_values_is_known_as_a_choice(annotation: Any, is_one: bool) -> None:
+    assert fields.is_choice(annotation) is is_one
+    assert fields.type_text(annotation).startswith("one of ") is is_one
 
 
 def test_explain_tells_type_default_bound_reader_and_the_other_places() -> None:

@@ -216,7 +216,7 @@ def test_the_line_says_what_is_waited_for() -> None:
 
     status: dict[str, Any] = {"rollouts": {"evaluated": 3, "failed": 0, "in_flight": 2}}
     plain = "3 rollouts measured, 0 failed, 2 in flight"
-    end = wait("the end", "the evaluation of version 0 to end (3 of 8 rollouts)", 99.0)
+    end = wait("the end", "the evaluation of version 0 to end (3 of 8 rollouts)", 99.0) | {"end": True}
     short = wait("rollout 5", "an answer of eval.env.a.client (http://h/v1)", 3.0)
     assert line({**status, "waits": [end, short]}) == plain
     long = {**short, "since_s": 64.0}

@@ -44,12 +44,14 @@ from primerl.launch.report.logs import tail
 from primerl.launch.report.status import Progress, longest_wait, missing, waits
 from primerl.launch.resume import position
 from primerl.launch.run import Launcher
+from primerl.launch.slurm import within
 from primerl.launch.supervise import trees
 from primerl.launch.supervise.failures import RunFailedError
 from primerl.launch.supervise.lock import LOCK
 from primerl.launch.supervise.orchestrator import sign_off_earlier, wait_for_orchestrator
 from primerl.launch.supervise.processes import Processes
 from primerl.launch.supervise.trees import MARK, marked
+from primerl.launch.supervise.watching import Interrupted
 from primerl.models.tiny import write_model
 from primerl.train.loop.progress import Remaining
 from safetensors.torch import load_file, save_file
@@ -613,6 +615,45 @@ def test_a_refusal_of_the_orchestrator_is_bad_input(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("code", "printed", "said"),
+    [
+        (2, "Not read: a key is wrong", "orchestrator exited with code 2; the end of "),
+        (1, "error: no space left", "the run has failed: orchestrator exited with code 1 (no space left); the end of "),
+    ],
+)
+def test_whether_the_orchestrator_refuses_is_told_by_its_code(
+    code: int, printed: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, output = launched(tmp_path, f"import sys; sys.exit(print({printed!r}) or {code})", monkeypatch)
+    assert found == code
+    _, first, last = output.splitlines()
+    assert first.startswith(said)
+    assert last == f"  {printed}"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ended_by", "last"),
+    [
+        (Interrupted(), "interrupted; the same command resumes from its beginning"),
+        (within.TimeIsUp(), f"{within.REASON}; the same command resumes from its beginning"),
+        (KeyboardInterrupt(), "killed"),
+    ],
+)
+def test_how_to_resume_is_told_of_a_run_that_was_stopped_in_order(
+    ended_by: BaseException, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: Launcher) -> bool:
+        raise ended_by
+
+    monkeypatch.setattr(Launcher, "_start", start)
+    code, output = launched(tmp_path, "", monkeypatch)
+    assert code == 130
+    assert output.splitlines()[-1].startswith(last)
+
+
+@pytest.mark.processes
 def test_a_start_that_finds_the_run_over_keeps_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("journal/0.snapshot", "configs/orchestrator.toml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -858,7 +899,7 @@ def test_many_failures_are_on_the_line() -> None:
 
 def test_an_engine_that_is_gone_is_told_only_when_no_other_serves() -> None:
     reason = "not reachable: health: no answer: error sending request for url (http://127.0.0.1:1/health)"
-    gone = {"who": "engine http://127.0.0.1:1", "for": reason, "since_s": 9.0, "deadline_s": None}
+    gone = {"who": "engine http://127.0.0.1:1", "engine": 0, "for": reason, "since_s": 9.0, "deadline_s": None}
     status = {**STATUS, "waits": [gone, *STATUS["waits"]], "engines": [{"version": None}, {"version": 11}]}
     assert longest_wait(status, 2.0) == "trainer waits for step 13: 2 of 8 groups ready (4 s)"
     assert longest_wait({**status, "engines": [{"version": None}]}, 2.0) == "no engine serves (9 s)"

@@ -330,7 +330,7 @@ def line(status: dict[str, Any]) -> str:
     per_second = float(status.get("tokens", {}).get("per_second") or 0.0)
     rate = f", {per_second:,.0f} tokens/s" if per_second else ""
     # The end waits for all of it.
-    waits = [wait for wait in status.get("waits", []) if wait["who"] != "the end"]
+    waits = [wait for wait in status.get("waits", []) if not wait.get("end")]
     longest = orchestrator_status.longest_wait({**status, "waits": waits}, LONG_WAIT_S)
     return (
         f"{rollouts.get('evaluated', 0)} rollouts measured, {rollouts.get('failed', 0)} failed, "

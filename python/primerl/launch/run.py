@@ -156,6 +156,7 @@ class Launcher:
 
     def run(self) -> int:
         code, reason = 0, "finished"
+        is_killed = False
         with self.placement:
             try:
                 with self.interrupts:
@@ -178,13 +179,13 @@ class Launcher:
                         self.console.say("stopping all processes (Ctrl-C again kills them)")
                     self._stop(code, reason)
             except KeyboardInterrupt:
-                code, reason = INTERRUPTED, "killed"
+                code, reason, is_killed = INTERRUPTED, "killed", True
                 self.placement.stop(grace_s=0.0)
                 self.console.say("killed")
             self._write_summary(code, reason)
         if code == 0:
             self.console.say(f"finished after {time.monotonic() - self.began:.1f} s; results are in {self.folder}")
-        elif reason in ("interrupted", within.REASON):
+        elif code == INTERRUPTED and not is_killed:
             self.console.say(
                 f"{reason}; {going_back.same_command(self.config)} resumes {position.goes_on_from(self.folder)}"
             )

@@ -38,6 +38,8 @@ class Knob:
 
     path: str
     kind: str
+    is_choice: bool
+    """Whether `kind` lists the values."""
     default: str
     """The default in TOML; `UNSET` for None, `REQUIRED` where there is none."""
     bound: str
@@ -132,7 +134,15 @@ def _knob(cls: type[BaseModel], name: str, path: str, info: FieldInfo, default: 
     found = bounds(info.metadata) or bounds(_inner_metadata(info.annotation))
     if list in origins(info.annotation):
         found = found.replace("not empty", "at least 1 entry")
-    return Knob(path, type_text(info.annotation), text, found, one_line(field_doc(cls, name)), owner_of(cls, name))
+    return Knob(
+        path,
+        type_text(info.annotation),
+        is_choice(info.annotation),
+        text,
+        found,
+        one_line(field_doc(cls, name)),
+        owner_of(cls, name),
+    )
 
 
 def models(annotation: Any) -> list[type[BaseModel]]:
@@ -147,6 +157,16 @@ def models(annotation: Any) -> list[type[BaseModel]]:
 def origins(annotation: Any) -> set[Any]:
     found = {get_origin(annotation)}
     return found.union(*(origins(part) for part in get_args(annotation)))
+
+
+def is_choice(annotation: Any) -> bool:
+    """Whether it is one of a few values, or the first of its alternatives is."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return is_choice(parts[0])
+    if origin in (Union, types.UnionType):
+        return is_choice(next(part for part in parts if part is not type(None)))
+    return origin is Literal
 
 
 def type_text(annotation: Any, *, plural: bool = False) -> str:

@@ -196,7 +196,7 @@ def _row(knob: Knob) -> list[str]:
     flag = f"  --{knob.path.replace('[]', '.0').replace('_', '-')}"
     default = {REQUIRED: " (required)", UNSET: ""}.get(knob.default, f" ({knob.default})")
     # Where the words are about one choice after the other, the choices are shorter.
-    about_choices = knob.kind.startswith("one of") and (knob.meaning.startswith("`") or len(knob.kind) < COLUMNS)
+    about_choices = knob.is_choice and (knob.meaning.startswith("`") or len(knob.kind) < COLUMNS)
     meaning = (knob.kind if about_choices else first_clause(knob.meaning)) + default
     indent = " " * KEY_COLUMN
     wrapper = textwrap.TextWrapper(WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

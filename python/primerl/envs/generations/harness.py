@@ -22,7 +22,7 @@ from verifiers.v1.runtimes import ProgramResult, Runtime
 from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 
-from primerl.envs.generations.interception import TurnRefusedError, session_of, take_turn
+from primerl.envs.generations.interception import ContextFullError, TurnRefusedError, session_of, take_turn
 from primerl.envs.interface import is_overflow
 
 HARNESS_ID = "primerl-chat"
@@ -77,7 +77,7 @@ class ChatHarness(Harness[ChatHarnessConfig]):  # type: ignore[misc]
             pass
         except RolloutError as error:
             # A full context ends the conversation, which is scored, as in verifiers' own chat harness.
-            if not is_overflow(getattr(error, "status_code", 0), str(error)):
+            if not isinstance(error.__cause__, ContextFullError):
                 return ProgramResult(1, "", str(error)[-2000:])
         except TurnFailedError as error:
             return ProgramResult(1, "", str(error)[-2000:])

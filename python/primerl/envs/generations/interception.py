@@ -25,7 +25,7 @@ from verifiers.v1.session import RolloutSession
 from verifiers.v1.trace import Error, ModelCall, TimeSpan
 from verifiers.v1.types import AssistantMessage, Response, Usage
 
-from primerl.envs.interface import Gateway
+from primerl.envs.interface import Gateway, is_overflow
 
 FINISH_REASONS = ("stop", "length", "tool_calls")
 
@@ -34,6 +34,10 @@ _DIALECT = ChatDialect()
 
 class TurnRefusedError(Exception):
     """The turn did not take place: a limit, a stop, or the model's context is full. The rollout has ended in order."""
+
+
+class ContextFullError(Exception):
+    """Cause of the ProviderError of a turn that the model's context had no room for."""
 
 
 # Rollouts of this process by trace id; a rollout has one entry for each of its seats. Event loop only.
@@ -152,7 +156,9 @@ async def _ask(session: RolloutSession, body: dict[str, Any]) -> tuple[dict[str,
     except ConnectionError as error:
         raise ProviderError(str(error), status_code=503) from error
     if status >= 400:
-        raise ProviderError(f"upstream {status}: {content.decode(errors='replace')}", status_code=status)
+        text = content.decode(errors="replace")
+        cause = ContextFullError() if is_overflow(status, text) else None
+        raise ProviderError(f"upstream {status}: {text}", status_code=status) from cause
     try:
         return parse_completion(content)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:

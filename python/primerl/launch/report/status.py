@@ -30,8 +30,8 @@ def waits(status: dict[str, Any]) -> list[str]:
     """`trainer waits for 2 of 8 groups ready for step 13 (4 s)`, in the order of who waits for whom."""
     return [
         # For an engine that is down, the orchestrator reports what it does instead.
-        f"{who} does not serve: {what} ({since:.0f} s)" if is_engine(who) else f"{who} waits for {what} ({since:.0f} s)"
-        for since, who, what in _waits(status)
+        f"{who} does not serve: {what} ({since:.0f} s)" if is_engine else f"{who} waits for {what} ({since:.0f} s)"
+        for since, who, what, is_engine in _waits(status)
     ]
 
 
@@ -40,21 +40,21 @@ def longest_wait(status: dict[str, Any], least_s: float) -> str | None:
     for its answer), and no engine while another serves (one that left may never come back)."""
     others_serve = any(engine.get("version") is not None for engine in status.get("engines", []))
     unusual = {**status, "waits": [wait for wait in status.get("waits", []) if not wait.get("usual")]}
-    for since, who, what in sorted(_waits(unusual), reverse=True):
-        if since < least_s or (is_engine(who) and others_serve):
+    for since, who, what, is_engine in sorted(_waits(unusual), reverse=True):
+        if since < least_s or (is_engine and others_serve):
             continue
-        if is_engine(who):
+        if is_engine:
             return f"no engine serves ({since:.0f} s)"
         return f"{who} waits for {what} ({since:.0f} s)"
     return None
 
 
-def is_engine(who: str) -> bool:
-    return who.startswith("engine ")
-
-
-def _waits(status: dict[str, Any]) -> list[tuple[float, str, str]]:
-    return [(float(wait.get("since_s") or 0.0), wait["who"], wait["for"]) for wait in status.get("waits", [])]
+def _waits(status: dict[str, Any]) -> list[tuple[float, str, str, bool]]:
+    """Since when, who, for what, and whether it is an engine that does not serve."""
+    return [
+        (float(wait.get("since_s") or 0.0), wait["who"], wait["for"], "engine" in wait)
+        for wait in status.get("waits", [])
+    ]
 
 
 def missing(status: dict[str, Any], environments: list[str], *, trainer: bool = True) -> list[str]:

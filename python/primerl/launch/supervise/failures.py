@@ -33,8 +33,10 @@ class RefusedError(RunFailedError, ProblemError):
 
 def failure_of(process: Process, remark: str = "") -> RunFailedError:
     """`remark`: shown before the end of its log."""
-    error = last_error(tail(process.log))
-    if process.name == "orchestrator" and process.code == BAD_INPUT and error is not None:
+    if process.name == "orchestrator" and process.code == BAD_INPUT:
+        error = last_error(tail(process.log))
+        if error is None:
+            return RefusedError(describe_end(process, remark))
         # A log's end would be the session before.
         return RefusedError(f"the orchestrator refuses the run: {error}")
     return RunFailedError(describe_end(process, remark))

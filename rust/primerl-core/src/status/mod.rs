@@ -182,4 +182,6 @@ pub struct WaitStatus {
     pub deadline: Time,
     /// It is how a run works, and holds no one up: a worker has nothing to do.
     pub is_usual: bool,
+    /// It is the end of a run that only evaluates, which waits for all that it measures.
+    pub is_end: bool,
 }

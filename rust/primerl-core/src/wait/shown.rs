@@ -29,6 +29,7 @@ impl Core {
             since,
             deadline,
             is_usual: false,
+            is_end: self.is_end(wait),
         });
         let requests = self.waits_for_batches();
         requests.chain(armed).chain(self.waits_of_idle()).collect()
@@ -41,6 +42,7 @@ impl Core {
             since: self.trainer.waiting_since.unwrap_or(self.now),
             deadline: request.deadline,
             is_usual: false,
+            is_end: false,
         })
     }
 
@@ -76,6 +78,7 @@ impl Core {
                 since: lease.deadline - self.config.timeouts.long_poll,
                 deadline: lease.deadline,
                 is_usual: true,
+                is_end: false,
             });
         }
         waits

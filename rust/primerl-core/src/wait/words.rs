@@ -14,12 +14,16 @@ impl Core {
             Wait::NoWorker(environment) => format!("environment {:?}", self.name(environment)),
             Wait::Advantages(group) | Wait::Teacher(group) => format!("group {group}"),
             Wait::Blocked(worker) => self.short_name(worker),
-            Wait::Evaluation(_) | Wait::EvaluationReport(_) => match self.config.only_evaluates() {
-                true => "the end".to_owned(),
-                false => "the next weight update".to_owned(),
-            },
+            _ if self.is_end(wait) => "the end".to_owned(),
+            Wait::Evaluation(_) | Wait::EvaluationReport(_) => "the next weight update".to_owned(),
             _ => "the run".to_owned(),
         }
+    }
+
+    /// Whether it is the end of a run that only evaluates, which waits for all that it measures.
+    pub(super) fn is_end(&self, wait: Wait) -> bool {
+        let is_of_evaluation = matches!(wait, Wait::Evaluation(_) | Wait::EvaluationReport(_));
+        is_of_evaluation && self.config.only_evaluates()
     }
 
     /// What is waited for.

@@ -187,12 +187,21 @@ fn core_wait(wait: &WaitStatus, now: Time) -> Value {
     if wait.is_usual {
         told["usual"] = json!(true);
     }
+    if wait.is_end {
+        told["end"] = json!(true);
+    }
     told
 }
 
 fn down_wait(engine: &EngineStatus) -> Option<Value> {
     let seconds = engine.down_for?.as_secs_f64();
     (seconds > DOWN_IS_A_WAIT_S).then(|| {
-        json!({"who": format!("engine {}", engine.url), "for": engine.doing, "since_s": seconds, "deadline_s": null})
+        json!({
+            "who": format!("engine {}", engine.url),
+            "engine": engine.engine,
+            "for": engine.doing,
+            "since_s": seconds,
+            "deadline_s": null,
+        })
     })
 }

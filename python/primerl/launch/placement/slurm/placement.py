@@ -226,8 +226,7 @@ class SlurmPlacement(NodesPlacement):
     def _remark(self, step: Step) -> None:
         """Once for each node."""
         remarks, step.remarks = step.remarks, []
-        for remark in remarks:
-            node = remark.partition(" is ")[0]
+        for node, remark in remarks:
             if node not in self._remarked:
                 self._remarked.add(node)
                 self.say(remark)

@@ -97,8 +97,8 @@ class Step:
         """Its id, as `17.3`."""
         self.witness: Path | None = None
         self.errors: deque[str] = deque(maxlen=KEPT_LINES)
-        self.remarks: list[str] = []
-        """What the launcher's user is to read."""
+        self.remarks: list[tuple[str, str]] = []
+        """What the launcher's user is to read, each after the node that it is about."""
         self.first_end: Task | None = None
         self.was_in_vain = False
         """Whether Slurm has not created it within CREATED_S."""
@@ -187,7 +187,7 @@ class Step:
         if "step" in message:
             self.step = message["step"]
             if (remark := alike.skew(f"node {task.node}", message["clock"] - time.time())) is not None:
-                self.remarks.append(remark)
+                self.remarks.append((task.node, remark))
         elif "started" in message:
             task.pid = message["started"]
             self._said.append(f"{task.node}: process {task.pid} was started")

@@ -441,7 +441,9 @@ fn a_run_without_training_measures_what_is_published_first() {
     run.prove(0, 0);
     let waits = run.core.status().waits;
     assert!(
-        waits.iter().any(|wait| wait.who == "the end"),
+        waits
+            .iter()
+            .any(|wait| wait.who == "the end" && wait.is_end),
         "no update of weights is to come: {waits:?}"
     );
     let mut effects = Vec::new();
