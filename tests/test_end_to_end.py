@@ -199,7 +199,7 @@ def test_hung_process_is_named(endless: Started, name: str, words: str) -> None:
 
 def test_killed_launcher_leaves_nothing(endless: Started) -> None:
     endless.launcher.kill()
-    until(lambda: endless.left() == [], 15, "all processes to end")
+    until(lambda: endless.left() == [], 60, "all processes to end")
 
 
 def test_ctrl_c_stops_everything(endless: Started) -> None:
