@@ -140,7 +140,7 @@ class Started:
         if self.launcher.stdout is not None:
             self.launcher.stdout.close()
         if self.mark:
-            until(lambda: self.left() == [], 20, "cleaning up")
+            until(lambda: self.left() == [], 60, "cleaning up")
 
 
 def find(*words: str) -> int | None:

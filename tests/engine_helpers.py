@@ -141,7 +141,7 @@ def running(kind: str, command: list[str], model: Path | None, log: Path) -> Ite
         engine.client.close()
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(10)
+            process.wait(60)
         finally:
             process.kill()
             process.wait()

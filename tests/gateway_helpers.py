@@ -57,7 +57,7 @@ class Gateway:
     def turns(self) -> dict[str, int]:
         """Recorded turns by how their prompts were made, such as `extended`."""
         url = f"{self.orchestrator.url}/metrics"
-        metrics = httpx.get(url, headers=run_key_header(url)).text
+        metrics = httpx.get(url, headers=run_key_header(url), timeout=60).text
         lines = [line for line in metrics.splitlines() if line.startswith("primerl_turns_total")]
         return {line.split('"')[1]: int(line.rsplit(" ", 1)[1]) for line in lines}
 

@@ -32,7 +32,9 @@ class Runs:
         self.board = Dashboard()
 
     def ask(self, path: str, *, code: int = 200, **query: object) -> Any:
-        answer = httpx.get(f"{self.board.url}{path}", params={name: str(one) for name, one in query.items()})
+        answer = httpx.get(
+            f"{self.board.url}{path}", params={name: str(one) for name, one in query.items()}, timeout=60
+        )
         assert answer.status_code == code, answer.text
         return answer.json()
 
@@ -155,7 +157,7 @@ def test_rollouts_of_the_same_example(runs: Runs) -> None:
     missing = runs.ask(f"/api/runs/{runs.ids['base']}/rollouts/999", code=404)
     assert "there is no rollout 999" in missing["error"]["message"]
     page = runs.ask(f"/api/runs/{runs.ids['base']}/page")["url"]
-    assert "primerl" in httpx.get(page).text
+    assert "primerl" in httpx.get(page, timeout=60).text
 
 
 def test_the_same_example_is_found_whatever_its_number_is(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,8 +275,8 @@ def test_a_question_that_cannot_be_answered(runs: Runs, path: str, query: dict[s
 
 def test_only_this_machine_is_answered_without_a_key(runs: Runs) -> None:
     for host, code in (("evil.example", 403), ("127.0.0.1.evil.example", 403), ("", 403), ("localhost:1", 200)):
-        assert httpx.get(f"{runs.board.url}/api/runs", headers={"Host": host}).status_code == code, host
-    answer = httpx.get(f"{runs.board.url}/")
+        assert httpx.get(f"{runs.board.url}/api/runs", headers={"Host": host}, timeout=60).status_code == code, host
+    answer = httpx.get(f"{runs.board.url}/", timeout=60)
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert answer.headers["x-content-type-options"] == "nosniff"
 
@@ -283,15 +285,15 @@ def test_another_address_asks_for_the_key(runs: Runs) -> None:
     board = Dashboard("0.0.0.0", key="the-key")
     url = board.url.replace("0.0.0.0", "127.0.0.1")
     try:
-        assert httpx.get(f"{url}/").status_code == 200
+        assert httpx.get(f"{url}/", timeout=60).status_code == 200
         for given, code in (
             ({}, 401),
             ({"Authorization": "Bearer no"}, 401),
             ({"Authorization": "Bearer the-key"}, 200),
         ):
-            assert httpx.get(f"{url}/api/runs", headers=given).status_code == code
+            assert httpx.get(f"{url}/api/runs", headers=given, timeout=60).status_code == code
         key = {"Authorization": "Bearer the-key"}
-        page = httpx.get(f"{url}/api/runs/{runs.ids['base']}/page", headers=key)
+        page = httpx.get(f"{url}/api/runs/{runs.ids['base']}/page", headers=key, timeout=60)
         assert (page.status_code, page.json()["error"]["code"]) == (409, "page_is_local")
     finally:
         board.stop()

@@ -48,9 +48,9 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def endless(model: Path, tmp_path: Path) -> Iterator[Started]:
-    """A run that has trained two steps and goes on."""
-    run = launch(model, tmp_path / "run", *ENDLESS)
+def endless(model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Started]:
+    """A run that has trained two steps and goes on; a parameter is more of its arguments."""
+    run = launch(model, tmp_path / "run", *ENDLESS, *getattr(request, "param", ()))
     try:
         run.note_mark()
         until(lambda: run.steps() >= 2 or run.launcher.poll() is not None, 180, "two steps")
@@ -199,7 +199,7 @@ def test_hung_process_is_named(endless: Started, name: str, words: str) -> None:
 
 def test_killed_launcher_leaves_nothing(endless: Started) -> None:
     endless.launcher.kill()
-    until(lambda: endless.left() == [], 15, "all processes to end")
+    until(lambda: endless.left() == [], 60, "all processes to end")
 
 
 def test_ctrl_c_stops_everything(endless: Started) -> None:
@@ -210,6 +210,7 @@ def test_ctrl_c_stops_everything(endless: Started) -> None:
     assert "Traceback" not in output
 
 
+@pytest.mark.parametrize("endless", [("--timeouts.stop-s", "300")], indirect=True)
 def test_second_ctrl_c_kills(endless: Started) -> None:
     # A stopped process cannot end in order, so the first Ctrl-C alone would take its whole grace period.
     pid = endless.pid_of("trainer")
@@ -221,7 +222,7 @@ def test_second_ctrl_c_kills(endless: Started) -> None:
         if "Ctrl-C again kills" in line:
             break
     endless.launcher.send_signal(signal.SIGINT)
-    code, output = endless.ended(8)
+    code, output = endless.ended(60)
     assert code == 130, output
     assert "killed" in output
     assert endless.left() == []

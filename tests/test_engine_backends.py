@@ -103,7 +103,7 @@ def test_an_outside_backend_serves(acme: Path, name: str) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "watched\n"
-        answer = httpx.post(f"{read_url(process)}/inference/v1/generate", json={})
+        answer = httpx.post(f"{read_url(process)}/inference/v1/generate", json={}, timeout=60)
         assert answer.json()["choices"][0]["token_ids"] == [7]
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

@@ -40,7 +40,9 @@ class Orchestrator:
                 left[0] -= 1
                 if left[0] < 0:
                     double.joined.append({"path": self.path, **body})
-                    answer = httpx.post(f"{body['url']}/inference/v1/generate", json=request([1], max_tokens=1))
+                    answer = httpx.post(
+                        f"{body['url']}/inference/v1/generate", json=request([1], max_tokens=1), timeout=60
+                    )
                     double.generated.append(answer.status_code)
                 self.send_response(status if left[0] >= 0 else 200)
                 self.end_headers()
@@ -177,7 +179,9 @@ def engine(model: Path) -> Iterator[_core.InferenceEngine]:
 
 
 def test_engine_in_this_process(engine: _core.InferenceEngine) -> None:
-    answer = httpx.post(f"{engine.url}/inference/v1/generate", json=request([1, 2], max_tokens=4, ignore_eos=True))
+    answer = httpx.post(
+        f"{engine.url}/inference/v1/generate", json=request([1, 2], max_tokens=4, ignore_eos=True), timeout=60
+    )
     assert len(answer.json()["choices"][0]["token_ids"]) == 4
     assert not engine.wait(0.01)
     engine.stop()
@@ -202,7 +206,7 @@ def test_a_forked_child_is_told(engine: _core.InferenceEngine) -> None:
     assert b"create a separate engine in the child" in os.read(read, 1000)
     os.close(read)
     os.close(write)
-    assert httpx.get(f"{engine.url}/health").status_code == 200
+    assert httpx.get(f"{engine.url}/health", timeout=60).status_code == 200
 
 
 def test_waiting_can_be_interrupted(engine: _core.InferenceEngine) -> None:
@@ -231,7 +235,7 @@ def test_an_exception_of_the_model_ends_the_engine(model: Path) -> None:
     backend = Broken(model, dtype="float32", max_num_seqs=4, max_model_len=256)
     config = filled(InferenceConfig, model={"path": str(model)}, max_num_seqs=4)
     engine = _core.InferenceEngine(engine_settings(config, 256), backend, host="127.0.0.1", port=0)
-    answer = httpx.post(f"{engine.url}/inference/v1/generate", json=request([1], max_tokens=1))
+    answer = httpx.post(f"{engine.url}/inference/v1/generate", json=request([1], max_tokens=1), timeout=60)
     assert answer.status_code == 500
     assert "the model is broken" in answer.json()["error"]["message"]
     with pytest.raises(_core.EngineError, match="the model is broken"):
@@ -263,7 +267,7 @@ def test_interpreter_exit_stops_a_running_engine(model: Path, tmp_path: Path) ->
     )
     url = read_url(process)
     body = {**request([1], max_tokens=200, ignore_eos=True), "stream": True}
-    with httpx.stream("POST", f"{url}/inference/v1/generate", json=body) as response:
+    with httpx.stream("POST", f"{url}/inference/v1/generate", json=body, timeout=60) as response:
         lines = response.iter_lines()
         next(lines)
         # The script ends while its engine is in the middle of a request.

@@ -285,7 +285,8 @@ def test_the_orchestrator_is_asked_past_the_users_proxy(
 
 def test_a_rollout_that_misbehaves_costs_nobody_else(orchestrator: Orchestrator, start: Start) -> None:
     usable = machine.cores()
-    worker = start(orchestrator, max_concurrent=3, cpus=1, first_cpu=1, **trial_config(block_s=2.0))
+    block_s = 4.0
+    worker = start(orchestrator, max_concurrent=3, cpus=1, first_cpu=1, **trial_config(block_s=block_s))
 
     # An exception: a typed error for the orchestrator, a traceback for the log.
     failed = orchestrator.add(example_of("reward_raises"))
@@ -308,12 +309,12 @@ def test_a_rollout_that_misbehaves_costs_nobody_else(orchestrator: Orchestrator,
     assert outcome["error"]["kind"] == "environment"
     assert "CancelledError" in outcome["error"]["message"]
 
-    # A reward that blocks the event loop for 2 s: heartbeats go on meanwhile.
+    # A reward that blocks the event loop: heartbeats go on meanwhile, or they would be further apart than it takes.
     before = len(orchestrator.heartbeats)
     orchestrator.result(orchestrator.add(example_of("reward_blocks")))
     moments = [moment for moment, _ in orchestrator.heartbeats[before:]]
     assert len(moments) >= 4
-    assert max(later - earlier for earlier, later in itertools.pairwise(moments)) < 1.5
+    assert max(later - earlier for earlier, later in itertools.pairwise(moments)) < block_s
 
     # An example that does not exist, and one that does not end within its lease.
     assert "does not exist" in orchestrator.result(orchestrator.add(99))["error"]["message"]
@@ -333,7 +334,7 @@ def test_a_rollout_that_misbehaves_costs_nobody_else(orchestrator: Orchestrator,
     last = orchestrator.add(example_of("never_ends"))
     orchestrator.wait("lease", lambda: last in orchestrator.leased)
     worker.process.send_signal(signal.SIGTERM)
-    assert worker.exit_code(10) == 0
+    assert worker.exit_code() == 0
     assert len(orchestrator.left) == 1
     assert last not in orchestrator.results
 

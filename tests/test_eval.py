@@ -398,7 +398,7 @@ def test_a_checkpoint_is_served_and_measured(tmp_path: Path) -> None:
     assert "lm_head.weight" not in {entry["name"] for entry in manifest["tensors"]}
     server = PageServer(output, model)
     try:
-        now = httpx.get(f"{server.url}/page/now").json()
+        now = httpx.get(f"{server.url}/page/now", timeout=60).json()
     finally:
         server.stop()
     assert now["only_evaluates"]

@@ -40,7 +40,8 @@ def test_an_outage_ends_it_and_is_not_measured(tmp_path: Path) -> None:
 def test_an_endpoint_that_hangs_ends_it_as_one_that_fails(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with serving(Endpoint(answers=1)) as served:
-        hung = evaluate(output, *of_endpoint(served), "--timeouts.outage-s", "2", "--concurrency", "3")
+        # The one that is answered has to be scored within that time.
+        hung = evaluate(output, *of_endpoint(served), "--timeouts.outage-s", "5", "--concurrency", "3")
         assert hung.returncode == 1, hung.stdout + hung.stderr
         assert "the server that is measured (served at" in hung.stdout
         assert "it takes requests and says nothing (raise timeouts.outage_s" in hung.stdout

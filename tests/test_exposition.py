@@ -22,7 +22,7 @@ from settings_helpers import filled, refusal
 
 def samples(url: str) -> dict[tuple[str, str], float]:
     """By name and the label's value."""
-    text = httpx.get(url).text
+    text = httpx.get(url, timeout=60).text
     families = text_string_to_metric_families(text)
     return {
         (sample.name, next(iter(sample.labels.values()), "")): sample.value

@@ -237,10 +237,11 @@ def test_ps_shows_what_it_is_and_no_secrets(bare: Servers, tmp_path: Path) -> No
     environment = {**os.environ, "A_KEY": "value-1", "RANK": "3"}
     with Processes() as processes:
         fork = str(bare.address("bare"))
-        command = [sys.executable, "-c", SLEEPS, "@", "trainer.toml"]
+        # Another copy of the tests may run at the same time.
+        command = [sys.executable, "-c", SLEEPS, "@", str(tmp_path / "trainer.toml")]
         process = processes.start("it", command, log=tmp_path / "log", environment=environment, fork=fork)
         until(lambda: processes.poll(0.1) is not None and process.pid, 30, "a start")
-        assert find(SLEEPS, "trainer.toml") == process.pid
+        assert find(SLEEPS, str(tmp_path / "trainer.toml")) == process.pid
         shown = Path(f"/proc/{process.pid}/environ").read_bytes()
         assert b"value-1" not in shown
         assert b"RANK=3\0" in shown

@@ -94,8 +94,21 @@ def test_a_checkpoint_is_searched_for_and_resumed_after_kill_9(imitator: Path, t
         )
         marks = {mark_of(evaluations / "00001" / "configs" / "inference.toml")}
         # The fourth is the new prompt on what validates.
-        until(lambda: measured(evaluations / "00004") >= 2, 120, "the fourth evaluation to measure")
-        marks.add(mark_of(evaluations / "00004" / "configs" / "orchestrator.toml"))
+        until(lambda: measured(evaluations / "00004") >= 1, 120, "the fourth evaluation to measure")
+        fourth = evaluations / "00004" / "configs" / "orchestrator.toml"
+        marks.add(mark_of(fourth))
+        orchestrator = find(str(fourth))
+        assert orchestrator is not None
+
+        def is_held() -> bool:
+            """Whether it has measured some, and can measure no more."""
+            os.kill(orchestrator, signal.SIGSTOP)
+            if measured(evaluations / "00004") >= 2:
+                return True
+            os.kill(orchestrator, signal.SIGCONT)
+            return False
+
+        until(is_held, 120, "the fourth evaluation to measure more")
         running.send_signal(signal.SIGKILL)
         running.wait()
         assert 2 <= measured(evaluations / "00004") < VAL

@@ -118,7 +118,7 @@ def test_keys_hold_nothing_that_is_another_in_each_process() -> None:
 def register(url: str, name: str, examples: int = 10, **fields: Any) -> httpx.Response:
     own = {"digest": "d", "first": "a", "last": "b", "packages": {"task": "0.1.0", "verifiers": "0.4.0"}, **fields}
     body = {"environment": "task", "role": "train", "name": name, "pid": 1, "examples": examples, "listing": own}
-    return httpx.post(f"{url}/envs/register", json=body, headers=run_key_header(url))
+    return httpx.post(f"{url}/envs/register", json=body, headers=run_key_header(url), timeout=60)
 
 
 def test_workers_are_told_their_environment_and_refused_where_they_differ(model: Path, tmp_path: Path) -> None:
@@ -138,12 +138,12 @@ def test_workers_are_told_their_environment_and_refused_where_they_differ(model:
             "worker": JoinedSettings.model_validate(worker).model_dump(mode="json", exclude_none=True),
             "first": None,
         }
-        assert httpx.get(ask, headers=key).json() == told
+        assert httpx.get(ask, headers=key, timeout=60).json() == told
         for query in ("environment=tusk", "environment=task&role=eval"):
-            answer = httpx.get(f"{url}/envs/config?{query}", headers=key)
+            answer = httpx.get(f"{url}/envs/config?{query}", headers=key, timeout=60)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "environment_unknown")
         assert register(url, "first").status_code == 200
-        assert httpx.get(ask, headers=key).json()["first"]["listing"]["packages"]["task"] == "0.1.0"
+        assert httpx.get(ask, headers=key, timeout=60).json()["first"]["listing"]["packages"]["task"] == "0.1.0"
         assert register(url, "second").status_code == 200
         newer = {"task": "0.2.0", "verifiers": "0.4.0"}
         for name, changes, difference in [

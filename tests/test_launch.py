@@ -309,6 +309,7 @@ while True:
     with forks.plain():
         child = subprocess.Popen([sys.executable, "-c", owner], start_new_session=True)
     until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text() == "ready\n")
+    until((tmp_path / "told").exists)
     mark, guard_pid = (tmp_path / "told").read_text().split()
     assert len(marked(mark)) == 2
     os.kill(int(guard_pid), number)
@@ -399,7 +400,8 @@ processes = Processes()
 folder = Path({os.fspath(tmp_path)!r})
 command = [sys.executable, "-c", {STUBBORN!r}]
 processes.start("stubborn", command, log=folder / "log", environment=dict(os.environ), fork={fork!r})
-(folder / "mark").write_text(processes.mark)
+(folder / "mark.new").write_text(processes.mark)
+(folder / "mark.new").rename(folder / "mark")
 # A fork of the owner's keeps its descriptors open; its death has to be noticed all the same.
 if os.fork() == 0:
     time.sleep(30)
@@ -409,6 +411,7 @@ while True:
     child = subprocess.Popen([sys.executable, "-c", owner], start_new_session=True)
     try:
         until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text() == "ready\n")
+        until((tmp_path / "mark").exists)
         mark = (tmp_path / "mark").read_text()
         assert len(marked(mark)) == 2
         child.send_signal(number)

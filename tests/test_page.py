@@ -77,7 +77,7 @@ def work_until_it_is_gone(url: str) -> None:
 
 
 def rollouts_of(url: str, **query: Any) -> dict[str, Any]:
-    answer = httpx.get(f"{url}/page/rollouts", params=query, headers=run_key_header(url))
+    answer = httpx.get(f"{url}/page/rollouts", params=query, headers=run_key_header(url), timeout=60)
     return dict(answer.json())
 
 
@@ -251,11 +251,11 @@ def test_top_shows_the_same(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_page_of_files(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = PageServer(run.output, run.model)
     try:
-        answer = httpx.get(f"{server.url}/page/rollouts", params={"fate": "trained"}).json()
+        answer = httpx.get(f"{server.url}/page/rollouts", params={"fate": "trained"}, timeout=60).json()
         assert answer["matching"] >= 12
-        told = httpx.get(f"{server.url}/page/rollouts/{answer['rollouts'][0]['rollout']}/turns/0").json()
+        told = httpx.get(f"{server.url}/page/rollouts/{answer['rollouts'][0]['rollout']}/turns/0", timeout=60).json()
         assert HOSTILE in told["prompt"]["text"]
-        assert httpx.get(f"{server.url}/page/now").json()["is_live"] is False
+        assert httpx.get(f"{server.url}/page/now", timeout=60).json()["is_live"] is False
     finally:
         server.stop()
     with pytest.raises(PrimerlError, match="holds no journal"):
@@ -272,7 +272,7 @@ def test_the_command_serves_until_it_is_interrupted(run: Run) -> None:
         assert process.stdout is not None
         found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
         assert found
-        assert "<title>primerl</title>" in httpx.get(found[0]).text
+        assert "<title>primerl</title>" in httpx.get(found[0], timeout=60).text
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 0
     finally:

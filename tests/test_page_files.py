@@ -34,7 +34,9 @@ class Run:
     generator: random.Random = field(default_factory=lambda: random.Random(0))
 
     def ask(self, path: str, **query: object) -> dict[str, object]:
-        answer = httpx.get(f"{self.url}/page/{path}", params={name: str(value) for name, value in query.items()})
+        answer = httpx.get(
+            f"{self.url}/page/{path}", params={name: str(value) for name, value in query.items()}, timeout=60
+        )
         return dict(answer.json())
 
 

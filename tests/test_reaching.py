@@ -9,6 +9,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from primerl.config.errors.fail import ConfigError
@@ -69,9 +70,16 @@ def url_of(server: Orchestrator) -> str:
 
 
 def unused_port() -> int:
+    with unserved() as port:
+        return port
+
+
+@contextmanager
+def unserved() -> Iterator[int]:
+    """A port that refuses connections, held so that no other program gets it."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+        yield int(one.getsockname()[1])
 
 
 def test_both_ways_are_tried_and_the_port_is_free_again(orchestrator: Orchestrator) -> None:
@@ -94,14 +102,16 @@ def test_a_way_that_is_closed_is_named(orchestrator: Orchestrator, monkeypatch: 
     monkeypatch.setenv("PRIMERL_API_KEY", "another")
     with pytest.raises(ConfigError, match="refuses this machine's key; set PRIMERL_API_KEY"):
         reaching.check(url, "127.0.0.1", 0)
-    unused = f"http://127.0.0.1:{unused_port()}"
-    with pytest.raises(ConfigError, match=re.escape(f"join: no orchestrator answers at {unused}")):
-        reaching.check(unused, "127.0.0.1", 0)
+    with unserved() as port:
+        unused = f"http://127.0.0.1:{port}"
+        with pytest.raises(ConfigError, match=re.escape(f"join: no orchestrator answers at {unused}")):
+            reaching.check(unused, "127.0.0.1", 0)
 
 
 def test_each_engine_elsewhere_is_asked(orchestrator: Orchestrator) -> None:
-    unused = f"http://127.0.0.1:{unused_port()}"
-    there, absent = reaching.engines([url_of(orchestrator), unused])
+    with unserved() as port:
+        unused = f"http://127.0.0.1:{port}"
+        there, absent = reaching.engines([url_of(orchestrator), unused])
     assert there == f"the engine at {url_of(orchestrator)} is reached from here"
     assert absent.startswith(f"the engine at {unused} is not reached from here: ")
     assert reaching.engines([]) == []

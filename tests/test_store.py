@@ -364,11 +364,14 @@ def test_a_run_stores_its_adapters_and_one_of_them_is_deployed(
     entries = json.loads(capsys.readouterr().out)
     stored = {(entry["kind"], entry["step"]): entry["at"] for entry in entries if not Path(entry["at"]).is_absolute()}
     assert {("adapter", 1), ("adapter", 2), ("checkpoint", 2), ("weights", 2)} <= stored.keys()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    meant = {"short-adapter": "small", "short-adapter/step_40": "small/step_1", "8000": str(port)}
-    checkpoints, deploy, undeploy = shown(__file__, "docs/recipes/lora.md", meant)
-    assert served_model(deploy, port) == stored["adapter", 1].replace("/", "-")
+    with socket.socket() as held:
+        # No other program gets the port; one that asks for this number and reuses addresses does.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        meant = {"short-adapter": "small", "short-adapter/step_40": "small/step_1", "8000": str(port)}
+        checkpoints, deploy, undeploy = shown(__file__, "docs/recipes/lora.md", meant)
+        assert served_model(deploy, port) == stored["adapter", 1].replace("/", "-")
     # It stays deployed when it is not served any more.
     assert main(checkpoints[1:]) == 0
     assert f"{stored['adapter', 1]} (deployed)" in capsys.readouterr().out

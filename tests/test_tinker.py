@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -886,12 +887,13 @@ class Engines(Pool):
         super().__init__([f"e{index}" for index in range(engines)], "m", ThreadPoolExecutor(1))
         self.load_s, self.answer_s = load_s, answer_s
         self.loaded: list[str] = []
+        self.clock = monotonic
 
     async def _load(self, engine: Engine, weights: Weights) -> None:
         await asyncio.sleep(self.load_s)
         self.loaded.append(weights.key)
         async with self._changed:
-            engine.holds, engine.digest, engine.is_loading, engine.since = weights.key, weights.key, False, monotonic()
+            engine.holds, engine.digest, engine.is_loading, engine.since = weights.key, weights.key, False, self.clock()
             self._changed.notify_all()
 
     async def _asked(self, engine: Engine, body: dict[str, Any], until: Any) -> dict[str, Any]:
@@ -917,6 +919,9 @@ def test_samplers_take_turns_without_loading_for_each_request(engines: int, monk
     """Loads take longer than patience lasts."""
     monkeypatch.setattr("primerl.tinker.engines.PATIENCE_S", 0.05)
     pool = Engines(engines, load_s=0.1, answer_s=0.01)
+    # Only loads take time: on a busy machine patience would be over before all that wait have seen the weights.
+    pool.clock = lambda: pool.load_s * len(pool.loaded)
+    monkeypatch.setattr("primerl.tinker.engines.time", SimpleNamespace(monotonic=pool.clock))
     run(answered(pool, ["a", "b"] * 50))
     assert sorted(pool.loaded) == ["a", "b"]
 

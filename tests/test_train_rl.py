@@ -313,9 +313,10 @@ def failure(values: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_unreachable_orchestrator(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
+    with socket.socket() as closed:  # it holds the port, and does not listen
+        closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    output = failure(settings(url, folder, tmp_path, orchestrator_timeout_s=0.4), capsys)
+        output = failure(settings(url, folder, tmp_path, orchestrator_timeout_s=0.4), capsys)
     assert f"orchestrator at {url} did not answer /trainer/begin for 0.4 s: ConnectionRefusedError" in output
 
 

@@ -157,8 +157,9 @@ def test_each_rank_keeps_and_writes_its_share(folder: Path, tmp_path: Path) -> N
 
 @pytest.mark.processes
 def test_a_rank_that_does_not_write_is_named_in_time(folder: Path, tmp_path: Path) -> None:
-    with senders(folder, tmp_path, ranks=2, patience_s=1.0) as told:
+    with senders(folder, tmp_path, ranks=2) as told:
         all_do(told, {"version": 0})
+        all_do(told, {"patience_s": 1.0})
         all_do(told[1:], {"disk": "hangs"})
         for sender in told:
             sender.tell({"version": 1})

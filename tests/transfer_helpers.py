@@ -60,6 +60,9 @@ for line in sys.stdin:
             answer = str(publisher.write(command["version"], files))
         except (OSError, RankError) as error:
             answer = [type(error).__name__, str(error)]
+    elif "patience_s" in command:
+        publisher.barrier._patience_s = command["patience_s"]
+        answer = "patient"
     elif "kept" in command:
         storages = [tensor.untyped_storage() for tensors in files.values() for tensor in tensors.values()]
         answer = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -97,6 +97,21 @@ impl Engine {
         }
     }
 
+    /// Keeps the requests that it has and those that come, and computes nothing until [`Engine::resume`]: what they
+    /// are doing lasts until a test has seen it, however long a busy machine takes.
+    pub async fn pause(&self) {
+        self.order("pause?mode=keep&clear_cache=false").await;
+    }
+
+    pub async fn resume(&self) {
+        self.order("resume").await;
+    }
+
+    async fn order(&self, route: &str) {
+        let order = super::client().post(format!("{}/{route}", self.url));
+        assert_eq!(order.send().await.unwrap().status(), 200, "{route}");
+    }
+
     /// Answers running requests with the tokens they have, then closes.
     pub async fn stop(mut self) {
         self.stop.cancel();

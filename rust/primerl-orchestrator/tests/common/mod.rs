@@ -25,7 +25,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -324,6 +324,13 @@ fn over() -> reqwest::Response {
     let mut answer = axum::http::Response::new("");
     *answer.status_mut() = axum::http::StatusCode::GONE;
     answer.into()
+}
+
+/// An address that refuses connections. The socket holds its port, which the system would otherwise give away.
+pub fn unserved() -> (String, TcpSocket) {
+    let held = TcpSocket::new_v4().unwrap();
+    held.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    (format!("http://{}", held.local_addr().unwrap()), held)
 }
 
 pub fn user(text: &str) -> Value {

@@ -2,7 +2,7 @@
 
 use crate::common::engine::{Engine, expected_logprobs};
 use crate::common::worker::Worker;
-use crate::common::{Orchestrator, PATIENCE, Place, client, metrics, trainer, user};
+use crate::common::{Orchestrator, PATIENCE, Place, all_proved, client, metrics, trainer, user};
 use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::Config;
 use primerl_orchestrator::envs::wire::{Lease, WorkerRole};
@@ -73,6 +73,12 @@ impl Scene {
         self.orchestrator.until(what, running).await;
     }
 
+    /// Requests that come wait in the engine. Proving it takes an engine that computes.
+    async fn pause(&self) {
+        self.orchestrator.until("it is proved", all_proved).await;
+        self.engine.pause().await;
+    }
+
     async fn end(self) {
         self.orchestrator.shutdown.cancel();
         self.orchestrator.end().await.unwrap();
@@ -111,18 +117,22 @@ async fn a_marked_repeat_joins_the_running_answer_and_an_unmarked_one_samples() 
         let request = scene.request(json!({"stream": stream}));
         request.header("idempotency-key", "one")
     };
+    scene.pause().await;
     let first = tokio::spawn(content(keyed(false)));
     scene.running("the first request runs", 1).await;
+    scene.engine.resume().await;
     // The same key, in another form: the same answer.
     let joined = keyed(true).send().await.unwrap().text().await.unwrap();
     let first = first.await.unwrap();
     assert_eq!(streamed(&joined).0, first);
     assert_eq!(scene.sampled().await, 12, "one answer was sampled");
 
+    scene.pause().await;
     let plain = tokio::spawn(content(scene.request(json!({}))));
     scene.running("a request without a key runs", 1).await;
     let another = tokio::spawn(content(scene.request(json!({}))));
     scene.running("and another in parallel", 2).await;
+    scene.engine.resume().await;
     let (plain, another) = (plain.await.unwrap(), another.await.unwrap());
     assert_ne!(plain, another);
     assert_eq!(scene.sampled().await, 36);
@@ -166,8 +176,10 @@ async fn the_retry_of_a_repeat_gets_the_repeats_answer_running_and_over() {
         content(request.header("x-stainless-retry-count", retries))
     };
     let first = ask(0).await;
+    scene.pause().await;
     let second = tokio::spawn(ask(0));
     scene.running("the repeat", 1).await;
+    scene.engine.resume().await;
     let retry = ask(1).await;
     let second = second.await.unwrap();
     assert_ne!(first, second);
@@ -176,10 +188,12 @@ async fn the_retry_of_a_repeat_gets_the_repeats_answer_running_and_over() {
     assert_eq!(scene.sampled().await, 24);
     // A repeat that its client gives up: its retry is sampled again.
     let request = scene.request(json!({}));
+    scene.pause().await;
     let given_up = tokio::spawn(async move { request.send().await });
     scene.running("another repeat", 1).await;
     given_up.abort();
     scene.running("it is aborted", 0).await;
+    scene.engine.resume().await;
     let third = ask(1).await;
     assert!(third != first && third != second);
     assert_eq!(ask(1).await, third);
@@ -313,8 +327,10 @@ async fn another_engine_continues_a_request_that_has_stop_sequences() {
     let scene = Scene::new(paced(Duration::from_millis(100))).await;
     // Never sampled: only the path of such requests is tested.
     let request = scene.request(json!({"stop": ["!"], "return_token_ids": true}));
+    scene.pause().await;
     let answer = tokio::spawn(async move { request.send().await.unwrap() });
     scene.running("it began", 1).await;
+    scene.engine.resume().await;
     let begun = |text: &str| metric(text, "generation_tokens_total") >= 4.0;
     wait_for_metrics(&scene.engine.url, begun).await;
     let scene = scene.with_another_engine().await;

@@ -408,6 +408,7 @@ async fn retries_of_repeats_get_their_own_answers_after_a_restart() {
     let again = turn(&lease, &messages, 1).await;
     assert_eq!((&again["id"], said(&again)), (&second["id"], said(&second)));
     // The third is being sampled when the orchestrator dies: its retry is different from the others.
+    engine.pause().await;
     let status = crate::common::get(&format!("{}/status", process.url)).await;
     let before = status["tokens"]["sampled"].as_u64();
     let (lease_, messages_) = (lease.clone(), messages.clone());
@@ -430,7 +431,9 @@ async fn retries_of_repeats_get_their_own_answers_after_a_restart() {
         assert!(Instant::now() < deadline);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    process.kill_and_restart();
+    process.kill();
+    engine.resume().await;
+    process.restart();
     assert!(third.await.unwrap().is_err(), "its connection was cut");
     let third = turn(&lease, &messages, 1).await;
     assert!(said(&third) != said(&first) && said(&third) != said(&second));

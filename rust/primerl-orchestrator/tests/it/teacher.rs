@@ -374,9 +374,7 @@ fn write_other_model(folder: &Path) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_teacher_ends_the_run_by_name() {
     let place = Place::new();
-    let gone = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let url = format!("http://{}", gone.local_addr().unwrap());
-    drop(gone);
+    let (url, _held) = crate::common::unserved();
     let said = failure(&place, &url).await;
     assert!(
         said.contains("it has not answered for") && said.contains(&url),
