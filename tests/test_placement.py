@@ -211,7 +211,8 @@ def test_a_placement_is_found_by_its_name_or_its_path(tmp_path: Path, monkeypatc
     for given, said in [
         (
             Deployment(type="flurm"),
-            "deployment.type: there is no placement 'flurm'; there are 'local', 'slurm', 'ray', 'bad', 'empty', ",
+            "deployment.type: there is no placement 'flurm'; there are "
+            f"{', '.join(map(repr, registry.BUILT_IN))}, 'bad', 'empty', ",
         ),
         (Deployment(type="bad"), "deployment.type: 'bad', the entry point acme_bad:Any of primerl.placements, cannot "),
         (Deployment(type="full"), "deployment: 'full' cannot be made: RuntimeError: no room"),
@@ -225,7 +226,7 @@ def test_a_placement_is_found_by_its_name_or_its_path(tmp_path: Path, monkeypatc
         assert str(refused.value).startswith(said)
 
 
-def test_nodes_are_for_the_placement_that_takes_them(tmp_path: Path) -> None:
+def test_nodes_are_for_the_placement_that_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = {"record": str(tmp_path / "record")}
 
     def deployment(**more: Any) -> Deployment:
@@ -238,6 +239,12 @@ def test_nodes_are_for_the_placement_that_takes_them(tmp_path: Path) -> None:
         said = rf"^deployment.{name} is 2, and the placement 'placements:Plain' takes no {name}; omit it$"
         with pytest.raises(ConfigError, match=said):
             registry.chosen(deployment(type="placements:Plain", **{name: 2}))
+    # One of primerl, too.
+    with monkeypatch.context() as patched:
+        patched.setitem(registry.PATHS, "plain", "placements:Plain")
+        patched.setitem(registry.BUILT_IN, "plain", registry.BuiltIn("placements:Plain"))
+        with pytest.raises(ConfigError, match="the placement 'plain' takes no num_train_nodes"):
+            registry.chosen(deployment(type="plain", num_train_nodes=2))
     # One that takes them as arguments of its own has them there.
     own = {**args, "num_train_nodes": 1, "num_infer_nodes": 0}
     assert registry.chosen(deployment(type="placements:TwoNodes", num_infer_nodes=1, args=own)).nodes == ["node_0"]

@@ -94,12 +94,12 @@ def chosen(deployment: Deployment, ray: Ray | None = None, slurm: Slurm | None =
 
 
 def _nodes(kind: str, made_by: Callable[..., Placement], deployment: Deployment) -> dict[str, int]:
-    """Raises ConfigError for nodes that are asked for, and that a placement of others does not take. What goes with
-    `local` the config's classes say: a file with `[slurm]` has it too."""
+    """Raises ConfigError for nodes that are asked for, and that the placement does not take. What goes with `local` the
+    config's classes say: a file with `[slurm]` has it too."""
     parameters = signature(made_by).parameters
     for name, least in (("num_train_nodes", 1), ("num_infer_nodes", 0)):
         count = getattr(deployment, name)
-        if kind not in BUILT_IN and count > least and name not in parameters and name not in deployment.args:
+        if kind != LOCAL and count > least and name not in parameters and name not in deployment.args:
             raise ConfigError(
                 f"deployment.{name} is {count}, and the placement {kind!r} takes no {name}; omit it",
                 f"deployment.{name}",
