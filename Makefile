@@ -23,8 +23,10 @@ UV := $(BIN)/uv
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export UV_PYTHON := $(CURDIR)/$(BIN)/python
 
-RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml -o -path '*/page/web/*' -type f) Cargo.toml Cargo.lock
+RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml -o -path '*/src/*.json' -o -path '*/page/web/*' -type f) Cargo.toml Cargo.lock
 EXAMPLES := examples/reverse-text examples/sort-letters
+# Compiled into the orchestrator.
+NATIVE_SCHEMA := rust/primerl-orchestrator/src/config/schema.json
 CLASSIC_EXAMPLE := examples/reverse-classic
 DEMO := outputs/reverse-text
 
@@ -148,9 +150,11 @@ bench: build ## run the measurements under benches/
 # The second file is compiled into the orchestrator: what it does not know yet is no key of it.
 reference: build ## write docs/configuration.md and the orchestrator's keys from the classes of the configs
 	$(BIN)/primerl config reference --output docs/configuration.md
-	$(BIN)/primerl config schema --of orchestrator > rust/primerl-orchestrator/src/config/schema.json
+	$(BIN)/primerl config schema --of orchestrator > .make/schema.json
+	@cmp -s .make/schema.json $(NATIVE_SCHEMA) || cp .make/schema.json $(NATIVE_SCHEMA)
+	@$(MAKE) --no-print-directory build
 
-# All extras but vllm, which pins other versions of torch and transformers.
+# Not vllm, which pins other versions of torch and transformers, and not ray, which only long tests need.
 EXTRAS := train envs report data gepa wandb prime dev tinker
 constraints: .make/packages ## resolve the pinned packages again (keeps versions that still fit)
 	$(UV) pip compile pyproject.toml $(EXTRAS:%=--extra %) --universal --python-version 3.11 --generate-hashes \

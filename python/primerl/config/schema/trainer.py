@@ -281,7 +281,7 @@ class Computation(Section):
 
     dtype: Literal["float32", "bfloat16"] | None = None
     """Number format of the model's computations; default: bfloat16 on a GPU (where attention has its fast kernels in it
-    only), float32 on a CPU,. Weights are updated in fp32."""
+    only), float32 on a CPU. Weights are updated in fp32."""
     activation_checkpointing: Recomputed = "none"
     """What the backward pass computes again: nothing, whole layers, or all of a layer but its matrix products."""
     compile: bool = False
