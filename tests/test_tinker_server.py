@@ -20,6 +20,7 @@ import pytest
 from docs_pages import shown
 from end_to_end import REPOSITORY, until
 from primerl.cli import main
+from primerl.launch.supervise.lock import LOCK
 from tinker_calls import ROWS, Client
 
 pytestmark = [
@@ -430,8 +431,10 @@ def test_a_port_that_is_taken_costs_nothing_that_was_saved(
     imitator: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved = tmp_path / "out" / "states" / "s" / "weights" / "one"
-    for folder in (saved, tmp_path / "out" / "configs"):
+    lock = tmp_path / "out" / LOCK
+    for folder in (saved, lock.parent):
         folder.mkdir(parents=True)
+    lock.touch()
     given = ["--model.path", str(imitator), "--output-dir", str(tmp_path / "out"), "--clean-output-dir"]
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
