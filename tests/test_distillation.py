@@ -27,6 +27,8 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="starts whole runs"),
 ]
 STEPS, ENDLESS = 10, 5000
+# Components of a loss.
+KINDS = ("rl", "ce", "ref_kl")
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +121,21 @@ def test_each_environment_learns_from_what_it_names(
     run(file)
     found = batches(output)
     assert len(found) == 4
-    temperatures, kinds = set[float](), set[str]()
-    for micro_batch in (own for batch in found for own in batch.micro_batches if own.sequence_lengths):
-        mask = micro_batch.loss_mask.float()
-        weights = {name: micro_batch.extra[f"{name}_weights"] for name in ("rl", "ce", "ref_kl")}
-        torch.testing.assert_close(weights["rl"] + weights["ref_kl"], mask)
-        assert not (weights["ce"] * mask).any()
-        kinds |= {name for name, column in weights.items() if column.any()}
-        temperatures |= set(micro_batch.temperatures[weights["ref_kl"] > 0].tolist())
-    assert kinds == {"rl", "ce", "ref_kl"}
+    temperatures, kinds = set[float](), list[set[str]]()
+    for batch in found:
+        kinds.append(set())
+        for micro_batch in (own for own in batch.micro_batches if own.sequence_lengths):
+            mask = micro_batch.loss_mask.float()
+            weights = {name: micro_batch.extra[f"{name}_weights"] for name in KINDS}
+            torch.testing.assert_close(weights["rl"] + weights["ref_kl"], mask)
+            assert not (weights["ce"] * mask).any()
+            kinds[-1] |= {name for name, column in weights.items() if column.any()}
+            temperatures |= set(micro_batch.temperatures[weights["ref_kl"] > 0].tolist())
+    assert set().union(*kinds) == set(KINDS)
     assert [round(one, 5) for one in temperatures] == [0.7]
-    for name in ("loss/rl/mean", "loss/ce/mean", "loss/ref_kl/mean"):
-        assert len(column(output, name)) == 4
+    # Which groups are ready for a batch is a matter of time: it need not have all three.
+    lines = read_lines(output / "metrics.jsonl")
+    assert [{name for name in KINDS if f"loss/{name}/mean" in line} for line in lines] == kinds
     assert "token-exact" in primerl("verify", str(output))
 
 
