@@ -49,7 +49,7 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def endless(model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Started]:
-    """A run that has trained two steps and goes on; a parameter is more of its arguments."""
+    """A run that has trained two steps and continues; a parameter is more of its arguments."""
     run = launch(model, tmp_path / "run", *ENDLESS, *getattr(request, "param", ()))
     try:
         run.note_mark()

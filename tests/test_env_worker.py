@@ -309,7 +309,7 @@ def test_a_rollout_that_misbehaves_costs_nobody_else(orchestrator: Orchestrator,
     assert outcome["error"]["kind"] == "environment"
     assert "CancelledError" in outcome["error"]["message"]
 
-    # A reward that blocks the event loop: heartbeats go on meanwhile, or they would be further apart than it takes.
+    # A reward that blocks the event loop: heartbeats continue meanwhile, or they would be further apart than it takes.
     before = len(orchestrator.heartbeats)
     orchestrator.result(orchestrator.add(example_of("reward_blocks")))
     moments = [moment for moment, _ in orchestrator.heartbeats[before:]]

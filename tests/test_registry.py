@@ -117,7 +117,7 @@ def test_an_optimizer_from_outside_trains(kind: str) -> None:
     [
         (
             "hubre",
-            r"type is 'hubre'; it must be one of '.*', 'broken', 'huber', 'huber_function'$",
+            r"type is 'hubre'; it must be one of 'cispo', .*, 'ipo', 'broken', 'huber', 'huber_function'$",
         ),
         ("broken", r"type is 'broken': RuntimeError: no$"),
         ("no_such:thing", r"type is 'no_such:thing': ModuleNotFoundError: No module named 'no_such'$"),
