@@ -16,6 +16,7 @@ from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import load_run
 from primerl.config.schema.sft import SFTConfig
 from primerl.config.schema.simulate import SimulateConfig
+from test_train_loss import LOSSES
 
 SHORT = config_texts.SHORT.replace("MODEL", "owner/name")
 FULL = config_texts.FULL.replace("MODEL", "model")
@@ -183,8 +184,8 @@ CASES: list[tuple[str, str, str, list[str], str]] = [
      "model.path (in run.toml, line 3): missing; it has no default, so set it; the model is model.path; model.name is "
      "what environments call it"),
     (FULL, "[model]", '[trainer.loss]\ntype = "default"\n\n[model]', [],
-     "trainer.loss (in run.toml, line 4): type is 'default'; it must be one of 'cispo', 'clip', 'dppo', 'gspo', "
-     "'icepop', 'importance', 'ipo'; prime-rl's \"default\" is \"dppo\", with settings in trainer.loss.args"),
+     f"trainer.loss (in run.toml, line 4): type is 'default'; it must be one of {LOSSES}; prime-rl's \"default\" is "
+     '"dppo", with settings in trainer.loss.args'),
     (FULL, 'id = "reverse-text"', 'taskset = { id = "reverse-text" }', [],
      "orchestrator.train.env[0].id (in run.toml, line 10): missing; it has no default, so set it; the environment's id "
      "is not in taskset but next to it: as id"),

@@ -18,6 +18,7 @@ from primerl.process.setting_checks import from_mapping
 from primerl.train.settings import TrainerConfig
 from primerl.train.sft_settings import SFTConfig
 from settings_helpers import filled, refusal
+from test_train_loss import LOSSES
 
 TRAINER: dict[str, Any] = {
     "output_dir": "out",
@@ -57,7 +58,7 @@ def test_tiny_model_from_a_table() -> None:
         ({"optim": {"betas": [0.9, 1.0]}}, "optim.betas"),
         ({"optim": {"lr": 0}}, "optim.lr: Input should be greater than 0 (it is 0)"),
         ({"weights": {"keep_last": 1}}, "weights.keep_last: Input should be greater than or equal to 2 (it is 1)"),
-        ({"loss": {"type": "ppo"}}, "type is 'ppo'; it must be one of 'cispo', 'clip', 'dppo', 'gspo', 'icepop'"),
+        ({"loss": {"type": "ppo"}}, f"type is 'ppo'; it must be one of {LOSSES}"),
         ({"loss": {"args": {"mask_lo": 0.1}}}, "unknown setting `args.mask_lo`; known here: kl_tau, mask_high"),
         ({"loss": {"args": {"mask_low": -0.1}}}, "args.mask_low is -0.1"),
         ({"loss": {"args": {"kl_tau": float("nan")}}}, "args.kl_tau is nan"),

@@ -142,6 +142,8 @@ REFERENCES: dict[str, list[tuple[Reference, dict[str, Any]]]] = {
     "importance": [(importance, {"max_ratio": 1.5}), (importance, {"max_ratio": 0.0})],
     "icepop": [(icepop, {"min_ratio": 0.5, "max_ratio": 2.0})],
 }
+LOSSES = ", ".join(map(repr, sorted(REFERENCES)))
+"""As messages list them; other tests expect it."""
 
 
 def random_tokens(seed: int = 0) -> Tokens:
