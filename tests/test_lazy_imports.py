@@ -86,3 +86,43 @@ print(misses, len(own._class_to_module) > 3000, same, modules, set(dir(shared)) 
 def test_sources_of_models_are_read_once_for_transformers_and_its_models() -> None:
     done = subprocess.run([sys.executable, "-c", SCANS], capture_output=True, text=True, timeout=240)
     assert done.stdout.split() == ["1", "True", "True", "True", "True"], done.stderr
+
+
+LIBRARIES = """
+import sys, threading, types
+from primerl.process import imports
+
+has_gpu, folder = sys.argv[1] == "gpu", sys.argv[2]
+imports.has_cuda = lambda: has_gpu
+if folder:
+    imports.find_spec = lambda _: types.SimpleNamespace(submodule_search_locations=[folder])
+imports.load_torch_libraries()
+for thread in threading.enumerate():
+    if thread is not threading.main_thread():
+        thread.join()
+with open("/proc/self/maps") as maps:
+    print("libtorch_python" in maps.read(), "torch" in sys.modules)
+import torch
+print((torch.ones(2) + 1).tolist())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize(
+    ("machine", "has_broken_ones", "are_loaded"),
+    [
+        ("cpu", False, True),
+        # Where torch itself has to decide which of CUDA's libraries are loaded.
+        ("gpu", False, False),
+        # What is wrong with them is for the import to say.
+        ("cpu", True, False),
+    ],
+)
+def test_the_libraries_of_torch_are_loaded_before_it_is_imported(
+    machine: str, has_broken_ones: bool, are_loaded: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_python.so").write_text("cut off")
+    arguments = [machine, str(tmp_path) if has_broken_ones else ""]
+    done = subprocess.run([sys.executable, "-c", LIBRARIES, *arguments], capture_output=True, text=True, timeout=240)
+    assert (done.stdout.splitlines(), done.stderr) == ([f"{are_loaded} False", "[2.0, 2.0]"], "")

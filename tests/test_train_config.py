@@ -148,6 +148,7 @@ def test_training_imports_little() -> None:
         "run_key",
         "net.prometheus",
         "net.addresses",
+        "process.cuda",
         "process.extras",
         "process.import_path",
         "process.imports",

@@ -119,6 +119,8 @@ class Masker:
 
     def _useless(self, conversation: Conversation) -> str | None:
         """An option of reasoning that the row sets and the template does not read."""
+        if not conversation.template_kwargs:
+            return None
         asked = (name for name in REASONING_OPTIONS if name in conversation.template_kwargs)
         return next((name for name in asked if not self._fields.names(name)), None)
 

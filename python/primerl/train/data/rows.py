@@ -182,7 +182,8 @@ def load_rows(sources: list[Source], masker: Masker, limits: Limits, bad_rows: P
         SavingError: `bad_rows` cannot be written.
     """
     builder = RowsBuilder(limits)
-    with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool, ThreadPoolExecutor(1) as renders:
+    # Two of them: the rows of one chunk are rendered in Rust while those of the other are checked here.
+    with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool, ThreadPoolExecutor(2) as renders:
         for source in sources:
             builder.begin(source)
             with progress(f"tokenising {source.title}") as report:

@@ -151,6 +151,8 @@ def _reasoning_and_words(message: Mapping[str, Any]) -> tuple[str, str]:
     content = content_text(message)
     if message["role"] != "assistant":
         return "", content.strip()
+    if THINKING_ENDS not in content and message.keys().isdisjoint(REASONING):
+        return "", content.strip()
     thought, _, said = content.rpartition(THINKING_ENDS)
     given = next((message[name] for name in REASONING if isinstance(message.get(name), str) and message[name]), thought)
     return given.strip().removeprefix("<think>").strip(), said.strip()
