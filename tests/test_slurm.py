@@ -25,6 +25,7 @@ from primerl.launch.placement.protocol import Command, PlacementError, Resources
 from primerl.launch.placement.slurm import agent, allocation, hostlist, planning, step
 from primerl.launch.placement.slurm.allocation import Allocation, Shape
 from primerl.launch.placement.slurm.placement import SlurmPlacement
+from primerl.launch.preflight import training
 from primerl.launch.slurm import follow, jobs, script, submission, within
 from primerl.process import signals
 from primerl.runs.registry import Registry
@@ -687,6 +688,30 @@ def test_a_dry_submission_deletes_nothing(tmp_path: Path) -> None:
     assert submission.submit(config, said.append, command="rl", goes_on=lambda _: False) == 0
     assert "nothing was submitted" in said[-1]
     assert (tmp_path / "journal").is_dir()
+
+
+def test_a_dry_submission_leaves_a_run_and_its_job_alone(tmp_path: Path) -> None:
+    config = config_of(slurm={"dry_run": True}, output_dir=str(tmp_path))
+    said: list[str] = []
+
+    def submitted() -> str:
+        assert submission.submit(config, said.append, command="rl", goes_on=training.begun_in) == 0
+        return said.pop()
+
+    job = tmp_path / "job.sbatch"
+    assert f"the job's script is {job}, and nothing was submitted" in submitted()
+    # What it wrote is no run: a start in the folder is the first one.
+    assert not training.begun_in(tmp_path)
+    assert f"the job's script is {job}" in submitted()
+    job.write_text("of the run")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.toml")}
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "00000000000000000001.log").write_bytes(b"")
+    assert (
+        submitted() == f"everything checked; {tmp_path} holds a run, which is left as it is, and nothing was submitted"
+    )
+    assert job.read_text() == "of the run"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.toml")} == before
 
 
 def test_only_the_launcher_that_the_script_started_is_within(monkeypatch: pytest.MonkeyPatch) -> None:

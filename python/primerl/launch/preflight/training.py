@@ -246,7 +246,7 @@ def claimed(output_dir: str, *, clean: bool, kind: str) -> Iterator[Path]:
         with _as_config_error(folder):
             if clean:
                 _empty(folder, but=lock)
-            # By which a later start knows the folder as a run's, however early this one ends.
+            # With the lock all that a run which never began leaves (`never_began`).
             (folder / "configs").mkdir(exist_ok=True)
             if never_began(folder):
                 kinds.forget_others(folder, kind)

@@ -18,7 +18,7 @@ from primerl.config.schema.launched import C, Launched
 from primerl.config.schema.sft import SFTConfig
 from primerl.launch.placement.registry import SLURM, infer_gpus
 from primerl.launch.placement.slurm.placement import SlurmPlacement
-from primerl.launch.preflight.training import claimed
+from primerl.launch.preflight.training import claimed, never_began
 from primerl.launch.registration import Former, begin, end, stored_copy
 from primerl.launch.slurm import follow, jobs, script, within
 from primerl.launch.supervise import detached
@@ -197,14 +197,17 @@ def submit(
     if not is_dry:
         _test(text, nodes)
     with claimed(config.output_dir, clean=config.clean_output_dir and not is_dry, kind=command.split()[0]):
-        resumes = not config.clean_output_dir and goes_on(folder)  # before there is a folder of logs
+        if is_dry and not never_began(folder):
+            say(f"everything checked; {folder} holds a run, which is left as it is, and nothing was submitted")
+            return 0
+        resumes = not is_dry and not config.clean_output_dir and goes_on(folder)  # before there is a folder of logs
         former = Former(folder, say) if resumes else None
         files.write_text(folder / CONFIG, stored_copy(config))
         files.write_text(folder / script.SCRIPT, text)
-        (folder / script.LOG).parent.mkdir(exist_ok=True)
         if is_dry:
             say(f"everything checked; the job's script is {folder / script.SCRIPT}, and nothing was submitted")
             return 0
+        (folder / script.LOG).parent.mkdir(exist_ok=True)
         run_id = begin(config, folder, say, goes_on=resumes, form=form)
     # The job takes the folder, which has to be free by then.
     offset = follow.size_of(folder / script.LOG)
