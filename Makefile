@@ -147,8 +147,9 @@ bench: build ## run the measurements under benches/
 	for script in benches/*.py; do echo "== $$script"; $(BIN)/python "$$script" || missed="$$missed $$script"; done; \
 	if test -n "$$missed"; then echo "make: failed, or missed a goal:$$missed" >&2; exit 1; fi
 
-# The second file is compiled into the orchestrator: what it does not know yet is no key of it.
-reference: build ## write docs/configuration.md and the orchestrator's keys from the classes of the configs
+# The last file is compiled into the orchestrator: what it does not know yet is no key of it.
+reference: build ## write the parsers' names, and from the configs docs/configuration.md and the orchestrator's keys
+	$(BIN)/python scripts/parser_names.py
 	$(BIN)/primerl config reference --output docs/configuration.md
 	$(BIN)/primerl config schema --of orchestrator > .make/schema.json
 	@cmp -s .make/schema.json $(NATIVE_SCHEMA) || cp .make/schema.json $(NATIVE_SCHEMA)

@@ -12,6 +12,7 @@ import pytest
 import render_helpers as helpers
 from primerl import _core, parsers
 from primerl.config.process_files.files import to_toml
+from primerl.config.schema import parser_names
 from primerl.config.schema.orchestrator import OrchestratorConfig, Parsers
 from primerl.render import ParserError, PrimerlError, Renderer, RenderError, describe_parser
 from pydantic import ValidationError
@@ -121,8 +122,8 @@ def test_a_parser_that_cannot_be_used_is_refused_by_field_and_value(package: Pat
 
 
 def test_lists_of_names_are_those_of_the_extension() -> None:
-    assert get_args(parsers.ToolParserName) == _core.TOOL_PARSERS
-    assert get_args(parsers.ReasoningParserName) == _core.REASONING_PARSERS
+    assert get_args(parser_names.ToolParserName) == _core.TOOL_PARSERS
+    assert get_args(parser_names.ReasoningParserName) == _core.REASONING_PARSERS
     page = (ROOT / "docs" / "render.md").read_text(encoding="utf-8")
     for column, names in {"tool_parser": _core.TOOL_PARSERS, "reasoning_parser": _core.REASONING_PARSERS}.items():
         table = page.split(f"| `{column}` |")[1].split("\n\n")[0]

@@ -1,4 +1,4 @@
-"""Parsers of tool calls and reasoning: the names of ours, and descriptions of others, from packages and files.
+"""Parsers of tool calls and reasoning that others describe, in packages and files.
 
 A description is data (`docs/render.md`, *A parser of your own*); no Python runs on an answer. Standard library only,
 and `primerl._core` where a description is checked.
@@ -12,29 +12,10 @@ import os
 import tomllib
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-# As in `primerl._core.TOOL_PARSERS` and `REASONING_PARSERS`; importing it would slow down every command.
-ToolParserName = Literal[
-    "hermes",
-    "qwen3_coder",
-    "llama3_json",
-    "llama3_pythonic",
-    "glm",
-    "kimi",
-    "deepseek",
-    "deepseek_v32",
-    "gemma4",
-    "cohere",
-    "harmony",
-    "minimax",
-    "mistral",
-    "none",
-]
-ReasoningParserName = Literal["think", "mistral", "gemma4", "cohere", "harmony", "none"]
 
 GROUP = "primerl.tool_parsers"
 """Entry points of this group are descriptions: `module:NAME` is a table, or the path of a file with one."""

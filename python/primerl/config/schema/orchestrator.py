@@ -42,6 +42,7 @@ from primerl.config.schema.environment import (
 )
 from primerl.config.schema.environment_checks import check_environments, check_held_out, check_ratios, evaluation_labels
 from primerl.config.schema.monitors import check_url
+from primerl.config.schema.parser_names import ReasoningParserName, ToolParserName
 from primerl.config.schema.rollouts import Admission, Algorithm, Buffer, Demonstration, Sampling, TrainingMode
 from primerl.config.schema.services import ClientType, Teacher
 from primerl.process.setting_checks import LONGEST_S
@@ -123,10 +124,10 @@ _PARSER = (WrapValidator(_resolve_parser), PlainSerializer(lambda value: value),
 class Parsers(Section):
     """How answers are parsed. Unset keys follow from the model's chat template and `config.json`."""
 
-    tool: Annotated[parsers.ToolParserName | None, *_PARSER] = None
+    tool: Annotated[ToolParserName | None, *_PARSER] = None
     """Syntax of tool calls. A parser of your own (docs/render.md): the name that its package registers, the path of its
     file, or its description as a table."""
-    reasoning: Annotated[parsers.ReasoningParserName | None, *_PARSER] = None
+    reasoning: Annotated[ReasoningParserName | None, *_PARSER] = None
     """Marks around reasoning. A parser of your own: as for `tool`."""
 
 
