@@ -48,7 +48,7 @@ LEFT = {
     "sft": ("configs/sft.toml", "weights/step_1/config.json", "metrics.jsonl"),
     "eval": ("configs/eval.toml", "configs/orchestrator.toml", "journal/0.snapshot", "results.jsonl"),
     "gepa": ("gepa.json", "configs/inference.toml", "evaluations/00000/configs/eval.toml"),
-    "serve": ("logs/server.log", "configs/inference_0.toml", "states/a/weights/one"),
+    "serve": ("logs/server.log", "configs/inference_0.toml", "states/a/weights/one/primerl.json"),
     "inference": ("logs/inference.log", "configs/inference.toml"),
 }
 """What each command leaves in its folder."""
@@ -62,7 +62,7 @@ def fill(folder: Path, *names: str) -> None:
 
 
 def test_saved_states_are_a_servers_without_its_logs(tmp_path: Path) -> None:
-    fill(tmp_path, "states/a/sampler_weights/one")
+    fill(tmp_path, "states/a/sampler_weights/one/primerl.json")
     assert kinds.kinds_in(tmp_path) == {"serve"}
     training.check_output_dir(str(tmp_path), clean=False, goes_on=kinds.holds("serve"), kind="serve")
     with pytest.raises(ConfigError, match="no run of primerl wrote"):
@@ -161,6 +161,22 @@ def test_a_folder_of_strangers_is_left_alone(kind: str, tmp_path: Path) -> None:
     before = contents(folder)
     with pytest.raises(ConfigError, match=r"holds a supervised fine-tuning .* neither resumes nor deletes"):
         STARTS[kind](folder)
+    assert contents(folder) == before
+
+
+def test_names_alone_make_no_folder_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Projects have files of such names; a start would leave a lock, by which --clean-output-dir deletes them."""
+    folder, start = tmp_path / "run", tuning(tmp_path)
+    fill(folder, "configs/sft.toml", "configs/rl.toml", "gepa.json", "journal/notes.snapshot", "states/a/old_weights/x")
+    assert kinds.kinds_in(folder) == {"sft", "rl"}
+    before = contents(folder)
+    for kind in LEFT:
+        for clean in (False, True):
+            with pytest.raises(ConfigError, match=r"no run of primerl wrote|neither resumes nor deletes"):
+                training.check_output_dir(str(folder), clean=clean, goes_on=lambda _: True, kind=kind)
+    for arguments in (RESUME, [*RESUME, "--dry-run"], ["--dry-run"], ["--clean-output-dir"]):
+        assert start(*arguments) == 2
+        assert "holds files that no run of primerl wrote" in capsys.readouterr().err
     assert contents(folder) == before
 
 

@@ -240,7 +240,7 @@ def _values(config: GepaConfig) -> dict[str, Any]:
     if config.base_url is None:
         content |= {f"inference.{name}": value for name, value in engine.items()}
     kept = {name: value for name, value in content.items() if name not in MAY_CHANGE}
-    return {**kept, "the version of the package gepa": metadata.version("gepa")}
+    return {**kept, kinds.SEARCHED_BY: metadata.version("gepa")}
 
 
 def same_search(config: GepaConfig, folder: Path, weights: str | None = None) -> None:

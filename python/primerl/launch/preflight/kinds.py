@@ -24,8 +24,10 @@ TITLES = {
 OWN_CONFIG = ("rl", "sft", "eval")
 """Kinds whose whole config is `configs/<kind>.toml`."""
 BEGUN_SEARCH = "gepa.json"
+SEARCHED_BY = "the version of the package gepa"
+"""A key of every such file."""
 SERVER_LOG = Path("logs") / "server.log"
-SAVED_STATES = "states/*/*weights"
+SAVED_STATES = "states/*/*weights/*/primerl.json"
 
 
 def kinds_in(folder: Path) -> set[str]:
@@ -35,13 +37,29 @@ def kinds_in(folder: Path) -> set[str]:
     # A script's run has no file of the whole, nor has one that ended while it started.
     if "eval" not in found and (holds_run(folder) or (configs / "orchestrator.toml").is_file()):
         found.add("rl")
-    if (folder / BEGUN_SEARCH).is_file():
+    if holds_search(folder):
         found.add("gepa")
     return found or _serving_in(folder)
 
 
+def holds_search(folder: Path) -> bool:
+    """A folder without a lock has to say it within the file: configs of users have such names."""
+    file = folder / BEGUN_SEARCH
+    if not file.is_file() or (folder / LOCK).is_file():
+        return file.is_file()
+    try:
+        return f'"{SEARCHED_BY}": ' in file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def holds_states(folder: Path) -> bool:
+    """Whether a server has saved states of training clients there."""
+    return any(folder.glob(SAVED_STATES))
+
+
 def _serving_in(folder: Path) -> set[str]:
-    if any(folder.glob(SAVED_STATES)):
+    if holds_states(folder):
         return {"serve"}
     if not (folder / LOCK).is_file():  # folders of others have such files, too
         return set()

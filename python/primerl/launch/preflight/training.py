@@ -172,13 +172,13 @@ def _check_folder(folder: Path, *, clean: bool, kind: str, goes_on: Callable[[Pa
     if never_began(folder):
         return
     _check_kind(folder, kind)
-    if not clean and goes_on is not None and goes_on(folder):
-        return
-    is_of_run = _is_of_run(folder)
     saved = bool(saved_steps(folder / "checkpoints"))
-    if not is_of_run and (clean or not saved):
+    # What was saved is enough to resume from, and not to delete all that is there.
+    if not _is_of_run(folder) and (clean or not (saved or kinds.holds_states(folder))):
         raise ConfigError.at("output_dir", _of_strangers(folder, clean=clean))
     if not clean:
+        if goes_on is not None and goes_on(folder):
+            return
         going_on = "--ckpt.resume-step -1 to resume from its newest checkpoint, or " if saved else ""
         raise ConfigError.at(
             "output_dir",
@@ -190,7 +190,7 @@ def _check_folder(folder: Path, *, clean: bool, kind: str, goes_on: Callable[[Pa
 def _is_of_run(folder: Path) -> bool:
     """Whether a run wrote what is there. Projects have a folder `configs`, too, with files of such names. Searches by
     `primerl gepa` once had no lock."""
-    return (folder / LOCK).is_file() or holds_run(folder) or (folder / kinds.BEGUN_SEARCH).is_file()
+    return (folder / LOCK).is_file() or holds_run(folder) or kinds.holds_search(folder)
 
 
 def _check_kind(folder: Path, kind: str) -> None:
@@ -236,6 +236,7 @@ def claimed(output_dir: str, *, clean: bool, kind: str) -> Iterator[Path]:
         check_output_dir(output_dir, clean=True, kind=kind)
     lock = folder / LOCK
     with _as_config_error(folder):
+        was_claimed = lock.is_file()
         if clean and (lock.parent.is_symlink() or not lock.parent.is_dir()):
             lock.parent.unlink(missing_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +249,7 @@ def claimed(output_dir: str, *, clean: bool, kind: str) -> Iterator[Path]:
                 _empty(folder, but=lock)
             # With the lock all that a run which never began leaves (`never_began`).
             (folder / "configs").mkdir(exist_ok=True)
-            if never_began(folder):
+            if was_claimed and never_began(folder):
                 kinds.forget_others(folder, kind)
             on_request.forget(folder)  # by a session that was killed before it had its checkpoint
         yield folder

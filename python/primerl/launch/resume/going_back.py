@@ -88,7 +88,7 @@ def check_trainer(config: RLConfig, folder: Path) -> None:
 
 def holds_run(folder: Path) -> bool:
     """Whether a run has begun there, which the same command continues."""
-    return any(folder.glob("journal/*.snapshot"))
+    return any(file.stem.isdigit() for file in folder.glob("journal/*.snapshot"))
 
 
 def _has_state(checkpoints: Path, step: int | None) -> bool:
