@@ -67,25 +67,39 @@ def test_a_command_imports_only_what_it_uses(command: str, allowed: list[str], t
 
 
 SCANS = """
-import sys
+import importlib.metadata, os, sys
 from primerl.train.model.import_once import import_transformers
 import_transformers()
 import transformers.models
 from transformers.utils import import_utils
 
 shared = transformers.models
-misses = import_utils.define_import_structure.cache_info().misses
-read = import_utils.define_import_structure.__wrapped__(shared.__file__)
+given = import_utils.define_import_structure.__wrapped__
+misses = given.cache_info().misses
+reading, folder = import_utils.create_import_structure_from_path, os.path.dirname(shared.__file__)
+import_utils.create_import_structure_from_path = lambda path: 1 / 0 if str(path) == folder else reading(path)
+import transformers.processing_utils  # which executes transformers/__init__.py once more
+import_utils.create_import_structure_from_path = reading
+read = given.__wrapped__(shared.__file__)
 own = type(shared)(shared.__name__, shared.__file__, read, module_spec=shared.__spec__)
 same = all(getattr(shared, name) == getattr(own, name) for name in ("_class_to_module", "_object_missing_backend"))
 modules = shared._modules == own._modules and shared._import_structure.keys() == own._import_structure.keys()
-print(misses, len(own._class_to_module) > 3000, same, modules, set(dir(shared)) == set(dir(own)))
+packages = import_utils.PACKAGE_DISTRIBUTION_MAPPING == importlib.metadata.packages_distributions()
+print(misses, len(own._class_to_module) > 3000, same, modules, set(dir(shared)) == set(dir(own)), packages)
 """
 
 
-def test_sources_of_models_are_read_once_for_transformers_and_its_models() -> None:
-    done = subprocess.run([sys.executable, "-c", SCANS], capture_output=True, text=True, timeout=240)
-    assert done.stdout.split() == ["1", "True", "True", "True", "True"], done.stderr
+def test_sources_of_models_are_read_once_by_all_processes(tmp_path: Path) -> None:
+    def scans(cache: str) -> list[str]:
+        command, own = [sys.executable, "-c", SCANS], {**os.environ, "XDG_CACHE_HOME": cache}
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=240)
+        return done.stdout.split() or [done.stderr]
+
+    assert scans(str(tmp_path)) == ["1"] + ["True"] * 5
+    names = sorted(file.name.partition("-")[0] for file in tmp_path.glob("primerl/*"))
+    assert names == ["packages", "transformers"]
+    assert scans(str(tmp_path)) == ["0"] + ["True"] * 5
+    assert scans(os.devnull) == ["1"] + ["True"] * 5
 
 
 LIBRARIES = """

@@ -1,40 +1,165 @@
-"""Imports `transformers` while its sources are scanned only once."""
+"""Imports `transformers` without reading the sources of all its models again.
+
+Whenever it is imported, it reads them, 2,400 files, to know what they define, twice; and the files of every installed
+package, to know which modules they have: half of the time that it takes. Here the second reading is given what the
+first has found, and both what an earlier process found in the same files.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import os
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache, wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from primerl.process.user_cache import kept
+
+DEFINES = "transformers.utils.import_utils"
+Structure = dict[frozenset[str], dict[str, set[str]]]
+"""What a class needs (torch, say) -> modules -> names that they define."""
 
 
 def import_transformers() -> None:
-    """Imports `transformers` and `transformers.models`. Each of them reads the sources of all models, 2,000 files, to
-    know what they define: a quarter of the time that both take. Here the second is given what the first has found.
+    """Imports `transformers` and `transformers.models`.
 
-    Called before anything else imports `transformers.models`; without it, that takes longer, and is the same.
+    Called before anything else imports `transformers`; without it, that takes longer, and is the same.
     """
     if "transformers.models" in sys.modules:
         return
-    import transformers
-    from transformers.utils import import_utils
+    with _packages_kept(), _models_kept():
+        import transformers.models  # noqa: F401
 
-    given = import_utils.define_import_structure
-    folder = Path(transformers.__file__).parent / "models"
 
-    def define(path: str, prefix: str | None = None) -> Any:
-        if prefix is not None or Path(path) != folder / "__init__.py":
-            return given(path, prefix)
-        # Kept by its cache, under the arguments of `transformers`, which has added modules of its own.
-        found = given(folder, prefix="models")
-        return {
-            needs: {
-                name.removeprefix("models."): names for name, names in modules.items() if name.startswith("models.")
-            }
-            for needs, modules in found.items()
-        }
-
-    import_utils.define_import_structure = define  # type: ignore[assignment]
+@contextmanager
+def _models_kept() -> Iterator[None]:
+    if DEFINES in sys.modules:
+        _keep_models(sys.modules[DEFINES])
+        yield
+        return
+    finder = _Executed(DEFINES, _keep_models)
+    sys.meta_path.insert(0, finder)
     try:
-        import transformers.models
+        yield
     finally:
-        import_utils.define_import_structure = given
+        sys.meta_path.remove(finder)
+
+
+def _keep_models(module: ModuleType) -> None:
+    """Has the module's function find what the models define once, also when parts of `transformers` ask again later."""
+    given = getattr(module, "define_import_structure", None)
+    if given is None:  # another version of transformers
+        return
+    folder = Path(module.__file__ or "").parents[1] / "models"
+    found = cache(lambda: _structure(folder, given))
+
+    @wraps(given)
+    def define(path: str, prefix: str | None = None) -> Structure:
+        if Path(path) not in (folder, folder / "__init__.py"):
+            return given(path, prefix)  # type: ignore[no-any-return]
+        before = "" if prefix is None else f"{prefix}."
+        return {needs: {before + name: names for name, names in modules.items()} for needs, modules in found().items()}
+
+    module.define_import_structure = define  # type: ignore[attr-defined]
+
+
+class _Executed(MetaPathFinder):
+    """Calls a function with a module when it has been executed, before anything gets names from it."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == self._name else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._then(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _structure(folder: Path, define: Callable[[Path], Structure]) -> Structure:
+    found: list[Structure] = []
+
+    def find() -> list[tuple[list[str], dict[str, list[str]]]] | None:
+        found.append(define(folder))
+        # What another version of transformers answers may be more than this: it is not kept.
+        with suppress(TypeError, AttributeError):
+            written = _written(found[0])
+            if _read(written) == found[0]:
+                return written
+        return None
+
+    try:
+        # The models, and what reads them.
+        fingerprint = _digest(chain(_sources(folder), _sources(folder.parent / "utils")))
+    except OSError:
+        return define(folder)
+    written = kept("transformers-models", fingerprint, find)
+    return found[0] if found else _read(written)
+
+
+def _written(structure: Structure) -> list[tuple[list[str], dict[str, list[str]]]]:
+    return [
+        (sorted(needs), {name: sorted(names) for name, names in modules.items()})
+        for needs, modules in structure.items()
+    ]
+
+
+def _read(written: Iterable[tuple[Iterable[str], Mapping[str, Iterable[str]]]]) -> Structure:
+    return {frozenset(needs): {name: set(names) for name, names in modules.items()} for needs, modules in written}
+
+
+@contextmanager
+def _packages_kept() -> Iterator[None]:
+    """For `importlib.metadata.packages_distributions`, which `transformers` asks as soon as it is imported."""
+    given = importlib.metadata.packages_distributions
+    # Others may find packages anywhere.
+    if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
+        yield
+        return
+    importlib.metadata.packages_distributions = lambda: kept("packages", _digest(_packages()), given)
+    try:
+        yield
+    finally:
+        importlib.metadata.packages_distributions = given
+
+
+def _digest(described: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(described)).encode(errors="surrogateescape")).hexdigest()
+
+
+def _sources(folder: Path) -> Iterator[str]:
+    """Each source file in the folder, with its size and when it was changed."""
+    folders = [os.fspath(folder)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    yield _described(entry)
+                elif entry.is_dir() and entry.name != "__pycache__":
+                    folders.append(entry.path)
+
+
+def _packages() -> Iterator[str]:
+    """Each folder of a package's metadata, and when something in it was added or removed."""
+    for folder in sys.path:
+        with suppress(OSError), os.scandir(folder or ".") as entries:
+            yield from (_described(entry) for entry in entries if entry.name.endswith((".dist-info", ".egg-info")))
+
+
+def _described(entry: os.DirEntry[str]) -> str:
+    found = entry.stat()
+    return f"{entry.path} {found.st_size} {found.st_mtime_ns}"
