@@ -103,6 +103,31 @@ def test_a_hangup_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch)
     assert cli.main(["rl"]) == 0
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_what_a_broken_import_raises_is_no_fault(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(_: list[str]) -> int:
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt as error:
+            raise ImportError("cannot load module more than once per process") from error
+        return 0
+
+    monkeypatch.setattr(cli, "command", command)
+    assert cli.main(["sft"]) == code
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_without_a_signal_an_error_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(_: list[str]) -> int:
+        raise ImportError("no such thing")
+
+    monkeypatch.setattr(cli, "command", command)
+    with pytest.raises(ImportError, match="no such thing"):
+        cli.main(["sft"])
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_start_of_a_process_is_not_torn(number: signal.Signals) -> None:
     done = []

@@ -84,10 +84,17 @@ def main(argv: list[str] | None = None) -> int:
     # A process of a run dies by the signal, which its guard reports to the launcher.
     if MARK in os.environ or is_rank(os.environ):
         return answered(arguments)
+    code: int | None = None
     with AsInterrupts() as asked:
-        code = answered(arguments)
+        try:
+            code = answered(arguments)
+        except Exception as error:
+            # What an import raises that was broken off is anything.
+            if asked.number is None and not follows_interrupt(error):
+                raise
+            tell_interrupted()
     # An exception that was dropped, or another error that was made of it.
-    return code if asked.number is None else interrupted(arguments, asked.number)
+    return interrupted(arguments, asked.number) if code is None or asked.number is not None else code
 
 
 def with_our_name(arguments: list[str]) -> list[str]:
@@ -95,6 +102,20 @@ def with_our_name(arguments: list[str]) -> list[str]:
     if arguments[:1] == ["--plain"]:
         arguments = arguments[1:]  # nothing is decorated that is no terminal's
     return [*SAME[arguments[0]], *arguments[1:]] if arguments and arguments[0] in SAME else arguments
+
+
+def follows_interrupt(error: BaseException) -> bool:
+    """Whether the error was raised where a Ctrl-C was handled."""
+    earlier: BaseException | None = error
+    while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
+        earlier = earlier.__cause__ or earlier.__context__
+    return earlier is not None
+
+
+def tell_interrupted() -> None:
+    # A terminal that was closed takes nothing any more.
+    with contextlib.suppress(OSError):
+        print("interrupted", file=sys.stderr)
 
 
 def interrupted(arguments: list[str], number: int | None) -> int:
@@ -111,9 +132,7 @@ def answered(arguments: list[str]) -> int:
         # Python notes an interrupt that leaves the `exec` of a string (as dataclasses do) as unhandled,
         # and would end by the signal whatever is returned; the next `exec` forgets it.
         exec("")
-        # A terminal that was closed takes nothing any more.
-        with contextlib.suppress(OSError):
-            print("interrupted", file=sys.stderr)
+        tell_interrupted()
         return interrupted(arguments, error.number if isinstance(error, Terminated) else None)
     except ModuleNotFoundError as error:
         return lacks_extra(error, arguments)
