@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from primerl.cli.arguments import keep_state
 from primerl.config.command_line.arguments import PUBLISHED, with_long_names
 from primerl.forking import servers
-from primerl.process.imports import importing, load_torch_libraries
+from primerl.process.imports import importing
 from primerl.process.rank_variables import is_rank
 from primerl.process.setting_checks import from_mapping
 from primerl.train.distributed.torchrun import NODE_RANK, RENDEZVOUS
@@ -54,10 +54,6 @@ def _read(arguments: list[str]) -> SFTConfig:
 
 def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
     """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError]."""
-    if not given.dry_run and given.slurm is None and given.ray is None:
-        # Read when torch's libraries are loaded.
-        os.environ.setdefault("OMP_WAIT_POLICY", servers.OMP_WAIT_POLICY)
-        load_torch_libraries()
     with importing():
         from primerl.config.errors.error_locations import placed
         from primerl.config.process_files.files import dump_toml, write_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from primerl.launch import monitors
 from primerl.launch.preflight import hub, training
 from primerl.launch.preflight.model_folder import check_model, check_trainable, longest_sequence
 from primerl.process import extras, signals
+from primerl.process.imports import load_torch_libraries
 from primerl.process.setting_checks import from_mapping
 from primerl.train.adapters.files import check_lora_files, read_adapter_config
 from primerl.train.data.bad_rows import BadRow, BadRows
@@ -96,17 +98,36 @@ def check(
     whole = model and weights and len(problems.found) == before
     with problems.noted():
         monitors.check(config)
+    with problems.noted():
+        _in_launchers_words(lambda: _check_lora(settings) if whole else None)
     # Ranks are other processes.
     trains = settings.ranks == 1
-    for find in (
-        lambda: _check_lora(settings) if whole else None,
-        lambda: _check_rows(settings.data, "data.", keep=trains),
-        lambda: None if settings.val is None else _check_rows(settings.val.data, "val.data.", keep=trains),
-    ):
+    readable = [rows for rows in _rows(settings) if _are_there(*rows, problems)]
+    if trains and not (problems.found or config.dry_run or config.slurm or config.ray):
+        # For the import, while rows are read: an exit before would wait for them. `primerl.train` has set what they read.
+        load_torch_libraries()
+    for rows, prefix in readable:
         signals.check()
         with problems.noted():
-            _in_launchers_words(find)
+            _in_launchers_words(functools.partial(_check_rows, rows, prefix, keep=trains))
     problems.check()
+
+
+def _rows(settings: Settings) -> list[tuple[RowsConfig, str]]:
+    """With what their keys begin with."""
+    own: list[tuple[RowsConfig, str]] = [(settings.data, "data.")]
+    return own if settings.val is None else [*own, (settings.val.data, "val.data.")]
+
+
+def _are_there(rows: RowsConfig, prefix: str, problems: Problems) -> bool:
+    def check() -> None:
+        for source in sources(rows, prefix):
+            source.check()
+
+    before = len(problems.found)
+    with problems.noted():
+        _in_launchers_words(check)
+    return len(problems.found) == before
 
 
 def _in_launchers_words(find: Callable[[], None]) -> None:
@@ -142,11 +163,8 @@ def _check_lora(settings: Settings) -> None:
 
 
 def _check_rows(rows: RowsConfig, prefix: str, *, keep: bool) -> None:
-    found = sources(rows, prefix)
-    for source in found:
-        source.check()
     bad = BadRows(rows.max_bad_share, prefix)
-    for source in found:
+    for source in sources(rows, prefix):
         if source.is_plain and Path(os.path.expanduser(source.config.path)).stat().st_size <= READ_AT_ONCE:
             _read(source, bad, keep=keep)
     bad.check()
