@@ -201,7 +201,8 @@ class Evaluation:
                 if self._start(manifest):
                     self._watch()
             except RefusedError as refusal:
-                code, reason = BAD_INPUT, error_locations.told(refusal)
+                # By 2, nothing was measured.
+                code, reason = FAILED if self.has_begun else BAD_INPUT, error_locations.told(refusal)
             except RunFailedError as failure:
                 code, reason = FAILED, f"the evaluation has failed: {failure}"
             except within.TimeIsUp:

@@ -166,7 +166,8 @@ class Launcher:
                             self._watch()
                         self._store()
                     except RefusedError as refusal:
-                        code, reason = BAD_INPUT, error_locations.told(refusal)
+                        # By 2, nothing was trained.
+                        code, reason = FAILED if self.has_begun else BAD_INPUT, error_locations.told(refusal)
                         self.console.say(reason)
                     except RunFailedError as failure:
                         code, reason = FAILED, run_file.with_folder(str(failure), self.config)
