@@ -280,3 +280,24 @@ def test_own_training_loop_names_a_killed_engine(model: Path, tmp_path: Path) ->
     assert "RunFailedError: inference was killed by SIGKILL; the end of " in text
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(output) not in processes
+
+
+def test_own_training_loop_goes_on_after_kill_9(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "own"
+    script = str(REPOSITORY / "examples" / "bring-your-own-trainer" / "train.py")
+    arguments = arguments_of(model, output)[1:]
+    with subprocess.Popen([sys.executable, script, *arguments, *ENDLESS], stdout=subprocess.DEVNULL) as own:
+        run = Started(own, output)
+        try:
+            until(lambda: run.steps() >= 2 or own.poll() is not None, 180, "two steps")
+        finally:
+            own.kill()
+    last = run.steps() + 2
+    resumed = [sys.executable, script, *arguments, *(str(last) if one == ENDLESS[1] else one for one in ENDLESS)]
+    done = subprocess.run(resumed, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"step {last} " in done.stdout
+    # It does not wait for the env workers of the script that was killed.
+    log = (output / "logs" / "orchestrator.log").read_text()
+    assert "ended with the session that had started it; its" in log
+    assert "was not heard of" not in log

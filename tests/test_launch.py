@@ -46,13 +46,14 @@ from primerl.launch.resume import position
 from primerl.launch.run import Launcher
 from primerl.launch.slurm import within
 from primerl.launch.supervise import trees
-from primerl.launch.supervise.failures import RunFailedError
+from primerl.launch.supervise.failures import RefusedError, RunFailedError
 from primerl.launch.supervise.lock import LOCK
 from primerl.launch.supervise.orchestrator import sign_off_earlier, wait_for_orchestrator
 from primerl.launch.supervise.processes import Processes
 from primerl.launch.supervise.trees import MARK, marked
 from primerl.launch.supervise.watching import Interrupted
 from primerl.models.tiny import write_model
+from primerl.net.requests import UnansweredError
 from primerl.train.loop.progress import Remaining
 from safetensors.torch import load_file, save_file
 
@@ -618,6 +619,23 @@ def test_a_refusal_of_the_orchestrator_is_bad_input(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.processes
+def test_a_refusal_after_all_has_begun_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An orchestrator that is started again finds its journal damaged, say; by 2, nothing would have been trained."""
+
+    def begun(launcher: Launcher) -> bool:
+        launcher.has_begun = True
+        return True
+
+    def refused(_: Launcher) -> None:
+        raise RefusedError("the orchestrator refuses the run: the journal is damaged")
+
+    monkeypatch.setattr(Launcher, "_start", begun)
+    monkeypatch.setattr(Launcher, "_watch", refused)
+    code, output = launched(tmp_path, "", monkeypatch)
+    assert (code, output) == (1, "the orchestrator refuses the run: the journal is damaged\n")
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("code", "printed", "said"),
     [
@@ -850,6 +868,16 @@ def test_env_workers_of_an_earlier_session_are_signed_off(monkeypatch: pytest.Mo
     sign_off_earlier("http://127.0.0.1:1", [*resolve.inference(config, "u"), *resolve.env_workers(config, "u")])
     reason = "ended with the session that had started it"
     assert left == [("/envs/leave", {"worker": number, "reason": reason}) for number in (0, 1, 4)]
+
+    def unanswered(url: str, path: str, body: dict[str, Any], *, within_s: float) -> tuple[int, dict[str, Any]]:
+        left.append((path, body))
+        raise UnansweredError("no answer")
+
+    # The start does not wait for each of them.
+    left.clear()
+    monkeypatch.setattr(recovery.orchestrator_status, "tell", unanswered)
+    sign_off_earlier("http://127.0.0.1:1", resolve.env_workers(config, "u"))
+    assert len(left) == 1
 
 
 def test_missing_parts_are_named() -> None:

@@ -63,6 +63,7 @@ from primerl.own_trainer.connection import Connection, connect
 from primerl.own_trainer.errors import plainly
 from primerl.own_trainer.loop import TrainingLoop
 from primerl.process.redaction import redact
+from primerl.run_key import learn
 from primerl.runs import state
 from primerl.runs.registry import SCRIPT
 from primerl.train.data.batch import Batch, MicroBatch, decode_batch
@@ -181,6 +182,7 @@ class Run(TrainingLoop):
             settings = described.config.model_dump(mode="json", exclude_none=True)
             self._orchestrator: Orchestrator = resources.enter_context(Orchestrator(settings))
             self._orchestrator.start()
+            learn(self._orchestrator.url, folder)
             self._sampled_before = summary.sampled_before(status := self.status())
             try:
                 going_back.check_steps(self.config, status)

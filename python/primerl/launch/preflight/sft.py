@@ -104,7 +104,7 @@ def check(
     trains = settings.ranks == 1
     readable = [rows for rows in _rows(settings) if _are_there(*rows, problems)]
     if trains and not (problems.found or config.dry_run or config.slurm or config.ray):
-        # For the import, while rows are read: an exit before would wait for them. `primerl.train` has set what they read.
+        # Rows are read meanwhile; an exit before that would wait for them. `primerl.train` has set what they read.
         load_torch_libraries()
     for rows, prefix in readable:
         signals.check()

@@ -103,25 +103,26 @@ def sign_off(url: str, worker_name: str, reason: str) -> list[str] | None:
     status = fetch(url) or {}
     for worker in status.get("workers", []):
         if worker.get("name") == worker_name:
-            return _leave(url, worker["worker"], reason)
+            with contextlib.suppress(UnansweredError):
+                return _leave(url, worker["worker"], reason)
+            return []
     return None
 
 
 def sign_off_earlier(url: str, names: Collection[str]) -> None:
     """Reports, before any env worker is started, that those of these names ended with the session of the run that had
     started them: the orchestrator has read in its journal that they were registered, and would wait for them for
-    `timeouts.worker_s`. `names`: without process ids."""
-    for worker in (fetch(url) or {}).get("workers", []):
-        if own_name(str(worker.get("name", ""))) in names:
-            _leave(url, worker["worker"], ENDED_EARLIER)
+    `timeouts.worker_s`. `names`: without process ids. Where it does not answer in time, it finds out by itself."""
+    with contextlib.suppress(UnansweredError):
+        for worker in (fetch(url) or {}).get("workers", []):
+            if own_name(str(worker.get("name", ""))) in names:
+                _leave(url, worker["worker"], ENDED_EARLIER)
 
 
 def _leave(url: str, worker: int, reason: str) -> list[str]:
-    """Returns what it ran; nothing without an answer."""
-    with contextlib.suppress(UnansweredError):
-        _, answer = tell(url, "/envs/leave", {"worker": worker, "reason": reason}, within_s=ANSWER_S)
-        return [f"rollout {one['rollout']} (example {one['example']})" for one in answer.get("rollouts", [])]
-    return []
+    """Returns what it ran. Raises UnansweredError."""
+    _, answer = tell(url, "/envs/leave", {"worker": worker, "reason": reason}, within_s=ANSWER_S)
+    return [f"rollout {one['rollout']} (example {one['example']})" for one in answer.get("rollouts", [])]
 
 
 def trainer_starts(url: str, within_s: float | None = None, why: str = "") -> None:
