@@ -104,10 +104,10 @@ def test_sources_of_models_are_read_once_by_all_processes(tmp_path: Path) -> Non
 
 LIBRARIES = """
 import sys, threading, types
-from primerl.process import imports
+from primerl.process import cuda, imports
 
 has_gpu, folder = sys.argv[1] == "gpu", sys.argv[2]
-imports.has_cuda = lambda: has_gpu
+cuda.has_cuda = lambda: has_gpu
 if folder:
     imports.find_spec = lambda _: types.SimpleNamespace(submodule_search_locations=[folder])
 imports.load_torch_libraries()

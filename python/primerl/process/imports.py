@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from primerl.process.cuda import has_cuda
-
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
@@ -42,6 +40,8 @@ def load_torch_libraries() -> None:
 
 
 def _load_torch_libraries() -> None:
+    from primerl.process.cuda import has_cuda
+
     if has_cuda():
         return  # torch loads CUDA's in an order of its own, so that it gets none of another version
     found = find_spec("torch")
