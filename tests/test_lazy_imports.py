@@ -107,7 +107,7 @@ import sys, threading, types
 from primerl.process import cuda, imports
 
 has_gpu, folder = sys.argv[1] == "gpu", sys.argv[2]
-cuda.has_cuda = lambda: has_gpu
+cuda.driver = lambda: object() if has_gpu else None
 if folder:
     imports.find_spec = lambda _: types.SimpleNamespace(submodule_search_locations=[folder])
 imports.load_torch_libraries()

@@ -32,21 +32,20 @@ def importing() -> Iterator[None]:
 def load_torch_libraries() -> None:
     """Have a thread load the shared libraries of torch, which takes a quarter of a second without the interpreter's
     lock: a process that does something else first has imported torch that much sooner. Without them, or where they
-    cannot be loaded, the import is as before.
+    cannot be loaded, the import is as before. So it is where a GPU has its driver: torch itself has to load CUDA's
+    libraries there, in an order by which it gets none of another version.
 
     Call it after everything is set that they read when they are loaded (`OMP_WAIT_POLICY`, for one).
     """
-    threading.Thread(target=_load_torch_libraries, name="torch libraries", daemon=True).start()
+    from primerl.process.cuda import driver
 
-
-def _load_torch_libraries() -> None:
-    from primerl.process.cuda import has_cuda
-
-    if has_cuda():
-        return  # torch loads CUDA's in an order of its own, so that it gets none of another version
     found = find_spec("torch")
-    for folder in found.submodule_search_locations or () if found else ():
-        for library in Path(folder).glob("lib/libtorch_python.*"):
-            # Whose error would be that of the import, which says more.
-            with contextlib.suppress(OSError):
-                ctypes.CDLL(os.fspath(library), mode=os.RTLD_LAZY)
+    if found is None or driver() is not None:
+        return
+    # A thread has to wait for the lock whenever it has read a file: all but the call is done here.
+    folders = map(Path, found.submodule_search_locations or ())
+    libraries = [os.fsencode(library) for folder in folders for library in folder.glob("lib/libtorch_python.*")]
+    # As a function, which gives up the lock; `ctypes.CDLL` keeps it before Python 3.12. Errors are left to the import.
+    load = ctypes.CDLL(None).dlopen
+    for library in libraries:
+        threading.Thread(target=load, args=(library, os.RTLD_LAZY), name="torch libraries", daemon=True).start()
