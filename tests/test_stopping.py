@@ -103,6 +103,50 @@ def test_a_hangup_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch)
     assert cli.main(["rl"]) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_waits_for_the_end_of_imports(number: signal.Signals) -> None:
+    class Dropping:
+        """What a finalizer raises is dropped."""
+
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    done = []
+
+    def imports() -> None:
+        with signals.held(), signals.held():
+            Dropping()
+            done.append("imported")
+        done.append("went on")
+
+    with signals.AsInterrupts():
+        before = signal.getsignal(number)
+        with pytest.raises(KeyboardInterrupt):
+            imports()
+        assert signal.getsignal(number) is before
+    assert done == ["imported"]
+
+
+def test_a_second_signal_is_not_kept_waiting() -> None:
+    done = []
+
+    def imports() -> None:
+        with signals.held():
+            signal.raise_signal(signal.SIGTERM)
+            done.append("once")
+            signal.raise_signal(signal.SIGINT)
+            done.append("twice")
+
+    with signals.AsInterrupts(), pytest.raises(KeyboardInterrupt):
+        imports()
+    assert done == ["once"]
+
+
+def test_a_signal_that_ends_the_process_is_not_kept() -> None:
+    with signals.held():
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_what_a_broken_import_raises_is_no_fault(
     number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

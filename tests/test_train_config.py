@@ -156,6 +156,7 @@ def test_training_imports_little() -> None:
         "process.problems",
         "process.rank_variables",
         "process.setting_checks",
+        "process.signals",
         "process.user_cache",
     )
     allowed = {*sys.stdlib_module_names, "torch", "transformers", "safetensors", "msgpack", "xxhash"}

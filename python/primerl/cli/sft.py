@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from primerl.cli.arguments import keep_state
 from primerl.config.command_line.arguments import PUBLISHED, with_long_names
 from primerl.forking import servers
+from primerl.process import signals
 from primerl.process.imports import importing
 from primerl.process.rank_variables import is_rank
 from primerl.process.setting_checks import from_mapping
@@ -32,7 +33,7 @@ def sft(arguments: list[str]) -> int:
     from primerl.config.errors.fail import ConfigError, fail
 
     try:
-        with importing():
+        with signals.held(), importing():
             given = _read(arguments)
         return _checked_and_run(given, arguments)
     except ConfigError as error:
@@ -54,7 +55,7 @@ def _read(arguments: list[str]) -> SFTConfig:
 
 def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
     """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError]."""
-    with importing():
+    with signals.held(), importing():
         from primerl.config.errors.error_locations import placed
         from primerl.config.process_files.files import dump_toml, write_text
         from primerl.launch import monitors, placing, sft_ranks
@@ -124,7 +125,7 @@ def _train(config: SFTConfig, settings: dict[str, Any], folder: Path, elsewhere:
         if not config.fork_server:
             os.environ[servers.VARIABLE] = servers.OFF
         return torchrun.run(config.ranks, ["sft", "@", os.fspath(folder / CONFIG_FILE)])
-    with importing():
+    with signals.held(), importing():
         from primerl.train.loop.sft import main
         from primerl.train.sft_settings import SFTConfig as Settings
 

@@ -43,6 +43,36 @@ def awaited() -> Iterator[Callable[[], object]]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Within the block, for imports: a first signal that would raise an exception waits for the end of the block.
+    Raised amid an import, it leaves half a module, or is dropped by a finalizer. A second one is not kept waiting.
+
+    Does nothing outside the main thread.
+    """
+    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+    kept: list[int] = []
+
+    def keep(number: int, frame: FrameType | None) -> None:
+        if kept:
+            handlers[number](number, frame)
+        kept.append(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for wanted in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(wanted)
+            if callable(handler):
+                handlers[wanted] = handler
+                signal.signal(wanted, keep)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if len(kept) == 1:
+            signal.raise_signal(kept[0])
+
+
 class AsInterrupts:
     """Within the block, SIGTERM and SIGHUP raise [`Terminated`][primerl.process.signals.Terminated] in the main thread.
 

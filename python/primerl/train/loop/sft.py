@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from primerl.process.imports import importing
+from primerl.process.signals import held
 from primerl.train.adapters.lora import Adapter, check_facts
 from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.model_folder import save_model
@@ -106,7 +107,7 @@ def _train_to_the_end(config: SFTConfig) -> int:
 
 
 def train(config: SFTConfig) -> None:
-    with importing():
+    with held(), importing():
         import_models()
     if config.threads:
         torch.set_num_threads(config.threads)
