@@ -170,6 +170,7 @@ def test_names_alone_make_no_folder_of_a_run(tmp_path: Path, capsys: pytest.Capt
     fill(folder, "configs/sft.toml", "configs/rl.toml", "gepa.json", "journal/notes.snapshot", "states/a/old_weights/x")
     assert kinds.kinds_in(folder) == {"sft", "rl"}
     before = contents(folder)
+    (folder / "checkpoints" / "step_5").mkdir(parents=True)
     for kind in LEFT:
         for clean in (False, True):
             with pytest.raises(ConfigError, match=r"no run of primerl wrote|neither resumes nor deletes"):
@@ -178,6 +179,25 @@ def test_names_alone_make_no_folder_of_a_run(tmp_path: Path, capsys: pytest.Capt
         assert start(*arguments) == 2
         assert "holds files that no run of primerl wrote" in capsys.readouterr().err
     assert contents(folder) == before
+
+
+@pytest.mark.parametrize("left", [(), ("run/launcher.lock",), ("run/state/runs.db", "run/launcher.lock")])
+def test_a_start_that_was_killed_at_once_is_in_the_way_of_none(left: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    fill(tmp_path, *left)
+    for kind in LEFT:
+        training.check_output_dir(str(tmp_path), clean=False, kind=kind)
+        with training.claimed(str(tmp_path), clean=False, kind=kind):
+            pass
+
+
+def test_a_restored_checkpoint_is_resumed_without_its_config(tmp_path: Path) -> None:
+    tune, folder = tuning(tmp_path), tmp_path / "run"
+    assert tune() == 0
+    for name in ("configs", "run", "logs"):
+        shutil.rmtree(folder / name)
+    assert tune(*RESUME, "--max-steps", "3") == 0
+    assert (folder / "weights" / "step_3").is_dir()
 
 
 @pytest.mark.parametrize("clean", [False, True])

@@ -88,7 +88,7 @@ def check(
         training.check_output_dir(
             config.output_dir,
             clean=config.clean_output_dir,
-            goes_on=(lambda folder: (folder / CONFIG_FILE).is_file()) if settings.resumes else None,
+            goes_on=_was_begun if settings.resumes else None,
             kind="sft",
         )
     before = len(problems.found)
@@ -111,6 +111,10 @@ def check(
         with problems.noted():
             _in_launchers_words(functools.partial(_check_rows, rows, prefix, keep=trains))
     problems.check()
+
+
+def _was_begun(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() or training.holds_checkpoint(folder)
 
 
 def _rows(settings: Settings) -> list[tuple[RowsConfig, str]]:

@@ -39,7 +39,7 @@ from primerl.process.problems import Problem
 from primerl.run_key import VARIABLE, run_key
 from primerl.runs.state import WITHIN_RUN
 from primerl.train.checkpoint import on_request
-from primerl.train.checkpoint.step_folders import saved_steps
+from primerl.train.checkpoint.step_folders import STATE_FILE
 
 
 def check(
@@ -172,7 +172,7 @@ def _check_folder(folder: Path, *, clean: bool, kind: str, goes_on: Callable[[Pa
     if never_began(folder):
         return
     _check_kind(folder, kind)
-    saved = bool(saved_steps(folder / "checkpoints"))
+    saved = holds_checkpoint(folder)
     # What was saved is enough to resume from, and not to delete all that is there.
     if not _is_of_run(folder) and (clean or not (saved or kinds.holds_states(folder))):
         raise ConfigError.at("output_dir", _of_strangers(folder, clean=clean))
@@ -193,6 +193,11 @@ def _is_of_run(folder: Path) -> bool:
     return (folder / LOCK).is_file() or holds_run(folder) or kinds.holds_search(folder)
 
 
+def holds_checkpoint(folder: Path) -> bool:
+    """Whether a trainer has saved one there; a folder of that name alone may be anything."""
+    return any(folder.glob(f"checkpoints/step_*/{STATE_FILE}")) or bool(going_back.whole_steps(folder))
+
+
 def _check_kind(folder: Path, kind: str) -> None:
     if others := kinds.others_in(folder, kind):
         raise ConfigError.at("output_dir", kinds.refusal(folder, others, kind))
@@ -206,9 +211,10 @@ def _of_strangers(folder: Path, *, clean: bool) -> str:
 
 
 def _is_state(entry: Path) -> bool:
-    """Whether an entry of a run's folder holds no more than the state folder, which may be older than the run."""
+    """Whether an entry of a run's folder holds no more than the state folder, which may be older than the run: nothing,
+    where a start was killed before it had the lock."""
     folder, name = WITHIN_RUN.parts
-    return entry.name == folder and entry.is_dir() and [one.name for one in entry.iterdir()] == [name]
+    return entry.name == folder and entry.is_dir() and {one.name for one in entry.iterdir()} <= {name}
 
 
 def never_began(folder: Path) -> bool:
@@ -219,7 +225,7 @@ def never_began(folder: Path) -> bool:
     entries.discard(SCRIPT)
     # An evaluation's weights are those of its model, hashed again.
     copied = {"broadcasts"} if (folder / "configs" / "eval.toml").is_file() else set()
-    if not (folder / LOCK).is_file() or not own <= entries <= {*own, "logs", "journal", *copied}:
+    if not (folder / LOCK).is_file() or not entries <= {*own, "logs", "journal", *copied}:
         return False
     if "logs" in entries and kinds.kinds_in(folder) & {"inference", "serve"}:
         return False
@@ -247,7 +253,6 @@ def claimed(output_dir: str, *, clean: bool, kind: str) -> Iterator[Path]:
         with _as_config_error(folder):
             if clean:
                 _empty(folder, but=lock)
-            # With the lock all that a run which never began leaves (`never_began`).
             (folder / "configs").mkdir(exist_ok=True)
             if was_claimed and never_began(folder):
                 kinds.forget_others(folder, kind)

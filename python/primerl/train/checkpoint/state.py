@@ -18,6 +18,7 @@ from primerl.train.checkpoint.proof import damaged, model_facts, other_facts, wr
 from primerl.train.checkpoint.step_folders import (
     ORCHESTRATOR_FOLDER,
     SCRIPT_FOLDER,
+    STATE_FILE,
     SavingError,
     keep_newest,
     remove_unfinished,
@@ -26,7 +27,6 @@ from primerl.train.checkpoint.step_folders import (
 from primerl.train.distributed.ranks import ALONE, Ranks
 from primerl.train.optim import Optimizer
 
-STATE_FILE = Path("trainer") / "state.pt"
 GIVEN_UP_S = 10.0
 """After an error: longest wait for the end of what is being written."""
 FORMER_STATE_FILE = Path("state.pt")
