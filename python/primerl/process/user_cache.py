@@ -24,9 +24,10 @@ def kept(name: str, fingerprint: str, find: Callable[[], Any]) -> Any:
     if file is None:
         return find()
     with contextlib.suppress(OSError, ValueError):
-        head, _, text = file.read_text(encoding="utf-8").partition("\n")
-        if head == _head(fingerprint, text):
-            return json.loads(text)
+        if file.is_file():
+            head, _, text = file.read_text(encoding="utf-8").partition("\n")
+            if head == _head(fingerprint, text):
+                return json.loads(text)
     found = find()
     if found is None:
         return None
@@ -37,7 +38,7 @@ def kept(name: str, fingerprint: str, find: Callable[[], Any]) -> Any:
 
 def _file(name: str) -> Path | None:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    place = hashlib.sha256(sys.prefix.encode()).hexdigest()[:16]
+    place = hashlib.sha256(os.fsencode(sys.prefix)).hexdigest()[:16]
     # A user without a home has none.
     return folder / "primerl" / f"{name}-{place}.json" if folder.is_absolute() else None
 

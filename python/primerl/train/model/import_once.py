@@ -18,12 +18,15 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import chain
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
 from typing import Any
 
 from primerl.process.user_cache import kept
 
 DEFINES = "transformers.utils.import_utils"
+METADATA = ("METADATA", "PKG-INFO", "RECORD", "top_level.txt", "EGG-INFO/PKG-INFO", "EGG-INFO/top_level.txt")
+_importing = RLock()
 Structure = dict[frozenset[str], dict[str, set[str]]]
 """What a class needs (torch, say) -> modules -> names that they define."""
 
@@ -33,10 +36,11 @@ def import_transformers() -> None:
 
     Called before anything else imports `transformers`; without it, that takes longer, and is the same.
     """
-    if "transformers.models" in sys.modules:
-        return
-    with _packages_kept(), _models_kept():
-        import transformers.models  # noqa: F401
+    with _importing:
+        if "transformers.models" in sys.modules:
+            return
+        with _packages_kept(), _models_kept():
+            import transformers.models  # noqa: F401
 
 
 @contextmanager
@@ -138,28 +142,37 @@ def _packages_kept() -> Iterator[None]:
 
 
 def _digest(described: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(sorted(described)).encode(errors="surrogateescape")).hexdigest()
+    return hashlib.sha256("\n".join(described).encode(errors="surrogateescape")).hexdigest()
 
 
-def _sources(folder: Path) -> Iterator[str]:
+def _sources(folder: str | Path) -> Iterator[str]:
     """Each source file in the folder, with its size and when it was changed."""
-    folders = [os.fspath(folder)]
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.name.endswith(".py"):
-                    yield _described(entry)
-                elif entry.is_dir() and entry.name != "__pycache__":
-                    folders.append(entry.path)
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name.endswith(".py"):
+                yield _described(entry.path)
+            elif entry.is_dir() and entry.name != "__pycache__":
+                yield from _sources(entry.path)
 
 
 def _packages() -> Iterator[str]:
-    """Each folder of a package's metadata, and when something in it was added or removed."""
-    for folder in sys.path:
-        with suppress(OSError), os.scandir(folder or ".") as entries:
-            yield from (_described(entry) for entry in entries if entry.name.endswith((".dist-info", ".egg-info")))
+    """What `importlib.metadata` reads of each package, in the order in which packages are found."""
+    for place in sys.path:
+        folder = place or "."
+        if not os.path.isdir(folder):
+            yield _described(folder)  # an archive, perhaps
+            continue
+        with suppress(OSError):
+            for name in sorted(os.listdir(folder)):
+                if name.endswith((".dist-info", ".egg-info", ".egg")):
+                    own = os.path.join(folder, name)
+                    read = (own, *(os.path.join(own, file) for file in METADATA))
+                    yield from map(_described, read)
 
 
-def _described(entry: os.DirEntry[str]) -> str:
-    found = entry.stat()
-    return f"{entry.path} {found.st_size} {found.st_mtime_ns}"
+def _described(path: str) -> str:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return path
+    return f"{path} {found.st_size} {found.st_mtime_ns}"
