@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +47,26 @@ def test_what_is_damaged_is_found_again(
     assert kept("sources", "one", find) == FOUND
     assert kept("sources", "one", find) == FOUND
     assert len(calls) == 2
+
+
+def test_files_of_virtualenvs_that_are_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    find, calls = counting()
+    gone, others = tmp_path / "it's gone", tmp_path / "others"
+    for prefix in (gone, others):
+        prefix.mkdir()
+        monkeypatch.setattr(sys, "prefix", str(prefix))
+        assert kept("sources", "one", find) == FOUND
+    gone.rmdir()
+    for file in (tmp_path / "primerl").iterdir():
+        os.utime(file, (0, 0))
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kept("sources", "one", find) == FOUND
+    texts = [file.read_text() for file in (tmp_path / "primerl").iterdir()]
+    assert len(texts) == 2
+    assert not [text for text in texts if "gone" in text]
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("folder", ["/dev/null", "not/absolute"])

@@ -6,15 +6,19 @@ where the folder cannot be written.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+ORPHANED_S = 30 * 86_400.0
 
 
 def kept(name: str, fingerprint: str, find: Callable[[], Any]) -> Any:
@@ -44,11 +48,23 @@ def _file(name: str) -> Path | None:
 
 
 def _head(fingerprint: str, text: str) -> str:
-    return hashlib.sha256(f"{fingerprint}\n{text}".encode()).hexdigest()
+    """The first line: a digest, and whose file it is."""
+    digest = hashlib.sha256(f"{fingerprint}\n{text}".encode()).hexdigest()
+    return f"{digest} {sys.prefix!a}"
+
+
+def _remove_orphans(folder: Path) -> None:
+    """Virtualenvs come and go. The folder may be shared with machines that have others, so new files stay."""
+    for file in folder.glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, SyntaxError), file.open(encoding="utf-8") as content:
+            _, _, prefix = content.readline().partition(" ")
+            if time.time() - file.stat().st_mtime > ORPHANED_S and not os.path.isdir(ast.literal_eval(prefix)):
+                file.unlink()
 
 
 def _write(file: Path, fingerprint: str, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
+    _remove_orphans(file.parent)
     number, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with open(number, "w", encoding="utf-8") as output:
