@@ -56,7 +56,8 @@ def held() -> Iterator[None]:
     def keep(number: int, frame: FrameType | None) -> None:
         if kept:
             handlers[number](number, frame)
-        kept.append(number)
+        else:
+            kept.append(number)
 
     if threading.current_thread() is threading.main_thread():
         for wanted in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -69,7 +70,7 @@ def held() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        if len(kept) == 1:
+        if kept:
             signal.raise_signal(kept[0])
 
 
