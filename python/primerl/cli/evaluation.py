@@ -7,6 +7,7 @@ from primerl.cli.evaluation_arguments import expanded
 from primerl.cli.services import refused
 from primerl.forking import preload, servers
 from primerl.launch.preflight import checker
+from primerl.process import signals
 
 BAD_INPUT, INTERRUPTED = 2, 130
 OF_RUNS = ("list", "logs", "stop")
@@ -36,7 +37,7 @@ def evaluate(arguments: list[str]) -> int:
 
 def _measure(arguments: list[str]) -> int:
     with checker.environments_ahead(arguments):
-        with checker.interrupted_after():
+        with signals.held():
             from primerl.config.command_line.load import load
             from primerl.config.errors.error_locations import placed
             from primerl.config.errors.fail import ConfigError, fail
@@ -49,7 +50,7 @@ def _measure(arguments: list[str]) -> int:
             keep_state(config.output_dir)
             computes = config.base_url is None and not config.dry_run
             servers.begin(config.fork_server, *([preload.TORCH] if computes else []))
-            with checker.interrupted_after():
+            with signals.held():
                 from primerl.launch import evaluation
 
             with placed(config, arguments):

@@ -33,7 +33,7 @@ def sft(arguments: list[str]) -> int:
     from primerl.config.errors.fail import ConfigError, fail
 
     try:
-        with signals.held(), importing():
+        with signals.held(second_passes=True), importing():
             given = _read(arguments)
         return _checked_and_run(given, arguments)
     except ConfigError as error:
@@ -55,7 +55,7 @@ def _read(arguments: list[str]) -> SFTConfig:
 
 def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
     """Raises [`ConfigError`][primerl.config.errors.fail.ConfigError]."""
-    with signals.held(), importing():
+    with signals.held(second_passes=True), importing():
         from primerl.config.errors.error_locations import placed
         from primerl.config.process_files.files import dump_toml, write_text
         from primerl.launch import monitors, placing, sft_ranks
@@ -125,7 +125,7 @@ def _train(config: SFTConfig, settings: dict[str, Any], folder: Path, elsewhere:
         if not config.fork_server:
             os.environ[servers.VARIABLE] = servers.OFF
         return torchrun.run(config.ranks, ["sft", "@", os.fspath(folder / CONFIG_FILE)])
-    with signals.held(), importing():
+    with signals.held(second_passes=True), importing():
         from primerl.train.loop.sft import main
         from primerl.train.sft_settings import SFTConfig as Settings
 

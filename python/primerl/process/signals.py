@@ -44,34 +44,33 @@ def awaited() -> Iterator[Callable[[], object]]:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Within the block, for imports: a first signal that would raise an exception waits for the end of the block.
-    Raised amid an import, it leaves half a module, or is dropped by a finalizer. A second one is not kept waiting.
+def held(*, second_passes: bool = False) -> Iterator[None]:
+    """What asks this process to stop has its effect when the block is done: within `Popen` it would leave a process
+    that no one knows of; within an import it leaves half a module, pydantic turns it into another error, or a finalizer
+    drops it. `second_passes`: only the first waits, for a block that may hang.
 
-    Does nothing outside the main thread.
+    What ends the process without a handler of Python's ends it here too. Does nothing outside the main thread.
     """
-    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
-    kept: list[int] = []
+    former: dict[int, Any] = {}
+    came: list[int] = []
 
     def keep(number: int, frame: FrameType | None) -> None:
-        if kept:
-            handlers[number](number, frame)
+        if came and second_passes:
+            former[number](number, frame)
         else:
-            kept.append(number)
+            came.append(number)
 
     if threading.current_thread() is threading.main_thread():
-        for wanted in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            handler = signal.getsignal(wanted)
-            if callable(handler):
-                handlers[wanted] = handler
-                signal.signal(wanted, keep)
+        for asked in stop_signals():
+            if callable(signal.getsignal(asked)):
+                former[asked] = signal.signal(asked, keep)
     try:
         yield
     finally:
-        for number, handler in handlers.items():
+        for number, handler in former.items():
             signal.signal(number, handler)
-        if kept:
-            signal.raise_signal(kept[0])
+        if came:
+            signal.raise_signal(came[0])
 
 
 class AsInterrupts:

@@ -13,6 +13,7 @@ from primerl.cli.services import started_with
 from primerl.config.command_line.arguments import PUBLISHED, with_long_names
 from primerl.forking import preload, servers
 from primerl.launch.preflight import checker
+from primerl.process import signals
 
 FAILED = 1
 DETACH = ("-d", "--detach")
@@ -61,7 +62,7 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
     except ConfigError as error:
         return fail(str(error))
     with checker.environments_ahead(arguments):
-        with checker.interrupted_after():
+        with signals.held():
             from primerl.config.errors.error_locations import placed
             from primerl.config.hosted.load_run import is_short, load_run
             from primerl.config.process_files import run_file
@@ -72,7 +73,7 @@ def start_rl(arguments: list[str], *, form: str | None = None) -> int:
                 config = run_file.located(given)
             keep_state(config.output_dir)
             servers.begin(config.fork_server, *([] if config.dry_run else [preload.TORCH]))
-            with checker.interrupted_after():
+            with signals.held():
                 from primerl.launch import run
 
             with placed(config, arguments, short=short):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -106,7 +105,7 @@ def running(
     signals.check()
     command = [python, "-m", module, *arguments]
     with contextlib.ExitStack() as stack:
-        with interrupted_after():
+        with signals.held():
             marked = {**(os.environ if environment is None else environment), MARK: stack.enter_context(_keeper.mark())}
             process = _started(command, module, marked)
             stack.callback(_end, process)
@@ -129,29 +128,6 @@ def _end(process: subprocess.Popen[str]) -> None:
     with process:
         if process.poll() is None:
             process.kill()
-
-
-@contextlib.contextmanager
-def interrupted_after() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP have their effect when the block is done: within `Popen` they would leave a process
-    that no one knows of, and within an import pydantic turns it into another error, or it is lost."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # It is the main thread that is interrupted.
-        return
-    came: list[int] = []
-    # What ends the process without a handler of Python's ends it here too.
-    former = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in signals.stop_signals()
-        if callable(signal.getsignal(number))
-    }
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
 
 
 def ended(

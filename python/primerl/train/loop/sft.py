@@ -107,7 +107,7 @@ def _train_to_the_end(config: SFTConfig) -> int:
 
 
 def train(config: SFTConfig) -> None:
-    with held(), importing():
+    with held(second_passes=True), importing():
         import_models()
     if config.threads:
         torch.set_num_threads(config.threads)
