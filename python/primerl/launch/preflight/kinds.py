@@ -45,8 +45,10 @@ def kinds_in(folder: Path) -> set[str]:
 def holds_search(folder: Path) -> bool:
     """A folder without a lock has to say it within the file: configs of users have such names."""
     file = folder / BEGUN_SEARCH
-    if not file.is_file() or (folder / LOCK).is_file():
-        return file.is_file()
+    if not file.is_file():
+        return False
+    if (folder / LOCK).is_file():
+        return True
     try:
         return f'"{SEARCHED_BY}": ' in file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

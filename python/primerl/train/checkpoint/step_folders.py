@@ -11,9 +11,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-ORCHESTRATOR_FOLDER = "orchestrator"
 STATE_FILE = Path("trainer") / "state.pt"
-"""In each checkpoint, what the trainer says of it."""
+"""In a checkpoint: what the trainer says of it."""
+ORCHESTRATOR_FOLDER = "orchestrator"
 """In a checkpoint: the run's state, which the orchestrator writes when the checkpoint is reported."""
 SCRIPT_FOLDER = "script"
 """In a checkpoint: what a training script has saved (`own_trainer/checkpoints.py`)."""

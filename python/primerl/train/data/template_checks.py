@@ -149,9 +149,8 @@ def _reasoning_and_words(message: Mapping[str, Any]) -> tuple[str, str]:
     """The reasoning of an answer, and what it says besides. Templates write past answers without thinking, also without
     what is in their content."""
     content = content_text(message)
-    if message["role"] != "assistant":
-        return "", content.strip()
-    if THINKING_ENDS not in content and message.keys().isdisjoint(REASONING):
+    has_none = THINKING_ENDS not in content and message.keys().isdisjoint(REASONING)
+    if message["role"] != "assistant" or has_none:
         return "", content.strip()
     thought, _, said = content.rpartition(THINKING_ENDS)
     given = next((message[name] for name in REASONING if isinstance(message.get(name), str) and message[name]), thought)
