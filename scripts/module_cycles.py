@@ -2,7 +2,8 @@
 """Lists cycles among the top modules of each Rust crate, and exits with 1 when there are any.
 
 A crate's top modules are what `lib.rs` declares; one depends on another when a file of it, tests left out, names it by
-`crate::` or `super::`. What `lib.rs` re-exports counts as the module it comes from.
+`crate::` or `super::`. What `lib.rs` re-exports counts as the module it comes from. `files_of` looks closer: at single
+files, through everything that is re-exported.
 
     python scripts/module_cycles.py [-v] [rust/primerl-orchestrator ...]
 """
@@ -19,6 +20,8 @@ COMMENT = re.compile(r"//[^\n]*")
 INLINE_TESTS = re.compile(r"#\[cfg\(test\)\]\s*(pub(\(\w+\))? )?mod \w+ \{")
 TEST_ITEM = re.compile(r"#\[cfg\((test|all\(test[^\]]*|any\(test[^\]]*)\)\]\s*(pub(\(\w+\))? )?(use|mod) [^;{]*;")
 RELATIVE = re.compile(r"\b(?:crate|super(?:::super)*)::")
+EXPORT = re.compile(r"\bpub(?:\(\w+\))? use\s+([^;]*);")
+CHILD = re.compile(r"\bmod (\w+);")
 IMPORT = re.compile(r"\buse\s+([^;]*);")
 
 
@@ -101,6 +104,59 @@ def graph_of(source: Path) -> Graph:
             if first != module[0]:
                 used.setdefault(first, set()).add(str(path.relative_to(source)))
     return {module: {name: files for name, files in used.items() if name in graph} for module, used in graph.items()}
+
+
+def defined(name: tuple[str, ...], exported: dict[tuple[str, ...], tuple[str, ...]]) -> tuple[str, ...]:
+    """Where it is defined: through all re-exports, of it or of a module that it is in."""
+    while (shown := next((head for head in heads(name) if head in exported), None)) is not None:
+        name = (*exported[shown], *name[len(shown) :])
+    return name
+
+
+def heads(name: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    return (name[:length] for length in range(len(name), 0, -1))
+
+
+def files_of(source: Path, without: str) -> dict[str, dict[str, set[str]]]:
+    """Which file of a crate depends on which, by module paths. What is re-exported counts where it is defined, and a
+    re-export is no dependency. `without`: a name of the root that counts for nothing."""
+    texts = {
+        module_of(path, source): source_of(path)
+        for path in sorted(source.rglob("*.rs"))
+        if not is_test(path.relative_to(source)) and path != source / "lib.rs"
+    }
+    exported: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for module, text in [((), source_of(source / "lib.rs")), *texts.items()]:
+        for match in EXPORT.finditer(text):
+            for path in paths(match.group(1)):
+                whole = absolute(path, module)
+                if path[-1] != "*" and (*module, path[-1]) not in texts:
+                    exported[(*module, path[-1])] = whole
+    graph: dict[str, dict[str, set[str]]] = {"::".join(module): {} for module in texts}
+    for module, text in texts.items():
+        text = EXPORT.sub("", text)
+        children = [(*module, *path) for path in child_paths(text)]
+        for name in [*named(text, module), *children]:
+            if name == (without,):
+                continue
+            place = next((head for head in heads(defined(name, exported)) if head in texts), module)
+            if place != module:
+                graph["::".join(module)].setdefault("::".join(place), set()).add("::".join(name))
+    return graph
+
+
+def absolute(path: tuple[str, ...], module: tuple[str, ...]) -> tuple[str, ...]:
+    levels = sum(name == "super" for name in path)
+    if path[0] == "crate":
+        return path[1:]
+    return (*module[: len(module) - levels], *path[levels + (path[0] == "self") :])
+
+
+def child_paths(text: str) -> Iterator[tuple[str, ...]]:
+    """What a file names of the modules that it declares itself."""
+    for child in CHILD.findall(text):
+        for match in re.finditer(rf"(?<![\w:]){child}::", text):
+            yield from paths(tree_at(text, match.start()))
 
 
 def cycles(graph: Graph) -> list[list[str]]:

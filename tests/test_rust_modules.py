@@ -9,27 +9,20 @@ from types import ModuleType
 import pytest
 
 KNOWN = {
-    # Transitions are methods of `Core`, each in the folder of its stage.
+    # The machine and its stages: transitions are methods of `Core`, each in the folder of its stage.
     "primerl-core": [
         {
             "admission",
             "batch",
-            "config",
-            "counters",
             "curriculum",
             "deadlines",
-            "effect",
             "environment",
             "evaluation",
-            "event",
-            "failure",
             "group",
             "machine",
             "metrics",
-            "pack",
             "policy",
             "rollout",
-            "sample",
             "signal",
             "status",
             "wait",
@@ -59,6 +52,15 @@ def test_no_crate_has_a_new_cycle_of_modules(repository: Path, module_cycles: Mo
             assert any(set(cycle) <= one for one in known), f"{crate.parent.name}: {' '.join(cycle)}"
 
 
+def test_files_of_different_modules_are_in_no_cycle_but_through_the_machine(
+    repository: Path, module_cycles: ModuleType
+) -> None:
+    for crate in sorted(path.parent for path in (repository / "rust").glob("*/src/lib.rs")):
+        for cycle in module_cycles.cycles(module_cycles.files_of(crate, without="Core")):
+            modules = {file.partition("::")[0] for file in cycle}
+            assert len(modules) == 1, f"{crate.parent.name}: {' '.join(cycle)}"
+
+
 def test_a_cycle_is_found_through_groups_of_imports_and_what_the_root_exports(
     tmp_path: Path, module_cycles: ModuleType
 ) -> None:
@@ -76,3 +78,28 @@ def test_a_cycle_is_found_through_groups_of_imports_and_what_the_root_exports(
     graph = module_cycles.graph_of(tmp_path)
     assert {name: set(used) for name, used in graph.items()} == {"a": {"b", "c"}, "b": {"a"}, "c": {"d"}, "d": set()}
     assert module_cycles.cycles(graph) == [["a", "b"]]
+
+
+def test_a_file_depends_on_where_a_name_is_defined(tmp_path: Path, module_cycles: ModuleType) -> None:
+    files = {
+        "lib.rs": "mod a;\nmod b;\nmod state;\npub use state::State;\n",
+        "a.rs": "mod inner;\npub use inner::Kind;\nuse crate::b::{Own, State as Other};\n",
+        "a/inner.rs": "use crate::State;\nfn f() { super::super::b::deep::g() }\n",
+        "b/mod.rs": "mod deep;\npub(crate) use deep::*;\npub use self::deep::Own;\npub use super::State;\n",
+        "b/deep.rs": "use crate::a::Kind;\n",
+        "state.rs": "mod child;\nfn g() { child::h(crate::b::Own) }\n",
+        "state/child.rs": "use super::State;\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    graph = module_cycles.files_of(tmp_path, without="State")
+    assert {name: set(used) for name, used in graph.items()} == {
+        "a": {"b::deep", "state"},
+        "a::inner": {"b::deep"},
+        "b": set(),
+        "b::deep": {"a::inner"},
+        "state": {"state::child", "b::deep"},
+        "state::child": {"state"},
+    }
+    assert module_cycles.cycles(graph) == [["a::inner", "b::deep"], ["state", "state::child"]]

@@ -16,10 +16,10 @@
 
 use criterion::{BatchSize, Bencher, Criterion, criterion_group, criterion_main};
 use mimalloc::MiMalloc;
+use primerl_core::advantage::{Baselines, Part, ScoredGroup, advantages, length_scales};
 use primerl_core::config::{FlopsModel, LengthNormalization, TrajectoryStrategy};
 use primerl_core::pack::{Advantage, Columns, MicroBatch, Weighted, pack, pack_trees};
 use primerl_core::sample::{samples, samples as samples_of};
-use primerl_core::signal::{Baselines, Part, ScoredGroup, advantages, length_scales};
 use primerl_core::testing::{grpo, turn};
 use primerl_core::{EnvironmentId, RolloutId, Turn};
 use rand::{Rng, SeedableRng};

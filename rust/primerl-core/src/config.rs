@@ -7,13 +7,13 @@ mod error;
 mod training;
 mod validate;
 
+pub use crate::advantage::{Algorithm, AlgorithmKind, Echo, LengthNormalization, LengthPenalty};
 pub use admission::{Admission, LimitRule};
 pub use buffer::Buffer;
 pub use changes::Changes;
 pub use error::ConfigError;
 pub use training::*;
 
-use crate::group::OnCancel;
 use crate::ids::{EnvironmentId, PolicyVersion};
 use crate::time::Duration;
 use serde::{Deserialize, Serialize};

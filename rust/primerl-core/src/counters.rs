@@ -1,8 +1,6 @@
 //! How rollouts ended. Each ends in exactly one way, so the counters add up to what was dispatched.
 
-use crate::effect::CancelReason;
 use crate::failure::ErrorCounts;
-use crate::metrics::Interval;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -86,6 +84,51 @@ impl Attempts {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CancelReason {
+    /// More than `max_off_policy_steps` policies contributed.
+    TooManyPolicies,
+    /// What it has sampled would be staler than `max_off_policy_steps` at the next step to be cut.
+    TooOld,
+    Timeout,
+    WorkerLost,
+    /// Its group was dropped.
+    GroupDropped,
+    /// Another rollout of its group came to nothing, and its environment rewards whole groups.
+    GroupRestarted,
+    /// It evaluated weights in whose place the trainer has published others.
+    WeightsReplaced,
+    RunFinished,
+}
+
+impl CancelReason {
+    pub const ALL: [CancelReason; 8] = [
+        CancelReason::TooManyPolicies,
+        CancelReason::TooOld,
+        CancelReason::Timeout,
+        CancelReason::WorkerLost,
+        CancelReason::GroupDropped,
+        CancelReason::GroupRestarted,
+        CancelReason::WeightsReplaced,
+        CancelReason::RunFinished,
+    ];
+
+    /// As in metrics: `cancelled/<name>`.
+    pub fn name(self) -> &'static str {
+        match self {
+            CancelReason::TooManyPolicies => "too_many_policies",
+            CancelReason::TooOld => "too_old",
+            CancelReason::Timeout => "timeout",
+            CancelReason::WorkerLost => "worker_lost",
+            CancelReason::GroupDropped => "group_dropped",
+            CancelReason::GroupRestarted => "group_restarted",
+            CancelReason::WeightsReplaced => "weights_replaced",
+            CancelReason::RunFinished => "run_finished",
+        }
+    }
+}
+
 /// Why a finished rollout is not trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -149,7 +192,7 @@ impl VoidReason {
 pub struct Discards {
     pub cancelled: BTreeMap<CancelReason, u64>,
     pub voided: BTreeMap<VoidReason, u64>,
-    /// By [`crate::event::RolloutError::kind`]; failed turns, which need not fail their rollout, as `turn`.
+    /// By [`crate::failure::RolloutError::kind`]; failed turns, which need not fail their rollout, as `turn`.
     pub failed: BTreeMap<String, u64>,
     /// Slots of groups that were filled again.
     pub slots_refilled: u64,
@@ -208,4 +251,53 @@ impl Tally {
         self.last_cut = counted;
         interval
     }
+}
+
+/// What was counted since the previous cut.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    pub counters: Counters,
+    #[serde(rename = "losses")]
+    pub discards: Discards,
+}
+
+impl Interval {
+    /// The difference of two readings.
+    pub fn between(earlier: &Interval, later: &Interval) -> Interval {
+        let (a, b) = (&earlier.counters, &later.counters);
+        let (c, d) = (&earlier.discards, &later.discards);
+        Interval {
+            counters: Counters {
+                dispatched: b.dispatched - a.dispatched,
+                trained: b.trained - a.trained,
+                filtered: b.filtered - a.filtered,
+                stale: b.stale - a.stale,
+                failed: b.failed - a.failed,
+                cancelled: b.cancelled - a.cancelled,
+                evaluated: b.evaluated - a.evaluated,
+                truncated: b.truncated - a.truncated,
+                empty: b.empty - a.empty,
+                errored: b.errored - a.errored,
+            },
+            discards: Discards {
+                cancelled: grown(&c.cancelled, &d.cancelled),
+                voided: grown(&c.voided, &d.voided),
+                failed: grown(&c.failed, &d.failed),
+                slots_refilled: d.slots_refilled - c.slots_refilled,
+                slots_lost: d.slots_lost - c.slots_lost,
+                groups_dropped: d.groups_dropped - c.groups_dropped,
+                groups_set_aside: d.groups_set_aside - c.groups_set_aside,
+                groups_restarted: d.groups_restarted - c.groups_restarted,
+            },
+        }
+    }
+}
+
+/// By how much each count grew; what did not grow is left out.
+fn grown<K: Ord + Clone>(earlier: &BTreeMap<K, u64>, later: &BTreeMap<K, u64>) -> BTreeMap<K, u64> {
+    later
+        .iter()
+        .map(|(key, count)| (key.clone(), count - earlier.get(key).unwrap_or(&0)))
+        .filter(|(_, grown)| *grown > 0)
+        .collect()
 }

@@ -1,14 +1,12 @@
 //! What the shell has to do. Effects are carried out in order; a [`Effect::is_durable`] one only after the event
 //! that caused it is on disk, and one that [`Effect::follows`] it only then, too.
 
-use crate::counters::VoidReason;
-use crate::event::RolloutError;
-use crate::failure::ErrorKind;
+use crate::counters::{CancelReason, VoidReason};
+use crate::failure::{ErrorKind, RolloutError};
 use crate::ids::*;
 use crate::pack::PackedBatch;
-use crate::rollout::TrainedTrace;
-use crate::sample::Sample;
-use serde::{Deserialize, Serialize};
+use crate::sample::{Sample, TrainedTrace};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -167,51 +165,6 @@ pub struct TeacherRequest {
     pub samples: Vec<Sample>,
     /// For each of them what an expert answered, where the environment says it.
     pub demonstrations: Vec<Option<Arc<str>>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CancelReason {
-    /// More than `max_off_policy_steps` policies contributed.
-    TooManyPolicies,
-    /// What it has sampled would be staler than `max_off_policy_steps` at the next step to be cut.
-    TooOld,
-    Timeout,
-    WorkerLost,
-    /// Its group was dropped.
-    GroupDropped,
-    /// Another rollout of its group came to nothing, and its environment rewards whole groups.
-    GroupRestarted,
-    /// It evaluated weights in whose place the trainer has published others.
-    WeightsReplaced,
-    RunFinished,
-}
-
-impl CancelReason {
-    pub const ALL: [CancelReason; 8] = [
-        CancelReason::TooManyPolicies,
-        CancelReason::TooOld,
-        CancelReason::Timeout,
-        CancelReason::WorkerLost,
-        CancelReason::GroupDropped,
-        CancelReason::GroupRestarted,
-        CancelReason::WeightsReplaced,
-        CancelReason::RunFinished,
-    ];
-
-    /// As in metrics: `cancelled/<name>`.
-    pub fn name(self) -> &'static str {
-        match self {
-            CancelReason::TooManyPolicies => "too_many_policies",
-            CancelReason::TooOld => "too_old",
-            CancelReason::Timeout => "timeout",
-            CancelReason::WorkerLost => "worker_lost",
-            CancelReason::GroupDropped => "group_dropped",
-            CancelReason::GroupRestarted => "group_restarted",
-            CancelReason::WeightsReplaced => "weights_replaced",
-            CancelReason::RunFinished => "run_finished",
-        }
-    }
 }
 
 /// Means over the rollouts of one evaluation of one environment at one pinned version.

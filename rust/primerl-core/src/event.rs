@@ -2,9 +2,8 @@
 
 mod outcome;
 
-pub use outcome::{Outcome, Overflow, Refusal, RolloutError, Trace};
+pub use outcome::{Outcome, Score, Trace};
 
-use crate::admission::EngineLoad;
 use crate::config::Changes;
 use crate::ids::*;
 use crate::sample::TokenLogprobs;
@@ -224,6 +223,19 @@ impl Event {
                 | Event::Tick
         )
     }
+}
+
+/// An engine's report of its load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EngineLoad {
+    /// Requests it computes.
+    pub running: u32,
+    /// Requests that wait for capacity (not those that a pause deferred).
+    pub waiting: u32,
+    /// Share of the KV cache in use, 0 to 1.
+    pub kv_cache_usage: f64,
+    /// Requests that lost their KV cache since the previous report.
+    pub preemptions: u32,
 }
 
 /// A worker whose event loop does not run, as the worker reports it.

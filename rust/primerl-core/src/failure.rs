@@ -1,11 +1,9 @@
-//! What kind of error a failed rollout had. Decided here and nowhere else.
+//! Why a rollout came to nothing, and which kind of error that is: decided here and nowhere else.
 //!
 //! What the gateway saw goes before what the worker guesses: an environment that raises since no engine answered is not
 //! to blame. Then comes the type of the exception, where it is a known one, then the report's own word.
 
-use crate::event::{Refusal, RolloutError};
 use crate::ids::*;
-use crate::rollout::Rollout;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -67,7 +65,53 @@ impl ErrorKind {
 /// [`RolloutError::kind`] of a rollout whose first prompt is longer than the context: no policy can answer it.
 pub const PROMPT_TOO_LONG: &str = "prompt_too_long";
 
+/// An answer of the gateway that was an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// As sent to the client; empty where it has none.
+    pub code: String,
+    /// HTTP status code.
+    pub status: u16,
+    /// Where the prompt was longer than the context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overflow: Option<Overflow>,
+}
+
+/// A prompt that is longer than the context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overflow {
+    pub prompt_tokens: u32,
+    /// The context, prompt and answer together.
+    pub most: u32,
+}
+
+/// Why a rollout came to nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RolloutError {
+    /// Which boundary failed, as the reporter names it: `environment`, `engine`, `timeout`, `worker_lost`, ... What it counts
+    /// as, [`ErrorKind::of`] decides.
+    pub kind: String,
+    pub message: String,
+    /// Type of the exception, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exception: Option<String>,
+    /// HTTP status that it came with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+    /// [`crate::event::Outcome::refusal`]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<Refusal>,
+}
+
 impl RolloutError {
+    pub(crate) fn new(kind: &str, message: String) -> RolloutError {
+        RolloutError {
+            kind: kind.to_owned(),
+            message,
+            ..RolloutError::default()
+        }
+    }
+
     /// With the kind in place of the worker's guess at it, so that it is counted and told by one word. What was found here
     /// has words of its own, which say more than the kind.
     pub(crate) fn in_one_word(&self) -> RolloutError {
@@ -153,10 +197,14 @@ pub struct FirstError {
 }
 
 impl FirstError {
-    pub(crate) fn of(rollout: &Rollout, error: &RolloutError) -> FirstError {
+    pub(crate) fn of(
+        rollout: RolloutId,
+        example: ExampleIndex,
+        error: &RolloutError,
+    ) -> FirstError {
         FirstError {
-            rollout: rollout.id,
-            example: rollout.example,
+            rollout,
+            example,
             message: error.message.chars().take(LONGEST_FIRST).collect(),
         }
     }
@@ -201,7 +249,6 @@ impl ErrorCounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rollout::error;
 
     fn kind(of: RolloutError) -> ErrorKind {
         ErrorKind::of(&of)
@@ -216,7 +263,7 @@ mod tests {
                 overflow: None,
             }),
             exception: Some("ValueError".to_owned()),
-            ..error("environment", "it raised".to_owned())
+            ..RolloutError::new("environment", "it raised".to_owned())
         }
     }
 
@@ -224,7 +271,7 @@ mod tests {
         RolloutError {
             exception: Some(exception.to_owned()),
             status,
-            ..error("environment", "it raised".to_owned())
+            ..RolloutError::new("environment", "it raised".to_owned())
         }
     }
 
@@ -278,7 +325,7 @@ mod tests {
             (&*refused.kind, kind(refused.clone())),
             ("engine", ErrorKind::Engine)
         );
-        let found = error("no_turns", String::new()).in_one_word();
+        let found = RolloutError::new("no_turns", String::new()).in_one_word();
         assert_eq!(&*found.kind, "no_turns", "says more than the kind");
     }
 
@@ -310,7 +357,11 @@ mod tests {
             ("of somebody else's", ErrorKind::Environment),
         ];
         for (word, wanted) in words {
-            assert_eq!(kind(error(word, String::new())), wanted, "{word}");
+            assert_eq!(
+                kind(RolloutError::new(word, String::new())),
+                wanted,
+                "{word}"
+            );
         }
     }
 }

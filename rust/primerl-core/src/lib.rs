@@ -7,6 +7,7 @@
 //! The modules are the stages of a rollout's way; `docs/architecture.md` has them in order.
 
 pub mod admission;
+pub mod advantage;
 pub mod batch;
 mod column;
 pub mod config;

@@ -1,68 +1,18 @@
 //! Metrics of a cut batch, by name. Means over nothing are omitted rather than reported as 0.
 
+use crate::advantage::{mean, standard_deviation};
 use crate::config::{Config, Role};
-use crate::counters::{Attempts, Counters, Discards, VoidReason};
+use crate::counters::{Attempts, CancelReason, Interval, VoidReason};
 use crate::curriculum::{BufferStep, Pool};
-use crate::effect::CancelReason;
 use crate::failure::ErrorKind;
 use crate::group::Group;
 use crate::ids::{RolloutId, Step};
 use crate::pack::MicroBatch;
 use crate::policy::staleness;
-use crate::rollout::{LeftOut, Rollout, TrainedTrace};
-use crate::sample::Sample;
-use crate::signal::{mean, standard_deviation};
-use serde::{Deserialize, Serialize};
+use crate::rollout::{LeftOut, Rollout};
+use crate::sample::{Sample, TrainedTrace};
+
 use std::collections::BTreeMap;
-
-/// What was counted since the previous cut.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Interval {
-    pub counters: Counters,
-    #[serde(rename = "losses")]
-    pub discards: Discards,
-}
-
-impl Interval {
-    /// The difference of two readings.
-    pub fn between(earlier: &Interval, later: &Interval) -> Interval {
-        let (a, b) = (&earlier.counters, &later.counters);
-        let (c, d) = (&earlier.discards, &later.discards);
-        Interval {
-            counters: Counters {
-                dispatched: b.dispatched - a.dispatched,
-                trained: b.trained - a.trained,
-                filtered: b.filtered - a.filtered,
-                stale: b.stale - a.stale,
-                failed: b.failed - a.failed,
-                cancelled: b.cancelled - a.cancelled,
-                evaluated: b.evaluated - a.evaluated,
-                truncated: b.truncated - a.truncated,
-                empty: b.empty - a.empty,
-                errored: b.errored - a.errored,
-            },
-            discards: Discards {
-                cancelled: grown(&c.cancelled, &d.cancelled),
-                voided: grown(&c.voided, &d.voided),
-                failed: grown(&c.failed, &d.failed),
-                slots_refilled: d.slots_refilled - c.slots_refilled,
-                slots_lost: d.slots_lost - c.slots_lost,
-                groups_dropped: d.groups_dropped - c.groups_dropped,
-                groups_set_aside: d.groups_set_aside - c.groups_set_aside,
-                groups_restarted: d.groups_restarted - c.groups_restarted,
-            },
-        }
-    }
-}
-
-/// By how much each count grew; what did not grow is left out.
-fn grown<K: Ord + Clone>(earlier: &BTreeMap<K, u64>, later: &BTreeMap<K, u64>) -> BTreeMap<K, u64> {
-    later
-        .iter()
-        .map(|(key, count)| (key.clone(), count - earlier.get(key).unwrap_or(&0)))
-        .filter(|(_, grown)| *grown > 0)
-        .collect()
-}
 
 #[derive(Default)]
 struct Metrics(BTreeMap<String, f64>);

@@ -17,6 +17,10 @@
 //! Tokens of an answer that a teacher gave in the policy's place are trained too, but were not sampled: they have
 //! neither log-probabilities nor a version.
 
+mod trace;
+
+pub use trace::TrainedTrace;
+
 use crate::config::TrajectoryStrategy;
 use crate::experts::{self, ExpertsRun, SampleExperts};
 use crate::ids::{PolicyVersion, RolloutId};

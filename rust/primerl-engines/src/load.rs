@@ -1,6 +1,6 @@
 //! An engine's load as `/metrics` reports it (vLLM's names), and when a change is worth an event.
 
-use primerl_core::admission::EngineLoad;
+use primerl_core::event::EngineLoad;
 use std::time::{Duration, Instant};
 
 /// A busy engine whose load does not change is reported this often: its limit may still have to move.

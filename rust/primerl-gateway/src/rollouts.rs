@@ -17,8 +17,9 @@ use super::{Gateway, RolloutLimits, Sampling};
 use axum::http::Extensions;
 use parking_lot::{Mutex, RwLock};
 use primerl_core::conversation::{MessageKey, Walk};
-use primerl_core::effect::{CancelReason, LeasedRollout};
-use primerl_core::event::Refusal;
+use primerl_core::counters::CancelReason;
+use primerl_core::effect::LeasedRollout;
+use primerl_core::failure::Refusal;
 use primerl_core::{
     Conversation, EnvironmentId, ExampleIndex, RolloutId, Turn, TurnIndex, WorkerId,
 };

@@ -16,7 +16,7 @@ use super::structure::Structure;
 use super::text::StopFinder;
 use crate::Service;
 use futures_util::future::try_join_all;
-use primerl_core::event::Overflow;
+use primerl_core::failure::Overflow;
 use primerl_core::turn::FinishReason;
 use primerl_core::{Event, RolloutId};
 use primerl_engines::{GenerateError, Generated, Progress, SampleRequest, Sampled, TokenLogprob};

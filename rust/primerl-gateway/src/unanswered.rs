@@ -2,7 +2,8 @@
 //! the error names the server that did not answer, in addition to the environment, which could only wait.
 
 use primerl_core::ErrorKind;
-use primerl_core::event::{Outcome, Refusal};
+use primerl_core::event::Outcome;
+use primerl_core::failure::Refusal;
 use primerl_engines::clients::Endpoint;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -88,7 +89,7 @@ impl Unanswered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use primerl_core::event::RolloutError;
+    use primerl_core::failure::RolloutError;
 
     fn reported(unanswered: &Unanswered, began: Instant, kind: &str, now: Instant) -> Outcome {
         let mut outcome = Outcome {

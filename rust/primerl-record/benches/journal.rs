@@ -10,8 +10,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a bench may panic")]
 
-use primerl_core::admission::EngineLoad;
 use primerl_core::config::{Admission, LimitRule, RunConfig};
+use primerl_core::event::EngineLoad;
 use primerl_core::testing::{config, environment, outcome, turn};
 use primerl_core::*;
 use primerl_record::journal::{Entry, Identity, Journal, read_from, restore, write_snapshot};

@@ -2,8 +2,7 @@
 
 use crate::error::RenderError;
 use crate::message::{Content, Message};
-use crate::renderer::Renderer;
-use crate::renderer::{ExtensionContext, call_id, scenario_answer, scenario_tool};
+use crate::renderer::{ExtensionContext, Renderer, call_id, scenario_answer, scenario_tool};
 use crate::template::RenderOptions;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

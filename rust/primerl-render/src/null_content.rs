@@ -2,8 +2,7 @@
 //! or write the word None; others tell calls by it. Which kind a template is shows by trying.
 
 use crate::message::{Content, Message};
-use crate::renderer::Renderer;
-use crate::renderer::{scenario_answer, scenario_tool};
+use crate::renderer::{Renderer, scenario_answer, scenario_tool};
 use crate::template::RenderOptions;
 
 impl Renderer {

@@ -1,6 +1,6 @@
 """How rollouts are drawn, sampled and admitted, and how rewards become advantages.
 
-The formulas and their papers are in `rust/primerl-core/src/signal/algorithm.rs`.
+The formulas and their papers are in `rust/primerl-core/src/advantage/algorithm.rs`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 //! machine took is not the core's.
 
 use crate::unlimited;
-use primerl_core::admission::EngineLoad;
 use primerl_core::config::RunConfig;
+use primerl_core::event::EngineLoad;
 use primerl_core::testing::{config, environment, outcome, turn};
 use primerl_core::*;
 use rand::{Rng, SeedableRng};

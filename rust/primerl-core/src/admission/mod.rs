@@ -28,6 +28,7 @@
 mod room;
 
 use crate::config::{Admission, Config, LimitRule};
+use crate::event::EngineLoad;
 use crate::ids::{EngineId, PolicyVersion, Step};
 use crate::policy::Ledger;
 use serde::{Deserialize, Serialize};
@@ -36,19 +37,6 @@ use std::collections::BTreeMap;
 /// Requests that wait count as congestion from this share of the running ones on: a few wait between two steps of any
 /// engine.
 const WAITING_TOLERATED: f64 = 0.125;
-
-/// An engine's report of its load.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct EngineLoad {
-    /// Requests it computes.
-    pub running: u32,
-    /// Requests that wait for capacity (not those that a pause deferred).
-    pub waiting: u32,
-    /// Share of the KV cache in use, 0 to 1.
-    pub kv_cache_usage: f64,
-    /// Requests that lost their KV cache since the previous report.
-    pub preemptions: u32,
-}
 
 impl EngineLoad {
     pub fn is_full(&self, kv_cache_target: f64) -> bool {

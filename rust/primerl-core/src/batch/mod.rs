@@ -14,12 +14,13 @@ mod trainer;
 pub use kept::{BatchRequest, Batches};
 pub(crate) use trainer::Trainer;
 
+use crate::advantage::{Baselines, Part, advantages, length_scales};
 use crate::config::Config;
+use crate::counters::Interval;
 use crate::group::Group;
 use crate::ids::*;
-use crate::metrics::{Interval, batch_metrics};
+use crate::metrics::batch_metrics;
 use crate::pack::{Advantage, PackedBatch, Weighted, pack, pack_trees};
-use crate::signal::{Baselines, Part, ScoredGroup, advantages, length_scales};
 use rand::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,10 +34,7 @@ pub fn build(
     baselines: &mut Baselines,
     rng: &mut impl Rng,
 ) -> PackedBatch {
-    let scored: Vec<ScoredGroup> = groups
-        .iter()
-        .map(|group| ScoredGroup::of(config, group))
-        .collect();
+    let scored: Vec<_> = groups.iter().map(|group| group.scored(config)).collect();
     let mut advantages = advantages(&scored, baselines, rng);
     for (group, advantages) in groups.iter().zip(&mut advantages) {
         if let Some(given) = &group.token_advantages {

@@ -1,6 +1,5 @@
 //! How many rollouts may be in flight, as far as the engines are concerned.
 
-use super::ConfigError;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,18 +30,4 @@ pub struct Admission {
     /// Share of the rollouts in flight that evaluations may have, and are kept free for them, during training;
     /// above 0, below 1.
     pub evaluation_share: f64,
-}
-
-impl Admission {
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let start = self.start_per_engine;
-        if self.min_per_engine <= start && start <= self.max_per_engine {
-            return Ok(());
-        }
-        Err(ConfigError::Admission {
-            start,
-            min: self.min_per_engine,
-            max: self.max_per_engine,
-        })
-    }
 }

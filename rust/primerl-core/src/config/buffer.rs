@@ -1,6 +1,5 @@
 //! Section `[buffer]`.
 
-use super::ConfigError;
 use serde::{Deserialize, Serialize};
 
 /// How hard examples are, and what follows from it; the rules are those of [`crate::curriculum`].
@@ -31,13 +30,5 @@ impl Buffer {
             hard_fraction: 0.0,
             seed: None,
         }
-    }
-
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        let (hard, easy) = (self.hard_threshold, self.easy_threshold);
-        if hard >= easy {
-            return Err(ConfigError::Thresholds { hard, easy });
-        }
-        Ok(())
     }
 }

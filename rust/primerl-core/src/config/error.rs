@@ -2,7 +2,7 @@
 
 use super::TrainingMode;
 
-/// What is wrong with a [`Config`]; each message names the field and what to do about it.
+/// What is wrong with a [`super::Config`]; each message names the field and what to do about it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {

@@ -1,6 +1,9 @@
 //! Checks of a config before the run.
 
-use super::{Config, ConfigError, Environment, FlopsModel, Role};
+use super::{
+    Admission, Algorithm, AlgorithmKind, Buffer, Config, ConfigError, Echo, Environment,
+    FlopsModel, Role,
+};
 use std::collections::BTreeSet;
 
 impl Config {
@@ -149,6 +152,74 @@ impl FlopsModel {
                 field: "linear",
                 value: self.linear,
             });
+        }
+        Ok(())
+    }
+}
+
+impl Algorithm {
+    /// `name` is the environment's.
+    pub(super) fn validate(&self, name: &str) -> Result<(), ConfigError> {
+        let refuse = |field, problem| {
+            Err(ConfigError::Algorithm {
+                name: name.to_owned(),
+                field,
+                problem,
+            })
+        };
+        if self.normalize_std && self.kind != AlgorithmKind::Grpo {
+            return refuse(
+                "normalize_std",
+                "divides GRPO's advantages and no other type's: leave it false, or set type = \"grpo\"",
+            );
+        }
+        let is_grpo = matches!(self.kind, AlgorithmKind::Grpo | AlgorithmKind::DrGrpo);
+        if self.length_penalty.is_some() && !is_grpo {
+            return refuse(
+                "length_penalty",
+                "is subtracted before GRPO's baseline and no other type's: leave it out, or set type = \"grpo\" or \
+                 \"dr_grpo\"",
+            );
+        }
+        let learns_nothing = |echo: &Echo| echo.weights().iter().all(|weight| *weight == 0.0);
+        if self.echo.as_ref().is_some_and(learns_nothing) {
+            return refuse(
+                "echo",
+                "has no weight above 0: give one of system, user, assistant and tool",
+            );
+        }
+        if let Some((field, problem)) = self.kind.problem() {
+            return refuse(field, problem);
+        }
+        if self.shuffle_advantages && !self.kind.is_of_traces() {
+            return refuse(
+                "shuffle_advantages",
+                "cannot exchange advantages of single tokens: shuffle them in your function",
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Admission {
+    fn validate(&self) -> Result<(), ConfigError> {
+        let start = self.start_per_engine;
+        if self.min_per_engine <= start && start <= self.max_per_engine {
+            return Ok(());
+        }
+        Err(ConfigError::Admission {
+            start,
+            min: self.min_per_engine,
+            max: self.max_per_engine,
+        })
+    }
+}
+
+impl Buffer {
+    fn validate(&self) -> Result<(), ConfigError> {
+        let (hard, easy) = (self.hard_threshold, self.easy_threshold);
+        if hard >= easy {
+            return Err(ConfigError::Thresholds { hard, easy });
         }
         Ok(())
     }

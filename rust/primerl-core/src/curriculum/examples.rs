@@ -6,9 +6,9 @@ use super::deck::{Deck, Pool};
 use super::record::Record;
 use super::report::{DeckReport, EnvironmentBuffer, ExampleHistory, Movement, Pools, Seen};
 use super::sparse::{IndexMap, by_key};
+use crate::advantage::SMALLEST_DIFFERENCE;
 use crate::config::Buffer;
 use crate::ids::*;
-use crate::signal::SMALLEST_DIFFERENCE;
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 

@@ -6,7 +6,6 @@ use crate::curriculum::{BufferReport, ExampleHistory, Filing};
 use crate::effect::Effect;
 use crate::group::Group;
 use crate::ids::*;
-use crate::signal::ScoredGroup;
 use crate::time::Time;
 
 /// So many groups in a row without signal are worth a warning, or four batches of them where that is more.
@@ -33,7 +32,7 @@ impl Core {
         let rewards: Vec<f64> = rewards(group).collect();
         let filing = Filing {
             step: self.next_step,
-            mean_reward: crate::signal::mean(rewards.iter().copied()),
+            mean_reward: crate::advantage::mean(rewards.iter().copied()),
             rollouts: group.finished_count(),
             has_signal: self.has_signal(group),
         };
@@ -49,7 +48,10 @@ impl Core {
     fn has_signal(&self, group: &Group) -> bool {
         // A teacher's log-probabilities and answers teach whatever the rewards are.
         let taught = !self.config.training_mode(group.environment).is_rl();
-        taught || ScoredGroup::of(&self.config, group).has_signal(&self.signals.baselines)
+        taught
+            || group
+                .scored(&self.config)
+                .has_signal(&self.signals.baselines)
     }
 
     /// Drops a complete group without signal. That is no failure: a warning is logged only for a long stretch of them. Its

@@ -13,7 +13,7 @@
 //!
 //! Scores beyond 0 and 1 have Student's interval of a mean.
 
-use crate::signal::differ;
+use crate::advantage::differ;
 
 /// What half of the rest lies beyond.
 const NORMAL_95: f64 = 1.959_963_984_540_054;

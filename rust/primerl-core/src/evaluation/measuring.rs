@@ -2,10 +2,9 @@
 
 use super::{Attempt, Held, Progress};
 use crate::Core;
-use crate::counters::Ended;
-use crate::effect::CancelReason;
-use crate::event::{Outcome, RolloutError};
-use crate::failure::{ErrorKind, PROMPT_TOO_LONG};
+use crate::counters::{CancelReason, Ended};
+use crate::event::Outcome;
+use crate::failure::{ErrorKind, PROMPT_TOO_LONG, RolloutError};
 use crate::ids::*;
 use crate::rollout::Rollout;
 

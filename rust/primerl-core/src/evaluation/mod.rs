@@ -20,9 +20,10 @@ pub(crate) use rounds::Evaluations;
 
 use crate::config::Evaluation;
 use crate::effect::EvaluationReport;
+use crate::event::Score;
 use crate::failure::{ErrorCounts, ErrorKind};
 use crate::ids::*;
-use crate::rollout::{Rollout, Score};
+use crate::rollout::Rollout;
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -3,9 +3,9 @@
 use super::{Held, Progress, Round};
 use crate::Core;
 use crate::config::{Config, Evaluation, Role};
-use crate::counters::{Ended, VoidReason};
+use crate::counters::{CancelReason, Ended, VoidReason};
 use crate::deadlines::Due;
-use crate::effect::{CancelReason, Effect};
+use crate::effect::Effect;
 use crate::ids::*;
 use crate::time::Time;
 use std::collections::BTreeSet;

@@ -7,9 +7,9 @@
 //! How sure they are: [`super::interval`].
 
 use super::interval::{ends, mean};
+use crate::advantage::SMALLEST_DIFFERENCE;
 use crate::effect::ExampleScores;
 use crate::ids::ExampleIndex;
-use crate::signal::SMALLEST_DIFFERENCE;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What ended of one example.

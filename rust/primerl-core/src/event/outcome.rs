@@ -1,7 +1,7 @@
 //! What the environment reports of a rollout.
 
-use crate::rollout::Score;
-use crate::signal::mean;
+use crate::advantage::mean;
+use crate::failure::{Refusal, RolloutError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,26 +17,6 @@ pub struct Outcome {
     /// What the gateway last refused the rollout, if it answered nothing since. Reported by the gateway, not the worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Refusal>,
-}
-
-/// An answer of the gateway that was an error.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
-    /// As sent to the client; empty where it has none.
-    pub code: String,
-    /// HTTP status code.
-    pub status: u16,
-    /// Where the prompt was longer than the context.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overflow: Option<Overflow>,
-}
-
-/// A prompt that is longer than the context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Overflow {
-    pub prompt_tokens: u32,
-    /// The context, prompt and answer together.
-    pub most: u32,
 }
 
 impl Outcome {
@@ -82,6 +62,13 @@ impl Outcome {
     }
 }
 
+/// What one rollout adds to an evaluation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    pub reward: f64,
+    pub metrics: BTreeMap<String, f64>,
+}
+
 /// One seat of a rollout: one conversation with its own reward.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
@@ -105,21 +92,4 @@ impl Trace {
     pub fn is_trained(&self) -> bool {
         self.trainable && self.ok
     }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RolloutError {
-    /// Which boundary failed, as the reporter names it: `environment`, `engine`, `timeout`, `worker_lost`, ... What it counts
-    /// as, [`crate::ErrorKind::of`] decides.
-    pub kind: String,
-    pub message: String,
-    /// Type of the exception, where there was one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exception: Option<String>,
-    /// HTTP status that it came with.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<u16>,
-    /// [`Outcome::refusal`]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refusal: Option<Refusal>,
 }

@@ -2,8 +2,8 @@
 
 use super::{Group, Slot};
 use crate::Core;
-use crate::counters::VoidReason;
-use crate::effect::{CancelReason, Effect};
+use crate::counters::{CancelReason, VoidReason};
+use crate::effect::Effect;
 use crate::ids::*;
 use crate::rollout::LeftOut;
 

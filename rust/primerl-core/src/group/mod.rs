@@ -17,14 +17,16 @@
 
 mod ending;
 mod live;
+mod scored;
 mod slots;
 
 pub(crate) use live::{Groups, UsualTokens};
 pub(crate) use slots::Blame;
 
+use crate::config::OnCancel;
 use crate::ids::*;
-use crate::rollout::{Rollout, TrainedTrace};
-use crate::sample::{Sample, TokenLogprobs};
+use crate::rollout::Rollout;
+use crate::sample::{Sample, TokenLogprobs, TrainedTrace};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -35,16 +37,6 @@ pub enum Slot {
     Finished(Box<Rollout>),
     /// Given up: the group continues without it.
     Lost,
-}
-
-/// What becomes of the slot of a rollout that is cancelled as stale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OnCancel {
-    /// Another rollout takes its place.
-    Refill,
-    /// The slot is given up.
-    Drop,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

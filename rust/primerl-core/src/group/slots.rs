@@ -2,8 +2,7 @@
 
 use super::{Group, Slot};
 use crate::Core;
-use crate::counters::{Ended, VoidReason};
-use crate::effect::CancelReason;
+use crate::counters::{CancelReason, Ended, VoidReason};
 use crate::ids::*;
 use crate::rollout::Rollout;
 

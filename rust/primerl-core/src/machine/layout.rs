@@ -5,19 +5,18 @@
 
 use super::Core;
 use crate::admission::Limits;
+use crate::advantage::Baselines;
 use crate::batch::{Batches, Trainer};
 use crate::config::Config;
-use crate::counters::{Counters, Discards};
+use crate::counters::{Counters, Discards, Interval};
 use crate::curriculum::Curriculum;
 use crate::deadlines::Deadlines;
 use crate::environment::Environments;
 use crate::evaluation::Round;
 use crate::group::{Group, UsualTokens};
 use crate::ids::*;
-use crate::metrics::Interval;
 use crate::policy::Ledger;
 use crate::rollout::{LeaseRequest, Rollout};
-use crate::signal::Baselines;
 use crate::time::Time;
 use crate::wait::{Armed, Waits};
 use crate::worker::Worker;

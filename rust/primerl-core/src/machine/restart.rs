@@ -2,8 +2,9 @@
 
 use crate::Core;
 use crate::config::Changes;
+use crate::counters::CancelReason;
 use crate::deadlines::Due;
-use crate::effect::{CancelReason, LeasedRollout};
+use crate::effect::LeasedRollout;
 use crate::ids::*;
 use crate::turn::Turn;
 use std::sync::Arc;

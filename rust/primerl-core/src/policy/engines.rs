@@ -2,8 +2,8 @@
 
 use super::Published;
 use crate::Core;
-use crate::admission::EngineLoad;
 use crate::effect::Effect;
+use crate::event::EngineLoad;
 use crate::ids::*;
 
 impl Core {

@@ -7,10 +7,9 @@
 
 use super::Rollout;
 use crate::Core;
-use crate::counters::{Ended, VoidReason};
-use crate::effect::{CancelReason, Effect};
-use crate::event::RolloutError;
-use crate::failure::{ErrorKind, FirstError, PROMPT_TOO_LONG};
+use crate::counters::{CancelReason, Ended, VoidReason};
+use crate::effect::Effect;
+use crate::failure::{ErrorKind, FirstError, PROMPT_TOO_LONG, RolloutError};
 use crate::group::Blame;
 use crate::ids::*;
 use crate::policy::oldest_trainable;
@@ -50,7 +49,7 @@ impl Core {
         let firsts = &mut self.environments[rollout.environment].first_errors;
         firsts
             .entry(kind)
-            .or_insert_with(|| FirstError::of(&rollout, error));
+            .or_insert_with(|| FirstError::of(rollout.id, rollout.example, error));
         self.effects.push(Effect::RolloutFailed {
             rollout: rollout.id,
             error: error.clone(),

@@ -1,11 +1,12 @@
 //! Rollouts in flight: turns, reports, deadlines.
 
-use super::{Remains, Rollout, Rules, error};
+use super::{Remains, Rollout, Rules};
 use crate::Core;
+use crate::counters::CancelReason;
 use crate::deadlines::Due;
-use crate::effect::{CancelReason, Effect};
-use crate::event::{Outcome, RolloutError};
-use crate::failure::PROMPT_TOO_LONG;
+use crate::effect::Effect;
+use crate::event::Outcome;
+use crate::failure::{PROMPT_TOO_LONG, RolloutError};
 use crate::ids::*;
 use crate::policy::{oldest_trainable, too_many_policies};
 use crate::turn::Turn;
@@ -187,7 +188,7 @@ impl Core {
         let span = self.config.rollout_span(rollout.environment);
         let seconds = span.as_secs_f64();
         let message = format!("not ended {seconds} s after it was leased");
-        self.fail(rollout, &error("timeout", message));
+        self.fail(rollout, &RolloutError::new("timeout", message));
     }
 
     /// Whether the next step to be cut may not train what this version sampled.

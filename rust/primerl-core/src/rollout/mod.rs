@@ -19,17 +19,16 @@ mod traces;
 pub(crate) use in_flight::Rollouts;
 pub(crate) use leases::{LeaseRequest, Leases};
 pub use rules::{LeftOut, Rules};
-pub use traces::TrainedTrace;
 
 use crate::counters::{Counters, Ended};
 use crate::effect::LeasedRollout;
-use crate::event::{Outcome, RolloutError};
+use crate::event::{Outcome, Score};
+use crate::failure::RolloutError;
 use crate::ids::*;
-use crate::sample::{Sample, samples};
+use crate::sample::{Sample, TrainedTrace, samples};
 use crate::time::{Duration, Time};
 use crate::turn::Turn;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use traces::trace_lengths;
 
@@ -244,13 +243,13 @@ impl Rollout {
             .iter()
             .find(|version| Some(**version) != self.evaluates)
         {
-            return Err(error(
+            return Err(RolloutError::new(
                 "version",
                 format!("sampled by version {other}, which is not the evaluated one"),
             ));
         }
         if outcome.traces.is_empty() {
-            return Err(error(
+            return Err(RolloutError::new(
                 "empty",
                 "the environment reported no trace".to_owned(),
             ));
@@ -324,26 +323,11 @@ pub struct Remains {
     _rollout: Box<Rollout>,
 }
 
-/// What one rollout adds to an evaluation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Score {
-    pub reward: f64,
-    pub metrics: BTreeMap<String, f64>,
-}
-
 /// The error of a rollout of which nothing came: the gateway's refusal may be why.
 fn nothing(kind: &str, message: &str, outcome: &Outcome) -> RolloutError {
     RolloutError {
         refusal: outcome.refusal.clone(),
-        ..error(kind, message.to_owned())
-    }
-}
-
-pub(crate) fn error(kind: &str, message: String) -> RolloutError {
-    RolloutError {
-        kind: kind.to_owned(),
-        message,
-        ..RolloutError::default()
+        ..RolloutError::new(kind, message.to_owned())
     }
 }
 

@@ -1,9 +1,9 @@
 //! Reports that cannot be what they say, or say that nothing came of a rollout.
 
-use super::{Rollout, error};
-use crate::event::{Outcome, RolloutError, Trace};
-use crate::failure::PROMPT_TOO_LONG;
-use crate::signal::SMALLEST_DIFFERENCE;
+use super::Rollout;
+use crate::advantage::SMALLEST_DIFFERENCE;
+use crate::event::{Outcome, Trace};
+use crate::failure::{PROMPT_TOO_LONG, RolloutError};
 
 /// Advantages are f32, and so is the loss they are summed up in: a larger reward could overflow either.
 const LARGEST_REWARD: f64 = 1e30;
@@ -11,7 +11,7 @@ const LARGEST_REWARD: f64 = 1e30;
 impl Rollout {
     pub(super) fn check(&self, outcome: &Outcome, lowest_reward: f64) -> Result<(), RolloutError> {
         if let Some(message) = &self.invalid {
-            return Err(error("engine", message.clone()));
+            return Err(RolloutError::new("engine", message.clone()));
         }
         if !outcome.ok {
             return Err(self.failure(outcome));
@@ -22,7 +22,7 @@ impl Rollout {
     /// The error of a rollout that its environment reports as failed.
     fn failure(&self, outcome: &Outcome) -> RolloutError {
         let unnamed = || {
-            error(
+            RolloutError::new(
                 "environment",
                 "the environment reported a failure without an error".to_owned(),
             )
@@ -42,7 +42,7 @@ impl Rollout {
             let (tokens, most) = (overflow.prompt_tokens, overflow.most);
             RolloutError {
                 refusal: outcome.refusal.clone(),
-                ..error(
+                ..RolloutError::new(
                     PROMPT_TOO_LONG,
                     format!("its first prompt has {tokens} tokens, and the context is {most}"),
                 )
@@ -56,7 +56,7 @@ fn check_rewards(outcome: &Outcome, lowest_reward: f64) -> Result<(), RolloutErr
         if reward.is_nan() || reward.abs() > LARGEST_REWARD {
             let message =
                 format!("reward = {reward} is not a finite number of at most {LARGEST_REWARD:e}");
-            return Err(error("environment", message));
+            return Err(RolloutError::new("environment", message));
         }
     }
     let trained = outcome.traces.iter().filter(|trace| trace.is_trained());
@@ -65,7 +65,7 @@ fn check_rewards(outcome: &Outcome, lowest_reward: f64) -> Result<(), RolloutErr
         // A sum that is 0 but for rounding is 0.
         .find(|reward| *reward < lowest_reward - SMALLEST_DIFFERENCE)
     {
-        Some(reward) => Err(error(
+        Some(reward) => Err(RolloutError::new(
             "environment",
             format!(
                 "reward = {reward}, but the environment's algorithm takes none below {lowest_reward}"

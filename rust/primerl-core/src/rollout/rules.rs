@@ -1,8 +1,8 @@
 //! Which of a finished rollout's samples are trained, and how long they may be.
 
-use super::error;
 use crate::config::{Config, LongSamples, TrajectoryStrategy, TruncatedRollouts};
-use crate::event::{Outcome, RolloutError};
+use crate::event::Outcome;
+use crate::failure::RolloutError;
 use crate::ids::EnvironmentId;
 use crate::sample::Sample;
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ impl Rules {
     ) -> Result<(), RolloutError> {
         let truncated = |sample: &Sample| outcome.traces[sample.trace].truncated;
         if self.truncated == TruncatedRollouts::Drop && samples.iter().any(truncated) {
-            return Err(error(
+            return Err(RolloutError::new(
                 "truncated",
                 "the environment cut it short, and truncated_rollouts = \"drop\"".to_owned(),
             ));

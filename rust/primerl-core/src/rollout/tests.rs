@@ -2,6 +2,7 @@ use super::*;
 use crate::config::{LongSamples, TrajectoryStrategy, TruncatedRollouts};
 use crate::event::Trace;
 use crate::testing::{config, outcome, trace, turn};
+use std::collections::BTreeMap;
 
 fn rollout() -> Box<Rollout> {
     let lease = Lease {
@@ -202,7 +203,7 @@ fn nothing_sampled_is_empty() {
 
 #[test]
 fn a_good_end_without_a_turn_is_trained_by_no_strategy() {
-    let refusal = crate::event::Refusal {
+    let refusal = crate::failure::Refusal {
         code: "context_length_exceeded".to_owned(),
         status: 400,
         overflow: None,
@@ -370,10 +371,10 @@ fn text_is_measured_and_never_trained() {
 
 #[test]
 fn a_first_prompt_beyond_the_context_has_a_name_of_its_own() {
-    let refusal = crate::event::Refusal {
+    let refusal = crate::failure::Refusal {
         code: "context_length_exceeded".to_owned(),
         status: 400,
-        overflow: Some(crate::event::Overflow {
+        overflow: Some(crate::failure::Overflow {
             prompt_tokens: 5009,
             most: 128,
         }),

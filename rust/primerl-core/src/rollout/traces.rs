@@ -1,56 +1,11 @@
 //! The traces of a rollout that are trained.
 
 use super::Rollout;
+use crate::advantage::TraceLength;
 use crate::event::{Outcome, Trace};
-use crate::sample::Sample;
-use crate::signal::TraceLength;
+use crate::sample::{Sample, TrainedTrace};
 use crate::turn::Turn;
-use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-
-/// A seat with something to train on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TrainedTrace {
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub seat: String,
-    pub reward: f64,
-    pub metrics: BTreeMap<String, f64>,
-    pub truncated: bool,
-    pub turns: u32,
-    /// Tokens sampled in all of its turns, also those that are not trained. 0 in snapshots that did not say.
-    #[serde(default)]
-    pub output_tokens: u64,
-    /// Tokens of its prompts, each once. 0 in snapshots that did not say.
-    #[serde(default)]
-    pub input_tokens: u64,
-    /// [`crate::event::Trace::demonstration`]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub demonstration: Option<Arc<str>>,
-}
-
-impl TrainedTrace {
-    fn of(trace: &Trace, length: &TraceLength) -> TrainedTrace {
-        TrainedTrace {
-            seat: trace.seat.clone(),
-            reward: trace.reward,
-            metrics: trace.metrics.clone(),
-            truncated: trace.truncated,
-            turns: length.turns,
-            output_tokens: length.output_tokens,
-            input_tokens: length.input_tokens,
-            demonstration: trace.demonstration.clone(),
-        }
-    }
-
-    pub fn length(&self) -> TraceLength {
-        TraceLength {
-            output_tokens: self.output_tokens,
-            input_tokens: self.input_tokens,
-            turns: self.turns,
-        }
-    }
-}
+use std::collections::BTreeSet;
 
 impl Rollout {
     /// Leaves only traces that have samples, and renumbers the samples' traces accordingly.
@@ -67,8 +22,8 @@ impl Rollout {
                 .binary_search(&sample.trace)
                 .expect("every sample's trace is kept");
         }
-        let trained = |index: &usize| TrainedTrace::of(&outcome.traces[*index], &lengths[*index]);
-        self.traces = kept.iter().map(trained).collect();
+        let of = |index: &usize| trained(&outcome.traces[*index], &lengths[*index]);
+        self.traces = kept.iter().map(of).collect();
     }
 }
 
@@ -87,4 +42,17 @@ pub(super) fn trace_lengths(
         }
     }
     lengths
+}
+
+fn trained(trace: &Trace, length: &TraceLength) -> TrainedTrace {
+    TrainedTrace {
+        seat: trace.seat.clone(),
+        reward: trace.reward,
+        metrics: trace.metrics.clone(),
+        truncated: trace.truncated,
+        turns: length.turns,
+        output_tokens: length.output_tokens,
+        input_tokens: length.input_tokens,
+        demonstration: trace.demonstration.clone(),
+    }
 }

@@ -1,7 +1,7 @@
 //! Complete groups that wait for what only the shell can compute: asked for, awaited, timed out.
 
-use super::Baselines;
 use crate::Core;
+use crate::advantage::Baselines;
 use crate::counters::VoidReason;
 use crate::deadlines::Due;
 use crate::ids::*;

@@ -2,10 +2,9 @@
 
 mod report;
 
-use crate::admission::EngineLoad;
-use crate::counters::{Counters, VoidReason};
+use crate::counters::{CancelReason, Counters, VoidReason};
 use crate::curriculum::EnvironmentBuffer;
-use crate::effect::CancelReason;
+use crate::event::EngineLoad;
 use crate::failure::{ErrorKind, FirstError};
 use crate::ids::*;
 use crate::time::Time;
@@ -28,7 +27,7 @@ pub struct Status {
     pub evaluations: Vec<EvaluationStatus>,
     /// Metrics of the batch cut last.
     pub last_step: Option<BTreeMap<String, f64>>,
-    /// Failed rollouts by [`crate::event::RolloutError::kind`].
+    /// Failed rollouts by [`crate::failure::RolloutError::kind`].
     pub failures: BTreeMap<String, u64>,
     /// Rollouts that failed or were lost with their worker, by who is to blame.
     pub errors: BTreeMap<ErrorKind, u64>,

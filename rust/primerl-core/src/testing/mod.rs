@@ -4,9 +4,9 @@ pub mod observer;
 pub mod simulator;
 pub mod witness;
 
+use crate::config::OnCancel;
 use crate::config::*;
 use crate::event::{Outcome, Trace};
-use crate::group::OnCancel;
 use crate::ids::*;
 use crate::time::Duration;
 use crate::turn::{TextAnswer, Turn, VersionRun, VersionRuns};

@@ -6,7 +6,8 @@ mod together;
 mod whole;
 
 use crate::config::*;
-use crate::effect::{CancelReason, Effect, EvaluationReport, LeasedRollout};
+use crate::counters::CancelReason;
+use crate::effect::{Effect, EvaluationReport, LeasedRollout};
 use crate::event::{Event, Outcome};
 use crate::ids::*;
 use crate::pack::{Columns, PackedBatch};
@@ -345,7 +346,7 @@ impl Observer {
             assert!(
                 !self.config.buffer.online_difficulty_filtering
                     || otherwise
-                    || crate::signal::differ(rewards.iter().copied()),
+                    || crate::advantage::differ(rewards.iter().copied()),
                 "group {group} has no signal and is trained: {rewards:?}"
             );
         }

@@ -7,10 +7,11 @@
 
 use super::Worker;
 use crate::Core;
-use crate::effect::{CancelReason, Effect};
+use crate::counters::CancelReason;
+use crate::effect::Effect;
 use crate::event::{BLOCKED_AFTER, Block};
+use crate::failure::RolloutError;
 use crate::ids::*;
-use crate::rollout::error;
 use crate::status::BlockStatus;
 use crate::time::{Duration, Time};
 use serde::{Deserialize, Serialize};
@@ -165,7 +166,7 @@ impl Core {
                  run in a thread",
                 blocked.code()
             );
-            self.fail(rollout, &error("environment", message));
+            self.fail(rollout, &RolloutError::new("environment", message));
         }
         self.remove_worker(id, &how, "the worker was blocked by its environment");
     }

@@ -3,8 +3,9 @@
 mod blocked;
 
 use crate::Core;
+use crate::counters::CancelReason;
 use crate::deadlines::Due;
-use crate::effect::{CancelReason, Effect};
+use crate::effect::Effect;
 use crate::ids::*;
 use crate::status::own_name;
 use crate::time::Time;

@@ -1,8 +1,7 @@
 //! Readers that the OpenAI dialects have in common.
 
 use crate::fields::{Fields, unsupported};
-use crate::sampling::Demanded;
-use crate::sampling::structured_outputs;
+use crate::sampling::{Demanded, structured_outputs};
 use primerl_service::http::ApiError;
 use serde_json::{Map, Value, json};
 

@@ -214,7 +214,8 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, rmp_serde::decode::
 #[cfg(test)]
 mod tests {
     use super::*;
-    use primerl_core::event::{RolloutError, Trace};
+    use primerl_core::event::Trace;
+    use primerl_core::failure::RolloutError;
 
     fn round_trip<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(
         value: T,

@@ -1,9 +1,8 @@
 //! The load that engines report, and its effects.
 
 use crate::common::engine::Engine;
-use crate::common::trainer;
 use crate::common::worker::Worker;
-use crate::common::{Orchestrator, Place};
+use crate::common::{Orchestrator, Place, trainer};
 use primerl_core::Event;
 use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;

@@ -3,7 +3,8 @@
 use crate::common::engine::{Engine, expected_logprobs};
 use crate::common::worker::Worker;
 use crate::common::{Orchestrator, PATIENCE, Place, all_proved, chat, client, trainer, user};
-use primerl_core::event::{Outcome, Refusal, RolloutError};
+use primerl_core::event::Outcome;
+use primerl_core::failure::{Refusal, RolloutError};
 use primerl_engine_server::mock::{Faults, MockConfig};
 use primerl_orchestrator::RunError;
 use primerl_orchestrator::envs::wire::WorkerRole;

@@ -1,9 +1,8 @@
 //! A trainer's reports are accepted only if they can be true, and answered once they are on disk.
 
 use crate::common::engine::Engine;
-use crate::common::trainer;
 use crate::common::worker::Worker;
-use crate::common::{Orchestrator, Place};
+use crate::common::{Orchestrator, Place, trainer};
 use primerl_core::{Event, Step};
 use primerl_engine_server::mock::MockConfig;
 use primerl_orchestrator::envs::wire::WorkerRole;

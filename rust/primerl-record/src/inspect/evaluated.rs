@@ -3,7 +3,8 @@
 use super::fates::{End, Fate};
 use super::play::{JournalSummary, Moment, Observer, Played, play};
 use super::{InspectError, environment_name, seconds};
-use primerl_core::event::{Outcome, RolloutError};
+use primerl_core::event::Outcome;
+use primerl_core::failure::RolloutError;
 use primerl_core::turn::FinishReason;
 use primerl_core::*;
 use serde::Serialize;

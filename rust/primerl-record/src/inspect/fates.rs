@@ -1,8 +1,9 @@
 //! From lease to end: every rollout that has started, and how each one ends.
 
-use primerl_core::counters::{Ended, VoidReason};
-use primerl_core::effect::{CancelReason, LeasedRollout};
-use primerl_core::event::{Outcome, RolloutError};
+use primerl_core::counters::{CancelReason, Ended, VoidReason};
+use primerl_core::effect::LeasedRollout;
+use primerl_core::event::Outcome;
+use primerl_core::failure::RolloutError;
 use primerl_core::pack::PackedBatch;
 use primerl_core::rollout::Rollout;
 use primerl_core::*;

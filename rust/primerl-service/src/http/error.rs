@@ -4,7 +4,7 @@ use super::{JSON, RUN_OVER};
 use crate::inbox::RunOver;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use primerl_core::event::Overflow;
+use primerl_core::failure::Overflow;
 use serde::Serialize;
 
 /// `{"error": {"message", "type", "param", "code"}}`. SDKs retry 408, 409, 429 and 5xx and nothing else.

@@ -1,8 +1,8 @@
 //! The config of the core that a plan drives.
 
 use super::Plan;
+use primerl_core::config::OnCancel;
 use primerl_core::config::*;
-use primerl_core::group::OnCancel;
 use primerl_core::{Config, Duration};
 
 impl Plan {

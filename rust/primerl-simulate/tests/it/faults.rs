@@ -1,8 +1,8 @@
 //! The real engine scheduler among all the faults of the core's simulator: batches that are shared, prompts computed in
 //! chunks, preemptions, aborts and pauses in mid-answer, and answers with a long tail. The rules are the observer's.
 
-use primerl_core::admission::EngineLoad;
 use primerl_core::config::{Admission, LimitRule};
+use primerl_core::event::EngineLoad;
 use primerl_core::testing::simulator::batching::{Batching, EngineModel, Request, Sampled};
 use primerl_core::testing::simulator::scenarios::{every_fault, faults, play, scenario};
 use primerl_core::testing::simulator::{Faults, Scenario, Simulator};

@@ -1,8 +1,8 @@
 //! How many may be in flight, and who must not wait for whom.
 
 use super::*;
-use crate::admission::EngineLoad;
 use crate::config::{Admission, LimitRule, RunConfig};
+use crate::event::EngineLoad;
 
 fn limited(start_per_engine: u32, limit: LimitRule) -> Config {
     Config {

@@ -1,8 +1,7 @@
 //! What becomes of a group that loses rollouts.
 
 use super::*;
-use crate::config::RunConfig;
-use crate::group::OnCancel;
+use crate::config::{OnCancel, RunConfig};
 use crate::testing::retried;
 
 /// One batch is one group of four; three of them may do. A retry is not given.

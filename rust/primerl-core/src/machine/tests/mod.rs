@@ -18,9 +18,10 @@ mod whole_groups;
 
 use crate::Config;
 use crate::Core;
-use crate::counters::VoidReason;
-use crate::effect::{CancelReason, Effect, LeasedRollout};
-use crate::event::{Event, Outcome, RolloutError};
+use crate::counters::{CancelReason, VoidReason};
+use crate::effect::{Effect, LeasedRollout};
+use crate::event::{Event, Outcome};
+use crate::failure::RolloutError;
 use crate::ids::*;
 use crate::pack::PackedBatch;
 use crate::testing::{config, environment, evaluation, outcome, turn};

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::RunConfig;
-use crate::event::{Overflow, Refusal};
+use crate::failure::{Overflow, Refusal};
 
 fn two_environments() -> Config {
     Config {

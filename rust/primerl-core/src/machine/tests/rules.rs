@@ -218,7 +218,7 @@ fn each_failure_has_one_kind_by_environment() {
         ..config()
     });
     let reported = |kind: &str, exception: Option<&str>, code: Option<&str>| {
-        let refusal = code.map(|code| crate::event::Refusal {
+        let refusal = code.map(|code| crate::failure::Refusal {
             code: code.to_owned(),
             status: 503,
             overflow: None,

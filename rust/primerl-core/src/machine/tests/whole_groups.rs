@@ -1,8 +1,7 @@
 //! Environments whose rewards come from all rollouts of a group together.
 
 use super::*;
-use crate::config::{Admission, LimitRule, RunConfig};
-use crate::group::OnCancel;
+use crate::config::{Admission, LimitRule, OnCancel, RunConfig};
 use crate::testing::retried;
 
 /// One batch is one group of four, which one worker runs. One retry is given.

@@ -1,6 +1,6 @@
 //! What an engine does with its requests: the rules of the simulator's own, or a scheduler from a crate above.
 
-use crate::admission::EngineLoad;
+use crate::event::EngineLoad;
 use crate::ids::*;
 use crate::time::{Duration, Time};
 use crate::turn::{VersionRun, VersionRuns};

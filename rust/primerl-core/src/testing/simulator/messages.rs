@@ -3,7 +3,8 @@
 use super::Simulator;
 use super::actors::Action;
 use crate::effect::LeasedRollout;
-use crate::event::{Event, Outcome, RolloutError};
+use crate::event::{Event, Outcome};
+use crate::failure::RolloutError;
 use crate::ids::*;
 use crate::testing::{outcome, turn};
 use crate::time::Duration;

@@ -2,10 +2,9 @@
 
 use super::batching::EngineModel;
 use super::{DiskFaults, Faults, Rewards, Scenario, Simulator};
+use crate::config::OnCancel;
 use crate::config::*;
-use crate::counters::VoidReason;
-use crate::effect::CancelReason;
-use crate::group::OnCancel;
+use crate::counters::{CancelReason, VoidReason};
 use crate::ids::*;
 use crate::testing::{config, environment, evaluation};
 use crate::time::{Duration, Time};

@@ -1,5 +1,5 @@
 use super::*;
-use crate::effect::CancelReason;
+use crate::counters::CancelReason;
 
 fn whole(seed: u64, faults: Faults) -> Simulator {
     play(Scenario {

@@ -2,8 +2,9 @@
 
 use super::{ROOT, sample};
 use crate::config::*;
-use primerl_core::config::RunConfig;
-use primerl_core::config::{Admission, Buffer, Echo, EnvironmentConfig, Evaluation, LengthPenalty};
+use primerl_core::config::{
+    Admission, Buffer, Echo, EnvironmentConfig, Evaluation, LengthPenalty, RunConfig,
+};
 use primerl_engines::clients::ClientConfig;
 use primerl_gateway::RolloutLimits;
 use serde::de::value::Error;

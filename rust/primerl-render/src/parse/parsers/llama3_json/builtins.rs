@@ -1,9 +1,8 @@
 //! Llama 3's built-in tools, after `<|python_tag|>`: `brave_search.call(query="..")`, or Python code for the interpreter.
 
-use crate::parse::CallProblem;
 use crate::parse::arguments::{Arguments, quoted};
-use crate::parse::list;
 use crate::parse::protocol::Call;
+use crate::parse::{CallProblem, list};
 use serde_json::Value;
 
 /// Tools that every model of the family knows by name.

@@ -2,11 +2,8 @@
 //! compares within the group compares traces of one seat.
 
 use super::spread::differ;
-use super::{AlgorithmKind, TraceLength, penalise};
-use crate::config::{Algorithm, Config};
-use crate::group::Group;
+use super::{Algorithm, TraceLength, penalise};
 use crate::ids::{EnvironmentId, RolloutId};
-use crate::rollout::TrainedTrace;
 use std::collections::BTreeMap;
 
 /// The traces of one group.
@@ -34,34 +31,6 @@ impl<'a> ScoredGroup<'a> {
             rollouts: Vec::new(),
             lengths: Vec::new(),
         }
-    }
-
-    /// What a complete group has got, as far as its algorithm looks at it: this is made of every group that completes.
-    pub fn of(config: &'a Config, group: &'a Group) -> Self {
-        let algorithm = &config.environment(group.environment).algorithm;
-        let mut scored = ScoredGroup {
-            environment: group.environment,
-            ..Self::plain(
-                algorithm,
-                group.traces().map(|trace| trace.reward).collect(),
-            )
-        };
-        let seat = |trace: &'a TrainedTrace| &*trace.seat;
-        let first = group.traces().next().map(seat);
-        let is_of_one_seat = group.traces().all(|trace| Some(seat(trace)) == first);
-        if !is_of_one_seat || algorithm.kind.knows_seats() {
-            scored.seats = group.traces().map(seat).collect();
-        }
-        if matches!(algorithm.kind, AlgorithmKind::HierarchicalGrpo { .. }) {
-            scored.rollouts = group
-                .finished()
-                .flat_map(|rollout| std::iter::repeat_n(rollout.id, rollout.traces.len()))
-                .collect();
-        }
-        if algorithm.length_penalty.is_some() {
-            scored.lengths = group.traces().map(TrainedTrace::length).collect();
-        }
-        scored
     }
 
     pub(super) fn seat(&self, place: usize) -> &'a str {

@@ -1,7 +1,6 @@
 //! Length penalty, RAE and hierarchical GRPO against their formulas, written a second time in another way.
 
 use super::*;
-use crate::config::{Algorithm, AlgorithmKind, LengthPenalty};
 use crate::ids::{EnvironmentId, RolloutId};
 use proptest::prelude::*;
 use rand::SeedableRng;

@@ -1,7 +1,6 @@
 //! The length penalty: rewards less what their traces took.
 
-use super::mean;
-use crate::config::LengthPenalty;
+use super::{LengthPenalty, mean};
 
 /// What a trace took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 use super::*;
+use crate::advantage::{Part, length_scales};
 use crate::config::{Algorithm, LengthNormalization};
-use crate::signal::{Part, length_scales};
 use crate::testing::grpo as grpo_algorithm;
 use proptest::prelude::*;
 use rand::SeedableRng;

@@ -8,8 +8,7 @@
 //! [`Baselines`] outlive the batch.
 
 use super::spread::{differ, mean, standard_deviation};
-use super::{Baselines, ScoredGroup};
-use crate::config::LengthNormalization;
+use super::{Baselines, LengthNormalization, ScoredGroup};
 use crate::time::Duration;
 use rand::Rng;
 use rand::seq::SliceRandom;
@@ -53,7 +52,7 @@ impl AlgorithmKind {
     }
 
     /// Whether it looks at the name of a seat also where all traces are of one.
-    pub(super) fn knows_seats(&self) -> bool {
+    pub(crate) fn knows_seats(&self) -> bool {
         matches!(
             self,
             AlgorithmKind::Rae { .. } | AlgorithmKind::HierarchicalGrpo { .. }
@@ -196,10 +195,10 @@ fn rae(group: &ScoredGroup, decay: f64, baselines: &mut Baselines) -> Vec<f32> {
 
 /// GRPO (Shao et al. 2024, arXiv:2402.03300, section 4.1.2): `A = r - mean(r)`; with `normalize_std` also divided by the
 /// group's population standard deviation (all equal: 0). The division by the response's length, which is part of the
-/// paper's objective, is [`crate::config::LengthNormalization::Sequence`].
+/// paper's objective, is [`super::LengthNormalization::Sequence`].
 ///
 /// Dr. GRPO (Liu et al. 2025, arXiv:2503.20783) is the same without the standard deviation, which weighs easy and hard
-/// examples up, and with [`crate::config::LengthNormalization::Constant`], as dividing by each length favours long wrong
+/// examples up, and with [`super::LengthNormalization::Constant`], as dividing by each length favours long wrong
 /// answers.
 pub fn grpo(rewards: &[f64], normalize_std: bool) -> Vec<f32> {
     if normalize_std {

@@ -1,6 +1,6 @@
 //! Loss normalisation: per token, per sequence, or by a constant.
 
-use crate::config::LengthNormalization;
+use super::LengthNormalization;
 
 /// A sample's part in the step.
 #[derive(Clone, Copy, Debug)]
