@@ -16,7 +16,7 @@ import pytest
 from end_to_end import until
 from primerl.cli import COMMANDS, main
 from primerl.config.errors.fail import ConfigError
-from primerl.launch.preflight.training import check_output_dir
+from primerl.launch.preflight.output_folder import check_output_dir
 from primerl.launch.supervise.trees import MARK, marked
 from primerl.runs import report
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from docs_pages import shown
 from primerl._core import RunCurves
-from primerl.launch.preflight import training
+from primerl.launch.preflight import output_folder
 from primerl.process.redaction import MARK
 from primerl.runs import compare, example, standing
 from primerl.runs.compare import differing, flat
@@ -210,7 +210,7 @@ def test_metrics_that_were_cut_are_named_once_the_run_is_over(
     summary.write_text(finished)
     begin(tmp_path / "cut", name="cut")
     output = str(tmp_path / "cut")
-    with training.claimed(output, clean=False, kind="rl"), (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+    with output_folder.claimed(output, clean=False, kind="rl"), (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
         # It is being written.
         file.write('{"step": 8}\n{"step": 9}\n{"st')
         file.flush()

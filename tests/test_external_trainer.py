@@ -24,7 +24,7 @@ from primerl.config.hosted.load_run import load_run
 from primerl.config.schema.trainer import Weights
 from primerl.launch import external_trainer
 from primerl.launch.external_trainer import MARGIN_S, ExternalTrainer
-from primerl.launch.preflight.training import claimed
+from primerl.launch.preflight.output_folder import claimed
 from primerl.launch.supervise.failures import RunFailedError
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.own_trainer import connection

@@ -36,7 +36,7 @@ from primerl.launch import run as launch_run
 from primerl.launch.placement import commands
 from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.placement.protocol import Command, Listener, PlacementError, Process, Role
-from primerl.launch.preflight import model_folder, training
+from primerl.launch.preflight import model_folder, output_folder, training
 from primerl.launch.registration import registered
 from primerl.launch.report import summary
 from primerl.launch.report.console import Console, failures, line
@@ -58,7 +58,7 @@ from primerl.train.loop.progress import Remaining
 from safetensors.torch import load_file, save_file
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
-claimed = functools.partial(training.claimed, kind="rl")
+claimed = functools.partial(output_folder.claimed, kind="rl")
 # Ignores SIGTERM, and has a child outside its process group: the hardest process to end.
 STUBBORN = textwrap.dedent(
     """
@@ -941,9 +941,9 @@ def test_an_engine_that_is_gone_is_told_only_when_no_other_serves() -> None:
 def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ConfigError, match="--clean-output-dir"):
-        training.check_output_dir(str(tmp_path), clean=False, kind="rl")
+        output_folder.check_output_dir(str(tmp_path), clean=False, kind="rl")
     with pytest.raises(ConfigError, match="no run of primerl wrote"):
-        training.check_output_dir(str(tmp_path), clean=True, kind="rl")
+        output_folder.check_output_dir(str(tmp_path), clean=True, kind="rl")
     # Also where no one has asked before.
     with pytest.raises(ConfigError, match="no run of primerl wrote"), claimed(str(tmp_path), clean=True):
         pass
@@ -952,10 +952,10 @@ def test_output_folder_of_strangers_is_not_deleted(tmp_path: Path) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "rl.toml").write_text("max_steps = 2")
     with pytest.raises(ConfigError, match="no run of primerl wrote"):
-        training.check_output_dir(str(tmp_path), clean=True, kind="rl")
+        output_folder.check_output_dir(str(tmp_path), clean=True, kind="rl")
     (tmp_path / LOCK).parent.mkdir()
     (tmp_path / LOCK).touch()
-    training.check_output_dir(str(tmp_path), clean=True, kind="rl")
+    output_folder.check_output_dir(str(tmp_path), clean=True, kind="rl")
     with claimed(str(tmp_path), clean=True):
         assert not (tmp_path / "thesis.tex").exists()
         # A second one, that had looked before the first began, must not empty the folder of a run that lives.
@@ -996,17 +996,17 @@ def test_output_folder_in_use_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with claimed(str(folder), clean=False):
         with pytest.raises(ConfigError, match="another run is using"):
-            training.check_output_dir(str(folder), clean=True, kind="rl")
+            output_folder.check_output_dir(str(folder), clean=True, kind="rl")
         with pytest.raises(ConfigError, match="another run is using"), claimed(str(folder), clean=False):
             pass
-    training.check_output_dir(str(folder), clean=True, kind="rl")
+    output_folder.check_output_dir(str(folder), clean=True, kind="rl")
 
 
 def test_output_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "absent")
     for folder in (tmp_path / "dangling", tmp_path / ("x" * 300), f"{tmp_path}/a\0b"):
         with pytest.raises(ConfigError, match=r"^output_dir: .* choose another output_dir"):
-            training.check_output_dir(str(folder), clean=False, kind="rl")
+            output_folder.check_output_dir(str(folder), clean=False, kind="rl")
     # Only the attempt tells that nobody can make a folder there.
     with pytest.raises(ConfigError, match=r"^output_dir: /proc/"), claimed("/proc/1/run", clean=False):
         pass

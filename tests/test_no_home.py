@@ -10,7 +10,7 @@ import pytest
 from primerl import cli
 from primerl.cli.arguments import keep_state
 from primerl.launch.monitors import has_login
-from primerl.launch.preflight import training
+from primerl.launch.preflight import output_folder
 from primerl.monitors.services import prime
 from primerl.runs import state
 from primerl.runs.registry import Registry
@@ -49,8 +49,8 @@ def test_a_run_keeps_its_state_itself(tmp_path: Path, capsys: pytest.CaptureFixt
     keep_state("other")
     assert capsys.readouterr().err == "", "it is known now"
     # Checks may have made it before the run begins; it is not what an earlier run left there.
-    training.check_output_dir(str(tmp_path / "out"), clean=False, kind="rl")
-    with training.claimed("out", clean=True, kind="rl"):
+    output_folder.check_output_dir(str(tmp_path / "out"), clean=False, kind="rl")
+    with output_folder.claimed("out", clean=True, kind="rl"):
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["configs", "run"]
         assert (folder / "runs.db").is_file()
 

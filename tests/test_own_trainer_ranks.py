@@ -18,7 +18,7 @@ import pytest
 import torch
 from end_to_end import REPOSITORY, SMALL, launch, read_lines, until, write_small
 from primerl.cli import main
-from primerl.launch.preflight.training import claimed
+from primerl.launch.preflight.output_folder import claimed
 from primerl.launch.supervise.failures import RunFailedError
 from primerl.own_trainer import peers as module
 from primerl.own_trainer.connection import Connection

@@ -24,7 +24,7 @@ from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.rl import RLConfig
 from primerl.config.schema.sft import SFTConfig
 from primerl.evals.preflight import same_evaluation
-from primerl.launch.preflight import training
+from primerl.launch.preflight import output_folder
 from primerl.launch.registration import registered, stored_copy
 from primerl.launch.resume.position import goes_on_from
 from primerl.launch.supervise.lock import in_use
@@ -90,7 +90,7 @@ def test_status_follows_from_the_lock_and_the_summary(tmp_path: Path) -> None:
             return standing(registry.find(run_id)).status
 
     assert status() == "FAILED"  # it was killed: nobody holds the lock, and nobody said why
-    with training.claimed(str(folder), clean=False, kind="rl"):
+    with output_folder.claimed(str(folder), clean=False, kind="rl"):
         assert status() == "PENDING"
         (folder / "run" / "orchestrator.json").write_text("{}")
         assert status() == "RUNNING"
@@ -116,7 +116,7 @@ def test_who_looks_does_not_keep_a_launcher_from_its_folder(tmp_path: Path) -> N
     thread.start()
     try:
         for _ in range(100):
-            with training.claimed(str(tmp_path), clean=False, kind="rl"):
+            with output_folder.claimed(str(tmp_path), clean=False, kind="rl"):
                 assert in_use(tmp_path)
     finally:
         over.set()
@@ -171,18 +171,18 @@ def test_a_run_that_was_stopped_before_it_had_begun_is_resumed(
     for name in ("configs/rl.toml", "logs/orchestrator.log", "run/launcher.lock", "run/secret", "journal/.0.tmp"):
         (output / name).parent.mkdir(parents=True, exist_ok=True)
         (output / name).touch()
-    training.check_output_dir(str(output), clean=False, kind="rl", goes_on=training.holds_run)
+    output_folder.check_output_dir(str(output), clean=False, kind="rl", goes_on=output_folder.holds_run)
     assert main(["run", "resume", run_id]) == 0
     assert len(started) == 1
     shutil.rmtree(output / "journal")
     (output / "broadcasts").mkdir()
     (output / "configs" / "eval.toml").touch()
-    training.check_output_dir(str(output), clean=False, kind="eval", goes_on=training.holds_run)
+    output_folder.check_output_dir(str(output), clean=False, kind="eval", goes_on=output_folder.holds_run)
     (output / "configs" / "eval.toml").unlink()
     assert main(["run", "resume", run_id]) == 2
     assert "holds no run to resume" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="is not empty"):
-        training.check_output_dir(str(output), clean=False, kind="rl", goes_on=training.holds_run)
+        output_folder.check_output_dir(str(output), clean=False, kind="rl", goes_on=output_folder.holds_run)
     assert len(started) == 1
 
 
@@ -235,7 +235,7 @@ def test_how_a_fine_tuning_stands(tmp_path: Path) -> None:
     config = SFTConfig.model_validate(tomllib.loads(SFT))
     for code, word in ((0, "COMPLETED"), (143, "STOPPED"), (130, "STOPPED"), (1, "FAILED")):
         with (
-            training.claimed(str(folder), clean=False, kind="sft"),
+            output_folder.claimed(str(folder), clean=False, kind="sft"),
             registered(config, folder, print, goes_on=True) as session,
         ):
             session.exit_code = code
@@ -252,7 +252,7 @@ def test_an_evaluation_is_a_run_as_well(
     folder = tmp_path / "measured"
     config = EvalConfig(model="served", base_url="http://e:1/v1", env=[{"id": "a"}], output_dir=str(folder))
     with (
-        training.claimed(str(folder), clean=False, kind="eval"),
+        output_folder.claimed(str(folder), clean=False, kind="eval"),
         registered(config, folder, print, goes_on=False) as session,
     ):
         run_file.write(config)

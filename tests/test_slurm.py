@@ -25,7 +25,7 @@ from primerl.launch.placement.protocol import Command, PlacementError, Resources
 from primerl.launch.placement.slurm import agent, allocation, hostlist, planning, step
 from primerl.launch.placement.slurm.allocation import Allocation, Shape
 from primerl.launch.placement.slurm.placement import SlurmPlacement
-from primerl.launch.preflight import training
+from primerl.launch.preflight import output_folder
 from primerl.launch.slurm import follow, jobs, script, submission, within
 from primerl.process import signals
 from primerl.runs.registry import Registry
@@ -695,13 +695,13 @@ def test_a_dry_submission_leaves_a_run_and_its_job_alone(tmp_path: Path) -> None
     said: list[str] = []
 
     def submitted() -> str:
-        assert submission.submit(config, said.append, command="rl", goes_on=training.begun_in) == 0
+        assert submission.submit(config, said.append, command="rl", goes_on=output_folder.begun_in) == 0
         return said.pop()
 
     job = tmp_path / "job.sbatch"
     assert f"the job's script is {job}, and nothing was submitted" in submitted()
     # What it wrote is no run: a start in the folder is the first one.
-    assert not training.begun_in(tmp_path)
+    assert not output_folder.begun_in(tmp_path)
     assert f"the job's script is {job}" in submitted()
     job.write_text("of the run")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.toml")}

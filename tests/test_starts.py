@@ -29,7 +29,7 @@ from primerl.launch import run as launch_run
 from primerl.launch.placement import commands
 from primerl.launch.placement.local import LocalPlacement
 from primerl.launch.placement.protocol import Command
-from primerl.launch.preflight import kinds, training
+from primerl.launch.preflight import kinds, output_folder, training
 from primerl.launch.registration import begin, registered
 from primerl.launch.report.console import Console
 from primerl.launch.slurm import jobs, submission
@@ -64,13 +64,13 @@ def fill(folder: Path, *names: str) -> None:
 def test_saved_states_are_a_servers_without_its_logs(tmp_path: Path) -> None:
     fill(tmp_path, "states/a/sampler_weights/one/primerl.json")
     assert kinds.kinds_in(tmp_path) == {"serve"}
-    training.check_output_dir(str(tmp_path), clean=False, goes_on=kinds.holds("serve"), kind="serve")
+    output_folder.check_output_dir(str(tmp_path), clean=False, goes_on=kinds.holds("serve"), kind="serve")
     with pytest.raises(ConfigError, match="no run of primerl wrote"):
-        training.check_output_dir(str(tmp_path), clean=True, kind="serve")
+        output_folder.check_output_dir(str(tmp_path), clean=True, kind="serve")
 
 
 def emptied(folder: Path, kind: str) -> None:
-    with training.claimed(str(folder), clean=True, kind=kind):
+    with output_folder.claimed(str(folder), clean=True, kind=kind):
         pass
 
 
@@ -90,7 +90,7 @@ def test_what_another_command_has_left_is_neither_continued_nor_deleted(
     before = contents(tmp_path)
 
     def check() -> None:
-        training.check_output_dir(str(tmp_path), clean=clean, goes_on=kinds.holds(kind), kind=kind)
+        output_folder.check_output_dir(str(tmp_path), clean=clean, goes_on=kinds.holds(kind), kind=kind)
 
     if kind == left:
         check()
@@ -109,8 +109,8 @@ def test_what_another_command_has_left_is_neither_continued_nor_deleted(
 @pytest.mark.parametrize("kind", LEFT)
 def test_a_command_begins_where_another_one_was_only_tried(kind: str, tmp_path: Path) -> None:
     fill(tmp_path, *NOTES, "configs/sft.toml", "configs/rl.toml", "configs/job.toml", "configs/inference.toml")
-    training.check_output_dir(str(tmp_path), clean=False, goes_on=kinds.holds(kind), kind=kind)
-    with training.claimed(str(tmp_path), clean=False, kind=kind):
+    output_folder.check_output_dir(str(tmp_path), clean=False, goes_on=kinds.holds(kind), kind=kind)
+    with output_folder.claimed(str(tmp_path), clean=False, kind=kind):
         # A job that is put back into the queue reads its own.
         assert {"job.toml", "inference.toml"} <= set(os.listdir(tmp_path / "configs"))
         fill(tmp_path, *LEFT[kind])
@@ -174,7 +174,7 @@ def test_names_alone_make_no_folder_of_a_run(tmp_path: Path, capsys: pytest.Capt
     for kind in LEFT:
         for clean in (False, True):
             with pytest.raises(ConfigError, match=r"no run of primerl wrote|neither resumes nor deletes"):
-                training.check_output_dir(str(folder), clean=clean, goes_on=lambda _: True, kind=kind)
+                output_folder.check_output_dir(str(folder), clean=clean, goes_on=lambda _: True, kind=kind)
     for arguments in (RESUME, [*RESUME, "--dry-run"], ["--dry-run"], ["--clean-output-dir"]):
         assert start(*arguments) == 2
         assert "holds files that no run of primerl wrote" in capsys.readouterr().err
@@ -186,8 +186,8 @@ def test_a_start_that_was_killed_at_once_is_in_the_way_of_none(left: tuple[str, 
     (tmp_path / "run").mkdir()
     fill(tmp_path, *left)
     for kind in LEFT:
-        training.check_output_dir(str(tmp_path), clean=False, kind=kind)
-        with training.claimed(str(tmp_path), clean=False, kind=kind):
+        output_folder.check_output_dir(str(tmp_path), clean=False, kind=kind)
+        with output_folder.claimed(str(tmp_path), clean=False, kind=kind):
             pass
 
 
@@ -221,7 +221,7 @@ def test_each_command_asks_whose_folder_it_is(clean: bool, tmp_path: Path, capsy
 
 def test_a_dry_run_leaves_a_run_that_has_lost_its_journal(tmp_path: Path) -> None:
     fill(tmp_path, "configs/rl.toml", "checkpoints/step_3/complete", "checkpoints/step_3/orchestrator/0.snapshot")
-    assert training.can_go_on(tmp_path)
+    assert output_folder.can_go_on(tmp_path)
     before, output = contents(tmp_path), io.StringIO()
     config = RLConfig.model_validate({**RL, "output_dir": str(tmp_path)})
     assert launch_run.end_dry_run(config, tmp_path, Console(output), {}, cast("Any", None)) == 0
@@ -472,7 +472,7 @@ def test_a_job_that_slurm_refuses_leaves_the_run(tmp_path: Path, state: Path, mo
     monkeypatch.setattr(jobs, "command", refuse)
     changed = config.model_copy(update={"seed": 9})
     with pytest.raises(ConfigError, match="sbatch has refused the job: the limit"):
-        submission.submit(changed, print, command="rl", goes_on=training.begun_in)
+        submission.submit(changed, print, command="rl", goes_on=output_folder.begun_in)
     after = contents(folder, but=("logs",))
     assert {name: after.get(name) for name in before} == before
     assert noted() == listed

@@ -16,7 +16,7 @@ from primerl.cli import main
 from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import load_run
 from primerl.config.schema.rl import RLConfig
-from primerl.launch.preflight import training
+from primerl.launch.preflight import output_folder, training
 from primerl.launch.resume import going_back, warm_start
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.runs.registry import Registry
@@ -236,7 +236,7 @@ def test_a_run_whose_folder_is_gone_comes_back_from_the_store(
     assert [path.name for path in output.parent.iterdir()] == ["small"]
     # The launcher goes on with it.
     training._output_dir(config)
-    assert training.begun_in(output)
+    assert output_folder.begun_in(output)
     assert going_back.flags(config, output) == ["--resume-step", "4"]
     # It is in the store already.
     again = uploader(store, output, model, run=run, keep=-1)

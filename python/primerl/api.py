@@ -44,7 +44,7 @@ from primerl.launch.interpreters import lookup
 from primerl.launch.placement import gpus
 from primerl.launch.placement.commands import start
 from primerl.launch.placement.registry import chosen
-from primerl.launch.preflight import checker, hub, training
+from primerl.launch.preflight import checker, hub, output_folder, training
 from primerl.launch.registration import registered
 from primerl.launch.report import summary
 from primerl.launch.report.logs import describe_end
@@ -168,9 +168,9 @@ class Run(TrainingLoop):
             servers.begin(self.config.fork_server, preload.TORCH)
             self._began = time.monotonic()
             clean = self.config.clean_output_dir
-            folder = resources.enter_context(training.claimed(self.config.output_dir, clean=clean, kind="rl"))
+            folder = resources.enter_context(output_folder.claimed(self.config.output_dir, clean=clean, kind="rl"))
             # In the list like any other run: the dashboard, `primerl run compare` and `primerl run stop` find it.
-            goes_on = not clean and training.begun_in(folder)
+            goes_on = not clean and output_folder.begun_in(folder)
             self._session = resources.enter_context(
                 registered(self.config, folder, log.warning, goes_on=goes_on, form=SCRIPT)
             )

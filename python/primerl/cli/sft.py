@@ -60,7 +60,7 @@ def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
         from primerl.config.process_files.files import dump_toml, write_text
         from primerl.launch import monitors, placing, sft_ranks
         from primerl.launch.placement.protocol import machines
-        from primerl.launch.preflight import sft, training
+        from primerl.launch.preflight import output_folder, sft
         from primerl.launch.registration import registered
         from primerl.launch.resume.position import last_metrics
         from primerl.launch.slurm import submission, within
@@ -73,7 +73,7 @@ def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
         plan = sft_ranks.plan(config, begun.placement) if begun.submits or elsewhere else None
         if begun.submits:
             return submission.submit(config, print, command="sft", goes_on=lambda _: _resumes(config))
-    with training.claimed(config.output_dir, clean=config.clean_output_dir, kind="sft") as folder:
+    with output_folder.claimed(config.output_dir, clean=config.clean_output_dir, kind="sft") as folder:
         goes_on = _resumes(config) or limit is not None
         if config.dry_run:
             _end_dry_run(config, settings, folder, plan)
@@ -96,7 +96,7 @@ def _checked_and_run(given: SFTConfig, arguments: list[str]) -> int:
 def _end_dry_run(config: SFTConfig, settings: dict[str, Any], folder: Path, plan: Plan | None) -> None:
     """`plan`: where ranks on other machines would be."""
     from primerl.config.process_files.files import dump_toml, write_text
-    from primerl.launch.preflight import training
+    from primerl.launch.preflight import output_folder
     from primerl.launch.preflight.model_folder import slower_on_gpu
     from primerl.launch.preflight.sft import CONFIG_FILE
 
@@ -106,8 +106,8 @@ def _end_dry_run(config: SFTConfig, settings: dict[str, Any], folder: Path, plan
     slower = None if path is None else slower_on_gpu(Path(path), config.dtype)
     if slower is not None:
         print(slower)
-    if not training.never_began(folder):
-        print(training.checked_and_left(folder))
+    if not output_folder.never_began(folder):
+        print(output_folder.checked_and_left(folder))
         return
     write_text(folder / CONFIG_FILE, dump_toml(settings))
     print(f"everything checked; the resolved config is {folder / CONFIG_FILE}")

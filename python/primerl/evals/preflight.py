@@ -23,7 +23,7 @@ from primerl.launch.interpreters import lookup
 from primerl.launch.placement import commands
 from primerl.launch.placement.protocol import Placement
 from primerl.launch.preflight import environments as environments
-from primerl.launch.preflight import hub, model_folder, policy, thinking, training
+from primerl.launch.preflight import hub, model_folder, output_folder, policy, thinking, training
 from primerl.models.tiny import write_text_model
 from primerl.process import extras
 from primerl.process.redaction import note
@@ -151,7 +151,7 @@ def is_over(folder: Path) -> bool:
 
 def measures_again(config: EvalConfig, folder: Path) -> bool:
     """Whether failed rollouts are measured again: if that is asked for, or nothing else was measured."""
-    if config.clean_output_dir or not training.holds_run(folder):
+    if config.clean_output_dir or not output_folder.holds_run(folder):
         return False
     found = results.counts(folder)
     if not is_over(folder) or not found:
@@ -211,14 +211,14 @@ def _values(config: EvalConfig) -> dict[str, Any]:
 
 def _check_free(config: EvalConfig) -> None:
     clean = config.clean_output_dir
-    training.check_output_dir(config.output_dir, clean=clean, goes_on=training.holds_run, kind="eval")
+    output_folder.check_output_dir(config.output_dir, clean=clean, goes_on=output_folder.holds_run, kind="eval")
 
 
 def _check_output_dir(config: EvalConfig) -> bool:
     """Whether an evaluation of the same is there, to be continued."""
     _check_free(config)
     folder = Path(files.absolute(config.output_dir))
-    goes_on = not config.clean_output_dir and training.holds_run(folder)
+    goes_on = not config.clean_output_dir and output_folder.holds_run(folder)
     if goes_on:
         same_evaluation(config)
     return goes_on
@@ -243,7 +243,7 @@ def _check_model(config: EvalConfig) -> None:
         backend.check_dtype(folder, dtype, config.inference.python)
     except UnservableError as error:
         raise ConfigError.like(error) from None
-    if config.clean_output_dir or not training.holds_run(Path(files.absolute(config.output_dir))):
+    if config.clean_output_dir or not output_folder.holds_run(Path(files.absolute(config.output_dir))):
         thinking.check(folder, config.chat_template_kwargs, "chat_template_kwargs")
     limit = model_folder.longest_sequence(folder)
     context = config.inference.max_model_len or config.sequence_length

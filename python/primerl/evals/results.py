@@ -15,7 +15,7 @@ from typing import Any
 
 from primerl._core import evaluated_rollouts
 from primerl.config.process_files.files import write_parts, write_text
-from primerl.launch.preflight.training import holds_run
+from primerl.launch.preflight.output_folder import holds_run
 from primerl.process.redaction import redacted
 
 RESULTS, SUMMARY, EVALS = "results.jsonl", "summary.json", "evals.jsonl"

@@ -22,7 +22,7 @@ from primerl.config.schema.gepa import GepaConfig
 from primerl.evals import preflight, results
 from primerl.gepa.engines import Engines, Measured, end_tokens
 from primerl.gepa.teacher import StopError
-from primerl.launch.preflight.training import claimed
+from primerl.launch.preflight.output_folder import claimed
 from primerl.launch.report.console import Console
 from primerl.launch.secrets import Variables
 from primerl.launch.supervise.failures import INTERRUPTED

@@ -23,7 +23,7 @@ from primerl.launch.interpreters import lookup
 from primerl.launch.placement.protocol import Placement
 from primerl.launch.placement.registry import chosen
 from primerl.launch.preflight import kinds
-from primerl.launch.preflight.training import check_output_dir, claimed
+from primerl.launch.preflight.output_folder import check_output_dir, claimed
 from primerl.launch.secrets import Variables
 from primerl.launch.supervise.failures import FAILED
 from primerl.process import extras

@@ -26,7 +26,7 @@ from primerl.launch import cluster, placing
 from primerl.launch.configs import NOWHERE
 from primerl.launch.interpreters import lookup
 from primerl.launch.placement.protocol import Placement, Process
-from primerl.launch.preflight.training import checked_and_left, claimed, holds_run
+from primerl.launch.preflight.output_folder import checked_and_left, claimed, holds_run
 from primerl.launch.recovery import Recovery
 from primerl.launch.registration import registered
 from primerl.launch.report import status as orchestrator_status

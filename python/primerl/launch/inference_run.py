@@ -23,7 +23,7 @@ from primerl.launch import placing, reaching
 from primerl.launch.placement import commands
 from primerl.launch.placement.protocol import Placement, Process
 from primerl.launch.preflight import kinds, model_folder
-from primerl.launch.preflight.training import check_output_dir, claimed
+from primerl.launch.preflight.output_folder import check_output_dir, claimed
 from primerl.launch.registration import registered
 from primerl.launch.role_watch import RoleWatch
 from primerl.launch.slurm import submission, within

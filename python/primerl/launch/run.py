@@ -31,7 +31,7 @@ from primerl.launch.placement import commands, sharing
 from primerl.launch.placement.fitting import Fitting
 from primerl.launch.placement.protocol import Placement
 from primerl.launch.placement.registry import chosen
-from primerl.launch.preflight import hub, training
+from primerl.launch.preflight import hub, output_folder, training
 from primerl.launch.recovery import RunRecovery
 from primerl.launch.registration import registered
 from primerl.launch.report import addresses, evaluations, summary
@@ -72,11 +72,11 @@ def run(config: RLConfig, console: Console | None = None, *, form: str = "full")
             console.say(f"this may not fit: {problem}")
     if begun.submits:
         if config.dry_run:
-            with training.claimed(config.output_dir, clean=False, kind="rl") as folder:
+            with output_folder.claimed(config.output_dir, clean=False, kind="rl") as folder:
                 end_dry_run(config, folder, console, variables, fitted)
         else:
             console.say(f"where the processes will run:\n{fitted.text()}")
-        return submission.submit(config, console.say, command="rl", goes_on=training.begun_in, form=form)
+        return submission.submit(config, console.say, command="rl", goes_on=output_folder.begun_in, form=form)
     code = _started(config, console, variables, fitted, placement, begun.limit, form)
     return within.ended(config, code, begun.limit, console.say)
 
@@ -90,10 +90,10 @@ def _started(
     limit: within.TimeLimit | None,
     form: str,
 ) -> int:
-    with training.claimed(config.output_dir, clean=config.clean_output_dir, kind="rl") as folder:
+    with output_folder.claimed(config.output_dir, clean=config.clean_output_dir, kind="rl") as folder:
         if config.dry_run:
             return end_dry_run(config, folder, console, variables, fitted)
-        goes_on = not config.clean_output_dir and training.begun_in(folder)
+        goes_on = not config.clean_output_dir and output_folder.begun_in(folder)
         with registered(config, folder, console.say, goes_on=goes_on, form=form) as session:
             launcher = Launcher(config, folder, console, variables, session.run_id, placement, limit, fitted.gpus)
             if config.trainer.external:
@@ -106,9 +106,9 @@ def _started(
 def end_dry_run(config: RLConfig, folder: Path, console: Console, variables: secrets.Variables, fitted: Fitting) -> int:
     for remark in reaching.engines(config.orchestrator.engines):
         console.say(remark)
-    if training.can_go_on(folder):
+    if output_folder.can_go_on(folder):
         # Its configs tell what it was trained with, and `primerl verify` reads them.
-        console.say(training.checked_and_left(folder))
+        console.say(output_folder.checked_and_left(folder))
         return 0
     # As other machines reach it: each process may be started on one of its own.
     configs.write(config, addresses.reached_at(config.orchestrator.host, config.orchestrator.port), variables)
@@ -196,7 +196,7 @@ class Launcher:
 
     def _start(self) -> bool:
         """Returns whether there is something to do: the run in the folder may be over."""
-        doing = "resuming the run" if training.holds_run(self.folder) else "starting"
+        doing = "resuming the run" if output_folder.holds_run(self.folder) else "starting"
         self.console.say(f"{doing} in {self.folder}")
         cluster.prepare(self.placement, self.folder, self.console.say, self.interrupts.check)
         orchestrator = resolve.orchestrator(self.config, secrets.names_of_variables(self.variables))

@@ -27,7 +27,7 @@ from primerl.launch import cluster, placing
 from primerl.launch.placement.commands import start
 from primerl.launch.placement.protocol import Placement, Plan, machines
 from primerl.launch.preflight import hub, kinds
-from primerl.launch.preflight.training import check_output_dir, claimed
+from primerl.launch.preflight.output_folder import check_output_dir, claimed
 from primerl.launch.registration import registered
 from primerl.launch.report.logs import describe_end
 from primerl.launch.slurm import submission, within

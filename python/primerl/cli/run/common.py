@@ -78,7 +78,7 @@ def of_run(chosen: argparse.Namespace, do: Callable[[Run, argparse.Namespace], i
 
 def can_go_on(run: Run) -> bool:
     """Whether its folder holds what `primerl run resume` needs."""
-    from primerl.launch.preflight.training import never_began
+    from primerl.launch.preflight.output_folder import never_began
     from primerl.launch.resume.going_back import whole_steps
     from primerl.train.checkpoint.step_folders import saved_steps
 

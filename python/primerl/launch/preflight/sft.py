@@ -13,7 +13,7 @@ from primerl.config.process_files import resolve
 from primerl.config.process_files.files import keys_of
 from primerl.config.schema.sft import SFTConfig
 from primerl.launch import monitors
-from primerl.launch.preflight import hub, training
+from primerl.launch.preflight import hub, output_folder
 from primerl.launch.preflight.model_folder import check_model, check_trainable, longest_sequence
 from primerl.process import extras, signals
 from primerl.process.imports import load_torch_libraries
@@ -85,7 +85,7 @@ def check(
             "clean_output_dir",
         )
     with problems.noted():
-        training.check_output_dir(
+        output_folder.check_output_dir(
             config.output_dir,
             clean=config.clean_output_dir,
             goes_on=_was_begun if settings.resumes else None,
@@ -114,7 +114,7 @@ def check(
 
 
 def _was_begun(folder: Path) -> bool:
-    return (folder / CONFIG_FILE).is_file() or training.holds_checkpoint(folder)
+    return (folder / CONFIG_FILE).is_file() or output_folder.holds_checkpoint(folder)
 
 
 def _rows(settings: Settings) -> list[tuple[RowsConfig, str]]:

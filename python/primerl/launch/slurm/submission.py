@@ -18,7 +18,7 @@ from primerl.config.schema.launched import C, Launched
 from primerl.config.schema.sft import SFTConfig
 from primerl.launch.placement.registry import SLURM, infer_gpus
 from primerl.launch.placement.slurm.placement import SlurmPlacement
-from primerl.launch.preflight.training import claimed, never_began
+from primerl.launch.preflight.output_folder import claimed, never_began
 from primerl.launch.registration import Former, begin, end, stored_copy
 from primerl.launch.slurm import follow, jobs, script, within
 from primerl.launch.supervise import detached
