@@ -164,6 +164,27 @@ def test_a_folder_of_strangers_is_left_alone(kind: str, tmp_path: Path) -> None:
     assert contents(folder) == before
 
 
+def test_a_log_of_what_starts_the_run_is_in_no_way_and_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, start = tmp_path / "run", tuning(tmp_path)
+    logs = ("slurm-12.out", "job.err", "nohup.out", "train.log", ".DS_Store", ".gitignore")
+    fill(folder, *logs)
+    kept = contents(folder)
+    for kind in LEFT:
+        output_folder.check_output_dir(str(folder), clean=False, kind=kind)
+    assert start("--dry-run") == 0
+    assert start() == 0
+    assert start("--clean-output-dir", "--dry-run") == 2  # a dry run deletes nothing
+    assert start("--clean-output-dir", "--max-steps", "1") == 0
+    assert (folder / "weights" / "step_1").is_dir()
+    assert {name: text for name, text in contents(folder).items() if name in logs} == kept
+    other = tmp_path / "other"
+    (other / "notes.log").mkdir(parents=True)
+    assert start("--output-dir", str(other)) == 2
+    assert "holds files that no run of primerl wrote" in capsys.readouterr().err
+
+
 def test_names_alone_make_no_folder_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Projects have files of such names; a start would leave a lock, by which --clean-output-dir deletes them."""
     folder, start = tmp_path / "run", tuning(tmp_path)

@@ -19,6 +19,10 @@ from primerl.runs.state import WITHIN_RUN
 from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import STATE_FILE
 
+MARKS = {".DS_Store", ".gitignore", ".gitkeep"}
+LOGS = (".out", ".err", ".log")
+"""What a shell's redirection, `nohup` and Slurm's `--output` usually end with."""
+
 
 def check_output_dir(output_dir: str, *, clean: bool, kind: str, goes_on: Callable[[Path], bool] | None = None) -> None:
     """Raises ConfigError where nothing may be started there, before anything is made or deleted.
@@ -63,7 +67,7 @@ def _check_folder(folder: Path, *, clean: bool, kind: str, goes_on: Callable[[Pa
         raise ConfigError.at("output_dir", f"{parent} is not a folder; choose another output_dir")
     if not os.access(parent, os.W_OK):
         raise ConfigError.at("output_dir", f"{parent} cannot be written to; choose another output_dir")
-    if not folder.exists() or all(_is_state(entry) for entry in folder.iterdir()):
+    if not folder.exists() or all(_is_state(entry) or _is_bystander(entry) for entry in folder.iterdir()):
         return
     if in_use(folder):
         raise ConfigError.at("output_dir", f"another run is using {folder}; stop it, or choose another output_dir")
@@ -115,10 +119,16 @@ def _is_state(entry: Path) -> bool:
     return entry.name == folder and entry.is_dir() and {one.name for one in entry.iterdir()} <= {name}
 
 
+def _is_bystander(entry: Path) -> bool:
+    """Whether a file is of no run, and in no run's way: a log of what starts the run, a mark of a file manager or of
+    git. It is not deleted."""
+    return (entry.name in MARKS or entry.suffix in LOGS) and entry.is_file()
+
+
 def never_began(folder: Path) -> bool:
     """Whether the folder holds no more than what a dry run leaves there, a supervised fine-tuning that was refused for
     its rows, or a run or an evaluation that was stopped before its first event. Engines that serve begin at once."""
-    entries = {entry.name for entry in folder.iterdir()} - {
+    entries = {entry.name for entry in folder.iterdir() if not _is_bystander(entry)} - {
         "bad_rows.jsonl",
         "val_bad_rows.jsonl",
     }
@@ -162,9 +172,10 @@ def claimed(output_dir: str, *, clean: bool, kind: str) -> Iterator[Path]:
 
 
 def _empty(folder: Path, *, but: Path) -> None:
-    """Deletes all that is in the folder except that file, which its owner has locked, and the state folder."""
+    """Deletes all that is in the folder except that file, which its owner has locked, the state folder, and what is of
+    no run."""
     for entry in folder.iterdir():
-        if entry == but.parent / WITHIN_RUN.name:
+        if entry == but.parent / WITHIN_RUN.name or (folder != but.parent and _is_bystander(entry)):
             continue
         if entry.is_dir() and not entry.is_symlink():
             if entry == but.parent:
