@@ -128,7 +128,7 @@ def test_what_cannot_be_called_is_refused_before_the_start(
         orchestrator = Orchestrator(settings(model, tmp_path / "out", algorithm={"type": "custom", "path": path}))
         with pytest.raises(PrimerlError, match=rf"algorithm\.path: `{path}`: .*{reason}"):
             orchestrator.start()
-    with pytest.raises(PrimerlError, match=r"algorithm\.path must be"):
+    with pytest.raises(PrimerlError, match=r"algorithm\.path: must be"):
         Orchestrator(settings(model, tmp_path / "out", algorithm={"type": "custom"}))
     config = write_toml(tmp_path / "run.toml", model, tmp_path / "out")
     config.write_text(config.read_text() + f'[algorithm]\ntype = "custom"\npath = "{__name__}:by_token"\n')

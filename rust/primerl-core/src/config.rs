@@ -7,7 +7,9 @@ mod error;
 mod training;
 mod validate;
 
-pub use crate::advantage::{Algorithm, AlgorithmKind, Echo, LengthNormalization, LengthPenalty};
+pub use crate::advantage::{
+    Algorithm, AlgorithmKind, AlgorithmProblem, Echo, LengthNormalization, LengthPenalty,
+};
 pub use admission::{Admission, LimitRule};
 pub use buffer::Buffer;
 pub use changes::Changes;

@@ -8,7 +8,7 @@
 //! [`Baselines`] outlive the batch.
 
 use super::spread::{differ, mean, standard_deviation};
-use super::{Baselines, LengthNormalization, ScoredGroup};
+use super::{AlgorithmProblem, Baselines, LengthNormalization, ScoredGroup};
 use crate::time::Duration;
 use rand::Rng;
 use rand::seq::SliceRandom;
@@ -94,19 +94,21 @@ impl AlgorithmKind {
         }
     }
 
-    /// The parameter with which it cannot run, and why.
-    pub fn problem(&self) -> Option<(&'static str, &'static str)> {
+    /// The parameter with which it cannot run, why, and what to do.
+    pub fn problem(&self) -> Option<AlgorithmProblem> {
         match self {
             AlgorithmKind::HierarchicalGrpo { episode_agents } if episode_agents.is_empty() => {
-                Some((
-                    "episode_agents",
-                    "names no seat: name those that are compared within one rollout, or set type = \"grpo\"",
-                ))
+                Some(AlgorithmProblem {
+                    key: "episode_agents",
+                    problem: "names no seat",
+                    remedy: "name those that are compared within one rollout, or set type = \"grpo\"",
+                })
             }
-            AlgorithmKind::Custom { path, .. } if path.is_empty() => Some((
-                "path",
-                "must be \"module:function\", or the name of an installed one, for type = \"custom\"",
-            )),
+            AlgorithmKind::Custom { path, .. } if path.is_empty() => Some(AlgorithmProblem {
+                key: "path",
+                problem: "must be \"module:function\", or the name of an installed one, for type = \"custom\"",
+                remedy: "give it, or set another type",
+            }),
             _ => None,
         }
     }

@@ -13,7 +13,7 @@ pub use baseline::Baselines;
 pub use length::{Part, length_scales};
 pub use penalty::{TraceLength, penalise};
 pub use scored_group::ScoredGroup;
-pub use settings::{Algorithm, Echo, LengthNormalization, LengthPenalty};
+pub use settings::{Algorithm, AlgorithmProblem, Echo, LengthNormalization, LengthPenalty};
 pub(crate) use spread::{SMALLEST_DIFFERENCE, differ, mean, standard_deviation};
 
 #[cfg(test)]

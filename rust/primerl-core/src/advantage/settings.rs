@@ -42,7 +42,7 @@ impl Echo {
         }
     }
 
-    pub(crate) fn weights(&self) -> [f64; 4] {
+    fn weights(&self) -> [f64; 4] {
         MessageRole::ALL.map(|role| self.weight(role))
     }
 }
@@ -72,6 +72,52 @@ impl Algorithm {
             echo: None,
         }
     }
+
+    /// Which of its keys do not go together.
+    pub fn problem(&self) -> Option<AlgorithmProblem> {
+        let refuse = |key, problem, remedy| {
+            Some(AlgorithmProblem {
+                key,
+                problem,
+                remedy,
+            })
+        };
+        if self.normalize_std && self.kind != AlgorithmKind::Grpo {
+            return refuse(
+                "normalize_std",
+                "divides GRPO's advantages and no other type's",
+                "leave it false, or set type = \"grpo\"",
+            );
+        }
+        let is_grpo = matches!(self.kind, AlgorithmKind::Grpo | AlgorithmKind::DrGrpo);
+        if self.length_penalty.is_some() && !is_grpo {
+            return refuse(
+                "length_penalty",
+                "is subtracted before GRPO's baseline and no other type's",
+                "leave it out, or set type = \"grpo\" or \"dr_grpo\"",
+            );
+        }
+        let learns_nothing = |echo: &Echo| echo.weights().iter().all(|weight| *weight == 0.0);
+        if self.echo.as_ref().is_some_and(learns_nothing) {
+            return refuse(
+                "echo",
+                "has no weight above 0",
+                "give one of system, user, assistant and tool",
+            );
+        }
+        let own = self.kind.problem();
+        if own.is_some() {
+            return own;
+        }
+        if self.shuffle_advantages && !self.kind.is_of_traces() {
+            return refuse(
+                "shuffle_advantages",
+                "cannot exchange advantages of single tokens",
+                "shuffle them in your function",
+            );
+        }
+        None
+    }
 }
 
 /// What weighs the same in a step's loss; [`crate::advantage::length_scales`] has the algebra.
@@ -95,4 +141,13 @@ impl LengthPenalty {
             self.num_turns_weight,
         ]
     }
+}
+
+/// What an algorithm cannot be, by the key to change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key} {problem}: {remedy}")]
+pub struct AlgorithmProblem {
+    pub key: &'static str,
+    pub problem: &'static str,
+    pub remedy: &'static str,
 }

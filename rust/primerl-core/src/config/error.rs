@@ -1,6 +1,6 @@
 //! What is wrong with a config.
 
-use super::TrainingMode;
+use super::{AlgorithmProblem, TrainingMode};
 
 /// What is wrong with a [`super::Config`]; each message names the field and what to do about it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -21,22 +21,21 @@ pub enum ConfigError {
          the first or lower the second"
     )]
     BatchBelowGroup { batch_size: u32, group_size: u32 },
-    #[error("environment {name:?}: algorithm.{field} {problem}")]
+    #[error("environment {name:?}: algorithm.{}", .problem)]
     Algorithm {
         name: String,
-        field: &'static str,
-        problem: &'static str,
+        problem: AlgorithmProblem,
     },
     #[error(
         "group_size = 1: an advantage compares a rollout with the others of its group, and alone it is always 0; \
          set group_size to at least 2"
     )]
-    GroupOfOne,
+    GroupOfOne { key: String },
     #[error(
         "group_size = 1 with buffer.online_difficulty_filtering: a reward alone is always equal to itself, so every group \
          would be left out; set group_size to at least 2, or filtering to false"
     )]
-    FilteredGroupOfOne,
+    FilteredGroupOfOne { key: String },
     #[error(
         "buffer.online_difficulty_filtering leaves out groups whose rewards are all equal, and training_mode = {mode:?} \
          learns from a teacher, not from rewards: set it to false"
@@ -82,7 +81,11 @@ pub enum ConfigError {
     #[error(
         "environments: {name:?} is used {count} times; metrics and logs go by name, give each environment its own"
     )]
-    DuplicateEnvironment { name: String, count: usize },
+    DuplicateEnvironment {
+        name: String,
+        count: usize,
+        key: String,
+    },
     #[error("environments[{index}].name is empty; give it a name")]
     UnnamedEnvironment { index: usize },
     #[error(
@@ -97,23 +100,25 @@ pub enum ConfigError {
 
 impl ConfigError {
     /// The key to change first.
-    pub fn key(&self) -> &'static str {
+    pub fn key(&self) -> &str {
         match self {
             ConfigError::BatchNotWholeGroups { .. } | ConfigError::BatchBelowGroup { .. } => {
                 "batch_size"
             }
             ConfigError::Algorithm { .. } => "algorithm",
-            ConfigError::GroupOfOne | ConfigError::FilteredGroupOfOne => "group_size",
+            ConfigError::GroupOfOne { key }
+            | ConfigError::FilteredGroupOfOne { key }
+            | ConfigError::DuplicateEnvironment { key, .. } => key,
             ConfigError::FilteredTeaching { .. } => "buffer.online_difficulty_filtering",
             ConfigError::AsyncBeyondOffPolicy { .. } => "max_off_policy_steps",
             ConfigError::MinGroupSize { .. } => "min_group_size",
             ConfigError::Admission { .. } => "admission.start_per_engine",
             ConfigError::Thresholds { .. } => "buffer.hard_threshold",
             ConfigError::NothingToEvaluate | ConfigError::NothingIsTrained => "max_steps",
-            ConfigError::NoTrainingEnvironment
-            | ConfigError::DuplicateEnvironment { .. }
-            | ConfigError::UnnamedEnvironment { .. }
-            | ConfigError::EnvironmentOrder { .. } => "environments",
+            ConfigError::NoTrainingEnvironment => "train.env",
+            ConfigError::UnnamedEnvironment { .. } | ConfigError::EnvironmentOrder { .. } => {
+                "environments"
+            }
             ConfigError::Flops { .. } => "flops",
         }
     }

@@ -1,9 +1,6 @@
 //! Checks of a config before the run.
 
-use super::{
-    Admission, Algorithm, AlgorithmKind, Buffer, Config, ConfigError, Echo, Environment,
-    FlopsModel, Role,
-};
+use super::{Admission, Algorithm, Buffer, Config, ConfigError, Environment, FlopsModel, Role};
 use std::collections::BTreeSet;
 
 impl Config {
@@ -34,11 +31,15 @@ impl Config {
                 continue;
             }
             let kind = &environment.algorithm.kind;
+            let key = || match environment.own.group_size {
+                Some(_) => format!("{}.group_size", environment.key()),
+                None => "group_size".to_owned(),
+            };
             if kind.is_relative() {
-                return Err(ConfigError::GroupOfOne);
+                return Err(ConfigError::GroupOfOne { key: key() });
             }
             if filters && !kind.learns_alone() {
-                return Err(ConfigError::FilteredGroupOfOne);
+                return Err(ConfigError::FilteredGroupOfOne { key: key() });
             }
         }
         self.validate_whole_groups()
@@ -109,13 +110,11 @@ impl Config {
             if name.is_empty() {
                 return Err(ConfigError::UnnamedEnvironment { index });
             }
-            let count = self
-                .environments
-                .iter()
-                .filter(|other| other.name == name)
-                .count();
-            if count > 1 {
-                return Err(ConfigError::DuplicateEnvironment { name, count });
+            let mut same = self.environments.iter().filter(|other| other.name == name);
+            let count = same.clone().count();
+            if let Some(last) = same.next_back().filter(|_| count > 1) {
+                let key = last.key();
+                return Err(ConfigError::DuplicateEnvironment { name, count, key });
             }
             match &environment.role {
                 Role::Train if evaluation_seen => {
@@ -140,6 +139,17 @@ impl Config {
     }
 }
 
+impl Environment {
+    /// As the file of a run has it, but by its name.
+    fn key(&self) -> String {
+        let list = match self.role {
+            Role::Train => "train.env",
+            Role::Evaluate(_) => "eval.env",
+        };
+        format!("{list}.{}", self.name)
+    }
+}
+
 impl FlopsModel {
     fn validate(&self) -> Result<(), ConfigError> {
         for (field, value) in [("linear", self.linear), ("quadratic", self.quadratic)] {
@@ -159,45 +169,14 @@ impl FlopsModel {
 
 impl Algorithm {
     /// `name` is the environment's.
-    pub(super) fn validate(&self, name: &str) -> Result<(), ConfigError> {
-        let refuse = |field, problem| {
-            Err(ConfigError::Algorithm {
+    fn validate(&self, name: &str) -> Result<(), ConfigError> {
+        match self.problem() {
+            None => Ok(()),
+            Some(problem) => Err(ConfigError::Algorithm {
                 name: name.to_owned(),
-                field,
                 problem,
-            })
-        };
-        if self.normalize_std && self.kind != AlgorithmKind::Grpo {
-            return refuse(
-                "normalize_std",
-                "divides GRPO's advantages and no other type's: leave it false, or set type = \"grpo\"",
-            );
+            }),
         }
-        let is_grpo = matches!(self.kind, AlgorithmKind::Grpo | AlgorithmKind::DrGrpo);
-        if self.length_penalty.is_some() && !is_grpo {
-            return refuse(
-                "length_penalty",
-                "is subtracted before GRPO's baseline and no other type's: leave it out, or set type = \"grpo\" or \
-                 \"dr_grpo\"",
-            );
-        }
-        let learns_nothing = |echo: &Echo| echo.weights().iter().all(|weight| *weight == 0.0);
-        if self.echo.as_ref().is_some_and(learns_nothing) {
-            return refuse(
-                "echo",
-                "has no weight above 0: give one of system, user, assistant and tool",
-            );
-        }
-        if let Some((field, problem)) = self.kind.problem() {
-            return refuse(field, problem);
-        }
-        if self.shuffle_advantages && !self.kind.is_of_traces() {
-            return refuse(
-                "shuffle_advantages",
-                "cannot exchange advantages of single tokens: shuffle them in your function",
-            );
-        }
-        Ok(())
     }
 }
 

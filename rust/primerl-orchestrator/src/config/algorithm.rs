@@ -1,7 +1,10 @@
 //! `[algorithm]`, and an environment's own one.
 
-use super::{ClientType, Config, ConfigError, TrainEnvironment, field};
-use primerl_core::config::{Algorithm, AlgorithmKind, Echo, LengthNormalization, LengthPenalty};
+use super::{ClientType, Config, ConfigError, TrainEnvironment, field, schema};
+use primerl_core::config::{
+    Algorithm, AlgorithmKind, AlgorithmProblem, Echo, LengthNormalization, LengthPenalty,
+    TrainingMode,
+};
 use primerl_core::time::Duration;
 use primerl_core::turn::MessageRole;
 use serde::Deserialize;
@@ -10,7 +13,29 @@ use serde_json::{Map, Value, json};
 /// How rewards become advantages: as core has it, where a type's parameters are the type's own.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "Keys")]
-pub struct AlgorithmConfig(pub Algorithm);
+pub struct AlgorithmConfig(pub Algorithm, Option<Unread>);
+
+/// A parameter that is given, and is another type's.
+#[derive(Clone, Copy, Debug)]
+struct Unread {
+    key: &'static str,
+    of: &'static str,
+}
+
+const PARAMETERS: [Unread; 3] = [
+    Unread {
+        key: "decay",
+        of: "rae",
+    },
+    Unread {
+        key: "episode_agents",
+        of: "hierarchical_grpo",
+    },
+    Unread {
+        key: "path",
+        of: "custom",
+    },
+];
 
 /// In the file the parameters of all types stand next to the type.
 #[derive(Deserialize)]
@@ -34,10 +59,9 @@ impl TryFrom<Keys> for AlgorithmConfig {
 
     fn try_from(keys: Keys) -> Result<AlgorithmConfig, String> {
         let name = keys.r#type;
-        if name != "custom" && keys.path.is_some() {
-            return Err("path is read for type = \"custom\" only; omit it, or set the type".into());
-        }
         let mut parameters = keys.parameters;
+        parameters.insert("path".into(), json!(keys.path));
+        let unread = unread(&name, &parameters);
         parameters.insert("path".into(), keys.path.unwrap_or_default().into());
         let timeout = Duration::from_secs_f64(keys.timeout_s);
         parameters.insert("timeout".into(), json!(timeout));
@@ -46,7 +70,7 @@ impl TryFrom<Keys> for AlgorithmConfig {
             .or_else(|_| AlgorithmKind::deserialize(json!({&name: parameters})))
             .map_err(|error| format!("type: {error}"))?;
         let length_normalization = keys.length_normalization;
-        Ok(AlgorithmConfig(Algorithm {
+        let algorithm = Algorithm {
             length_normalization: length_normalization
                 .unwrap_or_else(|| kind.usual_length_normalization()),
             kind,
@@ -54,8 +78,17 @@ impl TryFrom<Keys> for AlgorithmConfig {
             shuffle_advantages: keys.shuffle_advantages,
             length_penalty: keys.length_penalty,
             echo: keys.echo,
-        }))
+        };
+        Ok(AlgorithmConfig(algorithm, unread))
     }
+}
+
+/// Keys that are not given have their defaults.
+fn unread(name: &str, given: &Map<String, Value>) -> Option<Unread> {
+    let value = |key: &str| given.get(key).filter(|value| !value.is_null());
+    let is_given = |key: &str| value(key) != schema::default_of("Algorithm", key);
+    let mut others = PARAMETERS.into_iter().filter(|one| one.of != name);
+    others.find(|one| is_given(one.key))
 }
 
 impl AlgorithmConfig {
@@ -65,6 +98,23 @@ impl AlgorithmConfig {
         let is_learnt = |role: &MessageRole| echo.is_some_and(|echo| echo.weight(*role) > 0.0);
         MessageRole::ALL.into_iter().filter(is_learnt).collect()
     }
+
+    /// `place`: what its keys begin with.
+    fn validate(&self, place: &str) -> Result<(), ConfigError> {
+        if let Some(Unread { key, of }) = self.1 {
+            let problem = format!("is read for type = {of:?} only");
+            let key = format!("{place}.{key}");
+            return Err(field(&key, problem, "omit it, or set the type"));
+        }
+        match self.0.problem() {
+            None => Ok(()),
+            Some(AlgorithmProblem {
+                key,
+                problem,
+                remedy,
+            }) => Err(field(&format!("{place}.{key}"), problem, remedy)),
+        }
+    }
 }
 
 impl Config {
@@ -73,15 +123,37 @@ impl Config {
     }
 
     pub(super) fn validate_algorithms(&self) -> Result<(), ConfigError> {
+        self.algorithm.validate("algorithm")?;
         for environment in &self.train.env {
-            let echoes = self.algorithm_of(environment).0.echo.is_some();
-            if echoes && self.client_type != ClientType::Renderer {
-                return Err(field(
-                    "algorithm.echo",
-                    "is set, and engines that render messages do not say which tokens are whose",
-                    "leave out client_type, or echo",
-                ));
+            if let Some(own) = &environment.algorithm {
+                own.validate(&format!("{}.algorithm", environment.key()))?;
             }
+            self.validate_echo(environment)?;
+        }
+        Ok(())
+    }
+
+    fn validate_echo(&self, environment: &TrainEnvironment) -> Result<(), ConfigError> {
+        if self.algorithm_of(environment).0.echo.is_none() {
+            return Ok(());
+        }
+        let key = match environment.algorithm {
+            Some(_) => format!("{}.algorithm.echo", environment.key()),
+            None => "algorithm.echo".to_owned(),
+        };
+        if self.client_type != ClientType::Renderer {
+            return Err(field(
+                &key,
+                "is set, and engines that render messages do not say which tokens are whose",
+                "leave out client_type, or echo",
+            ));
+        }
+        if self.mode_of(environment) == TrainingMode::Sft {
+            return Err(field(
+                &key,
+                "learns what the environment says to the policy, but with training_mode = sft it speaks to a teacher",
+                "omit it",
+            ));
         }
         Ok(())
     }
@@ -90,6 +162,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::testing::refusal;
 
     #[test]
     fn each_type_of_the_classes_is_a_kind_of_the_core() {
@@ -99,13 +172,14 @@ mod tests {
         let types = types.as_array().expect("is a list");
         assert!(types.len() >= 8);
         for name in types {
-            let path = match name.as_str() {
+            let parameter = match name.as_str() {
                 Some("custom") => "path = \"m:f\"\n",
+                Some("hierarchical_grpo") => "episode_agents = [\"a\"]\n",
                 _ => "",
             };
             let toml = format!(
                 "output_dir = \"o\"\nmax_steps = 1\n[model]\npath = \"m\"\n[[train.env]]\nid = \"e\"\n\
-                 [algorithm]\ntype = {name}\nepisode_agents = [\"a\"]\n{path}"
+                 [algorithm]\ntype = {name}\n{parameter}"
             );
             let config = Config::from_toml(&toml, "test").expect("is a config");
             let kind = serde_json::json!(config.algorithm.0.kind);
@@ -118,14 +192,56 @@ mod tests {
                 .map(|name| name.replace("max_rl", "maxrl"));
             assert_eq!(found.as_deref(), name.as_str());
         }
-        let unused = "output_dir = \"o\"\nmax_steps = 1\n[model]\npath = \"m\"\n[[train.env]]\nid = \"e\"\n\
-                      algorithm.path = \"m:f\"";
-        let error = Config::from_toml(unused, "test").expect_err("is refused");
-        let said = error.to_string();
-        assert!(
-            said.contains("path is read for type = \"custom\" only"),
-            "{said}"
-        );
-        assert!(said.contains("train.env.algorithm"), "{said}");
+    }
+
+    #[test]
+    fn keys_that_do_not_go_together_are_refused_by_their_place() {
+        let own = |keys: &str| format!("algorithm.{}", keys.replace('\n', "\nalgorithm."));
+        for (keys, key, said) in [
+            (
+                "path = \"m:f\"",
+                "path",
+                "is read for type = \"custom\" only; omit it, or set the type",
+            ),
+            ("decay = 0.5", "decay", "is read for type = \"rae\" only"),
+            (
+                "episode_agents = [\"a\"]",
+                "episode_agents",
+                "\"hierarchical_grpo\" only",
+            ),
+            (
+                "type = \"hierarchical_grpo\"",
+                "episode_agents",
+                "names no seat; name",
+            ),
+            ("type = \"custom\"", "path", "must be \"module:function\""),
+            (
+                "type = \"rloo\"\nnormalize_std = true",
+                "normalize_std",
+                "leave it false",
+            ),
+            ("echo = { tool = 0 }", "echo", "no weight above 0; give"),
+        ] {
+            let table = format!("[algorithm]\n{keys}\n");
+            let of_run = refusal("", &table).expect_err(keys);
+            let of_environment = refusal("", &own(keys)).expect_err(keys);
+            for (place, (found, message)) in [("", of_run), ("train.env.e.", of_environment)] {
+                assert_eq!(found, Some(format!("{place}algorithm.{key}")), "{message}");
+                assert!(message.contains(said), "{message}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_an_environment_says_to_a_teacher_is_not_learnt() {
+        let teacher = "teacher.client = { base_url = \"http://t/v1\", model = \"m\" }\n";
+        let taught = format!("{teacher}training_mode = \"sft\"");
+        for (tables, key) in [
+            ("algorithm.echo = {}", "train.env.e.algorithm.echo"),
+            ("[algorithm]\necho = {}", "algorithm.echo"),
+        ] {
+            let (found, message) = refusal(&taught, tables).expect_err(key);
+            assert_eq!(found.as_deref(), Some(key), "{message}");
+        }
     }
 }

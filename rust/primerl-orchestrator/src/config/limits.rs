@@ -34,21 +34,9 @@ impl Config {
 
     pub(super) fn validate_limits(&self) -> Result<(), ConfigError> {
         let training = self.train.env.iter();
-        let training = training.map(|one| {
-            (
-                format!("train.env.{}", one.name()),
-                one.limits,
-                one.rollout_s,
-            )
-        });
+        let training = training.map(|one| (one.key(), one.limits, one.rollout_s));
         let evaluation = self.eval.env.iter();
-        let evaluation = evaluation.map(|one| {
-            (
-                format!("eval.env.{}", one.name()),
-                one.limits,
-                one.rollout_s,
-            )
-        });
+        let evaluation = evaluation.map(|one| (one.key(), one.limits, one.rollout_s));
         let longest = self.timeouts.rollout_s;
         for (environment, limits, rollout_s) in training.chain(evaluation) {
             validate_span(&environment, rollout_s, longest)?;

@@ -4,19 +4,25 @@
 //! is given, but for those that may be unset.
 
 mod algorithm;
+mod batches;
 mod clients;
 mod core;
+mod demonstration;
 mod limits;
+mod names;
 mod read;
 mod schema;
 mod teacher;
+#[cfg(test)]
+mod testing;
 mod timeouts;
 mod validate;
 
 pub use self::algorithm::*;
 pub(crate) use self::clients::ScoringTeacher;
 pub use self::core::flops_model;
-pub use self::teacher::{DemonstrationConfig, TeacherConfig};
+pub use self::demonstration::DemonstrationConfig;
+pub use self::teacher::TeacherConfig;
 pub use self::timeouts::TimeoutsConfig;
 
 use primerl_core::config::{Buffer, EnvironmentConfig, Evaluation, RunConfig};
@@ -167,7 +173,7 @@ pub struct EvalConfig {
 #[derive(Clone, Debug, Deserialize)]
 pub struct TrainEnvironment {
     pub id: String,
-    /// `None`: the id.
+    /// `None`: the id's last part, without a version.
     pub name: Option<String>,
     /// Relative share of the groups; `None`: 1.
     pub ratio: Option<f64>,
@@ -191,7 +197,7 @@ pub struct TrainEnvironment {
 #[derive(Clone, Debug, Deserialize)]
 pub struct EvalEnvironment {
     pub id: String,
-    /// `None`: the id and `-eval`.
+    /// `None`: that of the id, and `-eval`.
     pub name: Option<String>,
     /// The training environment that this one validates: results are told under its name.
     pub validates: Option<String>,
@@ -211,18 +217,4 @@ pub struct EvalEnvironment {
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
     pub level: String,
-}
-
-impl TrainEnvironment {
-    pub fn name(&self) -> String {
-        self.name.clone().unwrap_or_else(|| self.id.clone())
-    }
-}
-
-impl EvalEnvironment {
-    pub fn name(&self) -> String {
-        self.name
-            .clone()
-            .unwrap_or_else(|| format!("{}-eval", self.id))
-    }
 }

@@ -59,6 +59,24 @@ pub(super) fn complete(table: &mut Table) -> Result<(), ConfigError> {
     ROOT.complete(table, "")
 }
 
+/// What a key has where it is not given; `class` is empty for the keys at the top.
+pub(super) fn default_of(class: &str, key: &str) -> Option<&'static Json> {
+    let node = match class {
+        "" => Some(&*ROOT),
+        _ => definition(class),
+    };
+    node?.properties.get(key)?.default.as_ref()
+}
+
+/// Whether an environment may be given this name.
+pub(super) fn is_name(name: &str) -> bool {
+    let class = definition("ServedTrainSource");
+    let key = class.and_then(|class| class.properties.get("name"));
+    let value = Value::String(name.to_owned());
+    let node = key.and_then(|key| key.of(&value));
+    node.is_some_and(|node| node.holds(&value))
+}
+
 impl Node {
     fn complete(&self, table: &mut Table, place: &str) -> Result<(), ConfigError> {
         self.refuse_unknown(table, place)?;

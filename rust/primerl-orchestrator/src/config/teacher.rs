@@ -1,7 +1,6 @@
 //! `training_mode` and `teacher` of the run and of its environments: whom the policy learns from.
 
 use super::{ClientConfig, ClientType, Config, ConfigError, TrainEnvironment, field};
-use primerl_core::EnvironmentId;
 use primerl_core::config::TrainingMode;
 use serde::Deserialize;
 
@@ -9,25 +8,6 @@ use serde::Deserialize;
 #[serde(deny_unknown_fields)]
 pub struct TeacherConfig {
     pub client: ClientConfig,
-}
-
-/// What the policy is shown in front of what it sampled, to be its own teacher.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DemonstrationConfig {
-    /// Where the environment's examples have it; workers read it.
-    pub key: String,
-    /// A system message, with the demonstration in place of `{demonstration}`.
-    pub template: String,
-}
-
-const PLACE: &str = "{demonstration}";
-
-impl DemonstrationConfig {
-    /// The system message with this demonstration.
-    pub fn message(&self, demonstration: &str) -> String {
-        self.template.replace(PLACE, demonstration)
-    }
 }
 
 /// A teacher that environments learn from.
@@ -39,29 +19,7 @@ pub(crate) struct Taught<'a> {
 }
 
 impl Config {
-    fn demonstration_of<'a>(&'a self, own: &'a TrainEnvironment) -> &'a DemonstrationConfig {
-        own.demonstration.as_ref().unwrap_or(&self.demonstration)
-    }
-
-    /// What workers of the environment report of its examples.
-    pub(crate) fn demonstration_key(&self, environment: EnvironmentId) -> Option<String> {
-        let mut shown = self.demonstrations().into_iter();
-        shown.find_map(|(id, shown)| (id == environment).then_some(shown.key))
-    }
-
-    /// What the policy sees in each environment in which it is its own teacher.
-    pub(crate) fn demonstrations(&self) -> Vec<(EnvironmentId, DemonstrationConfig)> {
-        let environments = self.train.env.iter().enumerate();
-        let own = environments
-            .filter(|(_, environment)| self.mode_of(environment) == TrainingMode::Opsd)
-            .map(|(index, environment)| {
-                let shown = self.demonstration_of(environment).clone();
-                (EnvironmentId(index as u32), shown)
-            });
-        own.collect()
-    }
-
-    fn mode_of(&self, environment: &TrainEnvironment) -> TrainingMode {
+    pub(super) fn mode_of(&self, environment: &TrainEnvironment) -> TrainingMode {
         environment
             .own
             .training_mode
@@ -80,7 +38,7 @@ impl Config {
             match (mode, &environment.teacher, &self.teacher) {
                 (TrainingMode::Rl | TrainingMode::Opsd, ..) | (_, None, None) => None,
                 (_, Some(own), _) => {
-                    let place = format!("train.env.{}.teacher.client", environment.name());
+                    let place = format!("{}.teacher.client", environment.key());
                     Some(taught(place, &own.client))
                 }
                 (_, None, Some(run)) => Some(taught("teacher.client".to_owned(), &run.client)),
@@ -106,15 +64,18 @@ impl Config {
             let mode = self.mode_of(environment);
             refuse_unused_teacher(environment, mode)?;
             match mode {
-                TrainingMode::Rl => {}
-                TrainingMode::Opsd => self.validate_demonstration(environment)?,
+                TrainingMode::Rl | TrainingMode::Opsd => {}
                 TrainingMode::Opd | TrainingMode::Sft => {
                     validate_taught(environment, mode, taught.as_ref())?;
                 }
             }
         }
         let mut taught = teachers.iter().flatten();
-        let may_be = self.train.env.is_empty() && !self.run.training_mode.is_rl();
+        let has_teacher = matches!(
+            self.run.training_mode,
+            TrainingMode::Opd | TrainingMode::Sft
+        );
+        let may_be = self.train.env.is_empty() && has_teacher;
         if self.teacher.is_some()
             && !may_be
             && !taught.any(|taught| taught.place == "teacher.client")
@@ -127,20 +88,6 @@ impl Config {
         }
         Ok(())
     }
-    fn validate_demonstration(&self, environment: &TrainEnvironment) -> Result<(), ConfigError> {
-        match self.demonstration_of(environment).template.contains(PLACE) {
-            true => Ok(()),
-            false => Err(field(
-                &key_of(environment, "demonstration"),
-                "has a template without {demonstration}",
-                "add it, or omit the template",
-            )),
-        }
-    }
-}
-
-fn key_of(environment: &TrainEnvironment, key: &str) -> String {
-    format!("train.env.{}.{key}", environment.name())
 }
 
 fn refuse_unused_teacher(
@@ -150,7 +97,7 @@ fn refuse_unused_teacher(
     let learns_from_none = matches!(mode, TrainingMode::Rl | TrainingMode::Opsd);
     if learns_from_none && environment.teacher.is_some() {
         return Err(field(
-            &key_of(environment, "teacher"),
+            &format!("{}.teacher", environment.key()),
             format!("is given, and training_mode = {mode:?} learns from none"),
             "leave it out, or set training_mode to opd or sft",
         ));
@@ -165,8 +112,12 @@ fn validate_taught(
     taught: Option<&Taught<'_>>,
 ) -> Result<(), ConfigError> {
     let Some(taught) = taught else {
+        let key = match environment.own.training_mode {
+            Some(_) => format!("{}.training_mode", environment.key()),
+            None => "training_mode".to_owned(),
+        };
         return Err(field(
-            &key_of(environment, "training_mode"),
+            &key,
             format!("is {mode:?}, which learns from a teacher, and there is none"),
             "give [teacher.client] with base_url and model, to the run or to the environment",
         ));

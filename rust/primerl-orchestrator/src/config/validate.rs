@@ -10,10 +10,11 @@ use primerl_service::tls;
 impl Config {
     /// Everything that can be said without reading the model.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_names()?;
         self.validate_sampling("sampling", &self.sampling)?;
         for environment in &self.train.env {
             if let Some(sampling) = &environment.sampling {
-                let place = format!("train.env.{}.sampling", environment.name());
+                let place = format!("{}.sampling", environment.key());
                 self.validate_sampling(&place, sampling)?;
             }
         }
@@ -22,6 +23,8 @@ impl Config {
         self.validate_engines()?;
         self.validate_clients()?;
         self.validate_teacher()?;
+        self.validate_demonstrations()?;
+        self.validate_token_batches()?;
         self.validate_ratios()?;
         self.validate_log_level()?;
         // The model's shape only balances micro-batches, so any will do for a check.
@@ -95,7 +98,7 @@ impl Config {
         }
         for environment in &self.eval.env {
             if let Some(client) = &environment.client {
-                let name = format!("eval.env.{}.client", environment.name());
+                let name = format!("{}.client", environment.key());
                 client.validate(&name, ClientType::OpenaiChatCompletions)?;
                 self.validate_control_tokens(&name)?;
             }
@@ -122,7 +125,7 @@ impl Config {
         let trained = |name: &String| self.train.env.iter().any(|own| own.name() == *name);
         match &environment.validates {
             Some(name) if !trained(name) => Err(field(
-                &format!("eval.env.{}.validates", environment.name()),
+                &format!("{}.validates", environment.key()),
                 format!("is {name:?}, which is no training environment"),
                 "give the name of one in train.env, or leave it out",
             )),
