@@ -200,7 +200,7 @@ def test_only_what_is_rendered_here_is_neutralized() -> None:
     with pytest.raises(ValidationError, match=r"client_type \(openai_chat_completions_token\) engines render"):
         orchestrator(client_type="openai_chat_completions_token")
     client = {"base_url": "http://127.0.0.1:1/v1", "model": "m"}
-    with pytest.raises(ValidationError, match=r"the client of eval.env 'f' is a server that renders them itself"):
+    with pytest.raises(ValidationError, match=r"the client of eval.env 'f-eval' is a server that renders them itself"):
         orchestrator(eval={"env": [{"id": "f", "client": client}]})
     given: Callable[..., EvalConfig] = lambda **more: EvalConfig(  # noqa: E731
         model="m", env=[{"id": "e"}], control_tokens="neutralize", **more

@@ -378,8 +378,14 @@ class ServedTrainSource(TrainSource):
 class ServedEvaluationSource(EvaluationSource):
     """An environment that measures the policy and is never trained on."""
 
+    name: Name | None = None
+    """Name in metrics, logs and files; default: the environment's id, and `-eval`."""
     worker: JoinedSettings = JoinedSettings()
     """Settings sent to env workers that join, written by the launcher; the orchestrator only passes them on."""
+
+    @property
+    def label(self) -> str:
+        return self.name or evaluation_label(super().label)
 
 
 class TrainSources(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from primerl.config.schema import learning
 from primerl.config.schema.base import NAME_LENGTH, BadKeysError
@@ -20,6 +20,8 @@ from primerl.envs.overrides import RESERVED
 
 if TYPE_CHECKING:
     from primerl.config.schema.orchestrator import Orchestration
+
+Numbered = TypeVar("Numbered", bound=Environment)
 
 
 def check_held_out(trained: Sequence[TrainEnvironment], evaluated: Sequence[EvaluationEnvironment]) -> None:
@@ -81,11 +83,12 @@ def check_environments(
     made: int = 0,
 ) -> None:
     """`made`: so many of the evaluated ones, the first, come from `val`."""
-    given = numbered("train.env", trained) + [("val", one) for one in evaluated[:made]]
-    check_distinct([*given, *numbered("eval.env", evaluated[made:])])
+    validating = [("val", one) for one in evaluated[:made]]
+    measured = [*validating, *numbered("eval.env", evaluated[made:])]
+    check_distinct([*numbered("train.env", trained), *measured])
     learning.check(orchestration, trained)
-    check_limits(orchestration, [*trained, *evaluated])
-    check_validated(trained, evaluated)
+    check_limits(orchestration, [*numbered("train.env", trained), *measured])
+    check_validated(trained, measured)
     client = next((one for one in evaluated if one.client is not None), None)
     if client is not None and orchestration.control_tokens != "keep":
         raise BadKeysError(
@@ -95,7 +98,7 @@ def check_environments(
         )
 
 
-def numbered(name: str, environments: Sequence[Environment]) -> list[tuple[str, Environment]]:
+def numbered(name: str, environments: Sequence[Numbered]) -> list[tuple[str, Numbered]]:
     """Each with its place: `train.env[0]`."""
     return [(f"{name}[{index}]", environment) for index, environment in enumerate(environments)]
 
@@ -133,14 +136,14 @@ def check_distinct(environments: Sequence[tuple[str, Environment]]) -> None:
         seen.add(environment.label)
 
 
-def check_validated(trained: Sequence[TrainSource], evaluated: Sequence[EvaluationSource]) -> None:
+def check_validated(trained: Sequence[TrainSource], evaluated: Sequence[tuple[str, EvaluationSource]]) -> None:
     names = [environment.label for environment in trained]
-    for environment in evaluated:
+    for place, environment in evaluated:
         if environment.validates is not None and environment.validates not in names:
             raise BadKeysError(
                 f"eval.env {environment.label!r}: validates ({environment.validates}) is no training environment; give "
                 "the name of one in train.env, or omit it",
-                "eval.env",
+                f"{place}.validates",
             )
 
 
@@ -162,10 +165,12 @@ def check_ratios(ratios: list[float] | None, environments: Sequence[TrainSource]
             )
 
 
-def check_limits(orchestration: Orchestration, environments: Sequence[TrainSource | EvaluationSource]) -> None:
+def check_limits(
+    orchestration: Orchestration, environments: Sequence[tuple[str, TrainSource | EvaluationSource]]
+) -> None:
     """A rollout at its limit has yet to be scored and reported."""
     check_rollout_times(orchestration.timeouts.rollout_s, environments)
-    for environment in environments:
+    for place, environment in environments:
         time_s, own = environment.limits.time_s, environment.rollout_s
         longest, key = (own, "rollout_s") if own else (orchestration.timeouts.rollout_s, "timeouts.rollout_s")
         its = "its " if own else ""
@@ -173,18 +178,18 @@ def check_limits(orchestration: Orchestration, environments: Sequence[TrainSourc
             raise BadKeysError(
                 f"limits.time_s ({time_s:g}) of environment {environment.label!r} is not below {its}{key} "
                 f"({longest:g}), at which a rollout that was not reported has failed; lower it, or raise the other",
-                "limits.time_s",
-                key,
+                f"{place}.limits.time_s",
+                f"{place}.rollout_s" if own else key,
             )
 
 
-def check_rollout_times(longest: float, environments: Sequence[_Timed]) -> None:
+def check_rollout_times(longest: float, environments: Sequence[tuple[str, _Timed]]) -> None:
     """`longest`: of all environments, `timeouts.rollout_s`."""
-    for environment in environments:
+    for place, environment in environments:
         if environment.rollout_s is not None and environment.rollout_s > longest:
             raise BadKeysError(
                 f"rollout_s ({environment.rollout_s:g}) of environment {environment.label!r} is above "
                 f"timeouts.rollout_s ({longest:g}), the most that any rollout has; lower it, or raise the other",
-                "rollout_s",
+                f"{place}.rollout_s",
                 "timeouts.rollout_s",
             )

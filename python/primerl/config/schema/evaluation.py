@@ -206,7 +206,7 @@ class EvalConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        check_rollout_times(self.timeouts.rollout_s, self.env)
+        check_rollout_times(self.timeouts.rollout_s, numbered("env", self.env))
         for entry in self.env:
             longest = entry.max_tokens or self.max_tokens
             if self.seq_len is not None and longest >= self.seq_len:
