@@ -631,6 +631,12 @@ class RunCurves:
 def orchestrate(argv: Sequence[str]) -> int:
     """Run the command `primerl-orchestrate` and return its exit code: 0 finished, 1 failed, 2 bad input."""
 
+def check_config(config: dict[str, Any]) -> tuple[str | None, str] | None:
+    """What an orchestrator's config, the keys of its TOML file, is refused for before its model is read.
+
+    The key to change first, if it is about one, and the message; None where nothing is wrong.
+    """
+
 @final
 class Orchestrator:
     """The orchestrator in this process, for a trainer of your own. Errors are `PrimerlError`.

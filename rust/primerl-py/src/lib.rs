@@ -46,7 +46,7 @@ mod _core {
     };
 
     #[pymodule_export]
-    use orchestrator::{Orchestrator, orchestrate};
+    use orchestrator::{Orchestrator, check_config, orchestrate};
 
     #[pymodule_export]
     use page::{PageServer, RunCurves, page_files};

@@ -85,6 +85,28 @@ fn without_none<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     Ok(value.clone())
 }
 
+fn read(config: &Bound<'_, PyDict>) -> PyResult<Result<Config, ConfigError>> {
+    let given = without_none(config)?;
+    let table = pythonize::depythonize(&given)
+        .map_err(|error| PrimerlError::new_err(format!("config: {error}")))?;
+    Ok(Config::from_table(table, "config"))
+}
+
+fn words(error: &ConfigError) -> String {
+    match error {
+        ConfigError::Parse { .. } | ConfigError::Located { .. } => error.to_string(),
+        _ => format!("config: {}", with_causes(error)),
+    }
+}
+
+/// What an orchestrator's config is refused for before its model is read: the key to change first, if it is about one,
+/// and the message.
+#[pyfunction]
+pub fn check_config(config: &Bound<'_, PyDict>) -> PyResult<Option<(Option<String>, String)>> {
+    let refused = read(config)?.err();
+    Ok(refused.map(|error| (error.key().map(str::to_owned), words(&error))))
+}
+
 fn wait<T: Send>(py: Python<'_>, mut pending: Pending<Result<T, InProcessError>>) -> PyResult<T> {
     loop {
         match py.detach(|| pending.wait(SIGNALS)) {
@@ -99,14 +121,7 @@ fn wait<T: Send>(py: Python<'_>, mut pending: Pending<Result<T, InProcessError>>
 impl Orchestrator {
     #[new]
     fn new(config: &Bound<'_, PyDict>) -> PyResult<Self> {
-        let refuse = |message: String| PrimerlError::new_err(message);
-        let given = without_none(config)?;
-        let table =
-            pythonize::depythonize(&given).map_err(|error| refuse(format!("config: {error}")))?;
-        let config = Config::from_table(table, "config").map_err(|error| match error {
-            ConfigError::Parse { .. } | ConfigError::Located { .. } => refuse(error.to_string()),
-            _ => refuse(format!("config: {}", with_causes(&error))),
-        })?;
+        let config = read(config)?.map_err(|error| PrimerlError::new_err(words(&error)))?;
         Ok(Orchestrator {
             config,
             run: Mutex::new(None),
