@@ -350,6 +350,31 @@ def test_output_that_cannot_be_written_is_one_line(arguments: list[str]) -> None
     assert line.startswith("primerl: the output cannot be written: ")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_the_null_device(closed: str, tmp_path: Path) -> None:
+    """Otherwise a file or socket that is opened later gets its number, and is printed to."""
+    script = """
+import os, subprocess, sys
+from primerl.cli import main
+from primerl.process import streams
+streams.ensure()
+assert main(["--version"]) == 0
+with open(sys.argv[1], "w") as opened:
+    assert opened.fileno() > 2
+    child = "import os; [os.fstat(number) for number in range(3)]"
+    opened.write(str(subprocess.run([sys.executable, "-c", child], pass_fds=[]).returncode))
+"""
+    found = tmp_path / "code"
+    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", script, os.fspath(found)]
+    subprocess.run(command, check=True, timeout=60)
+    assert found.read_text() == "0"
+    for arguments, code in ((["run", "list"], 0), (["nothing"], 2)):
+        command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-m", "primerl", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
+
+
 def test_report_says_where_an_evaluation_is_of_a_part(tmp_path: Path) -> None:
     write_run(tmp_path, 10)
     first, last = (json.loads(line) for line in (tmp_path / "evals.jsonl").read_text().splitlines())

@@ -345,6 +345,21 @@ def test_refused_weights(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "/trainer/weights refused (400): file model.safetensors is missing" in output
 
 
+def test_weights_to_begin_with_that_are_refused_leave_the_metrics(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run without checkpoints, resumed with another model: its lines are all that it has."""
+    lines = "".join(json.dumps({"step": step, "reward/all/mean": 0.5}) + "\n" for step in (1, 2, 3))
+    for name in ("metrics.jsonl", "distributions.jsonl"):
+        (tmp_path / name).write_text(lines)
+    error = json.dumps({"error": {"message": "version 0 was published before, with other weights"}}).encode()
+    with OrchestratorDouble(whole_batch, before_weights=lambda _: (409, error)) as double:
+        given = settings(double.url, folder, tmp_path, distributions_interval=1)
+        assert "published before, with other weights" in failure(given, capsys)
+    for name in ("metrics.jsonl", "distributions.jsonl"):
+        assert (tmp_path / name).read_text() == lines
+
+
 def test_loss_that_is_not_finite_names_step_and_rollouts(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

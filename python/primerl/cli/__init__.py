@@ -15,7 +15,7 @@ from importlib import import_module
 
 from primerl.cli.command_end import CommandEnd
 from primerl.launch.supervise.trees import MARK
-from primerl.process import utf8
+from primerl.process import streams, utf8
 from primerl.process.rank_variables import NotARankError, forget_unless_rank, is_rank
 from primerl.process.signals import INTERRUPTED, AsInterrupts, Terminated
 
@@ -80,6 +80,7 @@ LAUNCHERS = (["rl"], ["run"], ["eval"], ["gepa"])
 def main(argv: list[str] | None = None) -> int:
     if argv is None:
         utf8.ensure()
+        streams.ensure()
     arguments = with_our_name(sys.argv[1:] if argv is None else argv)
     # A process of a run dies by the signal, which its guard reports to the launcher.
     if MARK in os.environ or is_rank(os.environ):
@@ -194,6 +195,7 @@ def orchestrate() -> int:
     from primerl.cli.processes import leave, native_orchestrator
 
     utf8.ensure()
+    streams.ensure()
     return leave(native_orchestrator(sys.argv[1:]))
 
 

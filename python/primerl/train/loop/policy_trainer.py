@@ -129,16 +129,26 @@ class Trainer:
         log.info("resuming from the checkpoint of step %d", state.step)
         return state.step
 
+    def begin(self, began_after: int) -> Clock:
+        """Publish the weights to begin with. Nothing is trained, and no file of the run is changed, before the
+        orchestrator has accepted them: those of a run that resumes have to be the same.
+
+        Raises:
+            BroadcastError: they cannot be written.
+            OrchestratorError: they were refused.
+        """
+        clock = Clock(always=OF_EVERY_STEP)
+        self.publish(began_after, clock)
+        self.broadcasts.finish()
+        clock.step()
+        return clock
+
     def run(
-        self, writer: MetricsWriter | None, began_after: int = 0, distributions: MetricsWriter | None = None
+        self, clock: Clock, writer: MetricsWriter | None, began_after: int, distributions: MetricsWriter | None
     ) -> int:
         """Train from the step after `began_after` until `max_steps`, or until there are no more batches; returns the
         last step that was trained."""
-        clock, remaining = Clock(always=OF_EVERY_STEP), Remaining()
-        self.publish(began_after, clock)
-        # Nothing is trained before the orchestrator has accepted the initial weights.
-        self.broadcasts.finish()
-        clock.step()
+        remaining = Remaining()
         for step in range(began_after + 1, self.config.max_steps + 1):
             try:
                 received = self.receive(step)

@@ -113,10 +113,13 @@ def train(config: TrainerConfig, client: OrchestratorClient) -> None:
                 closing(batches),
                 closing(checkpoints),
                 exposed(config, ranks) as exposition,
-                metrics_writer(output_dir, began_after, exposition) if ranks.leads else nullcontext() as writer,
-                distributions_writer(config, ranks, began_after) as distributions,
             ):
-                steps = trainer.run(writer, began_after, distributions)
+                clock = trainer.begin(began_after)
+                with (
+                    metrics_writer(output_dir, began_after, exposition) if ranks.leads else nullcontext() as writer,
+                    distributions_writer(config, ranks, began_after) as distributions,
+                ):
+                    steps = trainer.run(clock, writer, began_after, distributions)
             trainer.save_weights(steps)
         heartbeat.leave()
     finally:
