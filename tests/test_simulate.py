@@ -102,6 +102,27 @@ def test_bad_plans_are_refused_by_name(plan: Path, change: tuple[str, str], fiel
     assert field in done.stderr, done.stderr
 
 
+def test_files_of_others_are_not_replaced(plan: Path) -> None:
+    for names, said in (
+        (["run/launcher.lock"], "is the folder of a run"),
+        (["report.txt"], "report.txt is of no simulation, and would be replaced"),
+    ):
+        folder = plan.parent / names[0].replace("/", "-")
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("mine")
+        done = primerl("@", str(plan), "--output-dir", str(folder), cwd=plan.parent)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"output_dir: {folder}" in done.stderr
+        assert said in done.stderr
+        assert [path.read_text() for path in folder.rglob("*") if path.is_file()] == ["mine"]
+    done = primerl("@", str(plan), "--output-dir", str(plan), cwd=plan.parent)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not a folder" in done.stderr
+    for _ in range(2):
+        assert primerl("@", str(plan), "--output-dir", "again", cwd=plan.parent).returncode == 0
+
+
 def test_an_empty_output_folder_is_refused(plan: Path) -> None:
     done = primerl("@", str(plan), "--output-dir", "", cwd=plan.parent)
     assert done.returncode == 2

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from primerl.config.command_line.arguments import with_long_names
 
+FILES = ("report.json", "report.txt", "timeline.svg")
+
 
 def simulate(arguments: list[str]) -> int:
     from primerl.config.command_line.load import load
@@ -24,20 +26,38 @@ def simulate(arguments: list[str]) -> int:
         return fail(str(error))
     from primerl import _core
 
+    folder = None if config.output_dir is None else Path(config.output_dir)
+    if folder is not None and (problem := _problem_with(folder)):
+        return fail(f"output_dir: {problem}; choose another output_dir")
     try:
         simulated = _core.simulate(config.plan(), config.what_if)
     except ValueError as error:
         return fail(str(error))
     numbers = json.dumps({"report": simulated["report"], "what_if": simulated["what_if"]}, indent=2)
     print(numbers if as_json else simulated["table"].rstrip("\n"))
-    if config.output_dir is not None:
-        folder = Path(config.output_dir)
+    if folder is not None:
         try:
-            write_text(folder / "report.json", numbers + "\n")
-            write_text(folder / "report.txt", simulated["table"])
-            write_text(folder / "timeline.svg", simulated["picture"])
+            for name, text in zip(FILES, (numbers + "\n", simulated["table"], simulated["picture"]), strict=True):
+                write_text(folder / name, text)
         except (OSError, ValueError) as error:
             return fail(f"output_dir: {folder} cannot be written: {error}")
         if not as_json:
             print(f"the picture is {folder / 'timeline.svg'}")
     return 0 if simulated["report"]["completed"] else 1
+
+
+def _problem_with(folder: Path) -> str | None:
+    """Why nothing is written there. What an earlier simulation wrote, all of its files, is replaced."""
+    from primerl.launch.supervise.lock import LOCK
+
+    try:
+        there = [name for name in FILES if (folder / name).exists()]
+        if (folder / LOCK).exists():
+            return f"{folder} is the folder of a run"
+        if there and len(there) < len(FILES):
+            return f"{folder / there[0]} is of no simulation, and would be replaced"
+        if folder.exists() and not folder.is_dir():
+            return f"{folder} is not a folder"
+    except OSError as error:
+        return f"{folder} cannot be used: {error}"
+    return None
