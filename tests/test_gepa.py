@@ -138,6 +138,25 @@ def test_what_cannot_be_searched_is_refused_by_name(values: dict[str, Any], said
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, ("base_url", "api_key_env")),
+        ({"reflection_model": "t"}, ("base_url", "api_key_env")),
+        ({"reflection_model": "t", "reflection_api_key_env": "T"}, ("base_url", "reflection_api_key_env")),
+        (
+            {"reflection_model": "t", "reflection_base_url": "http://t:1/v1"},
+            ("reflection_base_url", "reflection_api_key_env"),
+        ),
+    ],
+)
+def test_an_endpoint_of_reflections_is_told_by_its_own_keys(given: dict[str, str], named: tuple[str, str]) -> None:
+    values = {"model": "m", "base_url": "http://e:1/v1", "env": [{"id": "a"}], **given}
+    keys = GepaConfig.model_validate(values).teachers_keys()
+    assert (keys["base_url"], keys["api_key_env"]) == named
+    assert keys["model"] == ("reflection_model" if "reflection_model" in given else "model")
+
+
 def test_a_budget_below_one_round_is_refused() -> None:
     config = GepaConfig.model_validate(
         {"model": "m", "base_url": "http://e:1/v1", "env": [{"id": "a"}], "gepa": {"max_calls": 9, "num_val": 4}}

@@ -19,6 +19,7 @@ from eval_endpoint import config as eval_config
 from primerl.cli import main
 from primerl.config.errors.fail import ConfigError
 from primerl.config.process_files import run_file
+from primerl.config.schema.evaluation import EvalConfig
 from primerl.config.schema.gepa import GepaConfig
 from primerl.config.schema.inference_run import InferenceRunConfig
 from primerl.config.schema.rl import RLConfig
@@ -238,6 +239,24 @@ def test_each_command_asks_whose_folder_it_is(clean: bool, tmp_path: Path, capsy
     assert tuning(tmp_path)(*(["--clean-output-dir"] if clean else RESUME)) == 2
     assert "holds an evaluation (`primerl eval`), which `primerl sft` neither" in capsys.readouterr().err
     assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "key"),
+    [
+        ({"max_tokens": 3000}, r"\(3000\) asks for 16384 tokens .*; lower it, or set seq_len", "max_tokens"),
+        ({"seq_len": 4096}, r"seq_len \(4096\) is above what the model", "seq_len"),
+    ],
+)
+def test_what_asks_for_more_than_a_model_attends_to_is_named(
+    given: dict[str, Any], said: str, key: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    write_model(folder)
+    values = {"model": str(folder), "output_dir": str(tmp_path / "out"), "env": [{"id": "reverse-text"}], **given}
+    with pytest.raises(ConfigError, match=said) as refused:
+        preflight._check_model(EvalConfig.model_validate(values))
+    assert refused.value.keys == (key,)
 
 
 def test_a_dry_run_leaves_a_run_that_has_lost_its_journal(tmp_path: Path) -> None:

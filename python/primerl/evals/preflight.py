@@ -247,11 +247,16 @@ def _check_model(config: EvalConfig) -> None:
         thinking.check(folder, config.chat_template_kwargs, "chat_template_kwargs")
     limit = model_folder.longest_sequence(folder)
     context = config.inference.max_model_len or config.sequence_length
-    if limit is not None and context > limit:
-        name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
+    if limit is None or context <= limit:
+        return
+    if config.inference.max_model_len is None and config.seq_len is None:
         raise ConfigError(
-            f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it", name
+            f"max_tokens ({config.longest_answer}) asks for {context} tokens with its prompt, and the model in "
+            f"{folder} can attend to {limit}; lower it, or set seq_len to at most {limit}",
+            "max_tokens",
         )
+    name = "inference.max_model_len" if config.inference.max_model_len else "seq_len"
+    raise ConfigError(f"{name} ({context}) is above what the model in {folder} can attend to ({limit}); lower it", name)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primerl.config.errors.fail import ConfigError
+from primerl.config.errors.fail import ConfigError, renamed
 from primerl.config.process_files.files import absolute, write_text
 from primerl.config.schema.gepa import GepaConfig
 from primerl.evals import endpoint, preflight
@@ -49,7 +49,8 @@ def run(config: GepaConfig, say: Callable[[str], None]) -> int:
     check_output_dir(config.output_dir, clean=config.clean_output_dir, goes_on=kinds.holds(KIND), kind=KIND)
     if not config.clean_output_dir:
         same_search(config, folder)
-    endpoint.check(config.teacher())
+    with renamed(config.teachers_keys()):
+        endpoint.check(config.teacher())
     checked = preflight.with_model(config.evaluation(str(folder / "evaluations" / "00000")))
     weights = None
     if config.base_url is None:

@@ -22,9 +22,9 @@ def read(file: str) -> dict[str, Any]:
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"Config file not found: {file}; give the path of a TOML file after `@`") from None
+        raise ConfigError(f"Config file not found: {file}; give the path of a TOML file") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}; give the path of a TOML file after `@`") from None
+        raise ConfigError(f"{file} cannot be read: {error}; give the path of a TOML file") from None
     try:
         if kind in (".yaml", ".yml"):
             import yaml  # type: ignore[import-untyped]

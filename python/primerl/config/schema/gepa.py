@@ -117,6 +117,16 @@ class GepaConfig(Section):
         )
         return found
 
+    def teachers_keys(self) -> dict[str, str]:
+        """What keys of its endpoint are called here."""
+        own = self.reflection_base_url is not None
+        key = "reflection_api_key_env" if own or self.reflection_api_key_env is not None else "api_key_env"
+        return {
+            "base_url": "reflection_base_url" if own else "base_url",
+            "model": "model" if self.reflection_model is None else "reflection_model",
+            "api_key_env": key,
+        }
+
     def evaluation(
         self, output_dir: str, system_prompt: str | None = None, examples: list[int] | None = None
     ) -> EvalConfig:
