@@ -14,7 +14,7 @@ from engine_helpers import mock_command, running
 from primerl._core import Orchestrator, PrimerlError, inspect_buffer, inspect_run
 from primerl.cli import main
 from primerl.runs.tables import table
-from primerl.runs.trace import end_line
+from primerl.runs.trace import end_line, report_line
 from run_helpers import begin as register
 from test_orchestrator_in_process import PATIENCE_S, begin, publish, settings, work
 
@@ -193,6 +193,15 @@ def test_a_failure_is_told_with_its_kind() -> None:
     assert end_line(end) == "failed (environment, error of kind tool): ToolError: no"
     stale = {"step": None, "ended": "stale", "reason": "too_old", "error": None, "message": None}
     assert end_line(stale) == "stale (too_old)"
+
+
+def test_what_a_worker_wrote_is_shown_as_it_is() -> None:
+    """JSON has no NaN, and a name moves no cursor."""
+    report = {"trainable": True, "ok": True, "truncated": False, "stop_condition": None, "reward": None}
+    shown = report_line({**report, "metrics": {"exact": None, "length": 3.0}})
+    assert shown == "reward not a number, exact not a number, length 3"
+    (line,) = table(("",), [("\x1b[31mred\nline",)])
+    assert line.strip() == "?[31mred?line"
 
 
 def test_tables_align_numbers_and_words() -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from primerl.cli import main
 from primerl.cli.evaluation_arguments import written_out
+from primerl.cli.run.metrics import _columns
 from primerl.config.hosted import HostedConfig, compile_hosted
 from primerl.config.schema.rl import RLConfig
 from primerl.runs import secrets
@@ -120,6 +121,11 @@ def test_what_lists_does_so_as_json_too(command: str, capsys: pytest.CaptureFixt
     with contextlib.suppress(SystemExit):
         main([*command.split(), "--help"])
     assert "--json" in capsys.readouterr().out
+
+
+def test_a_table_of_scores_has_a_column_each() -> None:
+    line = {"environment": "a", "metrics": {"exact": 0.5, "length": 3.0}, "reward": None}
+    assert _columns(line) == {"environment": "a", "metrics/exact": 0.5, "metrics/length": 3.0, "reward": None}
 
 
 def test_metrics_of_some_steps(run: str, capsys: pytest.CaptureFixture[str]) -> None:

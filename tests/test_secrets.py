@@ -66,6 +66,7 @@ def test_set_list_delete(state: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         (["secret", "set", "PRIMERL_API_KEY"], b"x", "primerl's own"),
         (["secret", "set", "KEY"], b"\n", "the value is empty"),
         (["secret", "set", "KEY"], b"a\0b", "null character"),
+        (["secret", "set", "KEY"], b"x" * 200_000, "KEY: the value is too long for a variable, which has at most 128"),
         (["secret", "set", "KEY"], b"\xff", "not UTF-8"),
         (["secret", "set"], b"x", "takes the name of one"),
         (["secret", "show", "KEY"], b"x", "expected one of"),

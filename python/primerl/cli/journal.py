@@ -44,10 +44,11 @@ def trace(arguments: list[str]) -> int:
         )
     what = "step" if chosen.what == "batch" else chosen.what or flag or "summary"
     from primerl._core import inspect_run
+    from primerl.process.printing import printable_lines
     from primerl.runs import trace as tables
 
     def show(answer: dict[str, Any]) -> None:
-        print(getattr(tables, what)(answer))
+        print(printable_lines(getattr(tables, what)(answer)))
 
     code = tell(chosen, lambda: inspect_run(chosen.output_dir, what, chosen.number), show, title="No trace")
     return code if isinstance(code, int) else FAILED if code.get("broken") else 0

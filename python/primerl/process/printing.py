@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 
+def printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def printable(text: str, at_most: int | None = None) -> str:
     """As one line, in which no character moves the cursor or begins a line. `at_most`: characters, after which it is
     cut."""

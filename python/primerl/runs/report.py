@@ -58,6 +58,11 @@ def load(folder: Path) -> Results:
 
 def without_a_step(folder: Path, sessions: dict[str, Any]) -> str:
     """Why there is no step to report, and where to look."""
+    if (folder / "configs" / "eval.toml").is_file():
+        return (
+            f"{folder} holds an evaluation, which trains no step; its scores are in {folder / 'summary.json'}, and its "
+            f"rollouts in {folder / 'results.jsonl'}"
+        )
     traced = (folder / "journal").is_dir()
     more = f"; `primerl trace {folder} --dropped` tells what became of its rollouts" if traced else ""
     if ended := ending(sessions):

@@ -19,6 +19,8 @@ from primerl.runs.state import StateError, private_folder, state_folder, write_p
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OURS = ("PRIMERL_",)
+LONGEST = 128 * 1024
+"""What Linux takes of one variable, with its name, in bytes (MAX_ARG_STRLEN)."""
 Values = dict[str, str]
 Content = dict[str, Any]
 
@@ -62,6 +64,8 @@ def put(name: str, value: str, environment: str | None = None) -> bool:
         raise SecretError(f"{name}: the value is empty")
     if "\0" in value:
         raise SecretError(f"{name}: the value holds a null character, which no variable can")
+    if len(f"{name}={value}".encode()) >= LONGEST:
+        raise SecretError(f"{name}: the value is too long for a variable, which has at most {LONGEST // 1024} KiB")
     with _changed() as content:
         values = content["environments"].setdefault(environment, {}) if environment else content["all"]
         replaced = name in values

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from primerl.process.printing import printable
+
 Cell = str | int | float | None
 
 
 def text_of(cell: Cell) -> str:
     if cell is None:
         return "-"
-    return f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.3f}" if isinstance(cell, float) else printable(str(cell))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> list[str]:

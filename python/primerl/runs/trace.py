@@ -94,9 +94,8 @@ def report_line(report: dict[str, Any]) -> str:
     # A journal of a version that did not record seats has none.
     names = [f"{kind} {report[kind]!r}" for kind in ("seat", "session") if report.get(kind)]
     session = f"{', '.join(names)}: " if names else ""
-    metrics = "".join(f", {name} {value:g}" for name, value in report["metrics"].items())
-    reward = "not a number" if report["reward"] is None else f"{report['reward']:g}"
-    return f"{session}reward {reward}{metrics}" + (f" ({', '.join(flags)})" if flags else "")
+    metrics = "".join(f", {name} {number(value)}" for name, value in report["metrics"].items())
+    return f"{session}reward {number(report['reward'])}{metrics}" + (f" ({', '.join(flags)})" if flags else "")
 
 
 def end_line(end: dict[str, Any]) -> str:
@@ -301,6 +300,11 @@ def first_line(message: str | None, width: int = 100) -> str:
 
 def text(value: int | None) -> str:
     return "none" if value is None else str(value)
+
+
+def number(value: float | None) -> str:
+    """JSON has no NaN and no infinity: they are null."""
+    return "not a number" if value is None else f"{value:g}"
 
 
 def times(count: int) -> str:

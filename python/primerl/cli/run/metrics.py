@@ -59,10 +59,11 @@ def _metrics(run: Run, chosen: argparse.Namespace) -> int:
         return fail(f"{run.id} has {what} yet", title="No metrics")
     if chosen.csv:
         # A metric may come later than at the first step: of an evaluation, say.
-        names = list(dict.fromkeys(name for step in steps for name in step))
+        lines = [_columns(step) for step in steps]
+        names = list(dict.fromkeys(name for line in lines for name in line))
         writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(steps)
+        writer.writerows(lines)
         return 0
     if run.kind == "eval":
         show(["score", "value"], _scores(steps), right=(1,))
@@ -76,6 +77,14 @@ def _metrics(run: Run, chosen: argparse.Namespace) -> int:
     rows = [[name, _shown(name, last[name])] for name in names]
     show(["metric", f"step {last.get('step')}"], [*rows, *_evaluations(run)], right=(1,))
     return 0
+
+
+def _columns(step: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation's line has tables of scores: `metrics/<name>`."""
+    flat: dict[str, Any] = {}
+    for name, value in step.items():
+        flat |= {f"{name}/{inner}": one for inner, one in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def _within(steps: list[dict[str, Any]], chosen: argparse.Namespace) -> list[dict[str, Any]]:
