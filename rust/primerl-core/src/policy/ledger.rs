@@ -148,9 +148,9 @@ impl Ledger {
         let known = self.digests.get(&version)?;
         (self.resumed_at == Some(version) && known != digest).then(|| {
             format!(
-                "version {version} was published before, with other weights: the model that the run began with \
-                 (model.path, trainer.model.lora) or its checkpoint has changed since; put it back, or begin a new run \
-                 in another output_dir"
+                "version {version} was published before, with other weights: the model or the checkpoint the run began \
+                 with has changed since (model.path, trainer.model.lora); put it back, or begin a new run in another \
+                 output_dir"
             )
         })
     }
