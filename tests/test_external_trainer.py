@@ -21,7 +21,6 @@ from end_to_end import REPOSITORY, Started, arguments_of, launch, read_lines, st
 from primerl.cli import main
 from primerl.config.errors.fail import ConfigError
 from primerl.config.hosted.load_run import load_run
-from primerl.config.schema.trainer import Weights
 from primerl.launch import external_trainer
 from primerl.launch.external_trainer import MARGIN_S, ExternalTrainer
 from primerl.launch.preflight.output_folder import claimed
@@ -29,12 +28,10 @@ from primerl.launch.supervise.failures import RunFailedError
 from primerl.models.tiny import TinyConfig, write_model
 from primerl.own_trainer import connection
 from primerl.own_trainer.checkpoints import ScriptCheckpoints
-from primerl.own_trainer.loop import TrainingLoop
 from primerl.runs.costs import cost
 from primerl.runs.registry import Registry
 from primerl.runs.standing import standing
 from primerl.train.checkpoint.state import CheckpointError, Checkpoints
-from primerl.train.data.batch import Batch
 from primerl.train.loop import client
 from transformers import AutoModelForCausalLM
 
@@ -301,42 +298,6 @@ def test_an_orchestrator_that_is_gone_is_named_every_half_minute(
         orchestrator.resume(0)
     assert len(caplog.messages) == 4
     assert caplog.messages[0].endswith("trying again for 100 s")
-
-
-class Alone(TrainingLoop):
-    """Without a run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.announced: list[int] = []
-        super().__init__(folder, "model", 3, Weights(), None, keep_all=False)
-
-    _dtype = "float32"
-
-    def _take(self, step: int) -> Batch | None:
-        return SimpleNamespace(step=step, metrics={}, micro_batches=())  # type: ignore[return-value]
-
-    def _announce(self, version: int, manifest: Path, model: Any) -> None:
-        self.announced.append(version)
-
-    def _resume(self, step: int) -> None:
-        pass
-
-    def _report_saved(self, oldest: int, saved: int | None) -> None:
-        pass
-
-
-def test_publishing_twice_is_refused(tmp_path: Path, model: Path) -> None:
-    loop, policy = Alone(tmp_path), AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    again = "publish makes the next one: call it once after each batch"
-    loop.publish(policy)
-    with pytest.raises(RuntimeError, match=rf"policy 0 is published already, and {again}"):
-        loop.publish(policy)
-    for _ in loop.batches():
-        loop.publish(policy)
-        with pytest.raises(RuntimeError, match=again):
-            loop.publish(policy)
-    assert loop.announced == [0, 1, 2, 3]
-    loop._close_metrics()
 
 
 # Whole runs

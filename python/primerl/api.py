@@ -50,18 +50,13 @@ from primerl.launch.report import summary
 from primerl.launch.report.logs import describe_end
 from primerl.launch.report.status import finished
 from primerl.launch.resume import going_back
-from primerl.launch.supervise.failures import (
-    BAD_INPUT,
-    FAILED,
-    INTERRUPTED,
-    RefusedError,
-    RunFailedError,
-    check_placement,
-)
+from primerl.launch.supervise.failures import BAD_INPUT, FAILED, RefusedError, RunFailedError, check_placement
 from primerl.launch.supervise.orchestrator import sign_off_earlier
 from primerl.own_trainer.connection import Connection, connect
 from primerl.own_trainer.errors import plainly
+from primerl.own_trainer.lifetime import Lifetime
 from primerl.own_trainer.loop import TrainingLoop
+from primerl.own_trainer.outcome import is_orderly, outcome
 from primerl.process.redaction import redact
 from primerl.run_key import learn
 from primerl.runs import state
@@ -78,6 +73,11 @@ log = logging.getLogger("primerl")
 WATCH_EVERY_S = 0.2
 # Beyond the evaluation's own deadline: the last weights have to be loaded and proved first.
 FINISH_S = 60.0
+NOT_ENTERED = "this run has not been started: use it as `with primerl.Run(...) as run:`"
+ENTERED = (
+    "a primerl.Run is for one `with` block, and this one has had its own: make a new one, as `with primerl.Run(...) as "
+    "run:` does each time; in the same output_dir it resumes from what run.save has saved"
+)
 
 
 class Run(TrainingLoop):
@@ -121,7 +121,10 @@ class Run(TrainingLoop):
             )
         for name in ("store", "wandb", "monitors"):
             if name in self.config.model_fields_set and getattr(self.config, name):
-                warnings.warn(f"{name} is of `primerl rl`: a training script sends its own", stacklevel=2)
+                warnings.warn(
+                    f"{name} is ignored: only `primerl rl` acts on it. A training script uploads and reports by itself",
+                    stacklevel=2,
+                )
         self.config = hub.with_model(self.config)
         weights, ckpt = self.config.trainer.weights, self.config.trainer.ckpt
         if ckpt is not None and ckpt.goes_back_to is not None:
@@ -138,8 +141,10 @@ class Run(TrainingLoop):
             self.config.max_steps,
             weights,
             ckpt,
+            lifetime=Lifetime(NOT_ENTERED, ENTERED),
             keep_all=weights.keep_all or self.config.keep_broadcasts,
         )
+        self._started: Orchestrator | None = None
         self._failure: str | None = None
         self._leaving = threading.Event()
         self._resources = contextlib.ExitStack()
@@ -150,9 +155,11 @@ class Run(TrainingLoop):
 
         Raises:
             ConfigError: the input cannot be used; nothing was started.
+            RuntimeError: it was entered before.
         """
         from primerl._core import Orchestrator
 
+        self._lifetime.check_new()
         if self.config.dry_run:
             raise ConfigError.at(
                 "dry_run", "a training script starts its run; use `primerl rl ... --dry-run` to check a file"
@@ -180,7 +187,7 @@ class Run(TrainingLoop):
             described = resolve.orchestrator(self.config, own_trainer=True)
             files.write(described)
             settings = described.config.model_dump(mode="json", exclude_none=True)
-            self._orchestrator: Orchestrator = resources.enter_context(Orchestrator(settings))
+            self._started = resources.enter_context(Orchestrator(settings))
             self._orchestrator.start()
             learn(self._orchestrator.url, folder)
             self._sampled_before = summary.sampled_before(status := self.status())
@@ -210,16 +217,20 @@ class Run(TrainingLoop):
             self._watcher = threading.Thread(target=self._watch, name="primerl-watch", daemon=True)
             self._watcher.start()
             self._resources = resources.pop_all()
+            self._lifetime.begin()
         self._session.exit_code, self._session.has_begun = FAILED, True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._lifetime.is_here:
+            return
         try:
-            if kind is None and self._failure is None:
+            if is_orderly(error) and self._failure is None:
                 self._finish()
         finally:
+            self._lifetime.end()
             # From here on an engine or worker that ends is no failure.
             self._leaving.set()
             self._watcher.join()
@@ -243,6 +254,12 @@ class Run(TrainingLoop):
     def url(self) -> str:
         """Where the orchestrator listens."""
         return str(self._orchestrator.url)
+
+    @property
+    def _orchestrator(self) -> Orchestrator:
+        if self._started is None:
+            raise RuntimeError(NOT_ENTERED)
+        return self._started
 
     @property
     def _dtype(self) -> str:
@@ -282,15 +299,8 @@ class Run(TrainingLoop):
 
     def _note_end(self, error: BaseException | None, status: dict[str, Any]) -> None:
         """In the list of runs and in `run/summary.json`, as a launcher does."""
-        code, reason = 0, "finished"
-        if isinstance(error, KeyboardInterrupt):
-            code, reason = INTERRUPTED, "interrupted"
-        elif error is not None:
-            code, reason = FAILED, self._failure or f"the training script: {type(error).__name__}: {error}"
-        elif self._failure is not None:
-            code, reason = FAILED, self._failure
-        elif self._next_version <= self.max_steps:
-            code, reason = INTERRUPTED, f"the training script left before step {self._next_version} was trained"
+        step = self._next_version
+        code, reason = outcome(error, self._failure, step if step <= self.max_steps else None)
         self._session.exit_code = code
         processes = [(self._kinds[name], process) for name, process in self._placement.by_name.items()]
         content = summary.contents(

@@ -24,7 +24,9 @@ from primerl.launch.report.summary import FILE as SUMMARY
 from primerl.launch.supervise.failures import RunFailedError
 from primerl.launch.supervise.lock import in_use
 from primerl.own_trainer.errors import plainly
+from primerl.own_trainer.lifetime import Lifetime
 from primerl.own_trainer.loop import TrainingLoop, counts
+from primerl.own_trainer.outcome import is_orderly
 from primerl.own_trainer.peers import Peers
 from primerl.process.setting_checks import from_mapping
 from primerl.run_key import learn
@@ -49,6 +51,7 @@ POLL_S = 0.5
 REMIND_S = 30.0
 THERE, OVER, AGAIN = "there", "over", "again"
 """What a rank got when it asked for a batch."""
+CLOSED = "this connection is closed: call primerl.connect again"
 Value = TypeVar("Value")
 
 
@@ -86,6 +89,7 @@ class Connection(TrainingLoop):
             settings.max_steps,
             settings.weights,
             settings.ckpt,
+            lifetime=Lifetime(CLOSED, CLOSED),
             keep_all=settings.weights.keep_all,
         )
         self._client = OrchestratorClient(settings.orchestrator_url, settings.orchestrator_timeout_s)
@@ -97,6 +101,7 @@ class Connection(TrainingLoop):
         self._sums = (0, 0)
         """Samples and tokens of the batch, over all ranks."""
         self._published_again: int | None = None
+        self._lifetime.begin()
         self.doing("preparing")
 
     def _begin(self) -> dict[str, object]:
@@ -142,6 +147,9 @@ class Connection(TrainingLoop):
         self._close(orderly=True)
 
     def _close(self, *, orderly: bool) -> None:
+        if not self._lifetime.is_here:
+            return
+        self._lifetime.end()
         self._heartbeat.leave()
         self._heartbeat.close()
         self._fetched.close()
@@ -150,13 +158,14 @@ class Connection(TrainingLoop):
         self._peers.leave(orderly=orderly)
 
     def __enter__(self) -> Self:
+        self._lifetime.check()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         named = None if error is None else self._peers.named(error)
-        self._close(orderly=error is None)
+        self._close(orderly=is_orderly(error))
         if named is not None:
             raise named from error
 

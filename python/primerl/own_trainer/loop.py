@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from primerl.own_trainer.checkpoints import ScriptCheckpoints
+from primerl.own_trainer.lifetime import Lifetime
 from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import set_aside_later
 from primerl.train.data.batch import Batch
@@ -79,10 +80,12 @@ class TrainingLoop(abc.ABC):
         weights: Weights | WeightsConfig,
         ckpt: Checkpoints | CheckpointConfig | None,
         *,
+        lifetime: Lifetime,
         keep_all: bool,
     ) -> None:
         """`keep_all`: no published weights are deleted."""
         self.output_dir, self.model_path, self.max_steps = output_dir, model_path, max_steps
+        self._lifetime = lifetime
         self._publisher = WeightsPublisher(
             output_dir,
             weights.keep_last,
@@ -111,6 +114,7 @@ class TrainingLoop(abc.ABC):
         Raises:
             RunFailedError: the run has failed; the message names what.
         """
+        self._lifetime.check()
         if self._owes_weights:
             raise RuntimeError(f"publish the weights of your checkpoint first, as version {self._next_version}")
         if self._next_version == 0:
@@ -137,6 +141,7 @@ class TrainingLoop(abc.ABC):
         Raises:
             RuntimeError: there was no batch since the last one was published.
         """
+        self._lifetime.check()
         if self._batch is None and self._next_version > 0 and not self._owes_weights:
             raise RuntimeError(
                 f"policy {self._next_version - 1} is published already, and publish makes the next one: call it once "
@@ -169,6 +174,7 @@ class TrainingLoop(abc.ABC):
         Raises:
             CheckpointError: it is damaged, or was saved by a run's own trainer.
         """
+        self._lifetime.check()
         found = self._checkpoints.load(device)
         if found is None:
             return None
@@ -223,6 +229,8 @@ class TrainingLoop(abc.ABC):
             PrimerlError: there is no such step, or the batches after it are gone.
         """
 
+        self._lifetime.check()
+
         def resume() -> None:
             self._resume(step)
             # A script that starts over, or resumes from an earlier one, saves these steps again.
@@ -238,6 +246,7 @@ class TrainingLoop(abc.ABC):
     def _published(self) -> int:
         if self._next_version == 0:
             raise RuntimeError("call run.publish(model) first: what it publishes is what the checkpoint holds")
+        self._lifetime.check()
         return self._next_version - 1
 
     def _close_metrics(self) -> None:
