@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import primerl as primerl_package
 import pytest
 import torch
@@ -22,6 +24,7 @@ from primerl.own_trainer.lifetime import Lifetime
 from primerl.own_trainer.outcome import is_orderly, outcome
 from primerl.runs.registry import Registry
 from primerl.runs.standing import standing
+from primerl.train.loop.metrics import MetricsWriter
 from transformers import AutoModelForCausalLM
 
 FILE = str(REPOSITORY / "examples" / "reverse-text" / "rl-ci.toml")
@@ -44,6 +47,10 @@ def loop(tmp_path: Path, folder: Path) -> Any:
     loop._close_metrics()
 
 
+def lines(loop: Alone) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (loop.output_dir / "metrics.jsonl").read_text().splitlines()]
+
+
 def test_publishing_twice_is_refused(loop: Alone, policy: Any) -> None:
     again = "publish makes the next one: call it once after each batch"
     loop.publish(policy)
@@ -54,6 +61,71 @@ def test_publishing_twice_is_refused(loop: Alone, policy: Any) -> None:
         with pytest.raises(RuntimeError, match=again):
             loop.publish(policy)
     assert loop.announced == [0, 1, 2, 3]
+
+
+def test_a_batch_that_is_fetched_again_is_counted_once(loop: Alone, policy: Any) -> None:
+    for _ in range(3):
+        for _ in loop.batches():
+            break
+    for _ in loop.batches():
+        loop.publish(policy)
+    counted = [(line["progress/num_samples"], line["progress/num_tokens"]) for line in lines(loop)]
+    assert counted == [(2, 7), (4, 14), (6, 21)]
+
+
+# Metrics
+
+
+def test_numbers_of_torch_and_numpy_are_metrics(loop: Alone, policy: Any) -> None:
+    given = {
+        "a": torch.tensor(0.5),
+        "b": numpy.float32(0.25),
+        "c": torch.tensor([2]),
+        "d": 3,
+        "e": True,
+        "f": float("nan"),
+    }
+    next(loop.batches())
+    loop.publish(policy, metrics=given)
+    (line,) = lines(loop)
+    assert [line[name] for name in given] == [0.5, 0.25, 2, 3, 1, None]
+    assert line["reward/all/mean"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "told"),
+    [
+        ({"optim/grad_norm": torch.ones(2)}, TypeError, r"'optim/grad_norm' has shape \[2\], and has to be one number"),
+        ({"a": numpy.ones((2, 2))}, TypeError, r"'a' has shape \[2, 2\]"),
+        ({"a": "0.5"}, TypeError, "'a' is a str, and has to be a number"),
+        ({"a": None}, TypeError, "'a' is a NoneType"),
+        ({"a": 10**400}, TypeError, "'a' is larger than any float"),
+        ({1: 0.5}, TypeError, "the name 1 is no string"),
+        (0.5, TypeError, "metrics is a float, and has to be a dict"),
+        ({"step": 99}, ValueError, "'step' is in the step's line already"),
+        ({"timestamp": 0.0}, ValueError, "'timestamp' is"),
+        ({"reward/all/mean": 7.0}, ValueError, "'reward/all/mean' is"),
+        ({"progress/num_tokens": 7.0}, ValueError, "'progress/num_tokens' is"),
+    ],
+)
+def test_other_metrics_are_refused_by_name_before_anything_is_written(
+    loop: Alone, policy: Any, metrics: Any, error: type[Exception], told: str
+) -> None:
+    next(loop.batches())
+    with pytest.raises(error, match=told):
+        loop.publish(policy, metrics=metrics)
+    assert lines(loop) == []
+    assert [path.name for path in (loop.output_dir / "broadcasts").glob("step_*")] == ["step_0"]
+    loop.publish(policy, metrics={"optim/grad_norm": 1.0})
+    assert lines(loop)[0]["step"] == 1
+
+
+def test_a_line_keeps_its_own_step(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(3, {"step": 99.0, "timestamp": 0.0, "loss/mean": 1.0})
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert (line["step"], line["loss/mean"]) == (3, 1.0)
+    assert line["timestamp"] > 0
 
 
 # From when to when a run can be used

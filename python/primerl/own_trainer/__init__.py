@@ -4,6 +4,7 @@ trainer (`primerl.connect`).
 | module | what |
 |---|---|
 | `loop` | batches in, weights out, checkpoints: the same for both |
+| `given_metrics` | what a script gives to be noted of a step |
 | `lifetime`, `outcome` | when a run can be used, and how it ended |
 | `checkpoints` | what a script saves, proved before it is used again |
 | `connection` | a script in a process of its own |

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from primerl.own_trainer.checkpoints import ScriptCheckpoints
+from primerl.own_trainer.given_metrics import as_numbers
 from primerl.own_trainer.lifetime import Lifetime
 from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import set_aside_later
@@ -30,7 +31,7 @@ Value = TypeVar("Value")
 SAMPLES, TOKENS = "progress/num_samples", "progress/num_tokens"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trained:
     """What was trained since the run began, as a run's own trainer counts it."""
 
@@ -48,9 +49,8 @@ class Trained:
                     found = cls(line.get(SAMPLES) or 0.0, line.get(TOKENS) or 0.0)
         return found
 
-    def add(self, samples: int, tokens: int) -> None:
-        self.samples += samples
-        self.tokens += tokens
+    def plus(self, samples: int, tokens: int) -> Trained:
+        return Trained(self.samples + samples, self.tokens + tokens)
 
     def metrics(self) -> dict[str, float]:
         return {SAMPLES: self.samples, TOKENS: self.tokens}
@@ -124,7 +124,6 @@ class TrainingLoop(abc.ABC):
             if batch is None:
                 return
             self._batch = batch
-            self._trained.add(*self._counts(batch))
             yield batch
             if self._next_version == step:
                 raise RuntimeError(
@@ -132,14 +131,19 @@ class TrainingLoop(abc.ABC):
                 )
 
     def publish(self, model: Any, metrics: Mapping[str, float] | None = None) -> int:
-        """Publishes the model's weights (a `transformers` model) as the next policy version, and returns it.
+        """Publishes the model's weights as the next policy version, and returns it.
 
         Call it once after each batch; generation continues with the new weights once an engine has proved them.
-        `metrics`: of the step, written to `metrics.jsonl` and shown on the run's page with those of the batch, by names
-        of docs/metrics.md (`loss/mean`, `optim/grad_norm`) or your own.
+
+        Args:
+            model: of `transformers`.
+            metrics: of the step, written to `metrics.jsonl` and shown on the run's page with those of the batch, by
+                names of docs/metrics.md (`loss/mean`, `optim/grad_norm`) or your own, but for names in
+                `batch.metrics`. Numbers, or tensors and arrays of one.
 
         Raises:
             RuntimeError: there was no batch since the last one was published.
+            TypeError, ValueError: a metric is no number, or has a name that is taken. Nothing was written.
         """
         self._lifetime.check()
         if self._batch is None and self._next_version > 0 and not self._owes_weights:
@@ -147,19 +151,28 @@ class TrainingLoop(abc.ABC):
                 f"policy {self._next_version - 1} is published already, and publish makes the next one: call it once "
                 "after each batch of run.batches()"
             )
+        version, batch = self._next_version, self._batch
+        policy, numbers = _whole(model), dict[str, float]()
+
+        def check() -> None:
+            nonlocal numbers
+            numbers = as_numbers(metrics, () if batch is None else (*batch.metrics, SAMPLES, TOKENS))
+
+        self._together(f"checking policy {version}", check)
         if not self._resumed:
             # In a folder with an earlier run, a script that does not resume from a checkpoint starts over.
             self.resume_after(0)
-        version, batch = self._next_version, self._batch
-        whole = _whole(model)
 
         def announce() -> None:
-            manifest = self._publisher.publish(whole, version)
+            manifest = self._publisher.publish(policy, version)
+            trained = self._trained
             if batch is not None:
                 # Before the run can end, which the last version does: it is over when all steps are written here.
                 assert self._metrics is not None
-                self._metrics.write(batch.step, {**batch.metrics, **self._trained.metrics(), **(metrics or {})})
-            self._announce(version, manifest, whole)
+                trained = trained.plus(*self._counts(batch))
+                self._metrics.write(batch.step, {**batch.metrics, **trained.metrics(), **numbers})
+            self._announce(version, manifest, policy)
+            self._trained = trained
 
         self._together(f"publishing policy {version}", announce)
         self._batch = None

@@ -109,9 +109,10 @@ class MetricsWriter:
             self._also(step, metrics)
 
     def append(self, step: int, values: dict[str, Any]) -> None:
-        """Raises SavingError."""
+        """Values by the names of the line's own do not replace these. Raises SavingError."""
+        own = {"step": step, "timestamp": round(time.time(), 3)}
         with saving(self._path):
-            self._file.write(json.dumps({"step": step, "timestamp": round(time.time(), 3), **values}) + "\n")
+            self._file.write(json.dumps(own | values | own) + "\n")
             self._file.flush()
 
     def close(self) -> None:
