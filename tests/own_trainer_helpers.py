@@ -26,7 +26,7 @@ class Alone(TrainingLoop):
         self.announced: list[int] = []
         begun = Lifetime("not begun", "over")
         begun.begin()
-        super().__init__(output, str(model), 3, Weights(), None, lifetime=begun, keep_all=False)
+        super().__init__(output, str(model), 3, Weights(), None, lifetime=begun, keep_all=False, trusted=False)
 
     _dtype = "float32"
 

@@ -22,8 +22,8 @@ from primerl.launch.preflight.output_folder import claimed
 from primerl.launch.supervise.failures import RunFailedError
 from primerl.own_trainer import peers as module
 from primerl.own_trainer.connection import Connection
-from primerl.own_trainer.loop import _whole
 from primerl.own_trainer.peers import Peers
+from primerl.own_trainer.policy import unwrapped
 from primerl.train.distributed.ranks import SILENT_S
 from primerl.train.loop.client import OrchestratorError
 
@@ -164,12 +164,12 @@ def test_a_model_that_is_divided_is_refused_by_name(tmp_path: Any) -> None:
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         model = torch.nn.Linear(2, 2)
-        assert _whole(model) is model
-        assert _whole(DistributedDataParallel(model)) is model
+        assert unwrapped(model) is model
+        assert unwrapped(DistributedDataParallel(model)) is model
         divided = torch.nn.Linear(2, 2)
         fully_shard(divided, mesh=init_device_mesh("cpu", (1,)))
         with pytest.raises(ValueError, match=r"weight is divided among the ranks, .*full_state_dict=True"):
-            _whole(divided)
+            unwrapped(divided)
     finally:
         torch.distributed.destroy_process_group()
 

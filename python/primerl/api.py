@@ -143,6 +143,7 @@ class Run(TrainingLoop):
             ckpt,
             lifetime=Lifetime(NOT_ENTERED, ENTERED),
             keep_all=weights.keep_all or self.config.keep_broadcasts,
+            trusted=self.config.model.trust_remote_code,
         )
         self._started: Orchestrator | None = None
         self._failure: str | None = None

@@ -91,6 +91,7 @@ class Connection(TrainingLoop):
             settings.ckpt,
             lifetime=Lifetime(CLOSED, CLOSED),
             keep_all=settings.weights.keep_all,
+            trusted=settings.model.trust_remote_code,
         )
         self._client = OrchestratorClient(settings.orchestrator_url, settings.orchestrator_timeout_s)
         identity: dict[str, object] = self._together("registering for the run", self._begin)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from primerl.own_trainer.checkpoints import ScriptCheckpoints
 from primerl.own_trainer.given_metrics import as_numbers
 from primerl.own_trainer.lifetime import Lifetime
+from primerl.own_trainer.policy import Policies
 from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import set_aside_later
 from primerl.train.data.batch import Batch
@@ -82,8 +83,9 @@ class TrainingLoop(abc.ABC):
         *,
         lifetime: Lifetime,
         keep_all: bool,
+        trusted: bool,
     ) -> None:
-        """`keep_all`: no published weights are deleted."""
+        """`keep_all`: no published weights are deleted. `trusted`: code that comes with the model may be run."""
         self.output_dir, self.model_path, self.max_steps = output_dir, model_path, max_steps
         self._lifetime = lifetime
         self._publisher = WeightsPublisher(
@@ -93,6 +95,8 @@ class TrainingLoop(abc.ABC):
             dtype=None if weights.dtype is None else DTYPES[weights.dtype],
             max_shard_bytes=weights.max_shard_bytes,
         )
+        self._trusted = trusted
+        self._policies = Policies(model_path, trusted=trusted, casts=weights.dtype is not None)
         self._interval = None if ckpt is None else ckpt.interval
         self._checkpoints = ScriptCheckpoints(
             output_dir, *((1, None) if ckpt is None else (ckpt.keep_last, ckpt.keep_interval))
@@ -118,7 +122,7 @@ class TrainingLoop(abc.ABC):
         if self._owes_weights:
             raise RuntimeError(f"publish the weights of your checkpoint first, as version {self._next_version}")
         if self._next_version == 0:
-            self.publish(load_model(self.model_path, self._dtype, "cpu"))
+            self.publish(load_model(self.model_path, self._dtype, "cpu", trust_remote_code=self._trusted))
         for step in range(self._next_version, self.max_steps + 1):
             batch = self._take(step)
             if batch is None:
@@ -136,14 +140,16 @@ class TrainingLoop(abc.ABC):
         Call it once after each batch; generation continues with the new weights once an engine has proved them.
 
         Args:
-            model: of `transformers`.
+            model: of `transformers`, with the tensors of the run's. Wrappers of DDP, DataParallel and torch.compile may
+                be around it; a LoRA adapter of peft is merged in what is written.
             metrics: of the step, written to `metrics.jsonl` and shown on the run's page with those of the batch, by
                 names of docs/metrics.md (`loss/mean`, `optim/grad_norm`) or your own, but for names in
                 `batch.metrics`. Numbers, or tensors and arrays of one.
 
         Raises:
             RuntimeError: there was no batch since the last one was published.
-            TypeError, ValueError: a metric is no number, or has a name that is taken. Nothing was written.
+            TypeError, ValueError: it is not such a model, or its tensors are not those of the run's; or a metric is no
+                number or has a name that is taken. Nothing was written.
         """
         self._lifetime.check()
         if self._batch is None and self._next_version > 0 and not self._owes_weights:
@@ -152,10 +158,11 @@ class TrainingLoop(abc.ABC):
                 "after each batch of run.batches()"
             )
         version, batch = self._next_version, self._batch
-        policy, numbers = _whole(model), dict[str, float]()
+        policy, numbers = model, dict[str, float]()
 
         def check() -> None:
-            nonlocal numbers
+            nonlocal policy, numbers
+            policy = self._policies.checked(model)
             numbers = as_numbers(metrics, () if batch is None else (*batch.metrics, SAMPLES, TOKENS))
 
         self._together(f"checking policy {version}", check)
@@ -293,24 +300,6 @@ class TrainingLoop(abc.ABC):
     def _report_saved(self, oldest: int, saved: int | None) -> None:
         """Batches up to `oldest` are not asked for again; `saved`: the checkpoint that was just written, to which the
         orchestrator adds its part."""
-
-
-def _whole(model: Any) -> Any:
-    """The model within DDP's wrapper, if there is one. Raises ValueError if its weights are divided among ranks."""
-    import torch
-    from torch.distributed.tensor import DTensor
-
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        model = model.module
-    if isinstance(model, torch.nn.Module):
-        divided = [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
-        if divided:
-            raise ValueError(
-                f"{divided[0]} is divided among the ranks, and a policy is published whole: load "
-                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
-                "options=StateDictOptions(full_state_dict=True)) into a model on rank 0's CPU, and publish that"
-            )
-    return model
 
 
 def counts(batch: Batch) -> tuple[int, int]:
