@@ -155,7 +155,7 @@ def test_a_token_behind_the_embedding() -> None:
     """The trainer process by itself: in a batch of an orchestrator, and in rows."""
     micro_batch: Any = SimpleNamespace(token_ids=torch.tensor([3, 263, 7], dtype=torch.int32))
     check_ids(micro_batch, 264)
-    with pytest.raises(BatchError, match="token 263 is behind the model's embedding, which has 263 rows: engines"):
+    with pytest.raises(BatchError, match="token 263 is outside the model's embedding, which has 263 rows: engines"):
         check_ids(micro_batch, 263)
     rows: Any = SimpleNamespace(largest_id=263)
     check_vocabulary(rows, 264)

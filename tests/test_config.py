@@ -148,7 +148,7 @@ def taught(mode: str) -> dict[str, Any]:
         (
             {"orchestrator__sampling__temperature": 0.7, "inference__logprobs_mode": "raw_logprobs"},
             "",
-            "omit it",
+            "omit inference.logprobs_mode",
         ),
         ({"orchestrator__buffer__hard_threshold": 0.8}, "orchestrator.buffer", "lower the first or raise the second"),
         ({"orchestrator__buffer__easy_threshold": float("nan")}, "orchestrator.buffer.easy_threshold", "finite"),
@@ -203,10 +203,14 @@ def taught(mode: str) -> dict[str, Any]:
             "orchestrator.teacher.client",
             "base_url is no URL like",
         ),
-        (taught("sft") | {"trainer__loss__rl_weight": 1}, "", "trainer.loss.rl_weight is set, but with"),
+        (
+            taught("sft") | {"trainer__loss__rl_weight": 1},
+            "",
+            "trainer.loss.rl_weight is set, but orchestrator.training_mode",
+        ),
         (taught("opd") | {"trainer__loss__ref_kl_weight": 0}, "", "trainer.loss.ref_kl_weight is 0"),
         (taught("opd") | {"trainer__loss__entropy_weight": 0.1}, "", "the bonus is over the rl tokens"),
-        ({"trainer__loss__ref_kl_weight": 1}, "", "no token has such a loss"),
+        ({"trainer__loss__ref_kl_weight": 1}, "", "uses no such loss"),
         (
             taught("sft") | {"orchestrator__buffer__online_difficulty_filtering": True},
             "orchestrator",
@@ -579,7 +583,7 @@ def test_the_loss_follows_from_the_training_mode() -> None:
     assert weights(orchestrator__train={"env": mixed}) == (1, 0, 1)
     assert weights(**taught("sft"), orchestrator__train={"env": mixed}) == (0, 1, 1)
     for changes, said in (
-        ({"trainer__loss__ce_weight": 1}, 'training_mode "opd" and "rl" no token has such a loss'),
+        ({"trainer__loss__ce_weight": 1}, 'training_mode "opd" and "rl" use no such loss'),
         ({"trainer__loss__rl_weight": 0}, 'rl_weight is 0, but it is what orchestrator.training_mode "rl" trains'),
         ({"trainer__loss__ref_kl_weight": 0}, 'ref_kl_weight is 0, but it is what orchestrator.training_mode "opd"'),
     ):
@@ -610,8 +614,8 @@ def test_an_environments_own_groups_teacher_and_sampling() -> None:
         ([{"id": "a", "group_size": 3}, {"id": "b", "group_size": 9}], {"orchestrator__batch_size": 8}, "at least the"),
         ([{"id": "a"}], {"orchestrator__token_batch_size": 99, "orchestrator__batch_size": 64}, "omit one of them"),
         ([{"id": "a"}], {"orchestrator__token_batch_size": 0}, "token_batch_size"),
-        ([{"id": "a", "demonstration": {}}], {}, r"train.env\[0\].demonstration \({}\) is shown with"),
-        ([{"id": "a"}], {"orchestrator__demonstration": {"key": "x"}}, "demonstration.key is of what is shown"),
+        ([{"id": "a", "demonstration": {}}], {}, r"train.env\[0\].demonstration \({}\) is read only with"),
+        ([{"id": "a"}], {"orchestrator__demonstration": {"key": "x"}}, "demonstration.key is read only with"),
         ([{"id": "a", "training_mode": "opsd", "teacher": teacher}], {}, "learns from the policy itself"),
         (
             [{"id": "a", "training_mode": "opsd", "demonstration": {"template": "x"}}],

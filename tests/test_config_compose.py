@@ -132,7 +132,7 @@ def test_switches_and_optional_sections_are_switched_off() -> None:
         ),
         (["--trainer", "@", "absent.toml"], "Config file not found: absent.toml"),
         (["--trainer", "@", "."], ". cannot be read"),
-        (["--trainer", "@"], "@ stands last"),
+        (["--trainer", "@"], "nothing follows `@`"),
         (["more.toml"], "Unrecognized arguments: more.toml; a config file is given as `@ FILE.toml`"),
         (["--trainer", "@", "run.toml"], "trainer.orchestrator"),
     ],

@@ -259,7 +259,7 @@ def test_no_secret_is_shown(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("path", "query", "code", "said"),
     [
-        ("/api/curves", {"runs": "00000000"}, 404, "there is no run '00000000'"),
+        ("/api/curves", {"runs": "00000000"}, 404, "run '00000000' does not exist"),
         ("/api/curves", {"points": "many"}, 400, "points: 'many' is not a number from 3 to 1000"),
         ("/api/curves", {"names": ",".join(map(str, range(17)))}, 400, "names: 17 are asked for, at most 16"),
         ("/api/curves", {"step": "3"}, 400, "'step' is unknown; expected runs, names"),
@@ -356,10 +356,10 @@ def test_what_an_address_names_and_cannot_be_shown_is_said(runs: Runs, window: b
     for view, drawn in (("", ".chart path"), ("compare", ".compare table"), ("rollouts", ".columns .turn")):
         window.goto(f"{runs.board.url}/#/{view}?runs={runs.ids['base']},00c0ffee")
         window.until(f"document.querySelector('{drawn}') !== null")
-        assert "00c0ffee: there is no such run, or not any more" in window.text(), view
+        assert "00c0ffee: the run does not exist, or was removed" in window.text(), view
         window.goto(f"{runs.board.url}/#/{view}?runs=00c0ffee")
         window.until("document.querySelector('.problems') !== null && document.querySelector('p.empty') !== null")
-        assert "00c0ffee: there is no such run" in window.text(), view
+        assert "00c0ffee: the run does not exist" in window.text(), view
     window.goto(f"{runs.board.url}/#/?from=900000&to=900001")
     window.until("document.querySelector('.charts p.empty') !== null")
     assert "has a value at steps 900000 to 900001" in window.text()

@@ -208,7 +208,7 @@ def test_teachers_of_two_checkpoints_end_the_run_by_name(imitator: Path, expert:
             command = torch_command(model, tmp_path / name)
             teachers.append(started_here.enter_context(running("torch", command, model, tmp_path / name / "log")))
         said = primerl("rl", "@", str(of_several(imitator, tmp_path / "run", teachers, 5)), code=1)
-    assert "another checkpoint is behind it" in said
+    assert "so it serves another checkpoint" in said
     assert all(teacher.url in said for teacher in teachers)
 
 

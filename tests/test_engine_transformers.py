@@ -136,7 +136,7 @@ def test_a_checkpoint_of_the_hub_is_evaluated(name: str, tmp_path: Path) -> None
 def test_a_state_that_is_not_kept_is_found(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RowsCache, "keep", lambda self: None)
     with pytest.raises(
-        UnservableError, match=r"model\.path: .*in parts are not those at once.*serve this model with vLLM"
+        UnservableError, match=r"model\.path: .*in parts differ from those computed at once.*serve this model with vLLM"
     ):
         backend_of(folders(STATED))
 
@@ -204,7 +204,7 @@ def test_a_token_that_sees_too_much_is_found(folders: Folders, monkeypatch: pyte
         return None if self.begins else torch.ones(len(self.slots), 1, self.length, keys, dtype=torch.bool)
 
     monkeypatch.setattr(Rows, "mask", everything)
-    with pytest.raises(UnservableError, match="in parts are not those at once"):
+    with pytest.raises(UnservableError, match="in parts differ from those computed at once"):
         backend_of(folders("qwen3_moe"))
 
 

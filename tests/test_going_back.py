@@ -93,8 +93,11 @@ def test_a_step_without_the_orchestrators_part_is_refused_but_for_the_newest(tmp
     (output / "checkpoints" / "step_4" / "orchestrator" / "000000000012.snapshot").touch()
     with pytest.raises(ConfigError) as caught:
         going_back.check(config(output, resume_step=2), output)
-    assert "ckpt.resume_step is 2, but with the trainer's checkpoint of that step" in str(caught.value)
-    assert str(caught.value).endswith("steps that have it, and the newest: 4, 6")
+    assert (
+        "ckpt.resume_step is 2, but the orchestrator saved no state with the trainer's checkpoint of that step"
+        in str(caught.value)
+    )
+    assert str(caught.value).endswith("steps with both, and the newest: 4, 6")
     for step, flags in ((4, ["--resume-step", "4"]), (6, []), (-1, []), (None, [])):
         going_back.check(config(output, resume_step=step), output)
         assert going_back.flags(config(output, resume_step=step), output) == flags
@@ -124,7 +127,7 @@ def test_a_run_without_a_journal_goes_back_to_a_checkpoint_in_any_case(tmp_path:
         (output / "checkpoints" / f"step_{step}" / "orchestrator" / "000000000012.snapshot").touch()
     with pytest.raises(ConfigError) as caught:
         going_back.check(config(output, resume_step=6), output)
-    assert str(caught.value).endswith("steps that have it: 2, 4")
+    assert str(caught.value).endswith("steps with both: 2, 4")
     assert not (output / "journal").exists()
     for step, flags in ((None, ["--resume-step", "4"]), (2, ["--resume-step", "2"])):
         going_back.check(config(output, resume_step=step), output)

@@ -53,9 +53,9 @@ def test_a_job_has_nodes_of_engines_alone() -> None:
     ("more", "said"),
     [
         ({"replicas": 2, "port": 8001}, r"port \(8001\) cannot be shared by 2 replicas"),
-        ({"slurm": {}, "deployment": {"num_train_nodes": 2}}, "num_train_nodes is of a trainer"),
-        ({"ray": {}, "deployment": {"num_train_nodes": 2}}, "num_train_nodes is of a trainer"),
-        ({"deployment": {"engine_share": 0.3}}, "engine_share is a part of a trainer's GPUs"),
+        ({"slurm": {}, "deployment": {"num_train_nodes": 2}}, "num_train_nodes counts the trainer's nodes"),
+        ({"ray": {}, "deployment": {"num_train_nodes": 2}}, "num_train_nodes counts the trainer's nodes"),
+        ({"deployment": {"engine_share": 0.3}}, "engine_share is a part of the trainer's GPUs"),
         ({"deployment": {"num_infer_nodes": 2}}, r"add a section \[slurm\] or \[ray\]"),
         ({"slurm": {"infer": {"partition": "a"}}, "deployment": {"num_infer_nodes": 1}}, "there is no trainer"),
         ({"slurm": {}, "ray": {}}, "name two places"),

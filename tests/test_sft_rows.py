@@ -408,7 +408,7 @@ def test_a_folder_gives_all_its_files(folder: Path, tmp_path: Path, caplog: pyte
     assert len(prompts(folder, tmp_path, data, "train[:2]+test")) == 4
     said = caplog.text
     assert f"split 'train' of {data} is deep/er.json, more.jsonl, train.jsonl" in said
-    assert "not read, of no kind that is known: notes.txt" in said
+    assert "files of an unknown kind are skipped: notes.txt" in said
     with pytest.raises(DataError, match="Unknown split"):
         prompts(folder, tmp_path, data, "validation")
     (data / "table.csv").write_text("prompt,completion\na,b\n")
@@ -429,7 +429,7 @@ def test_columns_beside_messages_are_named_once(folder: Path, tmp_path: Path, ca
     path = write_rows(tmp_path / "rows.jsonl", *rows)
     with caplog.at_level("WARNING"):
         assert len(load(folder, path, tmp_path / "bad.jsonl")) == 4
-    said = [record.getMessage() for record in caplog.records if "besides `messages`" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "as well as `messages`" in record.getMessage()]
     assert len(said) == 1
     assert "line 2 of" in said[0]
     assert "`prompt` and `completion`" in said[0]
@@ -445,10 +445,10 @@ def test_tools_in_two_columns_are_named_once(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level("WARNING"):
         tools = [found.content.tools for found in source.rows() if isinstance(found.content, Conversation)]
     assert tools == [[WRAPPED], [WRAPPED], None, [WRAPPED], [WRAPPED]]
-    said = [record.getMessage() for record in caplog.records if "which are taken" in record.getMessage()]
-    assert [words.partition(" has ")[2].partition(",")[0] for words in said] == [
-        "`prompt` besides `messages`",
-        "`tool_defs` besides `tools`",
+    said = [record.getMessage() for record in caplog.records if "the latter is used" in record.getMessage()]
+    assert [words.partition(" has ")[2].partition(";")[0] for words in said] == [
+        "`prompt` as well as `messages`",
+        "`tool_defs` as well as `tools`",
     ]
     assert "line 4 of" in said[1]
 

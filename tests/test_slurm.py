@@ -561,13 +561,13 @@ def test_times_as_slurm_writes_them(text: str, expected: float) -> None:
         (
             {"partition": "gpu", "signal_s": 3600},
             {},
-            r"slurm.signal_s: the limit of partition gpu \(1:00:00\) is no mo",
+            r"slurm.signal_s: the limit of partition gpu \(1:00:00\) is not longer than",
         ),
         ({"partition": "gpu,cpu", "signal_s": 3600}, {}, None),
         (
             {"partition": "short"},
             {},
-            r"slurm.signal_s: the limit of partition short \(5:00\) is no more than the 300 s",
+            r"slurm.signal_s: the limit of partition short \(5:00\) is not longer than slurm.signal_s \(300 s\)",
         ),
         ({"partition": "short", "time": "10:00"}, {}, None),
         ({"partition": "gpu", "infer": {"partition": "cpu"}}, {"num_train_nodes": 2, "num_infer_nodes": 4}, None),
@@ -602,7 +602,8 @@ def test_what_a_partition_does_not_have(slurm: dict[str, Any], deployment: dict[
 def test_a_time_limit_that_would_stop_the_run_at_once_is_refused(time: str, signal_s: int) -> None:
     """A dry run too."""
     slurm = {"time": time, "signal_s": signal_s, "dry_run": True}
-    with pytest.raises(ConfigError, match=rf"slurm.signal_s: slurm.time \({time}\) is no more than the {signal_s} s"):
+    said = rf"slurm.signal_s: slurm.time \({time}\) is not longer than slurm.signal_s \({signal_s} s\)"
+    with pytest.raises(ConfigError, match=said):
         submission.check(config_of(slurm=slurm))
     submission.check(config_of(slurm={**slurm, "signal_s": signal_s // 20}))
     submission.check(config_of(slurm={**slurm, "time": "0"}))

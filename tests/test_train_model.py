@@ -133,7 +133,7 @@ def test_lengths_must_be_positive(lengths: list[int]) -> None:
 
 
 def test_attention_that_is_not_told_of_sequences_refuses(folder: Path) -> None:
-    with pytest.raises(ModelError, match=r"is not told where sequences begin: .* the architecture is not supported"):
+    with pytest.raises(ModelError, match=r"does not get the sequence boundaries, .* the architecture is not supported"):
         load_model(folder)(input_ids=torch.zeros(1, 4, dtype=torch.int64))
 
 
@@ -145,7 +145,7 @@ class _Bidirectional(torch.nn.Linear):
     ("asked", "mask", "module", "message"),
     [
         ({"dropout": 0.1}, None, torch.nn.Linear(1, 1), r"dropout \(0.1\).*; set it to 0 in the model's config.json"),
-        ({}, torch.ones(1, 1, 4, 4), torch.nn.Linear(1, 1), "a mask of its own .* is not supported"),
+        ({}, torch.ones(1, 1, 4, 4), torch.nn.Linear(1, 1), "its own attention mask, .* is not supported"),
         ({}, None, _Bidirectional(1, 1), r"lets tokens see later ones .*; train a decoder"),
     ],
     ids=["dropout", "mask", "bidirectional"],

@@ -134,7 +134,8 @@ def test_an_environment_that_rests_and_comes_back_is_told_once() -> None:
     for _ in range(2):
         remarks.look({"environments": [good, {"name": "bad", "rests": "the judge is away"}]})
     assert said == [
-        "warning: nothing comes of environment 'bad'; it rests, and the others continue: the judge is away",
+        "warning: environment 'bad' is paused: the judge is away. The other environments continue, and it is tried "
+        "again later",
     ]
     remarks.look({"environments": [good, {"name": "bad"}]})
     assert said[1:] == ["environment 'bad' is used again"]

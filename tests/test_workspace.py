@@ -159,7 +159,7 @@ def test_environments_are_listed_and_what_is_none_is_not_installed(
     for arguments, said in (
         (["install", "absent"], "there is no package 'absent' in environments"),
         (["install", "my-env", "absent"], "there are my-env"),
-        (["install", "owner/name"], "is of a registry, which primerl has none of"),
+        (["install", "owner/name"], "names a package of a registry, and primerl has no registry"),
         (["uninstall", "my-env"], "my-env is not installed"),
     ):
         refusal = told("env", *arguments, code=2, capsys=capsys)

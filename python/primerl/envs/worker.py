@@ -91,8 +91,8 @@ def _reach_directly(orchestrator_url: str) -> None:
     os.environ.update(without_proxy(os.environ, orchestrator_url))
     for name in unusable_proxies(os.environ):
         log.warning(
-            "%s names a SOCKS proxy, with which no client of a model can be made unless `socksio` is installed; the "
-            "environment does not get it (pip install socksio, or name an HTTP proxy)",
+            "%s names a SOCKS proxy, which model clients cannot use without `socksio`; the variable is removed for the "
+            "environment (pip install socksio, or name an HTTP proxy)",
             name,
         )
         del os.environ[name]

@@ -99,7 +99,7 @@ class Adapter:
         if not request.exists():
             write_text(request, json.dumps(asked) + "\n")
         elif json.loads(request.read_text(encoding="utf-8")) != asked:
-            raise StopError(f"{request} was asked for something else; start again in a new folder")
+            raise StopError(f"{request} was written for another prompt or other examples; start again in a new folder")
         if not is_measured(folder):
             self._run(self._config.evaluation(str(folder), prompt, places))
         lines = [json.loads(line) for line in (folder / results.RESULTS).read_text(encoding="utf-8").splitlines()]

@@ -42,7 +42,9 @@ class Teacher:
         place, self._asked = self._asked, self._asked + 1
         if place < len(self._kept):
             if self._kept[place]["request_sha256"] != sha256:
-                raise StopError(f"{self._file}: answer {place} is to another question; start again in a new folder")
+                raise StopError(
+                    f"{self._file}: stored answer {place} belongs to another request; start again in a new folder"
+                )
             return str(self._kept[place]["answer"])
         answer = self._ask(messages)
         with self._file.open("a", encoding="utf-8") as file:

@@ -181,21 +181,21 @@ class RunRecovery(Recovery):
             elif (absent := now - self._workers_seen.get(name, now)) > WORKER_ABSENT_S:
                 log = self.placement.logs(name)
                 raise RunFailedError(
-                    f"{name} hangs: the orchestrator gave it up {absent:.0f} s ago, and it has not come back; "
-                    f"the end of {log}:\n{tail(log)}"
+                    f"{name} hangs: the orchestrator dropped it {absent:.0f} s ago, and it has not registered "
+                    f"again; the end of {log}:\n{tail(log)}"
                 )
 
     def _call_back(self, process: Process) -> None:
-        """Starts a process again that ended because it took the run to be over."""
+        """Starts a process again that ended as if the run had finished."""
         if not self.restarts.has_one_left(process.name):
             raise RunFailedError(
                 f"{process.name} ended before the run had, and `restarts` = {self.config.restarts} does not allow to "
                 f"start it again; the same command resumes the run\n{tail(process.log)}"
             )
-        self.console.say(f"{process.name} took the run to be over, which it is not; it is started again")
+        self.console.say(f"{process.name} ended as if the run had finished, but the run has not; it is started again")
         del self.early[process.name]
         self._workers_seen.pop(process.name, None)
-        self._announce(process, "took the run to be over")
+        self._announce(process, "ended as if the run had finished")
         start(self.placement, self.described[process.name])
 
     def _uploads_ended(self, process: Process) -> None:
@@ -203,7 +203,7 @@ class RunRecovery(Recovery):
         if self.may_restart(process, Ended()):
             self.restart(process, Ended())
         else:
-            self.console.say(f"nothing is stored any more: {describe_end(process)}")
+            self.console.say(f"uploads to the store have stopped: {describe_end(process)}")
 
     def _announce(self, ended: Process, why: str) -> None:
         """Has the orchestrator wait for a trainer that is started again for as long as a start may take."""

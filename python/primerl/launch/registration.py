@@ -126,7 +126,7 @@ def _noting(say: Callable[[str], None], change: Callable[[Registry], None]) -> N
         with Registry() as registry:
             change(registry)
     except StateError as error:
-        say(f"the list of runs does not know of this end: {error}")
+        say(f"the list of runs could not be updated at the end: {error}")
 
 
 def _former(folder: Path) -> tuple[Run, str] | None:

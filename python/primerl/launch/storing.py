@@ -72,7 +72,7 @@ class Storing:
         failed: dict[str, str] = self._report().get("failed", {})
         for name, reason in failed.items():
             if self._told.get(name) != reason:
-                console.say(f"{name} is not stored yet, which is tried again: {reason}")
+                console.say(f"the upload of {name} failed and is tried again: {reason}")
         self._told = dict(failed)
 
     def finish(

@@ -134,7 +134,7 @@ class MonitorProcess:
             self._collects_again = True
         except OSError as error:
             if self._collects_again:
-                log.error("what the run writes cannot be taken in: %s; tried again", error)
+                log.error("the run's records cannot be read: %s; trying again", error)
             self._collects_again = False
 
     def _end(self) -> int:
@@ -145,7 +145,7 @@ class MonitorProcess:
         taking.start()
         taking.join(self.config.finish_s / 2)
         if taking.is_alive():
-            log.error("what the run wrote last is not all taken in: the time was over")
+            log.error("the run's last records were not all read in time; the rest may not be sent")
         status, reason = self._how_it_ended()
         log.info("the run has ended (%s); sending what is left", status)
         for sender in self.senders:

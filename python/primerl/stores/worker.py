@@ -219,7 +219,9 @@ class Uploader:
                 log.warning("%s is not stored yet: %s", name, error)
                 self.report()
             if time.monotonic() + pause > deadline:
-                log.error("%s: given up after %.0f s, until the next one is stored", name, self.settings.give_up_s)
+                log.error(
+                    "%s: failed for %.0f s; not tried again before the next upload", name, self.settings.give_up_s
+                )
                 return False
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_RETRY_S)

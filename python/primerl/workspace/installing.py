@@ -58,8 +58,8 @@ def folder_of(environments: Path, name: str) -> Path:
         return folder
     if "/" in name and not folder.exists():
         raise ConfigError(
-            f"{name} is of a registry, which primerl has none of; get its source (`git clone`, or a wheel) and give "
-            f"its folder, or `pip install` it into {sys.prefix}"
+            f"{name} names a package of a registry, and primerl has no registry; get its source (`git clone`, or a "
+            f"wheel) and give its folder, or `pip install` it into {sys.prefix}"
         )
     known = [one.name for one in found(environments)]
     there = f"there are {', '.join(known)}" if known else "`primerl env init NAME` writes one"

@@ -50,7 +50,7 @@ pub(super) async fn supervise(
         () = work => {}
         () = pool.stop.cancelled() => {}
         () = engine.gone.cancelled() => {
-            let reason = lose(&pool, &engine, "another engine is at its address, or it has another".into());
+            let reason = lose(&pool, &engine, "another engine registered at its address, or it moved to another address".into());
             tell_lost(&pool, &engine, reason);
         }
     }

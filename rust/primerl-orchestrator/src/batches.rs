@@ -86,7 +86,7 @@ impl Batches {
             Problem::Unknown(body) => {
                 let path = path.display();
                 tracing::warn!(
-                    "{path}: the journal knows no checksum of it ({why}): it is given unchecked"
+                    "{path}: the journal has no checksum for this batch ({why}); it is sent to the trainer unchecked"
                 );
                 Ok(body)
             }

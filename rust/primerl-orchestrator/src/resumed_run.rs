@@ -132,8 +132,8 @@ pub(crate) fn look_at_unread(folder: PathBuf, stop: CancellationToken) -> std::i
     let look = move || {
         for problem in journal::check_unread(&folder, after, || stop.is_cancelled()) {
             tracing::warn!(
-                "{problem}. The run continues, since a newer snapshot covers what was in it; `primerl trace` cannot \
-                 show the time before, and batches of then cannot be cut again"
+                "{problem}. The run continues, because a newer snapshot covers those events; `primerl trace` cannot show \
+                 the time before that snapshot, and batches from that time cannot be rebuilt"
             );
         }
     };

@@ -20,7 +20,7 @@ pub(crate) fn set_aside(output_dir: &Path, core: &Core) -> Result<(), RunError> 
     for step in spool.steps_from(next)? {
         let place = spool.set_aside(step)?;
         tracing::warn!(
-            "spool/step_{step} is not of this journal, in which step {next} is the next to be cut: it was moved to {}",
+            "spool/step_{step} does not belong to this journal, whose next step is {next}: it was moved to {}",
             place.display()
         );
     }

@@ -49,7 +49,9 @@ def _told(parser: Any, arguments: list[str], ask: Any) -> int:
 
     def tell(run: Run, chosen: argparse.Namespace) -> int:
         if run.kind != "rl":
-            return fail(f"{run.id} is of `primerl {run.kind}`, which samples in no steps", title=TITLE)
+            return fail(
+                f"{run.id} was started by `primerl {run.kind}`, which has no training steps with rollouts", title=TITLE
+            )
         try:
             print(json.dumps(redacted(ask(run, chosen)), indent=2))
         except (NoStepError, DamagedRunError, PrimerlError) as error:

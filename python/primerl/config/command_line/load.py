@@ -84,7 +84,7 @@ def of_files(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
     tree: dict[str, Any] = {}
     for file, flag in files:
         if file is None:
-            raise ConfigError("@ stands last; give the path of a TOML file after it")
+            raise ConfigError("nothing follows `@`; give the path of a TOML file after it")
         place = place_of(flag) if flag else ()
         tree = with_value(tree, place, read(file) if place else _found_beside(file, read(file)), flag)
     return tree, given

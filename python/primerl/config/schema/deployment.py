@@ -71,8 +71,9 @@ class Ray(Section):
     def _is_of_a_node(self) -> Self:
         if self.address.startswith("ray://"):
             raise BadKeysError(
-                f"address ({self.address!r}) is of Ray's client, which does not end what it has started when it is cut "
-                'off; start the command on a node of the cluster, or by `ray job submit`, with address = "auto"',
+                f"address ({self.address!r}) is for Ray's client, which leaves its processes running when the "
+                "connection is lost; start the command on a node of the cluster, or by `ray job submit`, with "
+                'address = "auto"',
                 "address",
             )
         return self
@@ -179,13 +180,14 @@ def check_places(
     check_infer_nodes(deployment, slurm, trains=trains and not is_sft)
     if not trains and "num_train_nodes" in deployment.model_fields_set:
         raise BadKeysError(
-            "deployment.num_train_nodes is of a trainer, and engines alone are started here; set "
-            "deployment.num_infer_nodes",
+            "deployment.num_train_nodes counts the trainer's nodes, but this command starts only engines; set "
+            "deployment.num_infer_nodes instead",
             "deployment.num_train_nodes",
         )
     if not trains and deployment.engine_share is not None:
         raise BadKeysError(
-            "deployment.engine_share is a part of a trainer's GPUs, and engines alone are started here; set gpu_share",
+            "deployment.engine_share is a part of the trainer's GPUs, but this command starts only engines; set "
+            "gpu_share instead",
             "deployment.engine_share",
         )
 

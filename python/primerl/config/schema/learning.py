@@ -123,14 +123,14 @@ def _check_demonstrations(orchestration: Orchestration, trained: Sequence[TrainS
             place = f"train.env[{index}].demonstration"
             given = ", ".join(sorted(environment.demonstration.model_fields_set))
             raise BadKeysError(
-                f'{place} ({given or "{}"}) is shown with training_mode "opsd" alone, and that of the environment is '
-                f'"{mode}"; omit it, or set training_mode',
+                f'{place} ({given or "{}"}) is read only with training_mode "opsd", but this environment has "{mode}"; '
+                "omit it, or set training_mode",
                 place,
             )
         if mode == "opsd" and orchestration.client_type != "renderer":
             raise BadKeysError(
-                f'training_mode "opsd" scores tokens behind a message of its own, which client_type '
-                f"({orchestration.client_type}) does not render; omit client_type",
+                'training_mode "opsd" adds a message to the prompt and scores the tokens after it, which client_type '
+                f"({orchestration.client_type}) cannot render; omit client_type",
                 "client_type",
                 "training_mode",
             )
@@ -139,7 +139,7 @@ def _check_demonstrations(orchestration: Orchestration, trained: Sequence[TrainS
     for name in Demonstration.model_fields:
         if trained and not shows and getattr(given, name) != getattr(usual, name):
             raise BadKeysError(
-                f'demonstration.{name} is of what is shown with training_mode "opsd" alone, which no environment has; '
+                f'demonstration.{name} is read only with training_mode "opsd", which no environment has; '
                 "omit it, or set training_mode",
                 f"demonstration.{name}",
             )
@@ -152,8 +152,8 @@ def _check_echo(orchestration: Orchestration, trained: Sequence[TrainSource]) ->
         key = "algorithm.echo" if environment.algorithm is None else f"train.env[{index}].algorithm.echo"
         if orchestration.client_type != "renderer":
             raise BadKeysError(
-                f"{key} needs to know which tokens are whose, which client_type ({orchestration.client_type}) does not "
-                "say; omit one of them",
+                f"{key} needs to know which message each token belongs to, which client_type "
+                f"({orchestration.client_type}) does not report; omit one of them",
                 key,
                 "client_type",
             )

@@ -207,8 +207,8 @@ class RLConfig(Monitored):
             if getattr(loss, name) and name not in may:
                 said = " and ".join(f'"{mode}"' for mode in sorted(modes))
                 raise BadKeysError(
-                    f"trainer.loss.{name} is set, but with orchestrator.training_mode {said} no token has such a "
-                    "loss; omit it",
+                    f"trainer.loss.{name} is set, but orchestrator.training_mode {said} "
+                    f"{'uses' if len(modes) == 1 else 'use'} no such loss; omit it",
                     f"trainer.loss.{name}",
                 )
         if loss.entropy_weight and not loss.rl_weight:
@@ -273,10 +273,9 @@ class RLConfig(Monitored):
             if not raw or sampling.is_plain:
                 continue
             raise BadKeysError(
-                f"inference.logprobs_mode is raw_logprobs, but with {key}.temperature "
-                f"{sampling.temperature} and truncated {sampling.truncated!r} rollouts are not sampled from the "
-                "model's own distribution, but the trainer needs log-probabilities of what they are sampled from: "
-                "omit it",
+                "inference.logprobs_mode is raw_logprobs, but the trainer needs log-probabilities of the distribution "
+                f"that rollouts are sampled from, which {key}.temperature {sampling.temperature} and truncated "
+                f"{sampling.truncated!r} change; omit inference.logprobs_mode",
                 "inference.logprobs_mode",
             )
         return self
@@ -285,8 +284,8 @@ class RLConfig(Monitored):
     def _experts_are_read(self) -> Self:
         if self.trainer.enable_router_replay and self.orchestrator.client_type != "renderer":
             raise BadKeysError(
-                "trainer.enable_router_replay needs the experts of the tokens' own route, which "
-                f"orchestrator.client_type ({self.orchestrator.client_type}) does not ask; omit one of them",
+                "trainer.enable_router_replay needs the chosen experts of each token, which "
+                f"orchestrator.client_type ({self.orchestrator.client_type}) does not request; omit one of them",
                 "trainer.enable_router_replay",
                 "orchestrator.client_type",
             )

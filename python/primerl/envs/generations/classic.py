@@ -238,7 +238,9 @@ class RolloutClient(OpenAIChatCompletionsClient):  # type: ignore[misc]
         state = kwargs["state"]
         running = _RUNNING.get(state["input"].get(NUMBER, 0))
         if running is None:
-            raise RowRefusedError("the model was asked for a row that is not being run (any more)")
+            raise RowRefusedError(
+                "the environment called the model for a row that is not running, or no longer running"
+            )
         body = _request(prompt, model, sampling_args, tools)
         task = asyncio.current_task()
         assert task is not None

@@ -158,7 +158,7 @@ class StepBackend:
         if source.dtype != target.dtype:
             # Bytes in memory differ from the file's, so this proves the conversion and remembers the file's hash.
             if not torch.equal(target.cpu(), source.to(target.dtype)):
-                raise RuntimeError(f"{name} is not in memory what was copied into it")
+                raise RuntimeError(f"{name}: the tensor in memory differs from the one that was copied into it")
             self._hashes[name] = (dtype, hash_of(data))
 
     @torch.inference_mode()

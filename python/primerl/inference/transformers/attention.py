@@ -53,7 +53,7 @@ def cached_attention(
     """Causal attention within each sequence; returns [C, Q, H, D], as `transformers` expects it."""
     rows = _ROWS.get()
     if rows is None or attention_mask is not None or not getattr(module, "is_causal", True):
-        raise ModelError(f"{type(module).__name__} attends in a way that this engine does not compute")
+        raise ModelError(f"{type(module).__name__} uses a kind of attention that this engine does not support")
     note = note_of(module)
     if note is not None and note.scale is not None:
         # As in training: positions are those within the sequence.

@@ -137,7 +137,7 @@ def longest(config: Any, max_len: int | None) -> int:
     limit = limit_of_positions(config, [count, 1])
     if limit is not None:
         raise ValueError(
-            f"max_model_len: positions of sequences of more than {limit} tokens are of another kind than those of "
-            f"shorter ones, so the two cannot be computed together; set it to {limit} at most"
+            f"max_model_len: the model computes positions differently above {limit} tokens, so longer and shorter "
+            f"sequences cannot be batched together; set it to {limit} at most"
         )
     return count

@@ -38,8 +38,8 @@ def prove(model: CachedModel) -> None:
     for (alone, _), states in zip(whole, found, strict=True):
         if not _near(states, alone, tolerance):
             raise ModelError(
-                f"{name}: a sequence's hidden states in parts are not those at once, so something that it remembers is "
-                "not in this engine's cache; serve this model with vLLM"
+                f"{name}: hidden states computed in parts differ from those computed at once, so this engine's cache "
+                "misses a part of the model's state; serve this model with vLLM"
             )
     if not _near(own, whole[0][1], tolerance):
         raise ModelError(

@@ -53,8 +53,8 @@ def _views(model: Any, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         view = _view(places, ends)
         if view is None:
             raise ModelError(
-                f"{type(model).__name__}: {name} of a checkpoint is no part of one tensor of the model, so new weights "
-                "cannot be loaded"
+                f"{type(model).__name__}: {name} of a checkpoint does not correspond to a part of a single "
+                "model tensor, so new weights cannot be loaded"
             )
         views[name] = view
     if sum(view.numel() for view in views.values()) != end:

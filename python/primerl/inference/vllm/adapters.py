@@ -167,7 +167,9 @@ class CheckedAdapters(LRUCacheWorkerLoRAManager):
             if copy is None or not torch.equal(copy, source) or computes is False:
                 wrong.append(tensor_name)
         if wrong:
-            raise NotHeldError(f"of adapter {name!r} {len(wrong)} tensors are held otherwise, e.g. {wrong[:3]}")
+            raise NotHeldError(
+                f"adapter {name!r}: {len(wrong)} tensors in vLLM differ from the checkpoint, e.g. {wrong[:3]}"
+            )
         return found.checkpoint.digest, compared
 
     def _place(self, tensor_name: str) -> tuple[str, int, str]:
@@ -199,5 +201,5 @@ class CheckedAdapters(LRUCacheWorkerLoRAManager):
 def install() -> None:
     """vLLM's workers use the manager of above. To be called before a model is loaded."""
     if lora_model_runner_mixin.LRUCacheWorkerLoRAManager not in (LRUCacheWorkerLoRAManager, CheckedAdapters):
-        raise ImportError("vLLM's manager of adapters is not the one that is known; adapters could not be checked")
+        raise ImportError("vLLM's adapter manager is not the known class, so adapters cannot be checked")
     lora_model_runner_mixin.LRUCacheWorkerLoRAManager = CheckedAdapters

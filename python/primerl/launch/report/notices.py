@@ -50,7 +50,10 @@ class Remarks:
         }
         for name, why in resting.items():
             if name not in self._resting:
-                self._say(f"warning: nothing comes of environment {name!r}; it rests, and the others continue: {why}")
+                self._say(
+                    f"warning: environment {name!r} is paused: {why}. The other environments continue, and it is tried "
+                    "again later"
+                )
         for name in sorted(self._resting - set(resting)):
             self._say(f"environment {name!r} is used again")
         self._resting = set(resting)

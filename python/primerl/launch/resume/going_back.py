@@ -64,8 +64,8 @@ def check(config: RLConfig, folder: Path) -> None:
         newest = {there[-1]} if holds_run(folder) else set()
         can = sorted({*whole_steps(folder), *newest})
         raise ConfigError(
-            f"{KEY} is {back}, but with the trainer's checkpoint of that step the orchestrator has saved nothing to "
-            f"go back to; steps that have it{', and the newest' if newest else ''}: {_listed(can)}",
+            f"{KEY} is {back}, but the orchestrator saved no state with the trainer's checkpoint of that step; steps "
+            f"with both{', and the newest' if newest else ''}: {_listed(can)}",
             KEY,
         )
 

@@ -78,8 +78,8 @@ def _ended(
     if log.is_empty and code:
         where = f" ({found.nodes})" if found.nodes else ""
         say(
-            f"job {job.id} is {found.told()} and has written no log: is {folder} on its nodes{where}, and the Python "
-            "environment, by the same paths?"
+            f"job {job.id} is {found.told()} and has written no log; check that {folder} and the Python environment "
+            f"are at the same paths on its nodes{where}"
         )
     return INTERRUPTED if stopped and code else code
 

@@ -148,8 +148,8 @@ def _check_partition(part: script.Part, slurm: Slurm, found: list[Partition]) ->
         )
     if slurm.time is not None and seconds(slurm.time) > longest.limit_s:
         raise ConfigError(
-            f"slurm.time ({slurm.time}) is above the limit of partition {longest.name} ({longest.limit}), and the job "
-            "would wait for ever; lower it: with slurm.requeue the run resumes at the limit",
+            f"slurm.time ({slurm.time}) is above the limit of partition {longest.name} ({longest.limit}), so the "
+            "job would never start; lower slurm.time. With slurm.requeue the run is requeued at the limit and resumes",
             "slurm.time",
         )
     if slurm.time is None:
@@ -162,8 +162,8 @@ def _check_time(signal_s: int, limit_s: float, what: str) -> None:
     if 0 < limit_s <= signal_s:
         raise ConfigError.at(
             "slurm.signal_s",
-            f"{what} is no more than the {signal_s} s before it at which the run stops, so it would "
-            "stop as soon as it has started; raise slurm.time, or lower slurm.signal_s",
+            f"{what} is not longer than slurm.signal_s ({signal_s} s), the time before it at which the run stops, so "
+            "the run would stop at once; raise slurm.time, or lower slurm.signal_s",
         )
 
 

@@ -178,9 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         try:
             if self.dashboard.is_local and not is_own_name(self.headers.get("Host", "")):
-                raise RefusedError(
-                    403, "foreign_host", "this address is of this machine alone; ask for it as 127.0.0.1"
-                )
+                raise RefusedError(403, "foreign_host", "the dashboard serves this machine only; open it as 127.0.0.1")
             if (asset := self.dashboard.assets.get(path)) is not None:
                 return self._send(200, *asset)
             self._check_key()

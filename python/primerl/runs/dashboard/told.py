@@ -198,7 +198,7 @@ class Board:
         known = {run.id: run for run in self._list()[0]}
         for given in ids:
             if given not in known:
-                raise UnknownRunError(f"there is no run {given!r}, or not any more")
+                raise UnknownRunError(f"run {given!r} does not exist, or was removed")
         return [known[given] for given in ids]
 
     def curves(self, runs: Sequence[Run], names: list[str], *, first: int, last: int, points: int) -> dict[str, Any]:

@@ -309,7 +309,10 @@ def _truncation(runs: list[dict[str, Any]], tokens: int) -> Truncation:
     for run in runs:
         begin, end, top_p, top_k, min_p = (run[name] for name in ("begin", "end", "top_p", "top_k", "min_p"))
         if not (0 <= begin < end <= tokens and 0 < top_p <= 1 and top_k >= 0 and 0 <= min_p <= 1):
-            raise BatchError(f"truncations: {run} is none of {tokens} tokens")
+            raise BatchError(
+                f"truncations: {run} is not valid for {tokens} tokens: it needs 0 <= begin < end <= {tokens}, "
+                "0 < top_p <= 1, top_k >= 0 and 0 <= min_p <= 1"
+            )
         own = truncation[slice(begin, end)]
         own.top_p.fill_(top_p)
         own.top_k.fill_(top_k)
@@ -321,7 +324,10 @@ def _grammars(header: dict[str, Any], tokens: int) -> tuple[GrammarRun, ...]:
     kinds, runs = header["kinds"], []
     for begin, end, kind in header["runs"]:
         if not (0 <= begin < end <= tokens and 0 <= kind < len(kinds)):
-            raise BatchError(f"grammars: {begin}, {end}, {kind} is none of {tokens} tokens and {len(kinds)} kinds")
+            raise BatchError(
+                f"grammars: begin {begin}, end {end}, kind {kind} is not valid for {tokens} tokens and "
+                f"{len(kinds)} kinds"
+            )
         runs.append(GrammarRun(begin, end, str(kinds[kind]["masks"]), str(kinds[kind]["spec"])))
     return tuple(runs)
 
@@ -390,7 +396,7 @@ def check_ids(micro_batch: MicroBatch, embedded: int) -> None:
     largest = int(micro_batch.token_ids.max())
     if largest >= embedded:
         raise BatchError(
-            f"token {largest} is behind the model's embedding, which has {embedded} rows: engines and trainer have "
+            f"token {largest} is outside the model's embedding, which has {embedded} rows: engines and trainer have "
             "models or tokenizers that do not belong together"
         )
 

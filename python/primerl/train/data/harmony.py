@@ -116,7 +116,9 @@ def mask(messages: Sequence[Mapping[str, Any]], pieces: Sequence[str], untrained
     turns = [turn for turn in turns if turn]
     if len(turns) != len(answers):
         raise RowError(
-            UNWRITTEN, f"it has {len(answers)} answers after the last user's message, and {len(turns)} are written"
+            UNWRITTEN,
+            f"the row has {len(answers)} answers after the last user message, but the chat template writes "
+            f"{len(turns)}",
         )
     trained, left_out = bytearray(len(pieces)), 0
     for index, turn in zip(answers, turns, strict=True):

@@ -89,7 +89,7 @@ class Source:
                 if isinstance(row.content, Conversation) and not told.issuperset(row.content.ignored):
                     told.update(row.content.ignored)
                     log.warning(
-                        "%s: %s %d of %s has %s besides %s, which are taken; the same for others like it",
+                        "%s: %s %d of %s has %s as well as %s; the latter is used, here and in similar rows",
                         self.key,
                         self.unit,
                         row.index,

@@ -163,7 +163,7 @@ def _folder(datasets: Any, path: Path, split: str, key: str) -> Any:
     known = {*data, path / "README.md"}
     left_out = [file for file in files if file not in known and file.name not in ABOUT]
     if left_out:
-        log.warning("%s: not read, of no kind that is known: %s in %s", key, _names(path, left_out), path)
+        log.warning("%s: files of an unknown kind are skipped: %s in %s", key, _names(path, left_out), path)
     data_files = {name: [str(file) for file in members] for name, members in splits.items()}
     return datasets.load_dataset(next(iter(kinds)), data_files=data_files, split=split)
 

@@ -115,7 +115,7 @@ class Trainer:
         if self.ranks.leads:
             self.client.resume(began_after)
             for path in [] if step is None else set_aside_later(Path(self.config.output_dir), step):
-                log.warning("of later steps than the one this run resumes from: renamed to %s", path)
+                log.warning("a folder of a later step than the one this run resumes from was renamed to %s", path)
         return began_after
 
     def resume_from(self, state: TrainerState) -> int:
@@ -281,8 +281,8 @@ class Trainer:
         if sequences:
             rollouts = listed(sorted({micro_batch.rollouts[sequence] for sequence in sequences}))
             log.warning(
-                "step %d: rollouts %s are discarded: of one of their tokens the engine reported a log-probability more "
-                "than %g nats below the trainer's, which no policy that sampled it has",
+                "step %d: rollouts %s are discarded: for one of their tokens the engine's log-probability is more than "
+                "%g nats below the trainer's, which is impossible for the policy that sampled it",
                 step,
                 rollouts,
                 MOST_LOG_RATIO,

@@ -214,7 +214,7 @@ class Run:
         self.samples, self.tokens = list(state.data["samples"]), list(state.data["tokens"])
         for name in ("weights", "checkpoints") if self.ranks.leads else ():
             for path in set_aside_after(self.output_dir / name, state.step):
-                log.warning("of later steps than the one this run resumes from: renamed to %s", path)
+                log.warning("a folder of a later step than the one this run resumes from was renamed to %s", path)
         log.info("resuming from the checkpoint of step %d", state.step)
 
     def train(self, writer: MetricsWriter | None) -> None:

@@ -25,7 +25,7 @@ REFUSED = {
         ),
         OWN_ATTENTION,
     ),
-    "doge": "its attention computes a mask of its own of what its tokens see",
+    "doge": "its attention computes its own mask",
     # The rest of the model.
     "phimoe": "its router computes with random numbers while it is trained, and engines do not",
     "modernbert-decoder": "its output layer has arithmetic that its config does not name",

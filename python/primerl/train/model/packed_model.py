@@ -138,8 +138,8 @@ def _checked(
     name = type(module).__name__
     if packed is None:
         raise ModelError(
-            f"{name} is not told where sequences begin: the model does not hand keyword arguments on to its attention, "
-            "so its sequences cannot be packed, and the architecture is not supported"
+            f"{name} does not get the sequence boundaries, because the model does not pass keyword arguments to its "
+            "attention, so its sequences cannot be packed, and the architecture is not supported"
         )
     if dropout:
         raise ModelError(
@@ -148,8 +148,8 @@ def _checked(
         )
     if mask is not None:
         raise ModelError(
-            f"{name} computes a mask of its own of what its tokens see, which packed sequences do not have; the "
-            "architecture is not supported"
+            f"{name} computes its own attention mask, which packed sequences do not have; the architecture is not "
+            "supported"
         )
     if not getattr(module, "is_causal", True):
         raise ModelError(
@@ -368,8 +368,8 @@ def predicted_hidden(model: Any, token_ids: Tensor, packed: PackedSequences, tar
     limit = limit_of_positions(model.config.get_text_config(), packed.lengths)
     if limit is not None:
         raise ModelError(
-            f"{type(model).__name__}: positions of sequences of more than {limit} tokens are of another kind than "
-            f"those of shorter ones, so the two cannot be packed; let no sequence be longer than {limit} (`seq_len`)"
+            f"{type(model).__name__}: the model computes positions differently above {limit} tokens, so longer and "
+            f"shorter sequences cannot be packed together; let no sequence be longer than {limit} (`seq_len`)"
         )
     predictors = targets - 1
     if packed.tree is not None:

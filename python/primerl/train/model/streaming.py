@@ -128,7 +128,7 @@ def streamed(folder: Path) -> Any | None:
     try:
         small = _first_layers(folder)
     except ModelError as error:  # some say in other keys which layers belong together
-        log.info("the model has no first layers that are a model, so it is loaded whole: %s", error)
+        log.info("the model cannot be built from its first layers alone, so it is loaded whole: %s", error)
         return None
     known = _same_buffers(model, small) and _name(small, source, all_of_it=False)
     if not known or _changes_embeddings(small):

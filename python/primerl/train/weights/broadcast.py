@@ -163,7 +163,7 @@ class Broadcasts:
         except ManifestRefused as refusal:
             return str(refusal)
         except NoMoreBatches as over:
-            log.info("policy %d is in %s, which no one loads any more: %s", version, manifest.parent, over)
+            log.info("policy %d was written to %s, but no engine loads it: %s", version, manifest.parent, over)
         except OrchestratorError:
             if not self._client.is_leaving:
                 raise

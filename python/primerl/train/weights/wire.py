@@ -229,7 +229,7 @@ def broadcast(group: Any, row: Tensor, timeout_s: float) -> None:
     work = _begin_broadcast(group, row)
     while not work.is_completed():
         if time.monotonic() > deadline:
-            raise PeerGoneError(f"a bucket of weights did not get over within {timeout_s:g} s")
+            raise PeerGoneError(f"a bucket of weights was not transferred within {timeout_s:g} s")
         time.sleep(0.0005)
     try:
         work.wait()

@@ -18,7 +18,8 @@ const LONGEST_REST: Duration = Duration::from_secs(3600);
 /// So many dropped groups in a row end the run, or a whole batch of them where that is more.
 const FAILED_GROUPS_AT_LEAST: u32 = 8;
 
-/// So many groups in a row whose prompts are too long speak against the environment, or four batches where that is more.
+/// So many groups in a row with prompts that are too long, or four batches where that is more, make the environment
+/// rest.
 const TOO_LONG_AT_LEAST: u32 = 64;
 
 /// An environment that rests.
@@ -199,7 +200,7 @@ impl Core {
         let name = self.name(environment).to_owned();
         if let Some(count) = resting.filter(|count| count.is_power_of_two()) {
             self.warn(format!(
-                "environment {name:?}: example {example} is drawn no more, as the {count}. by now: {why}; {FITS}"
+                "environment {name:?}: example {example} is no longer drawn (examples dropped so far: {count}): {why}; {FITS}"
             ));
         }
         self.environments[environment].too_long_groups += 1;
@@ -214,7 +215,7 @@ impl Core {
         if self.curriculum.is_exhausted(environment) {
             if !self.end_without_environments() {
                 self.warn(format!(
-                    "environment {name:?} is used no more: the first prompt of every example is longer than the \
+                    "environment {name:?} is no longer used: the first prompt of every example is longer than the \
                      context; {FITS}"
                 ));
             }

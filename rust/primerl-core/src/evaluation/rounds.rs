@@ -179,7 +179,8 @@ impl Core {
         }
         let Some(mut round) = self.evaluations.measured.take() else {
             return self.warn(
-                "nothing is known of what this run has measured, so that nothing of it is measured again".to_owned(),
+                "the run has no record of its measurements, so nothing is measured again"
+                    .to_owned(),
             );
         };
         let mut unfinished = false;
@@ -261,7 +262,7 @@ impl Core {
         }
         let late = self.late(round).join(", ");
         self.warn(format!(
-            "the evaluation of version {version} was closed {why} with what it has: {late} did not end"
+            "the evaluation of version {version} was closed {why}, with partial results: {late} had not ended"
         ));
         self.report_round();
         self.close_round(CancelReason::Timeout);

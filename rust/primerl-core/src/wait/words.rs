@@ -108,7 +108,7 @@ impl Core {
             }
             Wait::Room => self.room_in_words(),
             Wait::NextVersion => self.next_version_in_words(),
-            _ => "what there is to do is for other environments".to_owned(),
+            _ => "all available work belongs to other environments".to_owned(),
         }
     }
 

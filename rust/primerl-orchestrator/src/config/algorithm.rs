@@ -144,8 +144,8 @@ impl Config {
         if self.client_type != ClientType::Renderer {
             return Err(field(
                 &key,
-                "is set, and engines that render messages do not say which tokens are whose",
-                "leave out client_type, or echo",
+                "needs to know which message each token belongs to, which this client_type does not report",
+                "omit one of them",
             ));
         }
         if self.mode_of(environment) == TrainingMode::Sft {

@@ -59,7 +59,7 @@ impl Config {
             None => Ok(()),
             Some(name) => Err(field(
                 &format!("demonstration.{name}"),
-                "is shown with training_mode = opsd alone, which no environment has",
+                "is read only with training_mode = opsd, which no environment has",
                 "omit it, or set training_mode",
             )),
         }
@@ -73,7 +73,7 @@ impl Config {
             if !shows {
                 return Err(field(
                     &key,
-                    "is shown with training_mode = opsd alone, and the environment has another",
+                    "is read only with training_mode = opsd, but this environment has another",
                     "omit it, or set training_mode",
                 ));
             }
@@ -81,7 +81,7 @@ impl Config {
         if shows && self.client_type != ClientType::Renderer {
             return Err(field(
                 "client_type",
-                "is of engines that render messages, and training_mode = opsd scores tokens behind a message of its own",
+                "cannot render the message that training_mode = opsd adds to the prompt of the tokens it scores",
                 "omit client_type",
             ));
         }

@@ -83,7 +83,7 @@ impl Config {
             return Err(field(
                 "teacher",
                 "is given, and no environment learns from it",
-                "leave it out, or set training_mode to opd or sft",
+                "omit it, or set training_mode to opd or sft",
             ));
         }
         Ok(())
@@ -99,13 +99,13 @@ fn refuse_unused_teacher(
         return Err(field(
             &format!("{}.teacher", environment.key()),
             format!("is given, and training_mode = {mode:?} learns from none"),
-            "leave it out, or set training_mode to opd or sft",
+            "omit it, or set training_mode to opd or sft",
         ));
     }
     Ok(())
 }
 
-/// Of an environment that learns from a teacher.
+/// Checks an environment that learns from a teacher.
 fn validate_taught(
     environment: &TrainEnvironment,
     mode: TrainingMode,

@@ -92,8 +92,8 @@ pub(super) fn agree(before: &Said, now: &Said) -> Result<(), ProofError> {
         return Ok(());
     }
     let whose = match before.name == now.name {
-        true => "of what it said itself before".to_owned(),
-        false => format!("of what {} says", before.name),
+        true => "its own earlier ones".to_owned(),
+        false => format!("those of {}", before.name),
     };
     let count = before
         .scores
@@ -102,8 +102,8 @@ pub(super) fn agree(before: &Said, now: &Said) -> Result<(), ProofError> {
         .saturating_sub(1)
         .max(1);
     Err(ProofError::Wrong(format!(
-        "its log-probabilities of a text of {count} tokens are {mean:.3} nats {whose}, in the mean (up to {SAME_MODEL} is \
-         rounding): another checkpoint is behind it; serve the same one everywhere"
+        "its log-probabilities of a text of {count} tokens differ by {mean:.3} nats on average from {whose} (up to \
+         {SAME_MODEL} is rounding), so it serves another checkpoint; serve the same one everywhere"
     )))
 }
 
@@ -141,9 +141,12 @@ mod tests {
         assert!(agree(&one, &said("b", &[-9.0, -1.09, -2.09])).is_ok());
         let error = agree(&one, &said("b", &[0.0, -1.3, -2.0])).expect_err("is refused");
         let said_ = error.to_string();
-        assert!(said_.contains("0.150 nats of what a says"), "{said_}");
+        assert!(
+            said_.contains("0.150 nats on average from those of a ("),
+            "{said_}"
+        );
         let error = agree(&one, &said("a", &[0.0, f32::NAN, -2.0])).expect_err("is refused");
-        assert!(error.to_string().contains("it said itself before"));
+        assert!(error.to_string().contains("from its own earlier ones"));
     }
 
     #[test]

@@ -282,7 +282,8 @@ impl State {
         };
         self.gone.contains(id).then(|| {
             format!(
-                "the trainer of process {pid} on {host} was taken for gone and replaced{by}: it trains this run no more"
+                "the trainer of process {pid} on {host} was considered dead and replaced{by}; it may no longer train \
+                 this run"
             )
         })
     }

@@ -62,7 +62,7 @@ async fn an_engine_that_returns_at_another_address_takes_its_place_by_name() {
         .await;
     let doing = status["engines"][1]["doing"].as_str().unwrap();
     assert!(
-        doing.contains("another engine is at its address"),
+        doing.contains("another engine registered at its address"),
         "{doing}"
     );
     orchestrator.shutdown.cancel();

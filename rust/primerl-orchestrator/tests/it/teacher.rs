@@ -286,7 +286,7 @@ async fn teachers_of_two_checkpoints_are_refused_by_name() {
     let config = config_of_several(&place, &[&one.url, &other.url]);
     let orchestrator = Orchestrator::start(config).await;
     let said = orchestrator.end().await.unwrap_err().to_string();
-    assert!(said.contains("another checkpoint is behind it"), "{said}");
+    assert!(said.contains("so it serves another checkpoint"), "{said}");
     assert!(
         said.contains(&one.url) && said.contains(&other.url),
         "{said}"
@@ -391,10 +391,7 @@ fn a_teacher_without_a_mode_and_a_mode_without_a_teacher_are_refused() {
     };
     let teacher = "[teacher.client]\nbase_url = \"http://127.0.0.1:1/v1\"\nmodel = \"m\"\n";
     let said = refused("", teacher);
-    assert!(
-        said.contains("leave it out, or set training_mode"), // words: allow
-        "{said}"
-    );
+    assert!(said.contains("omit it, or set training_mode"), "{said}");
     let several = teacher.replace(
         "\"http://127.0.0.1:1/v1\"",
         "[\"http://a:1\", \"http://b:1\"]",

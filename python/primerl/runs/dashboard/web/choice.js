@@ -23,7 +23,7 @@ export const NONE = "-";
 export function missing(query, runs) {
   const known = new Set(runs.map((run) => run.id));
   const asked = (query.get("runs") ?? "").split(",").filter((id) => id && id !== NONE);
-  const gone = asked.filter((id) => !known.has(id)).map((id) => [id, "there is no such run, or not any more"]);
+  const gone = asked.filter((id) => !known.has(id)).map((id) => [id, "the run does not exist, or was removed"]);
   const left = asked.filter((id) => known.has(id)).slice(MOST).map((id) => [id, `at most ${MOST} runs are shown at a time`]);
   return Object.fromEntries([...gone, ...left]);
 }

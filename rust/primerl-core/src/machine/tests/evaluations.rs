@@ -101,7 +101,7 @@ fn a_waiting_evaluation_gets_its_share_as_training_rollouts_end() {
         ..with_evaluation(None)
     });
     let training = run.lease(0, 100);
-    assert_eq!(training.len(), 4, "nobody asked for evaluations");
+    assert_eq!(training.len(), 4, "no one asked for evaluations");
     run.ask(1, 1);
     run.ask(1, 1);
     run.ask(0, 4);
@@ -253,7 +253,7 @@ fn an_evaluation_has_a_deadline() {
     }
     assert_said(
         &effects,
-        "was closed after 600 s with what it has: \"evaluation\" (1 of 6 rollouts) did not end",
+        "was closed after 600 s, with partial results: \"evaluation\" (1 of 6 rollouts) had not ended",
     );
     let report = &reports(&effects)[0];
     assert_eq!((report.rollouts, report.mean_reward), (1, 0.5));
@@ -314,8 +314,8 @@ fn an_evaluation_may_take_long_as_long_as_something_comes_of_it() {
     let effects = live(&mut run, 20);
     assert_said(
         &effects,
-        "the evaluation of version 0 was closed after 300 s in which it measured nothing with what it has: \
-         \"evaluation\" (3 of 6 rollouts) did not end",
+        "the evaluation of version 0 was closed after 300 s in which it measured nothing, with partial \
+         results: \"evaluation\" (3 of 6 rollouts) had not ended",
     );
     assert_eq!(reports(&effects)[0].unmeasured, 3);
     assert_eq!(updates(&effects), [(0, 1)], "the next weights wait no more");
@@ -353,7 +353,7 @@ fn an_evaluation_without_workers_holds_nothing_up_for_ever() {
     );
     assert_said(
         &effects,
-        "\"evaluation\" (no worker listed its examples) did not end",
+        "\"evaluation\" (no worker listed its examples) had not ended",
     );
     assert_said(&effects, "has no result");
 }
@@ -431,7 +431,7 @@ fn a_run_without_training_measures_what_is_published_first() {
     assert_eq!(
         run.lease(0, 100),
         [],
-        "nobody has said what there is to measure"
+        "no one has reported what there is to measure"
     );
     run.send(Event::EngineJoined {
         engine: EngineId(0),
@@ -544,7 +544,7 @@ fn a_run_that_trains_measures_nothing_again() {
     let mut run = Run::started(with_evaluation(None));
     evaluate(&mut run, 0);
     let effects = run.send(Event::MeasureAgain);
-    assert_said(&effects, "nothing of it is measured again");
+    assert_said(&effects, "so nothing is measured again");
     assert_eq!(run.lease(1, 100), []);
 }
 

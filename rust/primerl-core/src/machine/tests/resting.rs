@@ -42,7 +42,7 @@ fn failed() -> Outcome {
     }
 }
 
-/// Ends rollouts of an environment by this, until it gets no more; returns how many, and what was said.
+/// Ends rollouts of an environment by this, until it gets no more; returns how many, and the messages.
 fn end_all(run: &mut Run, environment: u64, with: &Outcome) -> (usize, String) {
     let (mut count, mut words) = (0, String::new());
     while let Some(leased) = run.lease(environment, 1).first() {
@@ -136,7 +136,7 @@ fn an_example_whose_prompt_is_too_long_is_tried_once() {
     let effects = run.report(1, leased.rollout, too_long());
     assert_said(
         &effects,
-        "is drawn no more, as the 1. by now: its first prompt has 5009 tokens, and the context is 128",
+        "is no longer drawn (examples dropped so far: 1): its first prompt has 5009 tokens, and the context is 128",
     );
     let discards = run.core.discards();
     assert_eq!(discards.failed["prompt_too_long"], 1);
@@ -172,7 +172,7 @@ fn an_environment_without_a_prompt_that_fits_ends_a_run_without_others() {
     });
     let (tried, _) = end_all(&mut run, 0, &too_long());
     assert_eq!(tried, 10, "each example once");
-    let reason = run.core.finished().expect("it cannot go on");
+    let reason = run.core.finished().expect("it cannot continue");
     assert!(
         reason.contains("the first prompt of every example is longer than the context; raise inference.max_model_len"),
         "{reason}"
