@@ -48,7 +48,7 @@ def test_every_code_of_the_gateway_is_explained(repository: Path, page: str) -> 
 @pytest.mark.parametrize(
     ("file", "pattern"),
     [
-        ("rust/primerl-core/src/effect.rs", r"CancelReason::\w+ => \"(\w+)\""),
+        ("rust/primerl-core/src/counters.rs", r"CancelReason::\w+ => \"(\w+)\""),
         ("rust/primerl-render/src/renderer/extend.rs", r"NotExtendable::\w+(?: \{ \.\. \}|\(_\))? => \"(\w+)\""),
     ],
 )
