@@ -10,12 +10,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import get_args
 
 import pytest
-from config_rules import FILTERS, OF_THE_NATIVE_SIDE, RULES, SERVER, TEXT, TOKEN, Config, Rule
+from config_rules import FILTERS, OF_THE_NATIVE_SIDE, RULES, SERVER, TEXT, TOKEN, Config, Rule, run
 from primerl._core import check_config
 from primerl.config.command_line.arguments import dotted
 from primerl.config.schema.orchestrator import OrchestratorConfig
+from primerl.config.schema.rollouts import Algorithm
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -74,6 +76,21 @@ def test_the_native_side_has_rules_of_its_own(rule: Rule) -> None:
     native = check_config(rule.broken)
     assert native is not None
     assert native[0] == rule.key
+
+
+# Parameters of the types that have none by default.
+GIVEN: dict[str, Config] = {"custom": {"path": "m:f"}, "hierarchical_grpo": {"episode_agents": ["s"]}}
+
+
+@pytest.mark.parametrize("kind", get_args(Algorithm.model_fields["type"].annotation))
+def test_both_sides_compare_rollouts_by_the_same_algorithms(kind: str) -> None:
+    """A relative one refuses groups of one rollout."""
+    keys = {"type": kind, **GIVEN.get(kind, {})}
+    of_one = run(group_size=1, algorithm=keys)
+    refusal = ("group_size",) if Algorithm(**keys).is_relative else None
+    native = check_config(of_one)
+    assert (native and native[:1], refused(of_one) is not None) == (refusal, refusal is not None)
+    assert check_config(run(group_size=2, algorithm=keys)) is None
 
 
 # What a config may have; most have none of one line.

@@ -14,7 +14,8 @@ use rand::Rng;
 use rand::seq::SliceRandom;
 use serde::{Deserialize, Serialize};
 
-/// The algorithms. A new one is a variant, its formula in [`advantages`], and its name in the config class `Algorithm`.
+/// The algorithms. A new one is a variant, its formula in `own_advantages`, and its name in the config class
+/// `Algorithm`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AlgorithmKind {
@@ -37,7 +38,7 @@ pub enum AlgorithmKind {
     },
     /// A function of the user's, outside of the core: [`crate::Effect::ComputeAdvantages`].
     Custom {
-        /// `module:function`, or the name of an installed one, for whoever calls it.
+        /// `module:function`, or the name of an installed one, for the process that calls it.
         path: String,
         /// A group whose advantages are not there so long after they were asked for is dropped.
         timeout: Duration,
