@@ -300,7 +300,7 @@ def test_an_endpoint_is_measured_and_what_is_measured_survives_kill_9(tmp_path: 
         assert again.returncode == 0, again.stdout + again.stderr
         assert "resuming the evaluation" in again.stdout
         # Its env worker had ended with the first launcher.
-        assert "was not heard of" not in (output / "logs" / "orchestrator.log").read_text()
+        assert "sent nothing for" not in (output / "logs" / "orchestrator.log").read_text()
         lines = read_lines(output / results.RESULTS)
         places = [(line["example"], line["number"]) for line in lines]
         assert sorted(places) == [(example, number) for example in range(4) for number in range(2)]

@@ -107,7 +107,7 @@ def test_the_same_command_goes_on_after_everything_was_killed(
     code, output = last.ended(120)
     assert code == 0, output
     check(tmp_path / "run", 8, capsys)
-    assert "was not heard of" not in (tmp_path / "run" / "logs" / "orchestrator.log").read_text()
+    assert "sent nothing for" not in (tmp_path / "run" / "logs" / "orchestrator.log").read_text()
     again = launch(model, tmp_path / "run", *SMALL, *CHECKPOINTS, "--max-steps", "8")
     runs.append(again)
     code, output = again.ended(60)

@@ -136,7 +136,7 @@ pub struct Timeouts {
     /// The same of single environments, in their order, where they have a shorter one of their own. Empty: none has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rollout_of: Vec<Option<Duration>>,
-    /// A worker that was not heard of for this long has lost its leases.
+    /// A worker that sends nothing for this long has lost its leases.
     pub worker: Duration,
     /// Longest time a lease or batch request waits before it is answered with a reason.
     pub long_poll: Duration,

@@ -116,7 +116,7 @@ pub struct Walk {
     turns: usize,
 }
 
-/// An assistant message that is none of our answers, at a place where we gave one.
+/// An assistant message that is not one of our answers, at a place where we gave one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stuck {
     /// Its place in the request.
@@ -126,7 +126,7 @@ pub struct Stuck {
 }
 
 impl Walk {
-    /// The first message after the last answer of ours that stands in the place of another one and is none.
+    /// The first message after the last answer of ours that is in the place of another answer without being one of ours.
     pub fn stuck(&self) -> Option<Stuck> {
         self.stuck
     }
@@ -333,7 +333,7 @@ impl Conversation {
         }
     }
 
-    /// Our answer to this context that the client means, and the digest through it. Reasoning may be left out, but what
+    /// Our answer to this context that the client means, and the digest through it. Reasoning may be missing, but what
     /// is sent back must be what was thought. Of several, the latest: it is the one the agent saw last.
     fn answered(&self, context: u128, answer: &AnswerKey) -> Option<(TurnIndex, u128)> {
         let candidates = self.by_answer.get(&(context, answer.said))?;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 pub enum Ended {
     /// In a cut batch, with at least one sample.
     Trained,
-    /// Finished well, but left out for a reason that is not its own staleness: its group was dropped or had no signal,
+    /// Finished well, but not trained for a reason that is not its own staleness: its group was dropped or had no signal,
     /// or all of its samples are longer than `seq_len`.
     Filtered,
     /// Sampled by too many policies, or too old for the next step to be cut.
@@ -95,7 +95,7 @@ pub enum CancelReason {
     WorkerLost,
     /// Its group was dropped.
     GroupDropped,
-    /// Another rollout of its group came to nothing, and its environment rewards whole groups.
+    /// Another rollout of its group gave no result, and its environment rewards whole groups.
     GroupRestarted,
     /// It evaluated weights in whose place the trainer has published others.
     WeightsReplaced,
@@ -293,7 +293,7 @@ impl Interval {
     }
 }
 
-/// By how much each count grew; what did not grow is left out.
+/// By how much each count grew; what did not grow has no entry.
 fn grown<K: Ord + Clone>(earlier: &BTreeMap<K, u64>, later: &BTreeMap<K, u64>) -> BTreeMap<K, u64> {
     later
         .iter()

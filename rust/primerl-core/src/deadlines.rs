@@ -21,7 +21,7 @@ pub enum Due {
     Rest(EnvironmentId),
 }
 
-/// Whoever sets a deadline remembers its time, and clears it by it.
+/// The owner of a deadline remembers its time, by which it clears it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Deadlines {
     queue: BTreeSet<(Time, Due)>,

@@ -30,7 +30,7 @@ pub enum Effect {
         worker: Option<WorkerId>,
         reason: CancelReason,
     },
-    /// The worker was not heard of for `timeouts.worker`, or `is_blocked` by its environment and let a lease run out: its
+    /// The worker sent nothing for `timeouts.worker`, or `is_blocked` by its environment and let a lease run out: its
     /// leases were handed out again. It has to register again, as another worker; until then its calls are refused. A
     /// blocked one cannot, so its process has to end.
     WorkerLost {
@@ -54,7 +54,7 @@ pub enum Effect {
         rollout: RolloutId,
         reason: VoidReason,
     },
-    /// A training group came to nothing, and why in words.
+    /// A training group was dropped, and why in words.
     GroupDropped {
         group: GroupId,
         reason: VoidReason,

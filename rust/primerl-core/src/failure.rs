@@ -1,4 +1,4 @@
-//! Why a rollout came to nothing, and which kind of error that is: decided here and nowhere else.
+//! Why a rollout gave no result, and which kind of error that is: decided here and nowhere else.
 //!
 //! What the gateway saw goes before what the worker guesses: an environment that raises since no engine answered is not
 //! to blame. Then comes the type of the exception, where it is a known one, then the report's own word.
@@ -85,7 +85,7 @@ pub struct Overflow {
     pub most: u32,
 }
 
-/// Why a rollout came to nothing.
+/// Why a rollout gave no result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RolloutError {
     /// Which boundary failed, as the reporter names it: `environment`, `engine`, `timeout`, `worker_lost`, ... What it counts

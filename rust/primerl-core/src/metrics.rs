@@ -105,7 +105,7 @@ fn discard_metrics(metrics: &mut Metrics, Interval { counters, discards }: &Inte
     metrics.set("groups/restarted", discards.groups_restarted as f64);
 }
 
-/// Tokens that the batch has of each rollout; of one that is left out whole, no entry.
+/// Tokens that the batch has of each rollout; a rollout without any has no entry.
 fn lengths(samples: &[&Sample]) -> BTreeMap<RolloutId, usize> {
     let mut lengths = BTreeMap::new();
     for sample in samples {
@@ -141,8 +141,8 @@ fn rollout_metrics(
     }
 }
 
-/// Rewards are those of traces, which are rollouts where each has one seat; all else is of rollouts. A rollout that is
-/// left out of the batch whole has turns, and may be truncated, but has no length.
+/// Rewards are those of traces, which are rollouts where each has one seat; all else is of rollouts. A rollout
+/// without tokens in the batch has turns, and may be truncated, but has no length.
 fn metrics_of(
     metrics: &mut Metrics,
     name: &str,

@@ -10,7 +10,7 @@
 //! Samples that begin alike may go through the model as a tree, in which the tokens they share are computed once
 //! ([`pack_trees`]). What is packed is then the tree of a group, and its size what has to be computed.
 //!
-//! A batch holds no columns of its own: whoever needs them writes them, from the tokens that samples share with their
+//! A batch holds no columns of its own: code that needs them writes them, from the tokens that samples share with their
 //! turns.
 //!
 //! All ties are broken by position, so the same samples always give the same batch.
@@ -64,7 +64,7 @@ pub struct Weighted {
     /// In on-policy distillation: the teacher's log-probability of every token of the sample, nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher_logprobs: Option<TokenLogprobs>,
-    /// What its environment learns from, in a run whose environments differ in that: the trainer is then told of each
+    /// What its environment learns from, in a run whose environments differ in that: the trainer then learns for each
     /// token which part of the loss it belongs to. `None`: all learn from the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<TrainingMode>,
@@ -141,7 +141,7 @@ impl MicroBatch {
         self.sequences.iter().any(scored)
     }
 
-    /// Whether environments learn from different things, so that each token's part of the loss has to be told.
+    /// Whether environments learn from different things, so that each token's part of the loss has to be sent.
     pub fn is_mixed(&self) -> bool {
         self.sequences
             .iter()
@@ -159,7 +159,7 @@ impl FlopsModel {
 }
 
 /// Packs samples for `data_ranks` ranks: `result[rank]` are its micro-batches, the same number for each rank.
-/// Samples longer than `seq_len` are left out.
+/// Samples longer than `seq_len` are dropped.
 pub fn pack(
     samples: Vec<Weighted>,
     seq_len: usize,

@@ -36,7 +36,7 @@ pub struct Sample {
     pub trace: usize,
     /// In order; together the sequence.
     segments: Vec<Segment>,
-    /// Of its turns, in order, as far as engines reported them.
+    /// The experts of its turns, in order, as far as engines reported them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     experts: Vec<SampleExperts>,
     tokens: usize,
@@ -59,7 +59,7 @@ pub struct Segment {
     /// A teacher wrote them, for the policy to learn.
     #[serde(default, skip_serializing_if = "is_false")]
     taught: bool,
-    /// Of context: what the environment said in it, to be trained here.
+    /// In a segment of context, what the environment said, to be trained here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     observed: Vec<Observed>,
 }

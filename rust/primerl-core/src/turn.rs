@@ -40,7 +40,7 @@ pub enum ForkReason {
     NewConversation,
     /// Earlier messages differ from what this conversation recorded.
     HistoryEdited,
-    /// The messages before an answer of ours are the same, but the answer came back in other words: some were left out,
+    /// The messages before an answer of ours are the same, but the answer came back in other words: some were removed,
     /// added or rewritten.
     AnswerEdited,
     /// Same messages, other tools or template arguments.
@@ -62,8 +62,8 @@ pub struct AnswerKey {
     pub reasoning: Option<u128>,
 }
 
-/// Tokens that were left out before sampling; the default leaves out none. A token's log-probability is that among the
-/// kept ones: temperature first, then `min_p`, `top_k`, `top_p`, each of what the one before has kept, as in vLLM.
+/// Which tokens were removed before sampling; the default removes none. A token's log-probability is that among the
+/// kept ones: temperature first, then `min_p`, `top_k`, `top_p`, each of what the previous one has kept, as in vLLM.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Truncation {
     /// The most likely tokens that have this share of the probability are kept; 1 keeps all.

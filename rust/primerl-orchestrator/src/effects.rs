@@ -27,7 +27,7 @@ pub(crate) struct Effects {
     pub driver: DriverHandle,
     /// Set if the program can call custom functions.
     pub advantages: Option<AdvantagesThread>,
-    /// Of the environments that learn by on-policy distillation.
+    /// The teachers of the environments that learn by on-policy distillation.
     pub teachers: BTreeMap<EnvironmentId, ScoredBy>,
 }
 

@@ -273,7 +273,7 @@ impl Writer {
             environment = name, version = %report.version, rollouts = report.rollouts, failed = report.failed,
             mean_reward = report.mean_reward, model, "evaluation ended"
         );
-        // Before the line: whoever reads that one finds the file, and the file says to which line it belongs.
+        // Before the line: a reader of the line finds the file, and the file says to which line it belongs.
         self.write_examples(name, &report)?;
         if before.is_some() {
             return self.replace_evaluation(line);

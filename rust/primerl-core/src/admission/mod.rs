@@ -14,7 +14,7 @@
 //! An engine's limit is fixed, or follows what it reports (additive increase, multiplicative decrease: Chiu and Jain
 //! 1989, "Analysis of the increase and decrease algorithms for congestion avoidance in computer networks"):
 //! - Full (KV cache above its target, requests that wait for capacity, or preemptions): the limit becomes
-//!   `decrease_factor` times what the engine has, at once, and is then left alone until that many are out: before, the
+//!   `decrease_factor` times what the engine has, at once, and is then kept until that many are out: before, the
 //!   engine's load says nothing about the new limit.
 //! - Room, while the limits are what holds rollouts back: `increase` is added. A limit that nothing presses against
 //!   stays where it is, for nothing is known of what lies above (as RFC 7661 does for TCP).

@@ -21,7 +21,7 @@ pub struct ScoredGroup<'a> {
 }
 
 impl<'a> ScoredGroup<'a> {
-    /// Of one seat, without lengths.
+    /// A group of one seat, without lengths.
     pub fn plain(algorithm: &'a Algorithm, rewards: Vec<f64>) -> Self {
         ScoredGroup {
             algorithm,

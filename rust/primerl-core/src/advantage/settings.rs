@@ -52,11 +52,11 @@ impl Echo {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LengthPenalty {
-    /// Of tokens that the policy sampled.
+    /// Weight of the tokens that the policy sampled.
     pub num_output_tokens_weight: f64,
-    /// Of tokens that it was given: prompts and results of tools, each once.
+    /// Weight of the tokens that it was given: prompts and results of tools, each once.
     pub num_input_tokens_weight: f64,
-    /// Of its turns.
+    /// Weight of its turns.
     pub num_turns_weight: f64,
 }
 
@@ -94,7 +94,7 @@ impl Algorithm {
             return refuse(
                 "length_penalty",
                 "is subtracted before GRPO's baseline and no other type's",
-                "leave it out, or set type = \"grpo\" or \"dr_grpo\"",
+                "omit it, or set type = \"grpo\" or \"dr_grpo\"",
             );
         }
         let learns_nothing = |echo: &Echo| echo.weights().iter().all(|weight| *weight == 0.0);
@@ -133,7 +133,7 @@ pub enum LengthNormalization {
 }
 
 impl LengthPenalty {
-    /// Of output tokens, input tokens, turns.
+    /// The weights of output tokens, input tokens, turns.
     pub fn weights(&self) -> [f64; 3] {
         [
             self.num_output_tokens_weight,

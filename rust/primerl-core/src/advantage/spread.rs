@@ -8,7 +8,7 @@ const ROUNDING: f64 = 1e-6;
 /// is 5.6e-17 where `0.3 - 0.3` is 0.
 pub(crate) const SMALLEST_DIFFERENCE: f64 = 1e-9;
 
-/// Whether there is a signal: the values differ by more than the rounding of whoever computed them, as `0.3` and
+/// Whether there is a signal: the values differ by more than the rounding of their computation, as `0.3` and
 /// `0.1 + 0.2` do not. The one place where that is decided; without it, what divides by a spread makes noise of size 1.
 pub(crate) fn differ(values: impl Iterator<Item = f64>) -> bool {
     let start = (f64::INFINITY, f64::NEG_INFINITY);

@@ -37,7 +37,7 @@ impl Core {
         }
     }
 
-    /// Of what is ready: rollouts, or tokens.
+    /// The size of what is ready: rollouts, or tokens.
     pub(crate) fn ready(&self) -> u64 {
         let sums = self.groups.sums();
         match self.config.run.token_batch_size {

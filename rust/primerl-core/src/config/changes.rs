@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 pub struct Changes {
     pub max_steps: u64,
     pub timeouts: Timeouts,
-    /// How often each environment is evaluated; those that are left out stay as they are.
+    /// How often each environment is evaluated; those that are not named stay as they are.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub intervals: BTreeMap<EnvironmentId, Option<u64>>,
     /// In a run that only evaluates, rollouts at the same time.

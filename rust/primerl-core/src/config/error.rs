@@ -33,11 +33,11 @@ pub enum ConfigError {
     GroupOfOne { key: String },
     #[error(
         "group_size = 1 with buffer.online_difficulty_filtering: a reward alone is always equal to itself, so every group \
-         would be left out; set group_size to at least 2, or filtering to false"
+         would be filtered; set group_size to at least 2, or filtering to false"
     )]
     FilteredGroupOfOne { key: String },
     #[error(
-        "buffer.online_difficulty_filtering leaves out groups whose rewards are all equal, and training_mode = {mode:?} \
+        "buffer.online_difficulty_filtering drops groups whose rewards are all equal, and training_mode = {mode:?} \
          learns from a teacher, not from rewards: set it to false"
     )]
     FilteredTeaching { mode: TrainingMode },
@@ -51,7 +51,7 @@ pub enum ConfigError {
     },
     #[error(
         "min_group_size = {min_group_size} must be at least 2 (an advantage compares rollouts) and at most \
-         group_size = {group_size}; leave it out to train whole groups only"
+         group_size = {group_size}; omit it to train whole groups only"
     )]
     MinGroupSize {
         min_group_size: u32,
@@ -75,7 +75,7 @@ pub enum ConfigError {
     NothingToEvaluate,
     #[error(
         "max_steps is 0, which is for a run that only evaluates, but there are training environments; set it to at \
-         least 1, or leave them out"
+         least 1, or omit them"
     )]
     NothingIsTrained,
     #[error(

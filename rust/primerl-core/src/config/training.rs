@@ -18,7 +18,7 @@ pub enum TrainingMode {
 }
 
 impl TrainingMode {
-    /// What it is where nothing was said, and before there was another.
+    /// The default, and the only one in runs of before there was another.
     pub fn is_rl(&self) -> bool {
         *self == TrainingMode::Rl
     }
@@ -55,9 +55,9 @@ pub enum TruncatedRollouts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LongSamples {
-    /// They are left out.
+    /// They are dropped.
     Drop,
-    /// Their tails are cut off; one with nothing left to train is left out.
+    /// Their tails are cut off; one with nothing left to train is dropped.
     Truncate,
 }
 

@@ -100,7 +100,7 @@ fn a_walk_is_gone_on_from_until_another_answer_may_have_come_into_it() {
     let mut chat = Conversation::default();
     let walk = planned(&chat, "", &["u1"]).walk;
     let first = answer(&mut chat, "", &["u1"], "a:1", &[100]);
-    let went_on = chat.go_on(&walk, &keys(&["a:1", "u2"])).expect("goes on");
+    let went_on = chat.go_on(&walk, &keys(&["a:1", "u2"])).expect("continues");
     assert_eq!(went_on.plan, extend(first, 2));
     let walk = went_on.walk;
     assert_eq!(walk.messages(), 3);
@@ -334,7 +334,7 @@ proptest! {
                 }
             };
             prop_assert!(fits, "{texts:?}: {plan:?}");
-            // Where it can be gone on from an earlier request, that leads to the same.
+            // Where it can be continued from an earlier request, that leads to the same.
             let whole = planned(&chat, "", &texts);
             for (list, walk) in asked.iter().filter(|(list, _)| messages.starts_with(list)) {
                 if let Some(went_on) = chat.go_on(walk, &keys(&texts[list.len()..])) {

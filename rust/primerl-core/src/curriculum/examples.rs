@@ -225,7 +225,7 @@ impl Examples {
         Ok(counted)
     }
 
-    /// Of one that rests, where its last group filed it.
+    /// The pool of an example; of one that rests, the pool that its last group filed it in.
     fn pool_of(&self, example: u32, rules: &Buffer) -> Pool {
         if rules.online_difficulty_filtering && !self.deck.is_resting(example) {
             return self.deck.pool_of(example);

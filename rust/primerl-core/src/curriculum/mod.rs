@@ -201,7 +201,7 @@ impl Curriculum {
             .is_some_and(Examples::is_exhausted)
     }
 
-    /// Groups of the environment in a row, up to now, that were not trained for want of signal.
+    /// Groups of the environment in a row, up to now, that were not trained because they had no signal.
     pub fn filtered_in_a_row(&self, environment: EnvironmentId) -> u64 {
         self.examples(environment)
             .map_or(0, |examples| examples.filtered_in_a_row)

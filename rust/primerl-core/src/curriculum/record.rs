@@ -26,7 +26,7 @@ struct Visit {
     pool: Pool,
 }
 
-/// The last groups of an example, newest last; before them, there may be some that are none.
+/// The last groups of an example, newest last; before them, there may be empty entries.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Written>", into = "Vec<Written>")]
 struct Recent([Visit; RECENT]);

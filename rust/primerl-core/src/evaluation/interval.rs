@@ -43,7 +43,7 @@ pub(super) fn ends(scores: &[f64], bounded: bool) -> Option<(f64, f64)> {
     Some((low.clamp(0.0, center), high.clamp(center, 1.0)))
 }
 
-/// Of at least one.
+/// The mean of at least one value.
 pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn quantiles_are_students() {
-        // Of a printed table.
+        // From a printed table.
         for (freedom, expected) in [
             (1, 12.706),
             (4, 2.776),

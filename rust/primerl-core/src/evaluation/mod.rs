@@ -3,13 +3,13 @@
 //! During a round, engines stay at its version. Where the trainer went back to a checkpoint before that version, the round
 //! is reported when the trainer has reached it again, and starts over if it came to other weights. A rollout that fails
 //! is tried once more, then counts as failed with reward 0. The round has a deadline, which moves with every rollout
-//! that is measured: it ends a round that takes too long, or that measures nothing. What has not ended by then is left
-//! out of the scores, and reported as unmeasured.
+//! that is measured: it ends a round that takes too long, or that measures nothing. What has not ended by then
+//! does not count in the scores, and is reported as unmeasured.
 //!
 //! In a run that only evaluates, the round is kept when it has ended, with what failed in it, which may be measured again.
 //!
 //! Rollouts of a group that is run whole ([`crate::group`]) are held until all of it has ended: one that fails the first
-//! time, or is lost, takes the others along.
+//! time, or is lost, ends the others too.
 
 mod interval;
 mod measuring;

@@ -45,9 +45,9 @@ impl UsualTokens {
 /// Rollouts that groups are begun for, lost ones included: a group takes the place in its batch that it was begun with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sums {
-    /// Of all groups in `live`.
+    /// The number of groups in `live`.
     pub live: usize,
-    /// Of those that are ready.
+    /// The number of those that are ready.
     pub ready: usize,
     /// Tokens of these when they became ready.
     pub ready_tokens: u64,

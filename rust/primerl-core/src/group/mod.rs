@@ -6,13 +6,13 @@
 //!   ^                  │                    │
 //!   └──── taken back ──┴────────────────────┴──> Lost (given up)
 //! ```
-//! A slot whose rollout came to nothing is queued again, or given up: after `max_retries` failures, after too many
+//! A slot whose rollout gave no result is queued again, or given up: after `max_retries` failures, after too many
 //! lost workers or stale rollouts, or at its first stale rollout under `group_on_cancel = "drop"`. The group is complete
 //! when every slot is finished or lost and at least `min_group_size` are finished, and hopeless when too many are lost
 //! for that. It leaves whole: cut into a batch with what it has, or dropped.
 //!
 //! Where rewards come from all rollouts of a group together (`whole`), one worker gets all of it, and a rollout is
-//! finished for good only when all are: one that comes to nothing takes the others along, reported ones too, and all slots
+//! finished for good only when all are: one that gives no result ends the others too, also reported ones, and all slots
 //! are queued again. Tries are then counted for the group. Only when they are spent is a failed slot given up by itself.
 
 mod ending;
@@ -64,7 +64,7 @@ pub struct Group {
     in_flight: usize,
 }
 
-/// How often a slot came to nothing, by whose fault.
+/// How often a slot gave no result, by whose fault.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Tries {
     failed: u32,

@@ -51,7 +51,7 @@ fn equal(a: &[u32], b: &[u32]) -> usize {
 
 /// Tokens of a sample that were not compared yet.
 struct Tokens<'a> {
-    /// Of the current segment; empty at the end only.
+    /// What is left of the current segment; empty at the end only.
     rest: &'a [u32],
     segments: std::slice::Iter<'a, Segment>,
 }

@@ -126,7 +126,7 @@ impl Planter<'_> {
     }
 
     /// Samples of a group in the order of their tokens, each with the leading tokens that it takes over from the previous
-    /// one. Samples longer than a micro-batch are left out. Of samples that share nothing, only the beginning is read.
+    /// one. Samples longer than a micro-batch are skipped. Of samples that share nothing, only the beginning is read.
     fn walk(&self, group: Range<usize>) -> Vec<(usize, usize)> {
         let fits = |member: &usize| self.length(*member) <= self.seq_len;
         let members: Vec<usize> = group.filter(fits).collect();

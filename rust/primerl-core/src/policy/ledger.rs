@@ -155,8 +155,8 @@ impl Ledger {
         })
     }
 
-    /// The newest step that the trainer that runs now can have saved: it has published the weights after it, or went
-    /// on from it.
+    /// The newest step that the trainer that runs now can have saved: it has published the weights after it, or
+    /// resumed from it.
     pub fn newest_trained(&self) -> Step {
         let newest = self.last_published.or(self.resumed_at);
         Step(newest.map_or(0, |version| version.0))

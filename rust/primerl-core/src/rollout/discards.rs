@@ -148,7 +148,7 @@ impl Core {
         // A cancelled rollout has two effects.
         self.effects.reserve(2 * stale.len());
         for ((_, id), (group, slot)) in stale {
-            // A group that was dropped on the way took its other rollouts along.
+            // A group that was dropped on the way has ended its other rollouts too.
             if self.rollouts.in_flight.contains_key(&id) {
                 self.cancel_stale(id, CancelReason::TooOld);
             } else {

@@ -30,7 +30,7 @@ pub(crate) struct Rollouts {
     pub evaluating: usize,
     pub next: u64,
     /// Cancelled together with many others; freed a few at a time, because that takes longer than all the rest. Not part
-    /// of the state: a snapshot leaves it out.
+    /// of the state: a snapshot does not have it.
     pub remains: Vec<Remains>,
 }
 

@@ -7,7 +7,7 @@ use crate::ids::EnvironmentId;
 use crate::sample::Sample;
 use serde::{Deserialize, Serialize};
 
-/// What a finished rollout's turns become, and what of it is left out.
+/// What a finished rollout's turns become, and which parts are dropped.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     pub strategy: TrajectoryStrategy,

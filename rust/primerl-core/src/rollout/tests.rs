@@ -93,7 +93,10 @@ fn only_trainable_seats_that_went_well_are_trained() {
             .collect::<Vec<_>>(),
         [0.5]
     );
-    assert_eq!(rollout.samples[0].trace, 0, "traces are numbered anew");
+    assert_eq!(
+        rollout.samples[0].trace, 0,
+        "traces are numbered from 0 again"
+    );
 }
 
 #[test]

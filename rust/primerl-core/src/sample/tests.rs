@@ -285,7 +285,7 @@ proptest! {
     }
 }
 
-/// A turn whose experts are `first`, `first + 1`, ... from its first token on, or from the one before.
+/// A turn whose experts are `first`, `first + 1`, ... from its first token on, or from the previous one.
 fn routed(turn: Turn, before: u32, first: u8, rows: usize) -> Turn {
     let shape = ExpertsShape {
         layers: 1,

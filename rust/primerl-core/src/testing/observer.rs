@@ -144,7 +144,7 @@ impl Observer {
             } => self.measured.saw_weights(*version, digest),
             Event::Restarted => {
                 self.serving.clear();
-                // Whoever asked does not listen any more.
+                // The process that asked does not listen any more.
                 self.waiting.clear();
             }
             _ => {}
@@ -335,7 +335,7 @@ impl Observer {
             })
             .collect();
         for (group, environment) in groups {
-            // Also of rollouts that became too old, or are left out: the signal may lie there.
+            // Also of rollouts that became too old, or are dropped: the signal may lie there.
             let rewards = &self.rewards[&group];
             let taught = !self.config.training_mode(environment).is_rl();
             let algorithm = &self.config.environment(environment).algorithm;

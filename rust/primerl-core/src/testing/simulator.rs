@@ -177,7 +177,7 @@ pub struct Restarts {
     pub lost_leases: u64,
     /// Answers that an agent had seen and that were lost.
     pub lost_turns: u64,
-    /// Results reported again for want of an answer.
+    /// Results reported again for lack of an answer.
     pub repeated_reports: u64,
 }
 

@@ -124,13 +124,13 @@ impl Core {
             return;
         }
         let seconds = self.config.timeouts.worker.as_secs_f64();
-        let how = format!("was not heard of for {seconds} s");
+        let how = format!("sent nothing for {seconds} s");
         self.effects.push(Effect::WorkerLost {
             worker: id,
             reason: format!("{} {how}", self.worker_of(id)),
             is_blocked: false,
         });
-        self.remove_worker(id, &how, "the worker was not heard of");
+        self.remove_worker(id, &how, "the worker sent nothing");
     }
 
     /// What it ran is handed out again, and named: one of them may be why it is gone.

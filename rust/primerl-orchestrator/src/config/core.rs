@@ -22,7 +22,7 @@ impl TimeoutsConfig {
 }
 
 impl Config {
-    /// What the core is told. Training environments come first: an environment's id is its index.
+    /// The core's config. Training environments come first: an environment's id is its index.
     pub fn to_core(&self, flops: FlopsModel) -> primerl_core::Config {
         let training = self.train.env.iter().zip(self.ratios());
         let training = training.map(|(environment, ratio)| Environment {
@@ -65,7 +65,7 @@ impl Config {
         }
     }
 
-    /// Of environments that have one of their own; empty where none has, which is as runs of before that say it.
+    /// The spans of environments that have one of their own; empty where none has, as in runs of before there were such.
     fn rollout_spans(&self) -> Vec<Option<Duration>> {
         let training = self.train.env.iter().map(|own| own.rollout_s);
         let evaluation = self.eval.env.iter().map(|own| own.rollout_s);
@@ -147,13 +147,13 @@ impl SamplingConfig {
         }
     }
 
-    /// `None` where there are none: most requests then stay text that nobody reads.
+    /// `None` where there are none: most requests then stay text that is not read.
     fn template_kwargs(&self) -> Option<Arc<Map<String, Value>>> {
         let own = &self.chat_template_kwargs;
         (!own.is_empty()).then(|| Arc::new(own.clone()))
     }
 
-    /// What training rollouts leave out where their requests do not say; `None`: they must leave out nothing.
+    /// How training rollouts truncate where their requests do not say; `None`: they must not.
     pub fn replayed(&self) -> Option<Truncation> {
         (self.truncated == TruncatedSampling::Replay).then(|| Truncation {
             top_p: self.top_p as f32,

@@ -6,7 +6,7 @@ use primerl_service::config_error::{ConfigError, field};
 use std::time::Duration;
 
 impl Config {
-    /// Of each environment, in the order of `to_core`'s environments.
+    /// The limits of each environment, in the order of `to_core`'s environments.
     pub fn limits(&self) -> Vec<RolloutLimits> {
         let training = self.train.env.iter().map(|environment| environment.limits);
         let evaluation = self.eval.env.iter().map(|environment| environment.limits);

@@ -113,7 +113,7 @@ pub struct SamplingConfig {
     pub max_tokens: u32,
     /// Tokens sampled in a whole rollout; `None`: as many as its turns take.
     pub rollout_max_tokens: Option<u32>,
-    /// Whether training rollouts may leave tokens out before sampling.
+    /// Whether training rollouts may remove tokens before sampling.
     pub truncated: TruncatedSampling,
     pub top_p: f64,
     pub top_k: i64,
@@ -122,13 +122,13 @@ pub struct SamplingConfig {
     pub chat_template_kwargs: Map<String, Value>,
 }
 
-/// Training rollouts whose requests leave tokens out before sampling (`top_p`, `top_k`, `min_p`).
+/// Training rollouts whose requests remove tokens before sampling (`top_p`, `top_k`, `min_p`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TruncatedSampling {
     /// They are refused: a trainer that does not know of it takes the whole distribution for the one sampled from.
     Refuse,
-    /// They are recorded, and the trainer leaves out the same tokens.
+    /// They are recorded, and the trainer removes the same tokens.
     Replay,
 }
 
@@ -190,7 +190,7 @@ pub struct TrainEnvironment {
     /// Less than `timeouts.rollout_s`; `None`: that.
     pub rollout_s: Option<f64>,
     pub limits: RolloutLimits,
-    /// What workers that join are told; not looked at here.
+    /// Sent to workers that join; not looked at here.
     pub worker: Map<String, Value>,
 }
 
@@ -199,7 +199,7 @@ pub struct EvalEnvironment {
     pub id: String,
     /// `None`: that of the id, and `-eval`.
     pub name: Option<String>,
-    /// The training environment that this one validates: results are told under its name.
+    /// The training environment that this one validates: results are reported under its name.
     pub validates: Option<String>,
     #[serde(flatten)]
     pub measured: Evaluation,
@@ -209,7 +209,7 @@ pub struct EvalEnvironment {
     /// Less than `timeouts.rollout_s`; `None`: that.
     pub rollout_s: Option<f64>,
     pub limits: RolloutLimits,
-    /// What workers that join are told; not looked at here.
+    /// Sent to workers that join; not looked at here.
     pub worker: Map<String, Value>,
 }
 

@@ -55,7 +55,7 @@ fn parse_error(error: &toml::de::Error, origin: &str) -> ConfigError {
     }
 }
 
-/// What a training environment's `sampling` leaves out is the run's.
+/// Keys that a training environment's `sampling` does not have are the run's.
 fn inherit_sampling(config: &mut Table) {
     let run = config.get("sampling").and_then(Value::as_table);
     let run = run.cloned().unwrap_or_default();

@@ -34,7 +34,7 @@ struct Node {
     r#type: String,
     #[serde(rename = "enum")]
     choices: Vec<String>,
-    /// Of a table whose keys are an environment's or a template's: true.
+    /// True for a table whose keys are an environment's or a template's.
     #[serde(rename = "additionalProperties")]
     others: bool,
     properties: BTreeMap<String, Node>,
@@ -164,7 +164,7 @@ impl Node {
         }
     }
 
-    /// Of several types, that of the value; `None` where there is none.
+    /// The node for the value's type; `None` where there is none.
     fn of(&self, value: &Value) -> Option<&Node> {
         if let Some(reference) = &self.reference {
             return definition(reference)?.of(value);

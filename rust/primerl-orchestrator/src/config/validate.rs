@@ -8,7 +8,7 @@ use primerl_render::ControlTokenPolicy;
 use primerl_service::tls;
 
 impl Config {
-    /// Everything that can be said without reading the model.
+    /// Everything that can be checked without reading the model.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_names()?;
         self.validate_sampling("sampling", &self.sampling)?;
@@ -127,7 +127,7 @@ impl Config {
             Some(name) if !trained(name) => Err(field(
                 &format!("{}.validates", environment.key()),
                 format!("is {name:?}, which is no training environment"),
-                "give the name of one in train.env, or leave it out",
+                "give the name of one in train.env, or omit it",
             )),
             _ => Ok(()),
         }
@@ -147,7 +147,7 @@ impl Config {
             return Err(field(
                 "router_replay",
                 "is true, but engines that render the messages are not asked for their experts",
-                "leave out client_type, or router_replay",
+                "omit client_type, or router_replay",
             ));
         }
         Ok(())
@@ -170,7 +170,7 @@ impl SamplingConfig {
         };
         let problem = "changes the distribution the trainer assumes";
         let remedy = format!(
-            "leave it at {neutral}, or set {} = \"replay\", with which the trainer leaves out the same tokens",
+            "leave it at {neutral}, or set {} = \"replay\", with which the trainer removes the same tokens",
             key("truncated")
         );
         Err(field(&key(name), problem, remedy))

@@ -42,7 +42,7 @@ fn add_sampling(index: usize, sampling: &Sampling, identity: &mut Identity) {
         rollout_max_tokens,
         replayed,
         template_kwargs,
-        // Of the algorithm, which is part of the core's config.
+        // It follows from the algorithm, which is part of the core's config.
         observes: _,
     } = sampling;
     // As an earlier version with fewer settings wrote it: its runs can be resumed.

@@ -179,7 +179,7 @@ fn an_environment_whose_workers_do_not_ask_stops_the_others_not_for_good() {
     let batch = &cut(&effects)[0];
     assert_eq!(batch.metrics["groups/set_aside"], 2.0);
     run.publish(1);
-    // It comes back: what was set aside goes on first, and its ratio holds again.
+    // It comes back: what was set aside continues first, and its ratio holds again.
     run.ask(1, 100);
     run.prove(0, 1);
     let status = run.core.status();
@@ -248,6 +248,6 @@ fn a_synchronous_run_stays_on_policy_when_a_group_was_set_aside() {
     assert_eq!(
         run.core.status().environments[1].in_flight,
         4,
-        "it is made anew"
+        "it is made again"
     );
 }

@@ -63,7 +63,7 @@ fn a_blocked_worker_is_named_and_gets_nothing_until_it_runs_again() {
         &effects,
         "worker worker of environment \"train\" is blocked by its environment for 12 s (task/rewards.py:28)",
     );
-    assert_eq!(block(&mut run, 0, 13.0, None).len(), 0, "that was said");
+    assert_eq!(block(&mut run, 0, 13.0, None).len(), 0, "that is known");
     assert_said(
         &block(&mut run, 0, 24.0, None),
         "for 24 s (task/rewards.py:28)",
@@ -95,7 +95,7 @@ fn a_blocked_worker_is_named_and_gets_nothing_until_it_runs_again() {
     let effects = unblock(&mut run, 0);
     assert_said(&effects, "runs again");
     assert_eq!(leased(&effects).len(), 1, "what was left of the batch");
-    assert!(unblock(&mut run, 0).is_empty(), "that was said");
+    assert!(unblock(&mut run, 0).is_empty(), "that is known");
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn what_a_worker_ran_is_named_when_it_is_gone() {
         .map(|one| format!("rollout {} (example {})", one.rollout, one.example))
         .collect();
     assert_eq!(
-        why.expect("is told"),
+        why.expect("has a reason"),
         format!(
             "worker worker of environment \"train\" exited with code 3; its 4 rollouts are handed out again: {}",
             named.join(", ")

@@ -1,4 +1,4 @@
-//! Groups without signal, pools, and what is said of them.
+//! Groups without signal, pools, and the messages about them.
 
 use super::*;
 use crate::config::{AlgorithmKind, LengthPenalty, RunConfig};
@@ -158,7 +158,7 @@ fn when_no_example_is_left_all_are_normal_again() {
     assert_eq!((pools.easy, pools.normal), (10, 0));
     let effects = run.ask(0, 2);
     assert_said(&effects, "all are normal again (so far 1 times)");
-    assert_eq!(leased(&effects).len(), 2, "and the run goes on");
+    assert_eq!(leased(&effects).len(), 2, "and the run continues");
     let buffer = &run.core.status().buffer[0];
     assert_eq!((buffer.pools.normal, buffer.returned), (10, 1));
 }

@@ -260,7 +260,7 @@ fn a_first_turn_that_takes_too_long_is_cancelled_before_it_ends() {
         rollout: held[0].rollout,
         version: PolicyVersion(0),
     });
-    // Another engine has to begin this one anew, at the next version.
+    // Another engine has to begin this one again, at the next version.
     for version in [0, 1] {
         run.send(Event::SamplingStarted {
             rollout: held[1].rollout,

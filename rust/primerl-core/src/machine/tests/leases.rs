@@ -232,7 +232,7 @@ fn a_lost_workers_leases_are_handed_out_again() {
     )));
     assert_said(
         &effects,
-        "worker worker of environment \"train\" was not heard of for 15 s; its 4 rollouts are handed out",
+        "worker worker of environment \"train\" sent nothing for 15 s; its 4 rollouts are handed out",
     );
     let again = run.lease(1, 4);
     let ids = |rollouts: &[LeasedRollout]| {
@@ -253,7 +253,7 @@ fn a_lost_workers_leases_are_handed_out_again() {
     );
     assert!(
         run.report(0, lost[0].rollout, outcome(1.0)).is_empty(),
-        "the dead worker's report comes to nothing"
+        "the dead worker's report has no effect"
     );
     // Losing a lease is no retry: two more failures of a slot are still allowed.
     assert_eq!(run.core.counters().failed, 0);
@@ -336,7 +336,7 @@ fn several_environments_share_a_batch_by_ratio() {
     assert_eq!(
         all.len(),
         12,
-        "whoever asks first gets no more than its share"
+        "the first one to ask gets no more than its share"
     );
     let status = run.core.status();
     assert_eq!(

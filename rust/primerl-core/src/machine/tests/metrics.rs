@@ -29,7 +29,7 @@ fn written_and_read(run: &Run) -> Run {
     }
 }
 
-/// Of the first environment: a rollout of two turns, and one that was cut short. Of the second: one that failed, one that
+/// From the first environment, a rollout of two turns, and one that was cut short. From the second, one that failed, one that
 /// sampled nothing, and two that go well.
 fn first_batch(run: &mut Run, from: impl Fn(&Run) -> Run) -> Arc<PackedBatch> {
     let first = run.lease(0, 2);

@@ -269,7 +269,7 @@ fn versions_leave_no_gap() {
     run.publish(1);
     assert_eq!(said(&run.publish(1)), "", "its answer may be lost");
     assert_eq!(said(&run.publish(2)), "");
-    // Whoever goes on begins with the version it says.
+    // A trainer that resumes begins with the version it says.
     run.send(Event::TrainerResumed { step: Step(1) });
     assert_said(&run.publish(2), gap);
     assert_eq!(said(&run.publish(1)), "");
@@ -297,7 +297,7 @@ fn a_version_of_a_batch_that_nobody_fetched_is_refused() {
     assert_eq!(updates(&refused), []);
     run.ask_batch(1, 0);
     assert_eq!(said(&run.publish_as(1, "d1")), "");
-    // The trainer before fetched it; this one goes on from its own batches.
+    // The trainer before fetched it; this one resumes from its own batches.
     run.send(Event::TrainerResumed { step: Step(0) });
     run.publish(0);
     let refused = run.publish_as(1, "d1");
@@ -319,7 +319,7 @@ fn a_checkpoint_covers_only_what_its_trainer_has_published() {
     run.send(Event::TrainerResumed { step: Step(0) });
     assert!(saved(&mut run, 1).contains(refused));
     run.send(Event::TrainerResumed { step: Step(1) });
-    assert_eq!(saved(&mut run, 1), "", "it goes on from there");
+    assert_eq!(saved(&mut run, 1), "", "it continues from there");
     assert!(saved(&mut run, 2).contains("version 1 is the newest"));
     assert_eq!(fetched(&run.ask_batch(2, 0)), Some(Step(2)));
 }
@@ -393,7 +393,7 @@ fn batches_for_a_trainer_without_checkpoints_are_bounded() {
 fn a_jump_of_the_clock_costs_leases_and_not_the_run() {
     let mut run = under_way();
     let jumped = run.pass(3600.0);
-    assert_said(&jumped, "was not heard of for 15 s");
+    assert_said(&jumped, "sent nothing for 15 s");
     assert!(!cancelled(&jumped).is_empty());
     run.join(1, 0);
     let before = run.core.now();

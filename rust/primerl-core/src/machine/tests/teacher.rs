@@ -113,7 +113,7 @@ fn what_a_teacher_cannot_score_drops_its_group_with_the_reason() {
 fn a_teacher_that_does_not_answer_costs_the_group() {
     let mut run = Run::started(mode(TrainingMode::Opd));
     let request = group(&mut run);
-    // The worker goes on showing that it lives.
+    // The worker still shows that it lives.
     for _ in 0..3 {
         run.send(Event::WorkerSeen {
             worker: WorkerId(0),

@@ -35,7 +35,7 @@ impl Observer {
         );
     }
 
-    /// A batch is whole groups, each with at least `min_group_size` rollouts (of which some may be left out).
+    /// A batch is whole groups, each with at least `min_group_size` rollouts (of which some may be dropped).
     pub(super) fn check_groups(&self, batch: &PackedBatch) {
         let mut groups: BTreeMap<(GroupId, EnvironmentId), BTreeSet<RolloutId>> = BTreeMap::new();
         for micro_batch in batch.ranks.iter().flatten() {

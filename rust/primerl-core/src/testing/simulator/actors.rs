@@ -70,7 +70,7 @@ pub struct Engine {
     pub loads: bool,
     /// When it is next looked at.
     pub looked_at: Option<Time>,
-    /// Counts restarts, so that what an earlier life had planned comes to nothing.
+    /// Counts restarts, so that what an earlier life had planned has no effect.
     pub life: u32,
     pub slow: bool,
     pub dead_for_good: bool,
@@ -128,11 +128,11 @@ pub struct Trainer {
     pub fetched: BTreeSet<u32>,
     /// It has all parts of its step: what comes now is a repeated answer.
     pub works: bool,
-    /// Counts restarts, so that what an earlier life had planned comes to nothing.
+    /// Counts restarts, so that what an earlier life had planned has no effect.
     pub life: u32,
     /// What a new life begins with.
     pub checkpoint: u64,
-    /// Of the weights up to the newest: it comes to others when it computes them again.
+    /// Digests of the weights up to the newest: it comes to others when it computes them again.
     pub digests: BTreeMap<PolicyVersion, String>,
     pub dead: bool,
 }

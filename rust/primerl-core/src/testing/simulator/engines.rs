@@ -112,7 +112,7 @@ impl Simulator {
     }
 
     fn load_if_still(&mut self, id: EngineId) {
-        let engine = self.engines.get_mut(&id).expect("it was told");
+        let engine = self.engines.get_mut(&id).expect("it exists");
         let still = engine
             .batching
             .as_ref()

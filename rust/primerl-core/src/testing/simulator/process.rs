@@ -44,7 +44,7 @@ pub enum Withheld {
 
 #[derive(Debug)]
 pub struct Process {
-    /// Counts processes, so that what an earlier one had planned comes to nothing.
+    /// Counts processes, so that what an earlier one had planned has no effect.
     pub life: u32,
     /// It can be reached.
     pub serves: bool,

@@ -48,7 +48,7 @@ impl Simulator {
         }
     }
 
-    /// Whoever waits for an answer finds that there is none.
+    /// Actors that wait for an answer find that there is none.
     pub(super) fn orchestrator_dies(&mut self, death: Death) {
         let next = Process::new(self.process.life + 1);
         let died = std::mem::replace(&mut self.process, next);
@@ -195,7 +195,7 @@ impl Simulator {
     }
 
     /// Agents ask again for the answer that did not come. It is there if their turn is in the journal; else it is sampled
-    /// anew. What an agent had seen and is lost is from now on part of what it asks.
+    /// again. What an agent had seen and is lost is from now on part of what it asks.
     fn answer_agents(&mut self, death: Death) {
         let recorded: BTreeMap<RolloutId, u32> = self
             .core

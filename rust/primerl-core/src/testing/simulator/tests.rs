@@ -170,7 +170,7 @@ fn more_asynchrony_takes_less_time_for_the_same_work() {
     );
 }
 
-/// Kills something for good in mid-run; the run cannot end, and somebody is told what is missing, within the bound.
+/// Kills something for good in mid-run; the run cannot end, and a message names what is missing, within the bound.
 fn killed(kill: Kill, expected: &str) {
     for seed in 0..10 {
         let base = scenario(seed);
@@ -181,7 +181,7 @@ fn killed(kill: Kill, expected: &str) {
             },
             ..base.config
         };
-        // Eight groups that all fail for want of engines rightly end a run: not within the bound.
+        // Eight groups that all fail for lack of engines rightly end a run: not within the bound.
         for environment in &mut config.environments {
             environment.own.max_retries = 100;
         }
@@ -211,7 +211,7 @@ fn killed(kill: Kill, expected: &str) {
 
 #[test]
 fn dead_workers_are_named() {
-    killed(Kill::Workers, "was not heard of");
+    killed(Kill::Workers, "sent nothing for");
     killed(Kill::Workers, "waits for a worker: none is registered");
 }
 

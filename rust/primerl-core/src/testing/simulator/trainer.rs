@@ -154,7 +154,7 @@ impl Simulator {
     pub(super) fn trainer_starts(&mut self) {
         let step = Step(self.trainer.checkpoint);
         let refusal = self.core.refuses_resume(step);
-        assert_eq!(refusal, None, "the trainer can go on after step {step}");
+        assert_eq!(refusal, None, "the trainer can resume after step {step}");
         self.ask(Event::TrainerResumed { step }, Reply::Resumed(step));
     }
 

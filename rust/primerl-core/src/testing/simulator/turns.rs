@@ -149,7 +149,7 @@ impl Simulator {
         }
     }
 
-    /// The gateway answers for open rollouts only. Whoever runs another one ends it, and tells so.
+    /// The gateway answers for open rollouts only. A worker that runs another one ends it, and reports that.
     fn is_refused(&mut self, id: WorkerId, rollout: RolloutId) -> bool {
         if self.disk.is_instant() || self.process.is_open(rollout, id) {
             return false;
@@ -287,8 +287,8 @@ impl Simulator {
             outcome
                 .traces
                 .iter_mut()
-                .for_each(|trace| trace.session = "nobody".to_owned());
-            outcome.traces.push(trace("nobody else", true, 1.0));
+                .for_each(|trace| trace.session = "unknown".to_owned());
+            outcome.traces.push(trace("another unknown", true, 1.0));
         }
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.running.remove(&rollout);

@@ -142,7 +142,7 @@ impl Simulator {
         assert_eq!(
             self.lease_requests.remove(&request),
             Some(worker),
-            "a lease goes to whoever asked"
+            "a lease goes to the worker that asked"
         );
         if self.message_fault(self.scenario.faults.lease_lost) {
             return self.lease_is_lost(worker, &rollouts);

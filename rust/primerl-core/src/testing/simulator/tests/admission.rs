@@ -123,7 +123,7 @@ fn neither_training_nor_evaluation_starves_where_there_is_little_room() {
             observer.cut_at[0] < first,
             "seed {seed}: training waited for the evaluation"
         );
-        // A round is 80 rollouts of about 4 s, at least one at a time (or all at once, when training may not go on).
+        // A round is 80 rollouts of about 4 s, at least one at a time (or all at once, when training may not continue).
         let bound = Duration::from_secs(600);
         assert!(first < Time::default() + bound, "seed {seed}: {first:?}");
         assert!(
