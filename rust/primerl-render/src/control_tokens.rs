@@ -2,7 +2,7 @@
 //! them as of the template's own: `<|im_end|>` in a user's text ends the user's turn.
 
 use crate::tokenizer::Tokenizer;
-use std::cmp::Reverse;
+use aho_corasick::{AhoCorasick, MatchKind};
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -10,10 +10,9 @@ use std::ops::Range;
 const REASONING: [&str; 2] = ["<think>", "</think>"];
 
 /// Texts that the model reads as control tokens: its special tokens, and other added tokens that its template writes.
-#[derive(Default)]
 pub(crate) struct ControlTokens {
-    /// By their first byte, of which there are few: common text is passed over byte by byte. The longest first.
-    by_first: Vec<(u8, Vec<String>)>,
+    texts: Vec<String>,
+    finder: AhoCorasick,
     /// What may become one with the text behind it, or before it.
     beginnings: HashSet<String>,
     ends: HashSet<String>,
@@ -23,65 +22,50 @@ pub(crate) struct ControlTokens {
 impl ControlTokens {
     /// `written`: whether a template of the model holds this text.
     pub fn of(tokenizer: &Tokenizer, written: impl Fn(&str) -> bool) -> Self {
-        let mut found = Self::default();
-        for token in tokenizer.added_tokens() {
-            let text = token.content.as_str();
+        let is_one = |text: &str, special: bool| {
             // Words (some tokenizers have `user` as a token) and white space are no markup.
             let is_markup =
                 text.contains(|c: char| !c.is_alphanumeric() && c != '_' && !c.is_whitespace());
-            if is_markup && !REASONING.contains(&text) && (token.special || written(text)) {
-                found.add(text);
-            }
-        }
-        for (_, texts) in &mut found.by_first {
-            texts.sort_by_key(|text| Reverse(text.len()));
-        }
-        found
+            is_markup && !REASONING.contains(&text) && (special || written(text))
+        };
+        let tokens = tokenizer.added_tokens();
+        let found = tokens.filter(|token| is_one(&token.content, token.special));
+        Self::new(found.map(|token| token.content.clone()).collect())
     }
 
-    fn add(&mut self, text: &str) {
-        let Some(&first) = text.as_bytes().first() else {
-            return;
-        };
-        match self.by_first.iter_mut().find(|(byte, _)| *byte == first) {
-            Some((_, texts)) => texts.push(text.to_owned()),
-            None => self.by_first.push((first, vec![text.to_owned()])),
+    /// None of the texts is empty.
+    fn new(texts: Vec<String>) -> Self {
+        let finder = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(&texts)
+            .expect("texts of tokens are far shorter than 2^31 bytes in all");
+        let (mut beginnings, mut ends) = (HashSet::new(), HashSet::new());
+        for text in &texts {
+            for (at, _) in text.char_indices().skip(1) {
+                beginnings.insert(text[..at].trim().to_owned());
+                ends.insert(text[at..].trim().to_owned());
+            }
         }
-        self.longest = self.longest.max(text.len());
-        for (at, _) in text.char_indices().skip(1) {
-            self.beginnings.insert(text[..at].trim().to_owned());
-            self.ends.insert(text[at..].trim().to_owned());
+        ControlTokens {
+            longest: texts.iter().map(String::len).max().unwrap_or(0),
+            texts,
+            finder,
+            beginnings,
+            ends,
         }
     }
 
     pub fn texts(&self) -> impl Iterator<Item = &str> {
-        let texts = self.by_first.iter().flat_map(|(_, texts)| texts);
-        texts.map(String::as_str)
+        self.texts.iter().map(String::as_str)
     }
 
     pub fn is_in(&self, text: &str) -> bool {
-        self.matches(text).next().is_some()
+        self.finder.is_match(text)
     }
 
     /// Where they are in a text: the first, and of those that begin there the longest, as tokenizers look for them.
     pub fn matches<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Range<usize>> + 'a {
-        let bytes = text.as_bytes();
-        let mut at = 0;
-        std::iter::from_fn(move || {
-            while at < bytes.len() {
-                let texts = self.by_first.iter().find(|(first, _)| *first == bytes[at]);
-                let begins = |token: &&String| bytes[at..].starts_with(token.as_bytes());
-                match texts.and_then(|(_, texts)| texts.iter().find(begins)) {
-                    Some(token) => {
-                        let begin = at;
-                        at += token.len();
-                        return Some(begin..at);
-                    }
-                    None => at += 1,
-                }
-            }
-            None
-        })
+        self.finder.find_iter(text).map(|found| found.range())
     }
 
     /// [`ControlTokens::matches`] without the white space at their ends, and what of one is at the ends of the text.
@@ -120,7 +104,30 @@ impl ControlTokens {
 
 #[cfg(test)]
 mod tests {
+    use super::ControlTokens;
     use crate::Message;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// As it is said, character by character.
+        #[test]
+        fn the_first_and_of_those_the_longest(
+            texts in proptest::collection::vec("[<|aé]{1,4}", 0..6), text in "[<|aé]{0,40}",
+        ) {
+            let tokens = ControlTokens::new(texts.clone());
+            let (mut expected, mut at) = (Vec::new(), 0);
+            while at < text.len() {
+                let here = texts.iter().filter(|token| text[at..].starts_with(token.as_str()));
+                let step = match here.map(String::len).max() {
+                    Some(length) => { expected.push(at..at + length); length }
+                    None => text[at..].chars().next().map_or(1, char::len_utf8),
+                };
+                at += step;
+            }
+            prop_assert_eq!(tokens.matches(&text).collect::<Vec<_>>(), expected.clone());
+            prop_assert_eq!(tokens.is_in(&text), !expected.is_empty());
+        }
+    }
 
     #[test]
     fn text_of_users_and_tools_is_looked_at() {

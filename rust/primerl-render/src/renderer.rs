@@ -78,6 +78,9 @@ impl Renderer {
         let tokenizer = Tokenizer::load(&files.tokenizer())?;
         let stop_token_ids = files.stop_token_ids(|token| tokenizer.token_id(token))?;
         let parser = AnswerParser::new(parsers, &tokenizer);
+        let control_tokens = ControlTokens::of(&tokenizer, |text| {
+            sources_contain(&template, tool_template.as_ref(), text)
+        });
         let mut renderer = Self {
             tokenizer,
             template,
@@ -89,13 +92,10 @@ impl Renderer {
             prepared: PreparedCache::default(),
             proofs: Proofs::default(),
             abilities: Abilities::default(),
-            control_tokens: ControlTokens::default(),
+            control_tokens,
             neutral: None,
             null_content_fails: false,
         };
-        renderer.control_tokens = ControlTokens::of(&renderer.tokenizer, |text| {
-            renderer.template_sources_contain(text)
-        });
         if load_options.control_tokens == ControlTokenPolicy::Neutralize {
             renderer.neutral = Some(renderer.neutral_of(&files.tokenizer())?);
             renderer.check_writes_text_as_it_is(model_dir)?;
@@ -186,9 +186,7 @@ impl Renderer {
 
     /// Whether a template of the model holds this text.
     pub(crate) fn template_sources_contain(&self, text: &str) -> bool {
-        let templates = std::iter::once(&self.template).chain(&self.tool_template);
-        let mut sources = templates.filter_map(ChatTemplate::source);
-        sources.any(|source| source.contains(text))
+        sources_contain(&self.template, self.tool_template.as_ref(), text)
     }
 
     /// The longest stop token that `text` begins with.
@@ -234,4 +232,10 @@ impl Renderer {
             .max_by_key(|token| token.content.len())
             .map(|token| token.id)
     }
+}
+
+fn sources_contain(template: &ChatTemplate, others: Option<&ChatTemplate>, text: &str) -> bool {
+    let templates = std::iter::once(template).chain(others);
+    let mut sources = templates.filter_map(ChatTemplate::source);
+    sources.any(|source| source.contains(text))
 }
