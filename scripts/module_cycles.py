@@ -108,7 +108,10 @@ def graph_of(source: Path) -> Graph:
 
 def defined(name: tuple[str, ...], exported: dict[tuple[str, ...], tuple[str, ...]]) -> tuple[str, ...]:
     """Where it is defined: through all re-exports, of it or of a module that it is in."""
-    while (shown := next((head for head in heads(name) if head in exported), None)) is not None:
+    for _ in exported:  # no name is re-exported more often
+        shown = next((head for head in heads(name) if head in exported), None)
+        if shown is None:
+            break
         name = (*exported[shown], *name[len(shown) :])
     return name
 

@@ -83,6 +83,21 @@ def test_what_fails_in_rank_0_fails_in_all(ranks: list[Peers]) -> None:
     assert {str(other) for other in others} == {"rank 0: OSError: no space left"}
 
 
+def test_what_was_refused_may_be_tried_again(ranks: list[Peers]) -> None:
+    answers = iter([ValueError("a metric is no number"), "published", "published again"])
+
+    def make() -> str:
+        answer = next(answers)
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
+
+    refused = in_each(ranks, lambda one: one.agree("publishing policy 1", make))
+    assert [str(one).removeprefix("rank 0: ValueError: ") for one in refused] == ["a metric is no number"] * RANKS
+    for said in ("published", "published again"):
+        assert in_each(ranks, lambda one: one.agree("publishing policy 1", make)) == [said] * RANKS
+
+
 def test_each_hears_what_all_say(ranks: list[Peers]) -> None:
     said = in_each(ranks, lambda one: one.all_of("batch of step 1", f"rank {one.rank}"))
     assert said == [["rank 0", "rank 1", "rank 2"]] * RANKS

@@ -105,7 +105,7 @@ def test_bad_plans_are_refused_by_name(plan: Path, change: tuple[str, str], fiel
 def test_files_of_others_are_not_replaced(plan: Path) -> None:
     for names, said in (
         (["run/launcher.lock"], "is the folder of a run"),
-        (["report.txt"], "report.txt is of no simulation, and would be replaced"),
+        (["report.txt", "report.json"], "report.json is there without timeline.svg, and would be replaced"),
     ):
         folder = plan.parent / names[0].replace("/", "-")
         for name in names:
@@ -115,7 +115,7 @@ def test_files_of_others_are_not_replaced(plan: Path) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert f"output_dir: {folder}" in done.stderr
         assert said in done.stderr
-        assert [path.read_text() for path in folder.rglob("*") if path.is_file()] == ["mine"]
+        assert [path.read_text() for path in folder.rglob("*") if path.is_file()] == ["mine"] * len(names)
     done = primerl("@", str(plan), "--output-dir", str(plan), cwd=plan.parent)
     assert (done.returncode, done.stdout) == (2, "")
     assert "is not a folder" in done.stderr

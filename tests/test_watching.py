@@ -134,8 +134,7 @@ def test_an_environment_that_rests_and_comes_back_is_told_once() -> None:
     for _ in range(2):
         remarks.look({"environments": [good, {"name": "bad", "rests": "the judge is away"}]})
     assert said == [
-        "warning: environment 'bad' is paused: the judge is away. The other environments continue, and it is tried "
-        "again later",
+        "warning: environment 'bad' is paused: the judge is away. The other environments continue",
     ]
     remarks.look({"environments": [good, {"name": "bad"}]})
     assert said[1:] == ["environment 'bad' is used again"]

@@ -32,6 +32,7 @@ __all__ = [
     "RunCurves",
     "__version__",
     "ask_models",
+    "check_config",
     "check_parser",
     "evaluated_rollouts",
     "inspect_buffer",

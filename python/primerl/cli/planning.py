@@ -55,7 +55,9 @@ def _problem_with(folder: Path) -> str | None:
         if (folder / LOCK).exists():
             return f"{folder} is the folder of a run"
         if there and len(there) < len(FILES):
-            return f"{folder / there[0]} is of no simulation, and would be replaced"
+            return (
+                f"{folder / there[0]} is there without {' and '.join(set(FILES) - set(there))}, and would be replaced"
+            )
         if folder.exists() and not folder.is_dir():
             return f"{folder} is not a folder"
     except OSError as error:

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -32,13 +33,15 @@ Value = TypeVar("Value")
 class Peers:
     """This process among the ranks of the script. Not thread-safe.
 
-    `agree` and `all_of` are named, and each name is used once; they wait for as long as the others are alive.
+    `agree` and `all_of` are named, and a name of `all_of` is used once; they wait for as long as the others are alive.
     """
 
     def __init__(self, rank: int, size: int, store: Any = None) -> None:
         """`store`: needed for more than one."""
         self.rank, self.size = rank, size
         self._store = store
+        self._agreed: Counter[str] = Counter()
+        """How often each name was used, the same in all ranks."""
         heartbeats = None if store is None else Heartbeats(store.clone(), rank, size)
         self._ranks = Ranks(rank, size, torch.device("cpu"), store=store, heartbeats=heartbeats)
         if heartbeats is not None:
@@ -73,7 +76,9 @@ class Peers:
         """
         if self.size == 1:
             return make()
-        key = f"agreed/{name}"
+        # A script that catches a refusal may try again, under the same name.
+        self._agreed[name] += 1
+        key = f"agreed/{name}/{self._agreed[name]}"
         if not self.leads:
             outcome = json.loads(self._wait_for(key, 0, name))
             if "failure" in outcome:

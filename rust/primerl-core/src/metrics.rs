@@ -11,7 +11,6 @@ use crate::pack::MicroBatch;
 use crate::policy::staleness;
 use crate::rollout::{LeftOut, Rollout};
 use crate::sample::{Sample, TrainedTrace};
-
 use std::collections::BTreeMap;
 
 #[derive(Default)]

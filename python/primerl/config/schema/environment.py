@@ -53,7 +53,7 @@ class Environment(Section):
     id: str = Field(min_length=1)
     """Name of the installed verifiers environment, for example `reverse-text`."""
     name: Name | None = None
-    """Name in metrics, logs and files; default: the environment's id."""
+    """Name in metrics, logs and files; default: the id's last part, without its version."""
 
     @model_validator(mode="after")
     def _has_a_name(self) -> Self:
@@ -379,7 +379,7 @@ class ServedEvaluationSource(EvaluationSource):
     """An environment that measures the policy and is never trained on."""
 
     name: Name | None = None
-    """Name in metrics, logs and files; default: the environment's id, and `-eval`."""
+    """Name in metrics, logs and files; default: the id's last part, without its version, and `-eval`."""
     worker: JoinedSettings = JoinedSettings()
     """Settings sent to env workers that join, written by the launcher; the orchestrator only passes them on."""
 

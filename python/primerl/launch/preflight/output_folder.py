@@ -20,6 +20,8 @@ from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import STATE_FILE
 
 MARKS = {".DS_Store", ".gitignore", ".gitkeep"}
+OURS = {"gepa.log"}
+"""A search's own log, next to its results."""
 LOGS = (".out", ".err", ".log")
 """What a shell's redirection, `nohup` and Slurm's `--output` usually end with."""
 
@@ -122,7 +124,8 @@ def _is_state(entry: Path) -> bool:
 def _is_bystander(entry: Path) -> bool:
     """Whether a file is of no run, and in no run's way: a log of what starts the run, a mark of a file manager or of
     git. It is not deleted."""
-    return (entry.name in MARKS or entry.suffix in LOGS) and entry.is_file()
+    named = entry.name in MARKS or (entry.suffix in LOGS and entry.name not in OURS)
+    return named and entry.is_file()
 
 
 def never_began(folder: Path) -> bool:

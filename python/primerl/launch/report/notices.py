@@ -50,10 +50,7 @@ class Remarks:
         }
         for name, why in resting.items():
             if name not in self._resting:
-                self._say(
-                    f"warning: environment {name!r} is paused: {why}. The other environments continue, and it is tried "
-                    "again later"
-                )
+                self._say(f"warning: environment {name!r} is paused: {why}. The other environments continue")
         for name in sorted(self._resting - set(resting)):
             self._say(f"environment {name!r} is used again")
         self._resting = set(resting)

@@ -1,7 +1,6 @@
 //! The config of the core that a plan drives.
 
 use super::Plan;
-use primerl_core::config::OnCancel;
 use primerl_core::config::*;
 use primerl_core::{Config, Duration};
 
