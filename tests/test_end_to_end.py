@@ -297,7 +297,7 @@ def test_own_training_loop_goes_on_after_kill_9(model: Path, tmp_path: Path) -> 
     done = subprocess.run(resumed, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"step {last} " in done.stdout
-    # It does not wait for the env workers of the script that was killed.
+    # It does not wait for the env workers of the script that was killed, whether they had rollouts or not.
     log = (output / "logs" / "orchestrator.log").read_text()
-    assert "ended with the session that had started it; its" in log
+    assert "worker left worker=0" in log
     assert "sent nothing for" not in log

@@ -264,9 +264,9 @@ class TrainingLoop(abc.ABC):
         self._resumed, self._owes_weights = True, step > 0
 
     def _published(self) -> int:
-        self._lifetime.check()
         if self._next_version == 0:
             raise RuntimeError("call run.publish(model) first: what it publishes is what the checkpoint holds")
+        self._lifetime.check()
         return self._next_version - 1
 
     def _close_metrics(self) -> None:
