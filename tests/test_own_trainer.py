@@ -73,6 +73,26 @@ def test_a_batch_that_is_fetched_again_is_counted_once(loop: Alone, policy: Any)
     assert counted == [(2, 7), (4, 14), (6, 21)]
 
 
+def test_weights_to_begin_with_that_are_refused_leave_the_metrics(
+    loop: Alone, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that starts over in a run's folder, with another model: its lines are all that is left of that run."""
+    before = [{"step": step, "reward/all/mean": 0.5} for step in (1, 2, 3)]
+    loop.output_dir.mkdir(parents=True, exist_ok=True)
+    (loop.output_dir / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in before))
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("version 0 was published before, with other weights")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "_announce", refuse)
+        with pytest.raises(RuntimeError, match="with other weights"):
+            loop.publish(policy)
+    assert lines(loop) == before
+    loop.publish(policy)
+    assert lines(loop) == []
+
+
 # Metrics
 
 

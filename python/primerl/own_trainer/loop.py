@@ -104,6 +104,7 @@ class TrainingLoop(abc.ABC):
         self._metrics: MetricsWriter | None = None
         self._next_version = 0
         self._resumed = self._owes_weights = False
+        self._resumed_after = 0
         self._batch: Batch | None = None
         self._trained = Trained()
         self._asked: tuple[int, bool] | None = None
@@ -175,10 +176,11 @@ class TrainingLoop(abc.ABC):
             trained = self._trained
             if batch is not None:
                 # Before the run can end, which the last version does: it is over when all steps are written here.
-                assert self._metrics is not None
                 trained = trained.plus(*self._counts(batch))
-                self._metrics.write(batch.step, {**batch.metrics, **trained.metrics(), **numbers})
+                self._writer().write(batch.step, {**batch.metrics, **trained.metrics(), **numbers})
             self._announce(version, manifest, policy)
+            # Lines of later steps are dropped by now, once the weights to begin with are accepted.
+            self._writer()
             self._trained = trained
 
         self._together(f"publishing policy {version}", announce)
@@ -248,7 +250,6 @@ class TrainingLoop(abc.ABC):
         Raises:
             PrimerlError: there is no such step, or the batches after it are gone.
         """
-
         self._lifetime.check()
 
         def resume() -> None:
@@ -256,12 +257,11 @@ class TrainingLoop(abc.ABC):
             # A script that starts over, or resumes from an earlier one, saves these steps again.
             set_aside_later(self.output_dir, step)
             self._close_metrics()
-            self._metrics = MetricsWriter(self.output_dir, after=step)
             self._trained = Trained.until(self.output_dir, step)
 
         self._together(f"resuming after step {step}", resume)
         self._next_version = step
-        self._resumed, self._owes_weights = True, step > 0
+        self._resumed, self._resumed_after, self._owes_weights = True, step, step > 0
 
     def _published(self) -> int:
         if self._next_version == 0:
@@ -269,9 +269,15 @@ class TrainingLoop(abc.ABC):
         self._lifetime.check()
         return self._next_version - 1
 
+    def _writer(self) -> MetricsWriter:
+        if self._metrics is None:
+            self._metrics = MetricsWriter(self.output_dir, after=self._resumed_after)
+        return self._metrics
+
     def _close_metrics(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
+            self._metrics = None
 
     def _together(self, name: str, do: Callable[[], Value]) -> Value:
         """What is done once, whatever the number of ranks, and returned in each."""
