@@ -85,8 +85,8 @@ impl TryFrom<Keys> for AlgorithmConfig {
 
 /// Keys that are not given have their defaults.
 fn unread(name: &str, given: &Map<String, Value>) -> Option<Unread> {
-    let value = |key: &str| given.get(key).filter(|value| !value.is_null());
-    let is_given = |key: &str| value(key) != schema::default_of("Algorithm", key);
+    let value = |key: &str| given.get(key).cloned().unwrap_or_default();
+    let is_given = |key: &str| schema::is_given("Algorithm", key, value(key));
     let mut others = PARAMETERS.into_iter().filter(|one| one.of != name);
     others.find(|one| is_given(one.key))
 }

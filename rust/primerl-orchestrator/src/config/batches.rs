@@ -1,6 +1,7 @@
 //! What a step is full with.
 
 use super::{Config, ConfigError, field, schema};
+use serde_json::json;
 
 impl Config {
     /// Keys that count rollouts say nothing of a step of tokens.
@@ -9,14 +10,13 @@ impl Config {
             return Ok(());
         }
         let counted = [
-            ("batch_size", f64::from(self.run.batch_size)),
-            ("oversampling_factor", self.run.oversampling_factor),
+            ("batch_size", json!(self.run.batch_size)),
+            ("oversampling_factor", json!(self.run.oversampling_factor)),
         ];
-        let is_given = |(key, value): &(&str, f64)| {
-            let usual = schema::default_of("", key).and_then(|usual| usual.as_f64());
-            usual != Some(*value)
-        };
-        match counted.iter().find(|counted| is_given(counted)) {
+        let mut given = counted
+            .into_iter()
+            .filter(|(key, value)| schema::is_given("", key, value.clone()));
+        match given.next() {
             None => Ok(()),
             Some((key, _)) => Err(field(
                 key,

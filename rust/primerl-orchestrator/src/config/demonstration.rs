@@ -104,10 +104,7 @@ impl DemonstrationConfig {
     /// A key that has another value than where it is not given.
     fn given(&self) -> Option<&'static str> {
         let keys = [("key", &self.key), ("template", &self.template)];
-        let is_given = |key: &str, value: &String| {
-            let usual = schema::default_of("Demonstration", key).and_then(|usual| usual.as_str());
-            usual != Some(value.as_str())
-        };
+        let is_given = |key: &str, value: &str| schema::is_given("Demonstration", key, value);
         let mut given = keys.into_iter().filter(|(key, value)| is_given(key, value));
         given.next().map(|(key, _)| key)
     }

@@ -59,13 +59,15 @@ pub(super) fn complete(table: &mut Table) -> Result<(), ConfigError> {
     ROOT.complete(table, "")
 }
 
-/// What a key has where it is not given; `class` is empty for the keys at the top.
-pub(super) fn default_of(class: &str, key: &str) -> Option<&'static Json> {
+/// Whether a key has another value than where it is not given; `class` is empty for the keys at the top.
+pub(super) fn is_given(class: &str, key: &str, value: impl Into<Json>) -> bool {
     let node = match class {
         "" => Some(&*ROOT),
         _ => definition(class),
     };
-    node?.properties.get(key)?.default.as_ref()
+    let key = node.and_then(|node| node.properties.get(key));
+    let usual = key.and_then(|key| key.default.clone());
+    usual.unwrap_or_default() != value.into()
 }
 
 /// Whether an environment may be given this name.
