@@ -48,16 +48,15 @@ def simulate(arguments: list[str]) -> int:
 
 def _problem_with(folder: Path) -> str | None:
     """Why nothing is written there. What an earlier simulation wrote, all of its files, is replaced."""
-    from primerl.launch.supervise.lock import LOCK
+    from primerl.launch.preflight.output_folder import is_of_run
 
     try:
-        there = [name for name in FILES if (folder / name).exists()]
-        if (folder / LOCK).exists():
+        if is_of_run(folder):
             return f"{folder} is the folder of a run"
-        if there and len(there) < len(FILES):
-            return (
-                f"{folder / there[0]} is there without {' and '.join(set(FILES) - set(there))}, and would be replaced"
-            )
+        there = [name for name in FILES if (folder / name).exists()]
+        lacking = [name for name in FILES if name not in there]
+        if there and lacking:
+            return f"{folder / there[0]} is there without {' and '.join(lacking)}, and would be replaced"
         if folder.exists() and not folder.is_dir():
             return f"{folder} is not a folder"
     except OSError as error:

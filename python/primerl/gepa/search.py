@@ -129,7 +129,7 @@ def _search(
             skip_perfect_score=settings.perfect_score is not None,
             perfect_score=1.0 if settings.perfect_score is None else settings.perfect_score,
             seed=settings.seed,
-            logger=_Log(folder / "gepa.log"),
+            logger=_Log(folder / kinds.SEARCH_LOG),
             track_best_outputs=False,
         )
     except StopError as stop:

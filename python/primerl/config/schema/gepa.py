@@ -107,11 +107,8 @@ class GepaConfig(Section):
 
     def teacher(self) -> Client:
         """The endpoint of the reflection model."""
-        own = self.reflection_base_url is not None
         found: Client = Client(
-            base_url=self.reflection_base_url if own else self.base_url,
-            model=self.reflection_model or self.model,
-            api_key_env=self.reflection_api_key_env if own else self.reflection_api_key_env or self.api_key_env,
+            **{name: getattr(self, key) for name, key in self.teachers_keys().items()},
             client_type="openai_chat_completions",
             timeout_s=self.timeouts.answer_s,
         )

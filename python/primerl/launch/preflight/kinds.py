@@ -24,6 +24,7 @@ TITLES = {
 OWN_CONFIG = ("rl", "sft", "eval")
 """Kinds whose whole config is `configs/<kind>.toml`."""
 BEGUN_SEARCH = "gepa.json"
+SEARCH_LOG = "gepa.log"
 SEARCHED_BY = "the version of the package gepa"
 """A key of every such file."""
 SERVER_LOG = Path("logs") / "server.log"

@@ -20,8 +20,6 @@ from primerl.train.checkpoint import on_request
 from primerl.train.checkpoint.step_folders import STATE_FILE
 
 MARKS = {".DS_Store", ".gitignore", ".gitkeep"}
-OURS = {"gepa.log"}
-"""A search's own log, next to its results."""
 LOGS = (".out", ".err", ".log")
 """What a shell's redirection, `nohup` and Slurm's `--output` usually end with."""
 
@@ -78,7 +76,7 @@ def _check_folder(folder: Path, *, clean: bool, kind: str, goes_on: Callable[[Pa
     _check_kind(folder, kind)
     saved = holds_checkpoint(folder)
     # What was saved is enough to resume from, and not to delete all that is there.
-    if not _is_of_run(folder) and (clean or not (saved or kinds.holds_states(folder))):
+    if not is_of_run(folder) and (clean or not (saved or kinds.holds_states(folder))):
         raise ConfigError.at("output_dir", _of_strangers(folder, clean=clean))
     if not clean:
         if goes_on is not None and goes_on(folder):
@@ -91,7 +89,7 @@ def _check_folder(folder: Path, *, clean: bool, kind: str, goes_on: Callable[[Pa
         )
 
 
-def _is_of_run(folder: Path) -> bool:
+def is_of_run(folder: Path) -> bool:
     """Whether a run wrote what is there. Projects have a folder `configs`, too, with files of such names. Searches by
     `primerl gepa` once had no lock."""
     return (folder / LOCK).is_file() or holds_run(folder) or kinds.holds_search(folder)
@@ -124,7 +122,7 @@ def _is_state(entry: Path) -> bool:
 def _is_bystander(entry: Path) -> bool:
     """Whether a file is of no run, and in no run's way: a log of what starts the run, a mark of a file manager or of
     git. It is not deleted."""
-    named = entry.name in MARKS or (entry.suffix in LOGS and entry.name not in OURS)
+    named = entry.name in MARKS or (entry.suffix in LOGS and entry.name != kinds.SEARCH_LOG)
     return named and entry.is_file()
 
 
