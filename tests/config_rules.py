@@ -164,4 +164,4 @@ OF_THE_NATIVE_SIDE = [
         run(group_size=1, buffer=FILTERS, algorithm=RAE),
     ),
 ]
-"""What only the native side refuses: whoever starts an orchestrator is told at once, by the key."""
+"""What only the native side refuses: its check names the key before anything starts."""

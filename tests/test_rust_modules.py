@@ -43,6 +43,12 @@ def module_cycles(repository: Path) -> ModuleType:
     return module
 
 
+def write(source: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(text)
+
+
 def test_no_crate_has_a_new_cycle_of_modules(repository: Path, module_cycles: ModuleType) -> None:
     crates = sorted(path.parent for path in (repository / "rust").glob("*/src/lib.rs"))
     assert crates
@@ -72,9 +78,7 @@ def test_a_cycle_is_found_through_groups_of_imports_and_what_the_root_exports(
         "c.rs": "use super::d::Y;\n#[cfg(test)]\nmod tests {\n    use crate::a;\n}\n",
         "d.rs": "#[cfg(test)]\nuse crate::c;\n",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write(tmp_path, files)
     graph = module_cycles.graph_of(tmp_path)
     assert {name: set(used) for name, used in graph.items()} == {"a": {"b", "c"}, "b": {"a"}, "c": {"d"}, "d": set()}
     assert module_cycles.cycles(graph) == [["a", "b"]]
@@ -90,9 +94,7 @@ def test_a_file_depends_on_where_a_name_is_defined(tmp_path: Path, module_cycles
         "state.rs": "mod child;\nfn g() { child::h(crate::b::Own) }\n",
         "state/child.rs": "use super::State;\n",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write(tmp_path, files)
     graph = module_cycles.files_of(tmp_path, without="State")
     assert {name: set(used) for name, used in graph.items()} == {
         "a": {"b::deep", "state"},

@@ -109,7 +109,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// As it is said, character by character.
+        /// By that definition, character by character.
         #[test]
         fn the_first_and_of_those_the_longest(
             texts in proptest::collection::vec("[<|aé]{1,4}", 0..6), text in "[<|aé]{0,40}",
