@@ -93,6 +93,46 @@ def test_weights_to_begin_with_that_are_refused_leave_the_metrics(
     assert lines(loop) == []
 
 
+def test_a_loop_resumes_with_the_counts_of_its_checkpoints_step(loop: Alone, policy: Any) -> None:
+    """A script that was killed after step 3, of which step 2 was saved last."""
+    loop.publish(policy)
+    for _ in loop.batches():
+        loop.publish(policy)
+    again = Alone(loop.output_dir, Path(loop.model_path))
+    again.resume_after(2)
+    again.publish(policy)
+    for _ in again.batches():
+        again.publish(policy)
+    again._close_metrics()
+    counted = [(line["step"], line["progress/num_samples"], line["progress/num_tokens"]) for line in lines(again)]
+    assert counted == [(1, 2, 7), (2, 4, 14), (3, 6, 21)]
+
+
+def test_a_loop_without_its_metrics_counts_from_there(loop: Alone, policy: Any) -> None:
+    loop.resume_after(2)
+    loop.publish(policy)
+    for _ in loop.batches():
+        loop.publish(policy)
+    assert [(line["step"], line["progress/num_samples"]) for line in lines(loop)] == [(3, 2)]
+
+
+def test_a_step_that_is_published_again_is_written_once(
+    loop: Alone, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the orchestrator has not answered")
+
+    loop.publish(policy)
+    for _ in loop.batches():
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "_announce", fail)
+            with pytest.raises(RuntimeError, match="has not answered"):
+                loop.publish(policy, metrics={"loss/mean": 1.0})
+        loop.publish(policy, metrics={"loss/mean": 2.0})
+    counted = [(line["step"], line["progress/num_samples"], line["loss/mean"]) for line in lines(loop)]
+    assert counted == [(1, 2, 2.0), (2, 4, 2.0), (3, 6, 2.0)]
+
+
 # Metrics
 
 

@@ -4,7 +4,6 @@ and saves checkpoints."""
 from __future__ import annotations
 
 import abc
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from primerl.own_trainer.given_metrics import as_numbers
 from primerl.own_trainer.lifetime import Lifetime
 from primerl.own_trainer.policy import Policies
 from primerl.train.checkpoint import on_request
+from primerl.train.checkpoint.files import lines_of_steps
 from primerl.train.checkpoint.step_folders import set_aside_later
 from primerl.train.data.batch import Batch
 from primerl.train.loop.metrics import MetricsWriter
@@ -41,14 +41,11 @@ class Trained:
 
     @classmethod
     def until(cls, output_dir: Path, step: int) -> Trained:
-        """As the metrics of that step say, which is the last one that has any."""
-        found = cls()
-        if step > 0:
-            for text in (output_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1:]:
-                line = json.loads(text)
-                if line.get("step") == step:
-                    found = cls(line.get(SAMPLES) or 0.0, line.get(TOKENS) or 0.0)
-        return found
+        """As the metrics of that step say. Lines of later steps may follow."""
+        for _, line in lines_of_steps(output_dir / "metrics.jsonl", step):
+            if line["step"] == step:
+                return cls(line.get(SAMPLES) or 0.0, line.get(TOKENS) or 0.0)
+        return cls()
 
     def plus(self, samples: int, tokens: int) -> Trained:
         return Trained(self.samples + samples, self.tokens + tokens)
@@ -104,7 +101,8 @@ class TrainingLoop(abc.ABC):
         self._metrics: MetricsWriter | None = None
         self._next_version = 0
         self._resumed = self._owes_weights = False
-        self._resumed_after = 0
+        self._kept_until = 0
+        """The writer of metrics drops lines of later steps when it opens."""
         self._batch: Batch | None = None
         self._trained = Trained()
         self._asked: tuple[int, bool] | None = None
@@ -178,7 +176,14 @@ class TrainingLoop(abc.ABC):
                 # Before the run can end, which the last version does: it is over when all steps are written here.
                 trained = trained.plus(*self._counts(batch))
                 self._writer().write(batch.step, {**batch.metrics, **trained.metrics(), **numbers})
-            self._announce(version, manifest, policy)
+            try:
+                self._announce(version, manifest, policy)
+            except BaseException:
+                if batch is not None:
+                    # A step that is published again is written again.
+                    self._close_metrics()
+                    self._kept_until = batch.step - 1
+                raise
             # Lines of later steps are dropped by now, once the weights to begin with are accepted.
             self._writer()
             self._trained = trained
@@ -261,7 +266,7 @@ class TrainingLoop(abc.ABC):
 
         self._together(f"resuming after step {step}", resume)
         self._next_version = step
-        self._resumed, self._resumed_after, self._owes_weights = True, step, step > 0
+        self._resumed, self._kept_until, self._owes_weights = True, step, step > 0
 
     def _published(self) -> int:
         if self._next_version == 0:
@@ -271,7 +276,7 @@ class TrainingLoop(abc.ABC):
 
     def _writer(self) -> MetricsWriter:
         if self._metrics is None:
-            self._metrics = MetricsWriter(self.output_dir, after=self._resumed_after)
+            self._metrics = MetricsWriter(self.output_dir, after=self._kept_until)
         return self._metrics
 
     def _close_metrics(self) -> None:

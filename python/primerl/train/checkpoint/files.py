@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -92,18 +91,27 @@ def write_text(path: Path, text: str) -> None:
     sync(path.parent)
 
 
+def lines_of_steps(path: Path, last: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of steps up to `last` of a file with one JSON object a step, each with what it says; without those that
+    a crash cut short. None if there is no such file."""
+    if not path.exists():
+        return
+    # A failed disk may leave anything, and a cut character is invalid JSON.
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found = json.loads(line)
+            wanted = found["step"] <= last
+        except (ValueError, KeyError, TypeError):
+            continue
+        if wanted:
+            yield line, found
+
+
 def keep_steps(path: Path, last: int) -> None:
     """Keep the lines of steps up to `last` in a file with one JSON object a step; a line that a crash cut short is
     removed too."""
-    if not path.exists():
-        return
-    kept = []
-    # A failed disk may leave anything, and a cut character is invalid JSON.
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            if json.loads(line)["step"] <= last:
-                kept.append(line + "\n")
-    write_text(path, "".join(kept))
+    if path.exists():
+        write_text(path, "".join(f"{line}\n" for line, _ in lines_of_steps(path, last)))
 
 
 def last_line(path: Path) -> dict[str, Any]:
