@@ -61,6 +61,10 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "no type": (lambda folder: change(folder, model_type=None), "its config.json has no model_type; fetch"),
     "quantised": (lambda folder: change(folder, quantization_config={"quant_method": "fp8"}), QUANTISED),
     "code": (own_code, CODE),
+    "negative": (lambda folder: change(folder, hidden_size=-64), r"has hidden_size = -64, which has to be a whole"),
+    "no layers": (lambda folder: change(folder, num_hidden_layers=0), r"has num_hidden_layers = 0, which has to be"),
+    "half a head": (lambda folder: change(folder, num_attention_heads=2.5), r"has num_attention_heads = 2\.5, which"),
+    "text": (lambda folder: change(folder, vocab_size="264"), r'has vocab_size = "264", which has to be a whole'),
 }
 
 

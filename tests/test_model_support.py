@@ -247,6 +247,17 @@ def test_models_check_names_what_is_missing(tmp_path: Path, capsys: pytest.Captu
     assert main(["models", "check", str(tmp_path), "--gpus", "0"]) == 2
 
 
+def test_sizes_that_no_model_has() -> None:
+    """Of the text model; older families have other names for them."""
+    assert (support.size_problem({"n_embd": 0}) or "").startswith("its config.json has n_embd = 0, which")
+    assert "hidden_size = true" in (support.size_problem({"text_config": {"hidden_size": True}}) or "")
+    qwen = {"model_type": "qwen3", "hidden_size": -64, "vocab_size": 264, "num_attention_heads": 4}
+    assert "hidden_size = -64" in (support.embedded_engine_refusal(qwen) or "")
+    assert footprint.parameters({**qwen, "num_hidden_layers": 2}) is None
+    for plain in ({}, {"num_attention_heads": [4, 8]}, {"hidden_size": None}, *HOSTED.values()):
+        assert support.size_problem(plain) is None
+
+
 def test_gpt_oss_in_bf16_trains() -> None:
     assert support.refusal(GPT_OSS) is None
 

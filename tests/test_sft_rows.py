@@ -354,6 +354,21 @@ def test_a_damaged_table_is_named_with_its_cause(folder: Path, tmp_path: Path, d
     assert said == str(caught.value), "the library's own words are no reason"
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_the_damaged_file_of_a_folder_is_named(folder: Path, tmp_path: Path) -> None:
+    many = tmp_path / "many"
+    (many / "more").mkdir(parents=True)
+    for name in ("a.jsonl", "c.jsonl"):
+        (many / name).write_text(f"{GOOD}\n")
+    (many / "more" / "b.jsonl").write_text(f'{GOOD}\n{{"prompt": broken\n')
+    with pytest.raises(DataError, match=r"data\.path: \S+many cannot be loaded: more/b\.jsonl: .*JSON parse error"):
+        load(folder, many, tmp_path / "bad.jsonl")
+    (many / "more" / "b.jsonl").write_text("")
+    subset = filled(SubsetConfig, path=str(many), split="other")
+    with pytest.raises(DataError, match=r'many cannot be loaded: Unknown split "other"'):
+        load(folder, [subset], tmp_path / "bad.jsonl")
+
+
 def prompts(folder: Path, tmp_path: Path, path: Path, split: str) -> list[str]:
     """What was asked in the rows of a split."""
     rows = load(folder, [filled(SubsetConfig, path=str(path), split=split)], tmp_path / "bad.jsonl")

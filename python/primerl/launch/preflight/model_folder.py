@@ -32,8 +32,9 @@ def check_model(folder: Path, *, weights: bool = True) -> None:
             "`primerl sft` has written (<output_dir>/weights/step_<N>)",
         )
     config = read_json(folder / "config.json")
-    problem = support.weights_refusal(config)
-    if problem is not None:
+    if (problem := support.size_problem(config)) is not None:
+        raise ConfigError.at("model.path", problem)
+    if (problem := support.weights_refusal(config)) is not None:
         raise ConfigError.at("model.path", f"the weights in {folder} are {problem}")
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():

@@ -165,7 +165,24 @@ def _folder(datasets: Any, path: Path, split: str, key: str) -> Any:
     if left_out:
         log.warning("%s: files of an unknown kind are skipped: %s in %s", key, _names(path, left_out), path)
     data_files = {name: [str(file) for file in members] for name, members in splits.items()}
-    return datasets.load_dataset(next(iter(kinds)), data_files=data_files, split=split)
+    kind = next(iter(kinds))
+    try:
+        return datasets.load_dataset(kind, data_files=data_files, split=split)
+    except Exception as error:  # any library below it may fail
+        why = reason(error)
+        broken = next((file for file in data if _problem(datasets, kind, file) == why), None)
+        if broken is None:
+            raise
+        raise ValueError(f"{broken.relative_to(path)}: {why}") from error
+
+
+def _problem(datasets: Any, kind: str | None, file: Path) -> str | None:
+    """Why the file cannot be read by itself: the error of a whole folder does not name its file."""
+    try:
+        datasets.load_dataset(kind, data_files=str(file))
+    except Exception as error:
+        return reason(error)
+    return None
 
 
 def _is_hidden(path: Path) -> bool:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+ALIASES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+}
+"""Keys of older families with the same meaning."""
+
 WITH_STATE = frozenset({"linear_attention", "mamba", "conv", "hybrid"})
 """Values of `layer_types`: layers that carry a state from token to token, or mix neighbours by a convolution."""
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from primerl.train.model.support import Config, experts, model_type, text_config
+from primerl.train.model.families import ALIASES
+from primerl.train.model.support import Config, experts, model_type, size_problem, text_config
 
 TRAINED = 16
 """Bytes of a trained parameter: itself, its gradient and AdamW's two moments, in fp32."""
@@ -25,12 +26,6 @@ HALF = 2
 ADAPTED = 0.02
 """Parameters of an adapter of rank 16 or so, as a share of the model's."""
 
-ALIASES = {
-    "hidden_size": ("n_embd", "d_model"),
-    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
-    "num_attention_heads": ("n_head", "n_heads"),
-}
-"""Keys of older families with the same meaning."""
 BLOCKS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 """Letters of Nemotron-H's `hybrid_override_pattern`."""
 GATED_ATTENTION = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -80,6 +75,8 @@ class Text:
 
     @classmethod
     def of(cls, config: Config) -> Text | None:
+        if size_problem(config) is not None:
+            return None
         given = text_config(config)
         hidden, vocabulary, heads = (
             _number(given, name) for name in ("hidden_size", "vocab_size", "num_attention_heads")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from primerl.train.model.families import (
+    ALIASES,
     EMBEDDED_TYPES,
     ENCODERS,
     EXPERT_COUNTS,
@@ -110,11 +111,32 @@ def type_refusal(config: Config, *, trusted: bool = False) -> str | None:
     return None
 
 
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+def size_problem(config: Config) -> str | None:
+    """Which size in the config no model can have. Lists, with a value for each layer, are left to `transformers`."""
+    given = text_config(config)
+    for name in (known for size in SIZES for known in (size, *ALIASES.get(size, ()))):
+        value = given.get(name)
+        if value is None or isinstance(value, list):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            return (
+                f"its config.json has {name} = {json.dumps(value)}, which has to be a whole number of at least 1; fetch "
+                "or save the model again"
+            )
+    return None
+
+
 def training_refusal(config: Config, *, trusted: bool = False) -> str | None:
     """Why a model of this architecture cannot be trained; None where nothing in its config forbids that."""
     of_type = type_refusal(config, trusted=trusted)
     if of_type is not None:
         return of_type
+    of_size = size_problem(config)
+    if of_size is not None:
+        return of_size
     kind = model_type(config)
     if kind in REFUSED:
         return f"{REFUSED[kind]}, so this architecture ({kind}) is not supported; {SUPPORTED}"
@@ -237,7 +259,7 @@ def embedded_engine_refusal(config: Config) -> str | None:
     """Why the embedded engine's own decoder cannot compute this model exactly."""
     problem = _own_decoder_problem(config)
     if problem is None:
-        return None
+        return size_problem(config)
     other = "serve this model with vLLM"
     if transformers_engine_refusal(config) is None:
         other = 'set inference.backend to "transformers" (slower), or serve this model with vLLM'
