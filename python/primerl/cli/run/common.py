@@ -78,15 +78,14 @@ def of_run(chosen: argparse.Namespace, do: Callable[[Run, argparse.Namespace], i
 
 def can_go_on(run: Run) -> bool:
     """Whether its folder holds what `primerl run resume` needs."""
-    from primerl.launch.preflight.output_folder import never_began
+    from primerl.launch.preflight.output_folder import holds_checkpoint, never_began
     from primerl.launch.resume.going_back import whole_steps
-    from primerl.train.checkpoint.step_folders import saved_steps
 
     folder = run.output_dir
     if run.kind in ("inference", served.KIND):
         return folder.is_dir()
     if run.kind == "sft":
-        return bool(saved_steps(folder / "checkpoints"))
+        return holds_checkpoint(folder)
     # One that was stopped before it had begun begins; one that has lost its journal goes back to a checkpoint.
     return (folder / "journal").is_dir() or bool(whole_steps(folder)) or (folder.is_dir() and never_began(folder))
 

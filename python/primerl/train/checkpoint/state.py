@@ -165,7 +165,10 @@ class Checkpoints:
             for name, tensor in tensors.items():
                 if sizes.get(name) != tensor.shape:
                     here, there = _shape(tensor.shape), _shape(sizes.get(name))
-                    raise CheckpointError(f"{where} is of another model: {name} is {here}, and there {there}")
+                    raise CheckpointError(
+                        f"{where} is of another model: {name} is {here}, and there {there}; set the model and its "
+                        "adapter as they were, or start over"
+                    )
             if _drops(model) and not any(name.startswith("random.") for name in entries):
                 raise self._former(folder.parent)  # without the random numbers that its dropout needs
             states = random_states(self._ranks.rank)
