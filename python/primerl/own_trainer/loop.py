@@ -169,30 +169,31 @@ class TrainingLoop(abc.ABC):
             # In a folder with an earlier run, a script that does not resume from a checkpoint starts over.
             self.resume_after(0)
 
-        def announce() -> None:
-            manifest = self._publisher.publish(policy, version)
-            trained = self._trained
-            if batch is not None:
-                # Before the run can end, which the last version does: it is over when all steps are written here.
-                trained = trained.plus(*self._counts(batch))
-                self._writer().write(batch.step, {**batch.metrics, **trained.metrics(), **numbers})
-            try:
-                self._announce(version, manifest, policy)
-            except BaseException:
-                if batch is not None:
-                    # A step that is published again is written again.
-                    self._close_metrics()
-                    self._kept_until = batch.step - 1
-                raise
-            # Lines of later steps are dropped by now, once the weights to begin with are accepted.
-            self._writer()
-            self._trained = trained
-
-        self._together(f"publishing policy {version}", announce)
+        self._together(f"publishing policy {version}", lambda: self._hand_over(policy, version, batch, numbers))
         self._batch = None
         self._next_version += 1
         self._owes_weights = False
         return version
+
+    def _hand_over(self, policy: Any, version: int, batch: Batch | None, numbers: Mapping[str, float]) -> None:
+        """Writes the weights and the metrics of the step that they are of, and announces them."""
+        manifest = self._publisher.publish(policy, version)
+        trained = self._trained
+        if batch is not None:
+            # Before the run can end, which the last version does: it is over when all steps are written here.
+            trained = trained.plus(*self._counts(batch))
+            self._writer().write(batch.step, {**batch.metrics, **trained.metrics(), **numbers})
+        try:
+            self._announce(version, manifest, policy)
+        except BaseException:
+            if batch is not None:
+                # A step that is published again is written again.
+                self._close_metrics()
+                self._kept_until = batch.step - 1
+            raise
+        # Lines of later steps are dropped by now, once the weights to begin with are accepted.
+        self._writer()
+        self._trained = trained
 
     def restore(self, device: str | torch.device = "cpu") -> dict[str, Any] | None:
         """What the newest checkpoint of `save` holds, its tensors on `device`; None if there is none. Training resumes

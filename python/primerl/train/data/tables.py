@@ -180,7 +180,7 @@ def _problem(datasets: Any, kind: str | None, file: Path) -> str | None:
     """Why the file cannot be read by itself: the error of a whole folder does not name its file."""
     try:
         datasets.load_dataset(kind, data_files=str(file))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - as above
         return reason(error)
     return None
 

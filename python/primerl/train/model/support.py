@@ -123,8 +123,8 @@ def size_problem(config: Config) -> str | None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             return (
-                f"its config.json has {name} = {json.dumps(value)}, which has to be a whole number of at least 1; fetch "
-                "or save the model again"
+                f"its config.json has {name} = {json.dumps(value)}, which has to be a whole number of at least 1; "
+                "fetch or save the model again"
             )
     return None
 
